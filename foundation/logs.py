@@ -1,0 +1,35 @@
+"""Log lines for people and machines, with secrets taken out before anything is written (invariant I9)."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import TextIO
+
+SECRET_PREFIXES = ("swk", "swl", "swt")  # api keys, leases, tokens of ours: `swk_…`
+_SECRET = re.compile(
+    r"\b(?:" + "|".join(SECRET_PREFIXES) + r")_[A-Za-z0-9_\-.]+"
+    r"|\bsk-[A-Za-z0-9_\-]{8,}"
+    r"|(?i:(?<=bearer )[A-Za-z0-9_\-.=]{8,})"
+    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+)
+
+
+def redact(text: str) -> str:
+    """`text` with api keys, leases, bearer tokens and URL credentials replaced by `[redacted]`."""
+    return _SECRET.sub("[redacted]", text)
+
+
+class _RedactingFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+def configure(level: str = "INFO", stream: TextIO | None = None) -> None:
+    """Send log lines to `stream` (standard error by default). Called once, by a `main`."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_RedactingFormatter("%(asctime)s %(levelname).1s %(name)s  %(message)s", "%H:%M:%S"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())

@@ -1,0 +1,51 @@
+"""Where files live: one user data directory, one cache of models. Environment is read when asked, never on import."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def user_data_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Home of studies and records: `RESEARCHER_HOME`, else the platform's user data directory."""
+    env = os.environ if environ is None else environ
+    if env.get("RESEARCHER_HOME"):
+        return Path(env["RESEARCHER_HOME"]).expanduser().resolve()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "swarm-researcher"
+    return Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "swarm-researcher"
+
+
+def model_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Where fetched models are kept: `SWARM_MODELS`, else the platform's cache directory."""
+    env = os.environ if environ is None else environ
+    if env.get("SWARM_MODELS"):
+        return Path(env["SWARM_MODELS"]).expanduser().resolve()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "swarm-researcher" / "models"
+    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm-researcher" / "models"
+
+
+def memory_dir() -> Path:
+    """A directory in memory where the system has one (`/dev/shm`), else the temporary directory."""
+    shm = Path("/dev/shm")
+    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` so that `path` holds either the old content or all of the new, even after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

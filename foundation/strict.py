@@ -1,0 +1,75 @@
+"""Models that refuse what they do not know, and say what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class StrictModel(BaseModel):
+    """Base of every spec that a person writes: unknown fields are refused, values are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class FieldError(BaseModel):
+    """One bad field: where it is (`optimizer.learning_rte`), what is wrong, and the nearest known name if any."""
+
+    field: str
+    problem: str
+    nearest: str | None = None
+
+    def __str__(self) -> str:
+        hint = f" (did you mean {self.nearest!r}?)" if self.nearest else ""
+        return f"{self.field}: {self.problem}{hint}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name closest to `name`, or None when nothing is close."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
+    """Turn pydantic's error into one `FieldError` per bad field, with nearest names for misspelt ones."""
+    return [_explain_one(item["loc"], item["type"], item["msg"], model) for item in error.errors(include_url=False)]
+
+
+def _explain_one(loc: tuple[int | str, ...], kind: str, message: str, model: type[BaseModel]) -> FieldError:
+    field = ".".join(str(part) for part in loc) or "(whole)"
+    if kind != "extra_forbidden":
+        return FieldError(field=field, problem=message)
+    owner = _model_at(model, loc[:-1])
+    guess = nearest(str(loc[-1]), owner.model_fields) if owner else None
+    parent = ".".join(str(part) for part in loc[:-1])
+    return FieldError(
+        field=field,
+        problem="unknown field",
+        nearest=f"{parent}.{guess}" if guess and parent else guess,
+    )
+
+
+def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The model that stands at `loc` inside `model`; None where the path leaves the models."""
+    current: type[BaseModel] | None = model
+    for part in loc:
+        if current is None:
+            return None
+        if isinstance(part, str) and part in current.model_fields:
+            current = _model_in(current.model_fields[part].annotation)
+    return current
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    """The first model inside a type such as `Model | None`, `dict[str, Model]` or `list[Model]`."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, BaseModel) else None
+    for part in typing.get_args(annotation):
+        found = _model_in(part)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,1 @@
+"""The swarm: servers that host and train models, and clients that act in them."""

@@ -1,0 +1,216 @@
+"""What every engine can do (echo, local, verl): token ids in, token ids and logprobs out; a batch in, metrics out.
+
+One contract suite (`tests/contracts/engine_contract.py`) runs against each implementation. Imports neither torch nor vllm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from swarm.protocol.episodes import VersionSpan, WeightsVersion
+from swarm.protocol.errors import SwarmError
+from swarm.protocol.runspec import RunSpec
+
+Dialect = Literal["chat.completions", "completions", "responses", "messages"]
+
+
+class EngineError(SwarmError):
+    """Base of what engines raise."""
+
+
+class RequestRefused(EngineError):
+    """The engine will not answer this request (too long, unknown parameter). `body` is in the dialect's own format."""
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        super().__init__(str(body))
+        self.status = status
+        self.body = body
+
+
+class EngineDown(EngineError):
+    """A child process is not there (booting, crashed). It is being restarted, or has failed for good."""
+
+
+class TrainerCrashed(EngineDown):
+    """The trainer died. `open_run` restores the newest whole checkpoint; the caller replays journalled steps."""
+
+
+class TrainingRefused(EngineError):
+    """The batch or the outcome is not sound: tokens without provenance, non-finite loss, weights that did not change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What is hosted. `fingerprint` is the SHA-256 over the checkpoint's weight files."""
+
+    backend: str
+    device: str
+    model: str
+    fingerprint: str
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHealth:
+    """Sent to subscribers whenever something changes."""
+
+    ready: bool
+    booting: bool = False
+    failed_for_good: bool = False
+    reason: str | None = None
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """One LLM request. `body` is the dialect's request with the run's sampling defaults filled in.
+
+    prompt_ids: sample from exactly these ids, whatever the messages render to; None: from what the template makes.
+    """
+
+    dialect: Dialect
+    body: dict[str, Any]
+    prompt_ids: list[int] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class SampledChoice:
+    """One choice: ids as sampled (with what was cut off at a stop string), log-probability of each after temperature."""
+
+    index: int = 0
+    sampled_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    versions: list[VersionSpan] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Sampled:
+    """A whole answer. `answer` is the dialect's response as the client is to see it."""
+
+    prompt_ids: list[int]
+    choices: list[SampledChoice]
+    answer: dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class SampledEvent:
+    """One event of a stream. `data` is what the client sees (None: nothing to show); ids and logprobs are what is new."""
+
+    data: dict[str, Any] | None
+    prompt_ids: list[int] | None = None
+    choices: list[SampledChoice] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainCall:
+    """A call as the trainer needs it: where each token came from, and what the sampler thought of it."""
+
+    call_id: str
+    agent: str | None
+    prompt_ids: list[int]
+    sampled_ids: list[int]
+    logprobs: list[float]
+    temperature: float
+    versions: list[VersionSpan]
+    truncated: bool = False
+    reproducible: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainEpisode:
+    episode_id: str
+    reward: float
+    agent_rewards: dict[str, float] | None
+    calls: list[TrainCall]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainGroup:
+    group_id: str
+    task_id: str
+    episodes: list[TrainEpisode]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """Everything one optimiser step needs; journalled before the step, so that it can be replayed as it was."""
+
+    step: int
+    """The step this batch makes: the first is 1."""
+    spec: RunSpec
+    groups: list[TrainGroup]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What one step did. `untrained` names episodes (and the ledger's reason) whose tokens had no part in the loss.
+
+    metrics: see docs/metrics.md; all finite.
+    """
+
+    step: int
+    metrics: dict[str, float]
+    untrained: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """A run as the engine sees it. `directory` is where its checkpoints live, and nothing else of the engine's."""
+
+    run_id: str
+    branch: int
+    spec: RunSpec
+    directory: Path
+
+
+class Engine(Protocol):
+    """One hosted model: inference and training. All coroutines are called from one event loop."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def subscribe(self, on_health: Callable[[EngineHealth], None]) -> None:
+        """Hear of every change of health. A crash is restarted with back-off by the engine itself."""
+
+    async def boot(self) -> None:
+        """Start the children and wait until both serve. Again: nothing. Raises EngineDown with the reason."""
+
+    async def shutdown(self) -> None:
+        """Stop the children and remove what they left in memory."""
+
+    # -- tokens ---------------------------------------------------------------------------------------------------
+
+    async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
+        """The token ids that the model's template makes of a request's messages and tools."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of the ids, special tokens included."""
+
+    # -- sampling -------------------------------------------------------------------------------------------------
+
+    async def sample(self, request: SampleRequest) -> Sampled: ...
+
+    def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
+        """Tokens as they are sampled. Closing the iterator stops the sampling."""
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    async def open_run(self, run: RunContext, *, at_step: int | None = None) -> int:
+        """Make this run's weights the current ones, and serve them; returns the step they stand at.
+
+        at_step None: the newest whole checkpoint in `run.directory`, else the hosted model itself (step 0).
+        Resets in place: no child is booted again.
+        """
+
+    async def train(self, batch: TrainBatch) -> StepOutcome:
+        """One optimiser step. The new weights are not served before `serve`. Raises TrainerCrashed, TrainingRefused."""
+
+    async def checkpoint(self) -> int:
+        """Write weights, optimiser, random state and step, whole or not at all; returns the step."""
+
+    async def serve(self, version: WeightsVersion) -> None:
+        """Serve the trainer's current weights under this version; calls in flight continue over the change."""

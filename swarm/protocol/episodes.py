@@ -1,0 +1,207 @@
+"""An episode as it travels: claim, lease, result, receipt, fate, recorded calls."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from foundation.strict import StrictModel
+
+EpisodeKind = Literal["train", "eval"]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class WeightsVersion(BaseModel, frozen=True):
+    """Which weights sampled a token."""
+
+    run_id: str
+    branch: int = 0
+    step: int = 0
+
+
+class EpisodeClaim(StrictModel):
+    """Asks for one attempt at a task."""
+
+    run_id: str
+    client_id: str
+    client_version: str = "0"
+    kind: EpisodeKind = "train"
+    task_id: str
+    mix: str | None = None
+    idle_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 240.0
+    max_episode_s: Annotated[float, Field(gt=0)] | None = None
+    wait_s: Annotated[float, Field(ge=0, le=120)] = 30.0
+    idempotency_key: str | None = None
+
+
+class EpisodeGrant(BaseModel):
+    """The answer to a claim: a lease, and where the agent finds its model."""
+
+    episode_id: str
+    lease: str
+    group_id: str | None
+    slot: int | None
+    base_url: str
+    api_key: str
+    weights_version: WeightsVersion
+    expires_at: float
+    """Unix time at which the idle limit ends, unless a call or a renewal moves it."""
+
+
+class EpisodeResult(StrictModel):
+    """Ends an episode."""
+
+    lease: str
+    reward: Finite
+    agent_rewards: dict[str, Finite] | None = None
+    success: bool | None = None
+    metrics: dict[str, Finite] = {}
+    metadata: dict[str, Any] = {}
+    idempotency_key: str | None = None
+
+
+class EpisodeReceipt(BaseModel):
+    """Stored durably before this was sent."""
+
+    episode_id: str
+    status: Literal["pooled", "already_ended"]
+
+
+class EpisodeAbort(StrictModel):
+    lease: str
+    reason: str
+
+
+class EpisodeRenewal(StrictModel):
+    lease: str
+
+
+class EpisodeState(StrEnum):
+    RUNNING = "running"
+    ENDED = "ended"
+    """Acknowledged; waits in the pool."""
+    IN_STEP = "in_step"
+    """In a journalled batch; provisionally trained until a checkpoint holds it."""
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+class DropReason(StrEnum):
+    """Why an episode was not trained. `eval` episodes end here too: they are never meant to be trained."""
+
+    EVAL = "eval"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    SERVER_RESTARTED = "server_restarted"
+    STALE = "stale"
+    ZERO_VARIANCE = "zero_variance"
+    PARTIAL_GROUP = "partial_group"
+    NO_CALLS = "no_calls"
+    TRUNCATED = "truncated"
+    UNREPRODUCIBLE_SAMPLING = "unreproducible_sampling"
+    RUN_ENDED = "run_ended"
+    SUPERSEDED = "superseded"
+
+
+class LedgerEntry(BaseModel):
+    """What became of one episode: trained at a step, or dropped and why. One per episode, for ever."""
+
+    episode_id: str
+    run_id: str
+    kind: EpisodeKind
+    task_id: str
+    mix: str | None
+    client_id: str
+    client_version: str
+    config_version: int
+    group_id: str | None
+    slot: int | None
+    state: EpisodeState
+    reason: DropReason | None = None
+    detail: str | None = None
+    """For `aborted`: the client's own words."""
+    step: int | None = None
+    """The optimiser step that trained it."""
+    claimed_step: int
+    """Step of the weights that were served when it was claimed."""
+    reward: float | None = None
+    agent_rewards: dict[str, float] | None = None
+    success: bool | None = None
+    metrics: dict[str, float] = {}
+    metadata: dict[str, Any] = {}
+    calls: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    claimed_at: float
+    ended_at: float | None = None
+
+
+class VersionSpan(BaseModel, frozen=True):
+    """Sampled tokens [start, end) of a call came from these weights."""
+
+    start: int
+    end: int
+    version: WeightsVersion
+
+
+class RecordedSampling(BaseModel, frozen=True):
+    """The sampling parameters that the engine used."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int | None = None
+    seed: int | None = None
+    reproducible: bool = True
+    """False when the trainer cannot recompute the distribution (penalties, grammar, top-p or top-k below full)."""
+
+
+class RecordedCall(BaseModel):
+    """One LLM call, token by token (invariant I1)."""
+
+    call_id: str
+    episode_id: str
+    index: int
+    agent: str | None
+    dialect: str
+    prompt_ids: list[int]
+    sampled_ids: list[int]
+    logprobs: list[float]
+    """Log-probability of each sampled id under the distribution it was drawn from (after temperature)."""
+    sampling: RecordedSampling
+    versions: list[VersionSpan]
+    finish_reason: str | None
+    complete: bool = True
+    """False when the client went away and sampling was stopped."""
+    parent_call_id: str | None = None
+    """The earlier call whose sampled ids this prompt continues; None at a root or a fork."""
+    fork_cause: str | None = None
+    started_at: float
+    latency_s: float
+    request: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
+
+
+class EpisodeTrace(BaseModel):
+    """Everything known about one episode."""
+
+    entry: LedgerEntry
+    calls: list[RecordedCall]
+
+
+class LedgerPage(BaseModel):
+    entries: list[LedgerEntry]
+    next: str | None = None
+    """Pass as `after` for the following page."""
+
+
+class TaskProgress(BaseModel):
+    """How many episodes of a task are ended, so that a restarted client goes on where it stopped."""
+
+    task_id: str
+    kind: EpisodeKind
+    step: int | None
+    """For eval episodes the step of the weights evaluated; None for train."""
+    ended: int

@@ -1,0 +1,82 @@
+"""What a server refuses, and why: one code per reason. Callers branch on `code` alone.
+
+    SwarmError
+    └── Refusal(code, detail, fields)       raised by the server's own parts, and by the client for any answer with a code
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class ErrorCode(StrEnum):
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    INVALID_SPEC = "invalid_spec"
+    SERVER_BUSY = "server_busy"
+    NOT_ROLLING = "not_rolling"
+    DRAINING = "draining"
+    MIX_FULL = "mix_full"
+    LEASE_LOST = "lease_lost"
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict"
+    CONFIG_CONFLICT = "config_conflict"
+    OVER_LIMIT = "over_limit"
+    ENGINE_FAILED = "engine_failed"
+    STORAGE_FULL = "storage_full"
+
+
+HTTP_STATUS: dict[ErrorCode, int] = {
+    ErrorCode.UNAUTHORIZED: 401,
+    ErrorCode.FORBIDDEN: 403,
+    ErrorCode.NOT_FOUND: 404,
+    ErrorCode.INVALID_SPEC: 422,
+    ErrorCode.SERVER_BUSY: 409,
+    ErrorCode.NOT_ROLLING: 503,
+    ErrorCode.DRAINING: 503,
+    ErrorCode.MIX_FULL: 503,
+    ErrorCode.LEASE_LOST: 409,
+    ErrorCode.IDEMPOTENCY_CONFLICT: 409,
+    ErrorCode.CONFIG_CONFLICT: 409,
+    ErrorCode.OVER_LIMIT: 409,
+    ErrorCode.ENGINE_FAILED: 503,
+    ErrorCode.STORAGE_FULL: 507,
+}
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem document. Fields of one code (`run_id`, `errors`, `retry_after_s`) stand beside these."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    code: ErrorCode
+    detail: str
+
+
+class SwarmError(Exception):
+    """Anything that this product raises on purpose."""
+
+
+class Refusal(SwarmError):
+    """The server will not do it. `detail` says what to do next; `fields` belong to the code."""
+
+    def __init__(self, code: ErrorCode, detail: str, **fields: Any) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+        self.fields = fields
+
+    def problem(self) -> Problem:
+        return Problem(
+            title=self.code.replace("_", " "),
+            status=HTTP_STATUS[self.code],
+            code=self.code,
+            detail=self.detail,
+            **self.fields,
+        )

@@ -1,0 +1,162 @@
+"""What to train and how: the `RunSpec` a run is started with, and the rule for changing it while it runs.
+
+Every field is validated, used, and refused when misspelt.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from foundation.strict import StrictModel
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class AlgorithmSpec(StrictModel):
+    """How rewards become a loss.
+
+    Source: GRPO is Shao et al. 2024 (arXiv 2402.03300); the asymmetric clip range is DAPO's (arXiv 2503.14476).
+    """
+
+    name: Literal["grpo"] = "grpo"
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Positive = 0.2
+    kl: NonNegative = 0.0
+    """Weight of the KL penalty to the run's first weights, in the loss (k3 estimator)."""
+    entropy: NonNegative = 0.0
+    loss_agg: Literal["token", "call", "episode"] = "episode"
+    """token: mean over all trained tokens. call / episode: mean inside each, then mean over them."""
+    advantage_norm: Literal["std", "none"] = "std"
+    importance_correction: Literal["none", "truncated"] = "none"
+    """truncated: weight tokens by min(p_trainer / p_rollout, 2), for rollouts sampled in another precision."""
+    train_truncated: bool = True
+    """Whether calls cut off by max_tokens are trained."""
+
+
+class OptimizerSpec(StrictModel):
+    """AdamW and its schedule."""
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate: NonNegative = 1e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear warm-up."""
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Positive = 1.0
+    minibatches: Count = 1
+    epochs: Count = 1
+
+
+class BatchSpec(StrictModel):
+    """When enough has been collected for one optimiser step."""
+
+    rule: Literal["tasks", "informative_tasks", "episodes"] = "tasks"
+    tasks: Count = 8
+    """Groups per step (rules `tasks` and `informative_tasks`)."""
+    episodes: Count | None = None
+    """Episodes per step (rule `episodes`)."""
+    group_size: Count = 8
+    group_patience_s: Positive = 60.0
+    partial_groups: Literal["drop", "train"] = "train"
+    """What becomes of a group whose patience ran out with slots missing."""
+    partial_min: Count = 2
+    """With `train`, the least number of ended episodes that makes a group worth training."""
+    max_pool_episodes: Count = 4096
+    mix: dict[str, MixSpec] = {}
+
+    @model_validator(mode="after")
+    def _rule_has_its_count(self) -> BatchSpec:
+        if self.rule == "episodes" and self.episodes is None:
+            raise ValueError("rule 'episodes' needs batch.episodes, the number of episodes per step")
+        return self
+
+
+class MixSpec(StrictModel):
+    """One family of tasks: its share of the trained groups, and how long others wait for it."""
+
+    ratio: Positive
+    patience_s: Positive = 120.0
+
+
+class SamplingSpec(StrictModel):
+    """Defaults for calls that do not state their own."""
+
+    temperature: NonNegative = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    """-1 or 0: no limit."""
+    max_tokens: Count = 256
+
+
+class LimitSpec(StrictModel):
+    """Where a run ends. `None` is no limit."""
+
+    steps: Count | None = None
+    wall_s: Positive | None = None
+    tokens: Count | None = None
+    """Sampled tokens over the whole run."""
+    drain_limit_s: Positive = 120.0
+
+
+class CheckpointSpec(StrictModel):
+    """Every how many steps the trainer writes a whole checkpoint, and how many are kept."""
+
+    every_steps: Count = 5
+    keep: Count = 2
+
+
+class LoraSpec(StrictModel):
+    """Low-rank adapters instead of all weights. Hu et al. 2021 (arXiv 2106.09685)."""
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class RunSpec(StrictModel):
+    """One training run."""
+
+    model: str | None = None
+    """Path or name; None: the model that the server hosts."""
+    parameters: Literal["full"] | LoraSpec = "full"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Compute type of the trainer; weights and optimiser state are kept in float32."""
+    max_model_len: Count | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    batch: BatchSpec = BatchSpec()
+    sampling: SamplingSpec = SamplingSpec()
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    limits: LimitSpec = LimitSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    labels: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> RunSpec:
+        if self.algorithm.name == "grpo" and self.batch.group_size < 2:
+            raise ValueError("grpo compares episodes of one group: batch.group_size must be at least 2")
+        if self.batch.partial_min > self.batch.group_size:
+            raise ValueError("batch.partial_min must not exceed batch.group_size")
+        return self
+
+
+TUNABLE: frozenset[str] = frozenset({"algorithm", "optimizer", "batch", "sampling", "limits", "max_staleness"})
+"""Top-level fields that a PATCH may change while a run goes on."""
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7396: objects merge, null deletes, everything else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge_patch(merged.get(key), value)
+    return merged
