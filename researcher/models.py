@@ -1,0 +1,305 @@
+"""The words of a study: instrument, plan, arms, trials, effects, verdicts. Data only; no SQL, no HTTP, no LLM.
+
+A `Plan` is frozen: its canonical JSON is hashed before the first trial, and every trial key is made from that hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from foundation.strict import StrictModel
+
+Scalar = bool | int | float | str
+Direction = Literal["increase", "decrease"]
+
+
+# -- instruments ------------------------------------------------------------------------------------------------------
+
+
+class Factor(StrictModel):
+    """Something that a study may vary.
+
+    target: `run.<path>` sets a field of the RunSpec (`run.optimizer.learning_rate`); `task.<name>` is passed to the
+    instrument's `tasks`; `study.steps` is the length of a trial.
+    """
+
+    name: str
+    target: str
+    type: Literal["float", "int", "bool", "choice"]
+    default: Scalar
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[Scalar, ...] = ()
+    scale: Literal["linear", "log"] = "linear"
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+
+
+class Metric(StrictModel):
+    """One number of a trial, computed by `researcher.analysis.metrics` from recorded series, never by a client.
+
+    kind: heldout_accuracy, heldout_reward (each with `when` before, after or gain), auc_reward, final_reward,
+    steps_to_threshold (with `threshold`), wall_s.
+    """
+
+    name: str
+    kind: Literal["heldout_accuracy", "heldout_reward", "auc_reward", "final_reward", "steps_to_threshold", "wall_s"]
+    when: Literal["before", "after", "gain"] = "after"
+    threshold: float | None = None
+    direction: Direction = "increase"
+    """Which way is better."""
+    margin: float
+    """Smallest effect of interest, in the metric's own unit."""
+    sigma: float | None = None
+    """Standard deviation between seeds at the defaults, as measured; a price estimate, never a substitute for the noise floor."""
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+
+
+class InstrumentDefaults(StrictModel):
+    """What a trial is unless the plan says otherwise. Sized for two CPU cores."""
+
+    steps: Annotated[int, Field(ge=1)]
+    seeds: Annotated[int, Field(ge=2)] = 3
+    max_seeds: Annotated[int, Field(ge=2)] = 5
+    metric: str
+    """Primary metric when the topic names none."""
+    concurrency: Annotated[int, Field(ge=1)] = 64
+    heldout_tasks: Annotated[int, Field(ge=1)] = 32
+    heldout_episodes: Annotated[int, Field(ge=1)] = 2
+    """Episodes per held-out task, sampled at the run's own sampling defaults."""
+    heldout_temperature: float = 0.0
+    trial_s: float
+    """Expected wall time of a trial on two cores: prices a study before anything is measured."""
+    run: dict[str, Any] = {}
+    """Merged over the RunSpec's defaults."""
+    task: dict[str, Scalar] = {}
+    """Parameters of the instrument's `tasks`."""
+
+
+class Instrument(StrictModel):
+    """A study environment under `studies/`: read from its `study.toml`."""
+
+    name: str
+    version: str
+    title: str
+    description: str = ""
+    workflow: str = "workflow.py"
+    """File in the instrument's folder that defines `tasks` and `rollout`."""
+    model: str
+    keywords: tuple[str, ...] = ()
+    factors: tuple[Factor, ...]
+    metrics: tuple[Metric, ...]
+    defaults: InstrumentDefaults
+
+
+# -- plan -------------------------------------------------------------------------------------------------------------
+
+
+class Arm(StrictModel):
+    """One setting under comparison: levels of factors; everything else stands at the instrument's defaults."""
+
+    name: str
+    levels: dict[str, Scalar]
+
+
+class Hypothesis(StrictModel):
+    """`treatment` beats `baseline` on `metric` in `direction` by at least `margin`."""
+
+    id: str
+    statement: str
+    factor: str
+    baseline: str
+    treatment: str
+    metric: str
+    direction: Direction
+    """The direction in which the treatment's metric is said to move."""
+    margin: Annotated[float, Field(gt=0)]
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+
+
+class StageKind(StrEnum):
+    NOISE_FLOOR = "noise_floor"
+    COMPARE = "compare"
+    CONFIRM = "confirm"
+
+
+class Stage(StrictModel):
+    """Which arms run on how many seeds. Seeds are `first_seed … first_seed + seeds - 1`, shared by all arms."""
+
+    id: str
+    kind: StageKind
+    arms: tuple[str, ...]
+    seeds: Annotated[int, Field(ge=1)]
+    max_seeds: Annotated[int, Field(ge=1)]
+    """The stage may grow to this many seeds where the noise floor asks for them, before any effect is looked at."""
+    first_seed: Annotated[int, Field(ge=0)] = 0
+
+
+class Condition(StrictModel):
+    """A typed condition on an effect or verdict, evaluated by code: `verdict(H1) in {supported}`, `diff(H1) >= 0.1`."""
+
+    kind: Literal["verdict_in", "diff_at_least", "diff_at_most", "power_below", "always"]
+    hypothesis: str | None = None
+    verdicts: tuple[str, ...] = ()
+    value: float | None = None
+
+
+class Branch(StrictModel):
+    """After `stage`, the first branch whose condition holds decides: go to a stage, stop and report, or refuse."""
+
+    stage: str
+    when: Condition
+    then: Literal["stage", "stop", "underpowered"]
+    to: str | None = None
+    reason: str
+
+
+class Budget(StrictModel):
+    wall_s: Annotated[float, Field(gt=0)]
+    trials: Annotated[int, Field(ge=1)]
+    tokens: int | None = None
+
+
+class PlanModel(StrictModel):
+    name: str
+    fingerprint: str | None = None
+
+
+class Plan(StrictModel):
+    """Everything that decides a study, fixed before its first trial (invariant I6)."""
+
+    schema_version: Literal[1] = 1
+    version: Annotated[int, Field(ge=1)] = 1
+    question: str
+    instrument: str
+    instrument_version: str
+    instrument_code: str
+    """SHA-256 over the files of the instrument's folder."""
+    model: PlanModel
+    hypotheses: tuple[Hypothesis, ...]
+    arms: tuple[Arm, ...]
+    stages: tuple[Stage, ...]
+    branches: tuple[Branch, ...]
+    steps: Annotated[int, Field(ge=1)]
+    run: dict[str, Any]
+    """Partial RunSpec shared by all arms."""
+    task: dict[str, Scalar]
+    heldout_tasks: int
+    heldout_episodes: int
+    heldout_temperature: float
+    metrics: tuple[Metric, ...]
+    power: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    planned_effect: float
+    """Effect at which the power must be reached: 1.5 × margin unless stated."""
+    sentinels: tuple[str, ...] = ()
+    budget: Budget
+    known: tuple[str, ...] = ()
+    """Ids of findings that were known when planning."""
+    planner: str
+    """`builtin`, or the LLM's name."""
+
+    def canonical(self) -> str:
+        """Canonical JSON: sorted keys, no white space."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON, hexadecimal."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+    def arm(self, name: str) -> Arm:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def metric(self, name: str) -> Metric:
+        return next(metric for metric in self.metrics if metric.name == name)
+
+
+def trial_key(plan_hash: str, arm: str, seed: int) -> str:
+    """Deterministic: the same trial of the same plan has the same key, wherever and whenever it is asked for."""
+    return f"{plan_hash[:16]}/{arm}/{seed}"
+
+
+# -- what comes out ---------------------------------------------------------------------------------------------------
+
+
+class StudyStatus(StrEnum):
+    PLANNING = "planning"
+    RUNNING = "running"
+    WAITING = "waiting"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class TrialStatus(StrEnum):
+    PLANNED = "planned"
+    SUBMITTED = "submitted"
+    """Intent is written; the server may or may not have heard of it."""
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class TrialRecord(BaseModel):
+    """One trial with its finals and series, as analysis and report see it."""
+
+    key: str
+    study_id: str
+    stage: str
+    arm: str
+    seed: int
+    status: TrialStatus
+    attempt: int = 0
+    reason: str | None = None
+    finals: dict[str, float] = {}
+    series: dict[str, list[tuple[int, float]]] = {}
+    """Per-step metrics by name (docs/metrics.md), and `eval_reward_before|after`, `eval_success_before|after` by episode index."""
+    started_at: float | None = None
+    ended_at: float | None = None
+
+
+class Verdict(StrEnum):
+    INVALID = "invalid"
+    SUPPORTED = "supported"
+    REFUTED = "refuted"
+    EQUIVALENT = "equivalent"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Effect(BaseModel):
+    """Treatment minus baseline on one metric, over trials."""
+
+    hypothesis: str
+    metric: str
+    n_baseline: int
+    n_treatment: int
+    failed_baseline: int = 0
+    failed_treatment: int = 0
+    mean_baseline: float
+    mean_treatment: float
+    diff: float
+    low: float
+    high: float
+    level: float
+    method: Literal["welch", "paired"]
+    p_value: float
+    p_adjusted: float
+
+
+class VerdictRecord(BaseModel):
+    hypothesis: str
+    verdict: Verdict
+    reason: str
+    effect: Effect | None
+
+
+class StudyPaths(BaseModel):
+    """Where one study keeps its files, under the user data directory."""
+
+    root: Path
