@@ -1,0 +1,43 @@
+"""One trial as a client process gets it: a file that a person can read, run by hand and hand to a colleague.
+
+Holds no secret: a client token, where one is needed, is in the environment (`SWARM_TOKEN`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from foundation.strict import StrictModel
+
+Scalar = bool | int | float | str
+
+
+class HeldOut(StrictModel):
+    """Evaluation before and after training, on tasks that training never sees."""
+
+    tasks: Annotated[int, Field(ge=1)]
+    episodes: Annotated[int, Field(ge=1)]
+    """Per task."""
+    temperature: float
+
+
+class TrialBlueprint(StrictModel):
+    """`python -m swarm.client.trial BLUEPRINT.json` carries this out: evaluate, train to the run's limit, evaluate."""
+
+    trial_key: str
+    server_url: str
+    run_id: str
+    instrument_dir: str
+    workflow: str
+    """File in `instrument_dir` that defines `tasks(split, seed, count, **parameters)` and `rollout(episode, task)`."""
+    code_version: str
+    """SHA-256 over the instrument's folder; sent as client_version."""
+    parameters: dict[str, Scalar] = {}
+    seed: int
+    group_size: Annotated[int, Field(ge=1)]
+    concurrency: Annotated[int, Field(ge=1)]
+    retries: Annotated[int, Field(ge=0)] = 2
+    idle_limit_s: float = 240.0
+    heldout: HeldOut
