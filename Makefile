@@ -1,0 +1,45 @@
+# Two commands do all the set-up: `make demo` and `make test`. Each builds .venv from the pinned locks by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TOPIC ?= Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?
+BENCHES := episode_end run_switch grpo_step
+PIP := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
+
+.PHONY: demo test check bench setup format clean
+
+demo: $(VENV)/.ready  ## a whole study on this machine: no API key, no service
+	RESEARCHER_HOME=$${RESEARCHER_HOME:-$(CURDIR)/.demo} $(BIN)/researcher start --topic "$(TOPIC)"
+
+test: $(VENV)/.dev-ready  ## every test that this machine can run
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev-ready  ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: $(VENV)/.dev-ready  ## every benchmark; JSON lines
+	@for name in $(BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
+
+setup: $(VENV)/.dev-ready
+
+format: $(VENV)/.dev-ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/.ready: requirements/cpu.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@echo "Setting up .venv from requirements/cpu.txt (about three minutes, 4 GB) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) -r requirements/cpu.txt
+	@$(PIP) --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev-ready: $(VENV)/.ready requirements/dev.txt
+	@$(PIP) -r requirements/dev.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .venv-* .demo
