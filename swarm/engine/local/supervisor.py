@@ -1,0 +1,280 @@
+"""Child processes of a server: started under a guardian, watched, restarted with back-off, ended without a trace.
+
+Knows nothing of what a child does: how it is started and when it is ready come in as functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from foundation.clock import Clock
+from foundation.logs import redact
+from swarm.engine.local import guardian
+from swarm.engine.seam import EngineDown, EngineHealth
+
+_LOG = logging.getLogger(__name__)
+_KILL_LIMIT_S = 10.0
+_TAIL_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildCommand:
+    """What to run. The child's output goes to `log_path`; the log of the start before is kept as `….1`.
+
+    pass_fds: file descriptors that the child inherits under the same numbers; the caller closes its own copies.
+    """
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    log_path: Path
+    cwd: Path | None = None
+    pass_fds: tuple[int, ...] = ()
+
+
+class ChildFailed(EngineDown):
+    """A child ended, or was not ready in time. The text carries the last lines of its log."""
+
+
+class ChildProcess:
+    """One running child. It dies with this process, whatever ends this process."""
+
+    def __init__(self, command: ChildCommand, process: asyncio.subprocess.Process, alive_fd: int) -> None:
+        self.command = command
+        self._process = process
+        self._alive_fd: int | None = alive_fd
+
+    @classmethod
+    async def start(cls, command: ChildCommand) -> ChildProcess:
+        """Start the command in a session of its own."""
+        guard_fd, alive_fd = os.pipe()
+        passed = ",".join(str(fd) for fd in command.pass_fds)
+        try:
+            with _fresh_log(command.log_path) as log:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", guardian.__file__, str(guard_fd), passed, *command.argv),
+                    env=dict(command.env),
+                    cwd=command.cwd,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(guard_fd, *command.pass_fds),
+                    start_new_session=True,
+                )
+        except OSError:
+            os.close(alive_fd)
+            raise
+        finally:
+            os.close(guard_fd)
+        return cls(command, process, alive_fd)
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def guardian_pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Exit status of the command; 128 + signal when a signal ended it."""
+        code = await self._process.wait()
+        self._let_go()
+        return code
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Ask it to end, and after `grace_s` kill it with everything it started."""
+        if self.running and grace_s > 0:
+            self._signal(signal.SIGTERM)
+            await self._ended_within(grace_s)
+        self._let_go()  # the guardian kills whatever is left
+        if not await self._ended_within(_KILL_LIMIT_S):
+            self._signal(signal.SIGKILL)
+            await self._process.wait()
+
+    def last_lines(self, count: int = 12) -> str:
+        """The end of its log, with secrets taken out."""
+        try:
+            with open(self.command.log_path, "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return redact("\n".join(line for line in text.splitlines()[-count:] if line.strip()))
+
+    def failed(self, what: str) -> ChildFailed:
+        """An error that says what happened and shows the end of the log."""
+        return ChildFailed(f"{self.command.name} {what}; last lines of {self.command.log_path}:\n{self.last_lines()}")
+
+    async def _ended_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._process.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def _signal(self, number: int) -> None:
+        try:
+            self._process.send_signal(number)
+        except ProcessLookupError:
+            return  # it ended meanwhile
+
+    def _let_go(self) -> None:
+        if self._alive_fd is not None:
+            os.close(self._alive_fd)
+            self._alive_fd = None
+
+
+def _fresh_log(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        path.replace(path.with_name(path.name + ".1"))
+    return open(path, "wb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackOff:
+    """When to start a crashed child again, and when to give up."""
+
+    first_s: float = 0.5
+    factor: float = 2.0
+    most_s: float = 30.0
+    failures: int = 5
+    """So many failures in a row end it for good."""
+    first_boot_failures: int = 1
+    """The same, as long as the child was never ready: what cannot start at all is soon told."""
+    forget_after_s: float = 120.0
+    """A child that served so long starts with a clean record."""
+
+    def __post_init__(self) -> None:
+        if self.first_s <= 0 or self.factor < 1 or self.failures < 1 or self.first_boot_failures < 1:
+            raise ValueError(f"back-off needs first_s > 0, factor >= 1 and at least one failure, got {self}")
+
+    def delay_s(self, failures: int) -> float:
+        return min(self.most_s, self.first_s * self.factor ** max(0, failures - 1))
+
+
+class Supervisor:
+    """Keeps one child alive.
+
+    start: makes the child. ready: returns when it serves; raises EngineDown when it never will. Both run again at each
+    restart, so `ready` is the place to bring a restarted child back to where it was. on_health hears of every change.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: Callable[[], Awaitable[ChildProcess]],
+        ready: Callable[[ChildProcess], Awaitable[None]],
+        on_health: Callable[[EngineHealth], None],
+        clock: Clock,
+        ready_limit_s: float,
+        stop_grace_s: float = 5.0,
+        back_off: BackOff | None = None,
+    ) -> None:
+        self._start = start
+        self._ready = ready
+        self._on_health = on_health
+        self._clock = clock
+        self._ready_limit_s = ready_limit_s
+        self._stop_grace_s = stop_grace_s
+        self._back_off = back_off or BackOff()
+        self._task: asyncio.Task[None] | None = None
+        self._child: ChildProcess | None = None
+        self._settled = asyncio.Event()
+        self._was_ready = False
+        self.health = EngineHealth(ready=False)
+
+    @property
+    def child(self) -> ChildProcess | None:
+        """The child, while there is one."""
+        return self._child
+
+    async def boot(self) -> None:
+        """Start, and wait until it serves. Again, while it serves: nothing. Raises EngineDown with the reason."""
+        if self._task is None or self._task.done():
+            self._was_ready = False
+            self.health = EngineHealth(ready=False, booting=True)
+            self._task = asyncio.create_task(self._keep_alive())
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Wait until the child serves. Raises EngineDown when it failed for good or is being shut down."""
+        while not self.health.ready:
+            if self.health.failed_for_good or self._task is None:
+                raise EngineDown(self.health.reason or "not booted")
+            await self._settled.wait()
+
+    async def shutdown(self) -> None:
+        """End the child and stop watching."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._end_child()
+        self._tell(EngineHealth(ready=False))
+
+    async def restart(self) -> None:
+        """Kill a child that hangs; it is started again as after a crash."""
+        if self._child is not None:
+            await self._child.stop(grace_s=0)
+
+    async def _keep_alive(self) -> None:
+        failures = 0
+        while True:
+            self._tell(EngineHealth(ready=False, booting=True, failures=failures, reason=self.health.reason))
+            try:
+                served_s, failure = await self._serve_once(failures)
+            except (EngineDown, OSError) as error:
+                served_s, failure = 0.0, str(error)
+            finally:
+                await self._end_child()
+            failures = 1 if served_s > self._back_off.forget_after_s else failures + 1
+            allowed = self._back_off.failures if self._was_ready else self._back_off.first_boot_failures
+            final = failures >= allowed
+            _LOG.error("%s", failure)
+            self._tell(EngineHealth(ready=False, failed_for_good=final, failures=failures, reason=failure))
+            if final:
+                return
+            await self._clock.sleep(self._back_off.delay_s(failures))
+
+    async def _serve_once(self, failures: int) -> tuple[float, str]:
+        """Start it, wait until it serves, then until it ends: how long it served, and how it ended."""
+        child = self._child = await self._start()
+        exited = asyncio.create_task(child.wait())
+        ready = asyncio.ensure_future(self._ready(child))
+        try:
+            await asyncio.wait({exited, ready}, timeout=self._ready_limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                raise child.failed(f"ended with status {exited.result()} while it was starting")
+            if not ready.done():
+                raise child.failed(f"was not ready within {self._ready_limit_s:.0f} s")
+            ready.result()
+            self._was_ready = True
+            began = self._clock.monotonic()
+            self._tell(EngineHealth(ready=True, failures=failures))
+            code = await exited
+            return self._clock.monotonic() - began, str(child.failed(f"ended with status {code}"))
+        finally:
+            ready.cancel()
+            exited.cancel()
+            await asyncio.gather(ready, exited, return_exceptions=True)
+
+    async def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            await child.stop(self._stop_grace_s)
+
+    def _tell(self, health: EngineHealth) -> None:
+        self.health = health
+        settled, self._settled = self._settled, asyncio.Event()
+        settled.set()
+        self._on_health(health)

@@ -1,0 +1,164 @@
+"""Children: they die with the server, come back after a crash, and say why when they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from foundation.clock import SystemClock
+from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
+from swarm.engine.seam import EngineDown, EngineHealth
+
+pytestmark = pytest.mark.anyio
+
+SERVES = "import time; print('up', flush=True); time.sleep(600)"
+FAST = BackOff(first_s=0.01, failures=3)
+
+
+def command(tmp_path: Path, code: str) -> ChildCommand:
+    return ChildCommand(
+        name="child", argv=[sys.executable, "-c", code], env=dict(os.environ), log_path=tmp_path / "child.log"
+    )
+
+
+async def until(holds: Callable[[], bool], limit_s: float = 20.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while True:  # another process's state has no event to wait for
+            if holds():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def says_up(child: ChildProcess) -> None:
+    await until(lambda: "up" in child.last_lines())
+
+
+@asynccontextmanager
+async def supervised(tmp_path: Path, code: str, back_off: BackOff = FAST) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(
+        start=lambda: ChildProcess.start(command(tmp_path, code)),
+        ready=says_up,
+        on_health=lambda health: None,
+        clock=SystemClock(),
+        ready_limit_s=20,
+        back_off=back_off,
+    )
+    try:
+        yield supervisor
+    finally:
+        await supervisor.shutdown()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def segment_is_there(name: str) -> bool:
+    return Path("/dev/shm", name).exists()
+
+
+async def test_a_child_that_crashes_after_serving_is_started_again(tmp_path: Path) -> None:
+    async with supervised(tmp_path, SERVES) as supervisor:
+        await supervisor.boot()
+        first = supervisor.child
+        assert first is not None
+        await supervisor.restart()
+        await until(lambda: supervisor.health.ready and supervisor.child is not first)
+        assert supervisor.health.failures == 1
+
+
+async def test_a_child_that_never_serves_fails_for_good_with_the_end_of_its_log(tmp_path: Path) -> None:
+    async with supervised(tmp_path, "raise SystemExit('no such model: x')") as supervisor:
+        with pytest.raises(EngineDown, match=r"(?s)ended with status 1.*no such model: x"):
+            await supervisor.boot()
+        assert supervisor.health.failed_for_good
+
+
+async def test_a_child_that_keeps_crashing_is_given_up_after_the_allowed_failures(tmp_path: Path) -> None:
+    seen: list[EngineHealth] = []
+    starts = 0
+
+    async def start() -> ChildProcess:
+        nonlocal starts
+        starts += 1
+        return await ChildProcess.start(command(tmp_path, SERVES if starts == 1 else "raise SystemExit(3)"))
+
+    supervisor = Supervisor(
+        start=start, ready=says_up, on_health=seen.append, clock=SystemClock(), ready_limit_s=20, back_off=FAST
+    )
+    await supervisor.boot()
+    await supervisor.restart()
+    await until(lambda: supervisor.health.failed_for_good)
+    assert starts == 3
+    assert [health.ready for health in seen].count(True) == 1
+    with pytest.raises(EngineDown):
+        await supervisor.settled()
+    await supervisor.shutdown()
+
+
+async def test_a_failed_child_may_be_booted_again_by_hand(tmp_path: Path) -> None:
+    flag = tmp_path / "repaired"
+    code = f"import os, time\nif not os.path.exists({str(flag)!r}): raise SystemExit(1)\n{SERVES}"
+    async with supervised(tmp_path, code) as supervisor:
+        with pytest.raises(EngineDown):
+            await supervisor.boot()
+        flag.touch()
+        await supervisor.boot()
+        assert supervisor.health.ready
+
+
+async def test_stopping_a_child_ends_its_own_children_and_frees_their_shared_memory(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = textwrap.dedent(f"""
+        import subprocess, sys, time
+        inner = ("import time; from multiprocessing import shared_memory as m;"
+                 "s = m.SharedMemory(create=True, size=4096); print(s.name, flush=True); time.sleep(600)")
+        argv = [sys.executable, "-c", inner]
+        child = subprocess.Popen(argv, start_new_session=True, stdout=subprocess.PIPE, text=True)
+        name = child.stdout.readline().strip()
+        open({str(note)!r}, "w").write(f"{{child.pid}} {{name}}")
+        print("up", flush=True)
+        time.sleep(600)
+    """)
+    async with supervised(tmp_path, code) as supervisor:
+        await supervisor.boot()
+        pid, segment = note.read_text().split()
+        assert alive(int(pid))
+        assert segment_is_there(segment)
+    assert not alive(int(pid))
+    assert not segment_is_there(segment)
+
+
+async def test_a_child_dies_with_a_server_that_is_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    child_code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    server_code = textwrap.dedent(f"""
+        import asyncio, os, sys
+        from pathlib import Path
+        from swarm.engine.local.supervisor import ChildCommand, ChildProcess
+        async def main():
+            argv, log_path = [sys.executable, "-c", {child_code!r}], Path({str(tmp_path)!r}, "log")
+            await ChildProcess.start(ChildCommand(name="c", argv=argv, env=dict(os.environ), log_path=log_path))
+            await asyncio.sleep(600)
+        asyncio.run(main())
+    """)
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", server_code, cwd=Path(__file__).parents[4])
+    try:
+        await until(lambda: note.exists() and note.read_text() != "")
+        child = int(note.read_text())
+        assert alive(child)
+    finally:
+        server.send_signal(signal.SIGKILL)
+        await server.wait()
+    await until(lambda: not alive(child))
