@@ -1,0 +1,250 @@
+"""A chat completion of the echo engine: what the request allows, the tokens drafted, the answer in OpenAI's form.
+
+Reads a chat.completions body and refuses what it cannot honour. Draws nothing itself.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from swarm.engine import echo_tokens
+from swarm.engine.echo_tokens import IM_END, TOOL_CLOSE, TOOL_OPEN
+from swarm.engine.seam import RequestRefused
+
+_DEFAULT_MAX_TOKENS = 256
+_UNSERVED = ("frequency_penalty", "presence_penalty", "logit_bias", "response_format", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One choice: its tokens, and the text that they show.
+
+    shown: how many of the tokens stand for `text`; those after it were cut off (a stop string, the end token).
+    """
+
+    index: int
+    ids: list[int]
+    logprobs: list[float]
+    decision: int
+    other_id: int
+    other_logprob: float
+    shown: int
+    text: str
+    finish_reason: str
+    tool_call: dict[str, Any] | None
+
+
+class ChatAnswer:
+    """One request's answer as it is drafted and told.
+
+    Raises: RequestRefused (400) from the constructor, in OpenAI's error format.
+    """
+
+    def __init__(self, body: dict[str, Any], prompt_ids: list[int], max_model_len: int, *, created: int) -> None:
+        self.prompt_ids = prompt_ids
+        self._created = created
+        self._id = "chatcmpl-none"
+        self.drafts: list[Draft] = []
+        self._model = str(body.get("model") or "echo")
+        self.count = _number(body, "n", 1, least=1, whole=True)
+        self.temperature = _number(body, "temperature", 1.0, least=0)
+        self.seed: int | str | None = body.get("seed")
+        self._forced_tool = _forced_tool(body)
+        self._stops = _stops(body)
+        self._logprobs = bool(body.get("logprobs"))
+        self._top = _number(body, "top_logprobs", 0, least=0, whole=True)
+        self.wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        for name in _UNSERVED:
+            if body.get(name) not in (None, 0, 0.0, {}, {"type": "text"}) and not (
+                name == "repetition_penalty" and body[name] == 1.0
+            ):
+                raise refused(f"the echo engine does not serve {name}; leave it out")
+        room = max_model_len - len(prompt_ids)
+        named = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+        self._max_tokens = _number(body, named, min(_DEFAULT_MAX_TOKENS, room), least=1, whole=True)
+        if self._max_tokens > room:
+            raise refused(
+                f"this model's context holds {max_model_len} tokens, but {len(prompt_ids)} in the prompt and "
+                f"{self._max_tokens} for the answer were asked for",
+                code="context_length_exceeded",
+            )
+
+    def add(self, word: str, other: str, logprob: float, other_logprob: float, *, call_seed: int) -> None:
+        """Draft the next choice: `word` was drawn with `logprob`, `other` was not."""
+        ids = [*echo_tokens.encode(self._text(word)), IM_END]
+        other_ids = [*echo_tokens.encode(self._text(other)), IM_END]
+        decision = next(at for at, (one, two) in enumerate(zip(ids, other_ids, strict=False)) if one != two)
+        text_ids, finish = ids[:-1], "stop"
+        cut, shown = _stop_cut(text_ids, self._stops)
+        if cut is not None:
+            ids = ids[:cut]
+        if len(ids) > self._max_tokens:
+            ids, finish = ids[: self._max_tokens], "length"
+            shown = min(shown, len(ids))
+        logprobs = [0.0] * len(ids)
+        if decision < len(ids):
+            logprobs[decision] = logprob
+        text = echo_tokens.decode(ids[:shown])
+        if not self.drafts:
+            self._id = f"chatcmpl-{call_seed:08x}"
+        tool_call = _parsed_call(text, call_seed) if self._forced_tool else None
+        finish = "tool_calls" if tool_call and finish == "stop" else finish
+        self.drafts.append(
+            Draft(
+                len(self.drafts),
+                ids,
+                logprobs,
+                decision,
+                other_ids[decision],
+                other_logprob,
+                shown,
+                text,
+                finish,
+                tool_call,
+            )
+        )
+
+    def whole(self) -> dict[str, Any]:
+        """The `chat.completion` object."""
+        choices = [
+            {
+                "index": draft.index,
+                "message": _message(draft),
+                "finish_reason": draft.finish_reason,
+                "logprobs": self._logprob_content(draft, 0, len(draft.ids)) if self._logprobs else None,
+            }
+            for draft in self.drafts
+        ]
+        return self._frame("chat.completion", choices) | {"usage": self._usage()}
+
+    def opening(self, index: int) -> dict[str, Any]:
+        return self._chunk(index, {"role": "assistant", "content": ""}, None)
+
+    def chunks(self, draft: Draft, position: int) -> list[dict[str, Any] | None]:
+        """What a stream shows for the token at `position`; [None] while nothing new can be shown."""
+        last = position == len(draft.ids) - 1
+        logprobs = self._logprob_content(draft, position, position + 1) if self._logprobs else None
+        found: list[dict[str, Any] | None] = []
+        if draft.tool_call is None:
+            text = _text_at(draft, position)
+            if text or logprobs:
+                found.append(self._chunk(draft.index, {"content": text}, None, logprobs))
+        elif last:
+            found.append(self._chunk(draft.index, {"tool_calls": [{"index": 0, **draft.tool_call}]}, None))
+        if last:
+            found.append(self._chunk(draft.index, {}, draft.finish_reason))
+        return found or [None]
+
+    def usage_chunk(self) -> dict[str, Any]:
+        return self._frame("chat.completion.chunk", []) | {"usage": self._usage()}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], finish: str | None, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        return self._frame("chat.completion.chunk", [choice])
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
+
+    def _usage(self) -> dict[str, int]:
+        sampled = sum(len(draft.ids) for draft in self.drafts)
+        prompt = len(self.prompt_ids)
+        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+    def _text(self, word: str) -> str:
+        if self._forced_tool is None:
+            return word
+        name, argument = self._forced_tool
+        return echo_tokens.tool_call_text(name, json.dumps({argument: word} if argument else {"value": word}))
+
+    def _logprob_content(self, draft: Draft, start: int, end: int) -> dict[str, Any]:
+        content = []
+        for position in range(start, end):
+            ranked = [_logprob_entry(draft.ids[position], draft.logprobs[position])]
+            if position == draft.decision:
+                ranked.append(_logprob_entry(draft.other_id, draft.other_logprob))
+            ranked.sort(key=lambda entry: -float(entry["logprob"]))
+            own = _logprob_entry(draft.ids[position], draft.logprobs[position])
+            content.append(own | {"top_logprobs": ranked[: self._top]})
+        return {"content": content}
+
+
+def refused(message: str, *, code: str | None = None) -> RequestRefused:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return RequestRefused(400, {"error": error})
+
+
+def _message(draft: Draft) -> dict[str, Any]:
+    if draft.tool_call is None:
+        return {"role": "assistant", "content": draft.text}
+    return {"role": "assistant", "content": None, "tool_calls": [draft.tool_call]}
+
+
+def _text_at(draft: Draft, position: int) -> str:
+    """The characters that become whole with the token at `position`."""
+    if position >= draft.shown:
+        return ""
+    start = position
+    while start and 0x80 <= draft.ids[start] < 0xC0:
+        start -= 1
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return decoder.decode(bytes(draft.ids[start : position + 1]), final=position == draft.shown - 1)
+
+
+def _logprob_entry(token: int, logprob: float) -> dict[str, Any]:
+    raw = [token] if token < 256 else list(echo_tokens.decode([token]).encode())
+    return {"token": echo_tokens.decode([token]), "logprob": max(logprob, -9999.0), "bytes": raw}
+
+
+def _stop_cut(text_ids: list[int], stops: list[str]) -> tuple[int | None, int]:
+    """Where the earliest stop string ends and begins, in tokens; (None, all) where there is none."""
+    raw = bytes(text_ids)
+    found = [(raw.find(stop.encode()), len(stop.encode())) for stop in stops if stop.encode() in raw]
+    if not found:
+        return None, len(text_ids)
+    begin, width = min(found)
+    return begin + width, begin
+
+
+def _parsed_call(text: str, call_seed: int) -> dict[str, Any] | None:
+    """The tool call in a whole answer; None when it was cut off."""
+    if not (text.startswith(TOOL_OPEN) and text.endswith(TOOL_CLOSE)):
+        return None
+    call = json.loads(text.removeprefix(TOOL_OPEN).removesuffix(TOOL_CLOSE))
+    function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
+    return {"id": f"call_{call_seed:08x}", "type": "function", "function": function}
+
+
+def _forced_tool(body: dict[str, Any]) -> tuple[str, str | None] | None:
+    """Name and first string argument of the tool that must be called; None when the answer is free text."""
+    choice = body.get("tool_choice")
+    tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
+    if choice in (None, "none", "auto"):
+        return None
+    name = str(next(iter(tools), None) if choice == "required" else choice.get("function", {}).get("name"))
+    if name not in tools:
+        raise refused(f"tool_choice names {name!r}, which is not among the tools {sorted(tools)}")
+    properties = (tools[name].get("parameters") or {}).get("properties") or {}
+    strings = [str(key) for key, schema in properties.items() if schema.get("type") in (None, "string")]
+    return name, (strings[0] if strings else None)
+
+
+def _stops(body: dict[str, Any]) -> list[str]:
+    stop = body.get("stop")
+    return [] if not stop else [stop] if isinstance(stop, str) else [text for text in stop if text]
+
+
+def _number(body: dict[str, Any], name: str, default: Any, *, least: float, whole: bool = False) -> Any:
+    value = body.get(name)
+    if value is None:
+        return default
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
+        raise refused(
+            f"{name} must be {'a whole number' if whole else 'a number'} of at least {least:g}, got {value!r}"
+        )
+    return value
