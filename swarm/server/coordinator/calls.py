@@ -1,0 +1,29 @@
+"""A call between its opening and its close, as the gateway holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.protocol.episodes import LedgerEntry, RecordedCall, WeightsVersion
+from swarm.protocol.runspec import RunSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCall:
+    """What the gateway needs to answer one LLM request. Hand it back to `close_call`, whatever happened."""
+
+    episode_id: str
+    lease: str
+    entry: LedgerEntry
+    spec: RunSpec
+    """At the episode's config version."""
+    weights_version: WeightsVersion
+    """What is served now. An update may fall into the call; its spans then say so."""
+    earlier: tuple[RecordedCall, ...]
+    """Calls of this episode that are recorded so far, in the order they closed."""
+    index: int
+    """The how-manieth call of the episode this is, from 0, in the order of opening."""
+    seed: int
+    """For the sampler, where the request states none: depends on run, task, group, slot and index alone."""
+    opened_at: float
+    """Unix time."""
