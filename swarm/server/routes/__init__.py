@@ -1,0 +1,1 @@
+"""What the server answers over HTTP. Routes decode, call, encode; they decide nothing."""

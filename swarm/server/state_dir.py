@@ -1,0 +1,144 @@
+"""One server's state directory: all that is needed to start it again after `kill -9`.
+
+lock          held while a server runs, with its pid; the kernel lets go of it when the process dies
+identity.json server_id and model, for the life of the directory
+server.json   url, pid and server_id of the server that runs here now
+secret        behind the episodes' api keys, mode 0600
+pool/         episodes, journal, ledger           runs/<run_id>/   checkpoints
+engine/       what the engine's children keep     logs/            their output
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foundation.ids import Ids
+from foundation.paths import write_atomically
+from swarm.protocol.errors import SwarmError
+
+_LAYOUT = 1
+
+
+class StateDirFault(SwarmError):
+    """The directory cannot be used. The text is one line for the person who started the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    server_id: str
+    model: str
+
+
+class StateDir:
+    """Opened by one server at a time.
+
+    Raises (open): StateDirFault when another server holds the directory, when it belongs to another model, or when it
+    cannot be written.
+    """
+
+    def __init__(self, path: Path, lock_fd: int, identity: Identity) -> None:
+        self.path = path
+        self.identity = identity
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def open(cls, path: Path, *, model: str, ids: Ids) -> StateDir:
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock_fd = _lock(path)
+        except OSError as error:
+            raise StateDirFault(f"cannot use the state directory {path}: {error.strerror}") from error
+        try:
+            identity = _identity(path, model, ids)
+            for folder in ("pool", "runs", "engine", "logs"):
+                (path / folder).mkdir(exist_ok=True)
+        except OSError as error:
+            os.close(lock_fd)
+            raise StateDirFault(f"cannot write in the state directory {path}: {error.strerror}") from error
+        except StateDirFault:
+            os.close(lock_fd)
+            raise
+        return cls(path, lock_fd, identity)
+
+    @property
+    def secret_path(self) -> Path:
+        return self.path / "secret"
+
+    @property
+    def pool_dir(self) -> Path:
+        return self.path / "pool"
+
+    @property
+    def runs_dir(self) -> Path:
+        return self.path / "runs"
+
+    @property
+    def engine_dir(self) -> Path:
+        return self.path / "engine"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.path / "logs"
+
+    def announce(self, url: str) -> None:
+        """Say where the server listens. Written whole or not at all."""
+        facts = {"url": url, "pid": os.getpid(), "server_id": self.identity.server_id, "model": self.identity.model}
+        write_atomically(self.path / "server.json", json.dumps(facts).encode())
+
+    def close(self) -> None:
+        """An orderly end: nobody listens here any more."""
+        (self.path / "server.json").unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise StateDirFault(
+            f"the state directory {path} is in use by a server with pid {holder}; "
+            "stop that one, or choose another directory with --state-dir"
+        ) from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd
+
+
+def _identity(path: Path, model: str, ids: Ids) -> Identity:
+    file = path / "identity.json"
+    if not file.exists():
+        strangers = sorted(entry.name for entry in path.iterdir() if entry.name != "lock" and entry.suffix != ".tmp")
+        if strangers:
+            raise StateDirFault(
+                f"{path} is not a state directory: it holds {strangers[0]!r} but no identity.json; "
+                "choose an empty or new directory with --state-dir"
+            )
+        identity = Identity(ids.new("server"), model)
+        facts = {"layout": _LAYOUT, "server_id": identity.server_id, "model": identity.model}
+        write_atomically(file, json.dumps(facts).encode())
+        return identity
+    facts = _read_identity(file)
+    if facts["model"] != model:
+        raise StateDirFault(
+            f"the state directory {path} belongs to model {facts['model']!r}, not {model!r}; "
+            "choose another directory with --state-dir"
+        )
+    return Identity(str(facts["server_id"]), model)
+
+
+def _read_identity(file: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise StateDirFault(f"{file} is not readable JSON; restore it, or choose another directory") from error
+    if not isinstance(facts, dict) or facts.get("layout") != _LAYOUT or not {"server_id", "model"} <= facts.keys():
+        raise StateDirFault(f"{file} was written by another version of this server; choose another directory")
+    return facts
