@@ -299,6 +299,118 @@ class VerdictRecord(BaseModel):
     effect: Effect | None
 
 
+class StudyRecord(BaseModel):
+    """One study as SQL has it."""
+
+    id: str
+    topic: str
+    options: dict[str, Any] = {}
+    """What `researcher start` was asked for, as JSON."""
+    status: StudyStatus
+    reason: str | None = None
+    plan_version: int | None = None
+    """Of the newest plan; None before there is one."""
+    stop_requested: bool = False
+    pause_requested: bool = False
+    created_at: float
+    updated_at: float
+    ended_at: float | None = None
+
+
+class AttemptRecord(BaseModel):
+    """One try at a trial: what was intended, what was started, how far it got."""
+
+    study_id: str
+    trial_key: str
+    number: int
+    server_url: str
+    idempotency_key: str
+    spec: dict[str, Any]
+    """The RunSpec that was or will be posted."""
+    run_id: str | None = None
+    blueprint: dict[str, Any] | None = None
+    client_pid: int | None = None
+    client_started: float | None = None
+    """When the client process began, so that a recycled pid is not taken for it."""
+    step: int = 0
+    outcome: Literal["open", "done", "failed"] = "open"
+    reason: str | None = None
+    intent_at: float
+    heartbeat_at: float
+    """When it was last seen to make progress."""
+    ended_at: float | None = None
+
+
+class Claim(BaseModel):
+    """A named value of the report: an expression over recorded trials, and what it was when the report was built."""
+
+    name: str
+    expression: str
+    value: float | str | None
+    text: str = ""
+    """How the report prints it."""
+
+
+class Finding(BaseModel):
+    """What a study leaves to the next one: nulls too."""
+
+    id: str
+    study_id: str
+    plan_hash: str
+    instrument: str
+    model: str
+    factor: str
+    metric: str
+    statement: str
+    verdict: Verdict
+    effect: Effect | None = None
+    scope: dict[str, Any] = {}
+    at: float
+
+
+class Event(BaseModel):
+    """One line of the append-only journal."""
+
+    seq: int
+    study_id: str
+    at: float
+    kind: str
+    detail: dict[str, Any] = {}
+
+
+class LlmCall(BaseModel):
+    """One question to a planner LLM, raw, so that a plan can be replayed."""
+
+    purpose: str
+    model: str
+    request: dict[str, Any]
+    answer: dict[str, Any] | None = None
+    error: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+    latency_s: float = 0.0
+    at: float
+
+
+class LeaseInfo(BaseModel):
+    """Who holds a study or a server, until when, under which fencing token."""
+
+    owner: str
+    token: int
+    expires_at: float
+
+
+class BudgetState(BaseModel):
+    """One kind of spending of a study (`trials`, `wall_s`, `tokens`, `llm_cost`)."""
+
+    kind: str
+    limit: float
+    reserved: float
+    """Set aside for what runs now."""
+    spent: float
+
+
 class StudyPaths(BaseModel):
     """Where one study keeps its files, under the user data directory."""
 
