@@ -1,7 +1,7 @@
 """What a server refuses, and why: one code per reason. Callers branch on `code` alone.
 
-    SwarmError
-    └── Refusal(code, detail, fields)       raised by the server's own parts, and by the client for any answer with a code
+SwarmError
+└── Refusal(code, detail, fields)       raised by the server's own parts, and by the client for any answer with a code
 """
 
 from __future__ import annotations

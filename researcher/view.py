@@ -1,0 +1,189 @@
+"""What a person sees while a study runs: phase, trials with curves, what comes next, time left.
+
+`LiveView` redraws in place on a terminal (rich); `PlainView` prints a line per change, for logs and pipes; `JsonView` prints
+the same as JSON lines. They are told of changes and ask nobody for anything.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialLine:
+    """One trial as it is shown. curve: mean reward of each step so far."""
+
+    arm: str
+    seed: int
+    status: str = "planned"
+    step: int = 0
+    steps: int = 0
+    curve: list[float] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class StudyPicture:
+    """Everything a view shows. Times in seconds."""
+
+    study_id: str
+    topic: str
+    phase: str = "planning"
+    planner: str = ""
+    next: str = ""
+    left_s: float | None = None
+    spent_s: float = 0.0
+    budget_s: float | None = None
+    trials: dict[str, TrialLine] = field(default_factory=dict)
+
+
+class View(Protocol):
+    """Shown a picture after each change; `say` is for lines that stay."""
+
+    def show(self, picture: StudyPicture) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def sparkline(values: Iterable[float], *, low: float = 0.0, high: float = 1.0) -> str:
+    """Values as block characters; a rising curve rises. Values outside [low, high] widen the range."""
+    numbers = list(values)
+    if not numbers:
+        return ""
+    low, high = min(low, *numbers), max(high, *numbers)
+    width = (high - low) or 1.0
+    return "".join(_BLOCKS[min(7, int((value - low) / width * 8))] for value in numbers)
+
+
+def duration(seconds: float | None) -> str:
+    """`1 h 05 min`, `12 min`, `40 s`; a dash when it is not known."""
+    if seconds is None:
+        return "—"
+    whole = max(0, round(seconds))
+    if whole < 90:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class LiveView:
+    """Redraws one table in place."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._console = Console(file=stream or sys.stderr)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live.start()
+
+    def show(self, picture: StudyPicture) -> None:
+        self._live.update(_drawing(picture), refresh=True)
+
+    def say(self, line: str) -> None:
+        self._live.console.print(line, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class PlainView:
+    """One line per change that matters: phases, and trials as they start, pass a quarter, and end."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._phase = ""
+        self._seen: dict[str, tuple[str, int]] = {}
+
+    def show(self, picture: StudyPicture) -> None:
+        if picture.phase != self._phase:
+            self._phase = picture.phase
+            self.say(
+                f"{picture.study_id}  {picture.phase}; next: {picture.next or '—'}; left: {duration(picture.left_s)}"
+            )
+        for key, trial in picture.trials.items():
+            quarter = 4 * trial.step // trial.steps if trial.steps else 0
+            if self._seen.get(key, ("planned", 0)) == (trial.status, quarter):
+                continue
+            self._seen[key] = (trial.status, quarter)
+            self.say(f"  {_trial_text(trial)}  left: {duration(picture.left_s)}")
+
+    def say(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+class JsonView:
+    """The same as `PlainView`, as JSON lines on standard output."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._last = ""
+
+    def show(self, picture: StudyPicture) -> None:
+        trials = [
+            {
+                "trial": key,
+                "status": t.status,
+                "step": t.step,
+                "steps": t.steps,
+                "reward": t.curve[-1] if t.curve else None,
+            }
+            for key, t in picture.trials.items()
+        ]
+        line = json.dumps({"study": picture.study_id, "phase": picture.phase, "next": picture.next, "trials": trials})
+        if line != self._last:
+            self._last = line
+            self._stream.write(line + "\n")
+            self._stream.flush()
+
+    def say(self, line: str) -> None:
+        self._stream.write(json.dumps({"message": line}) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+def view_for(*, as_json: bool, stream: TextIO | None = None) -> View:
+    """The view that fits: JSON when asked for, live on a terminal, plain lines elsewhere."""
+    if as_json:
+        return JsonView()
+    target = stream or sys.stderr
+    return LiveView(target) if target.isatty() else PlainView(target)
+
+
+def _trial_text(trial: TrialLine) -> str:
+    reward = f"reward {trial.curve[-1]:.2f}" if trial.curve else ""
+    text = f"{trial.arm} seed {trial.seed}: {trial.status} {trial.step}/{trial.steps} {sparkline(trial.curve)} {reward} {trial.note}"
+    return " ".join(text.split())
+
+
+def _drawing(picture: StudyPicture) -> RenderableType:
+    head = Text.assemble((f"{picture.study_id}  ", "bold"), picture.topic)
+    table = Table(box=None, pad_edge=False)
+    for column in ("arm", "seed", "status", "step", "reward per step", "now"):
+        table.add_column(column, justify="right" if column in ("seed", "step", "now") else "left")
+    for trial in picture.trials.values():
+        now = f"{trial.curve[-1]:.2f}" if trial.curve else ""
+        status = f"{trial.status} {trial.note}".strip()
+        table.add_row(trial.arm, str(trial.seed), status, f"{trial.step}/{trial.steps}", sparkline(trial.curve), now)
+    budget = f" of {duration(picture.budget_s)}" if picture.budget_s else ""
+    foot = Text(
+        f"{picture.phase}   next: {picture.next or '—'}   left: {duration(picture.left_s)}   "
+        f"spent: {duration(picture.spent_s)}{budget}   planner: {picture.planner or '—'}"
+    )
+    return Group(head, table, foot)
