@@ -1,0 +1,131 @@
+"""Opening the database: which one, with which guarantees; upgraded by itself, refused when newer than the code."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, OperationalError
+
+from foundation.paths import user_data_dir
+from researcher.store.errors import DatabaseRefused
+from researcher.store.tables import SCHEMA_REVISION
+
+MIGRATION_LOCK = 0x5EA4C8
+"""Key of the PostgreSQL advisory lock under which one process upgrades."""
+BUSY_TIMEOUT_S = 20
+
+
+def default_url(environ: Mapping[str, str] | None = None) -> str:
+    """`RESEARCHER_DATABASE_URL`, else `researcher.db` in the user data directory."""
+    env = os.environ if environ is None else environ
+    return env.get("RESEARCHER_DATABASE_URL") or f"sqlite:///{user_data_dir(env) / 'researcher.db'}"
+
+
+def connect(url: str) -> Engine:
+    """An engine whose write transactions are serial (SQLite) or row-locked (PostgreSQL).
+
+    Raises: DatabaseRefused when the URL names neither SQLite nor PostgreSQL.
+    """
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite":
+        if parsed.database:
+            Path(parsed.database).expanduser().parent.mkdir(parents=True, exist_ok=True)
+        engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    return create_engine(parsed, pool_pre_ping=True)
+
+
+def upgrade(engine: Engine) -> None:
+    """Bring the schema to this code's revision, one process at a time. Costs one query when it is there already.
+
+    Raises: DatabaseRefused when the database was made by newer code, or cannot be reached.
+    """
+    shown = engine.url.render_as_string(hide_password=True)
+    try:
+        with engine.connect() as connection:
+            if _revision(connection) == SCHEMA_REVISION:
+                return
+        with engine.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+            _migrate(connection, shown)
+    except OperationalError as error:
+        raise DatabaseRefused(f"cannot open {shown}: {error.orig}; check RESEARCHER_DATABASE_URL") from error
+
+
+def migrations_dir() -> Path:
+    """`db/migrations` of the clone, or where an installed package has put it.
+
+    Raises: DatabaseRefused when neither is there.
+    """
+    places = (
+        Path(__file__).resolve().parents[2] / "db" / "migrations",
+        Path(sysconfig.get_path("data")) / "share" / "swarm-researcher" / "migrations",
+    )
+    for place in places:
+        if (place / "env.py").is_file():
+            return place
+    raise DatabaseRefused(f"database migrations are missing; looked in {', '.join(map(str, places))}: install again")
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise DatabaseRefused(
+            "the database URL cannot be read; write postgresql://user@host/name or sqlite:///file"
+        ) from error
+    backend = parsed.drivername.split("+")[0]
+    if backend in ("postgres", "postgresql"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend == "sqlite":
+        return parsed
+    raise DatabaseRefused(f"database {backend!r} is not supported; use sqlite or postgresql")
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+    # The driver would begin transactions by itself, and late; `_begin_sqlite` does it instead.
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_S * 1000}"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Writers take the lock at once, so that what they read cannot change before they write."""
+    reads = connection.get_execution_options().get("read_only", False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    row = connection.execute(text("SELECT version_num FROM alembic_version")).first()
+    return None if row is None else str(row[0])
+
+
+def _migrate(connection: Connection, shown: str) -> None:
+    # Alembic takes a fifth of a second to import, and is needed only here.
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_dir()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    current = _revision(connection)
+    if current is not None and current not in known:
+        raise DatabaseRefused(
+            f"{shown} is at revision {current}, which this version does not know: it was made by a newer one. "
+            "Update swarm-researcher, or point RESEARCHER_DATABASE_URL at another database"
+        )
+    command.upgrade(config, "head")

@@ -1,0 +1,63 @@
+"""What the store refuses.
+
+StoreError
+├── NotFound            no such study, plan or trial
+├── Ambiguous           a prefix that fits several studies
+├── LeaseHeld           somebody else owns the study or the server
+├── LeaseSuperseded     a write under a token that is no longer in force; nothing was written
+├── PlanFrozen          a plan version exists already and says something else
+├── PlanTampered        a stored plan no longer has its hash
+├── OverBudget          a reservation that does not fit
+├── WrongState          a trial or attempt is not where the caller believes it to be
+└── DatabaseRefused     wrong URL, or a database made by newer code
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of what the store raises on purpose."""
+
+
+class NotFound(StoreError):
+    pass
+
+
+class Ambiguous(StoreError):
+    pass
+
+
+class LeaseHeld(StoreError):
+    def __init__(self, resource: str, owner: str, for_s: float) -> None:
+        super().__init__(f"{resource} is held by {owner} for {for_s:.0f} s more; wait, or stop that process")
+        self.owner = owner
+        self.for_s = for_s
+
+
+class LeaseSuperseded(StoreError):
+    def __init__(self, resource: str, token: int | None) -> None:
+        held = "without a lease" if token is None else f"with token {token}"
+        super().__init__(f"{resource} is owned by another process; this one, {held}, must stop writing to it")
+
+
+class PlanFrozen(StoreError):
+    pass
+
+
+class PlanTampered(StoreError):
+    pass
+
+
+class OverBudget(StoreError):
+    def __init__(self, kind: str, asked: float, left: float) -> None:
+        super().__init__(f"budget {kind!r}: {asked:g} asked for, {left:g} left")
+        self.kind = kind
+        self.left = left
+
+
+class WrongState(StoreError):
+    pass
+
+
+class DatabaseRefused(StoreError):
+    pass

@@ -1,0 +1,69 @@
+"""Transactions, and the fence: a write of an orchestrator goes through only under the lease that is in force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from foundation.clock import Clock
+from foundation.ids import Ids
+from researcher.store.errors import LeaseSuperseded, NotFound
+from researcher.store.tables import LeaseRow, OutboxRow, StudyRow
+
+
+def study_resource(study_id: str) -> str:
+    return f"study:{study_id}"
+
+
+class Sessions:
+    """What every part of the store stands on. `tokens` are the fencing tokens of the studies that it may write."""
+
+    def __init__(self, engine: Engine, clock: Clock, ids: Ids, tokens: dict[str, int] | None = None) -> None:
+        self._engine = engine
+        self._reader = engine.execution_options(read_only=True)
+        self._clock = clock
+        self._ids = ids
+        self._tokens = tokens or {}
+
+    @contextmanager
+    def _reading(self) -> Iterator[Session]:
+        with Session(self._reader) as session:
+            yield session
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        """One transaction, outside the fence: for what people and newcomers may do (requests, leases, new studies)."""
+        with Session(self._engine) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def _owning(self, study_id: str) -> Iterator[Session]:
+        """One transaction of the study's owner.
+
+        Raises: LeaseSuperseded when the study is leased and this store does not carry that lease's token.
+        """
+        with self._writing() as session:
+            resource = study_resource(study_id)
+            lease = session.scalar(select(LeaseRow).where(LeaseRow.resource == resource).with_for_update())
+            token = self._tokens.get(study_id)
+            in_force = None if lease is None or lease.owner is None else lease.token
+            if token != in_force:
+                raise LeaseSuperseded(resource, token)
+            yield session
+
+    def _study_row(self, session: Session, study_id: str) -> StudyRow:
+        row = session.get(StudyRow, study_id)
+        if row is None:
+            raise NotFound(f"there is no study {study_id!r}; `researcher list` shows all")
+        return row
+
+    def _tell(self, session: Session, study_id: str, kind: str, ref: str) -> None:
+        """Put something into the outbox, in the transaction of the change itself."""
+        session.add(
+            OutboxRow(
+                study_id=study_id, kind=kind, ref=ref, tries=0, error=None, created_at=self._clock.now(), sent_at=None
+            )
+        )

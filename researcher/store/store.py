@@ -1,0 +1,49 @@
+"""The store: all that the rest of the researcher sees of SQL.
+
+    store = Store.open()                                 # SQLite in the user data directory, or RESEARCHER_DATABASE_URL
+    study_id = store.create_study(topic, options)
+    token = store.acquire_lease(study_id, owner, ttl_s=60)
+    mine = store.fenced(study_id, token)                 # the orchestrator's: every write checks the token
+    mine.save_plan(study_id, plan)
+    mine.ensure_trials(study_id, "compare", [("lr=1e-5", 0), ("lr=4e-5", 0)])
+
+Reading needs no lease, nor do requests to stop or pause. Everything else writes only under the lease in force; a study
+that nobody has leased may be written by anyone (a report built again, an export).
+"""
+
+from __future__ import annotations
+
+from foundation.clock import Clock, SystemClock
+from foundation.ids import Ids, RandomIds
+from researcher.store.conclusions import Conclusions
+from researcher.store.database import connect, default_url, upgrade
+from researcher.store.leases import Budgets, Leases
+from researcher.store.outbox import Outbox
+from researcher.store.studies import Studies
+from researcher.store.trials import Trials
+
+
+class Store(Studies, Trials, Conclusions, Leases, Budgets, Outbox):
+    """See the module. Its parts: studies.py, trials.py, conclusions.py, leases.py, outbox.py."""
+
+    @classmethod
+    def open(cls, url: str | None = None, *, clock: Clock | None = None, ids: Ids | None = None) -> Store:
+        """Open the database, made or upgraded where needed.
+
+        Raises: DatabaseRefused when it cannot be reached, is no database of ours, or was made by newer code.
+        """
+        engine = connect(url or default_url())
+        upgrade(engine)
+        return cls(engine, clock or SystemClock(), ids or RandomIds())
+
+    def fenced(self, study_id: str, token: int) -> Store:
+        """The same store for the holder of that lease: its writes to the study are refused once it is superseded."""
+        return Store(self._engine, self._clock, self._ids, {**self._tokens, study_id: token})
+
+    @property
+    def url(self) -> str:
+        """Where the records are, without the password."""
+        return self._engine.url.render_as_string(hide_password=True)
+
+    def close(self) -> None:
+        self._engine.dispose()

@@ -1,0 +1,206 @@
+"""Studies, their plans, hypotheses and stages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from researcher.models import Plan, StudyRecord, StudyStatus
+from researcher.store.errors import Ambiguous, NotFound, PlanFrozen, PlanTampered
+from researcher.store.sessions import Sessions
+from researcher.store.tables import Base, HypothesisRow, PlanRow, StageRow, StudyRow
+
+_ENDED = (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
+
+
+class Studies(Sessions):
+    """From the topic to the frozen plan."""
+
+    def create_study(self, topic: str, options: Mapping[str, Any]) -> str:
+        study_id, now = self._ids.new("st"), self._clock.now()
+        with self._writing() as session:
+            session.add(
+                StudyRow(
+                    id=study_id,
+                    topic=topic,
+                    options=dict(options),
+                    status=StudyStatus.PLANNING,
+                    reason=None,
+                    stop_requested=False,
+                    pause_requested=False,
+                    created_at=now,
+                    updated_at=now,
+                    ended_at=None,
+                )
+            )
+            session.flush()
+            self._tell(session, study_id, "study", study_id)
+        return study_id
+
+    def study(self, study_id: str) -> StudyRecord:
+        with self._reading() as session:
+            return _study(session, self._study_row(session, study_id))
+
+    def studies(self) -> list[StudyRecord]:
+        """All of them, newest first."""
+        with self._reading() as session:
+            rows = session.scalars(select(StudyRow).order_by(StudyRow.created_at.desc(), StudyRow.id)).all()
+            return [_study(session, row) for row in rows]
+
+    def resolve_study(self, reference: str) -> str:
+        """The id that `latest`, an id or its beginning (with or without `st-`) means.
+
+        Raises: NotFound, Ambiguous.
+        """
+        known = [study.id for study in self.studies()]
+        if not known:
+            raise NotFound('there is no study yet; begin with `researcher start --topic "..."`')
+        if reference == "latest":
+            return known[0]
+        found = [
+            name for name in known if reference and name.removeprefix("st-").startswith(reference.removeprefix("st-"))
+        ]
+        if reference in known:
+            return reference
+        if not found:
+            raise NotFound(f"no study begins with {reference!r}; `researcher list` shows all")
+        if len(found) > 1:
+            raise Ambiguous(f"{reference!r} fits {', '.join(found)}; give more of the id")
+        return found[0]
+
+    def set_study_status(self, study_id: str, status: StudyStatus, reason: str | None = None) -> None:
+        now = self._clock.now()
+        with self._owning(study_id) as session:
+            row = self._study_row(session, study_id)
+            row.status, row.reason, row.updated_at = status, reason, now
+            row.ended_at = now if status in _ENDED else None
+            self._tell(session, study_id, "study", study_id)
+
+    # -- what people ask for: no lease needed -------------------------------------------------------------------------
+
+    def request_stop(self, study_id: str) -> None:
+        self._set_request(study_id, stop=True)
+
+    def request_pause(self, study_id: str) -> None:
+        self._set_request(study_id, pause=True)
+
+    def clear_requests(self, study_id: str) -> None:
+        """What `resume` does first: neither stop nor pause is asked for any more."""
+        self._set_request(study_id, stop=False, pause=False)
+
+    def _set_request(self, study_id: str, *, stop: bool | None = None, pause: bool | None = None) -> None:
+        with self._writing() as session:
+            row = self._study_row(session, study_id)
+            row.stop_requested = row.stop_requested if stop is None else stop
+            row.pause_requested = row.pause_requested if pause is None else pause
+            row.updated_at = self._clock.now()
+
+    # -- plans --------------------------------------------------------------------------------------------------------
+
+    def save_plan(self, study_id: str, plan: Plan) -> str:
+        """Freeze a plan with its hypotheses and stages; returns its digest. Saving the same plan again changes nothing.
+
+        Raises: PlanFrozen when that version says something else, or does not follow the newest one.
+        """
+        digest = plan.digest()
+        with self._owning(study_id) as session:
+            self._study_row(session, study_id)
+            stored = session.get(PlanRow, (study_id, plan.version))
+            if stored is not None:
+                if stored.digest != digest:
+                    raise PlanFrozen(
+                        f"plan {plan.version} of {study_id} is frozen; amend it as version {plan.version + 1}"
+                    )
+                return digest
+            newest = _newest_version(session, study_id) or 0
+            if plan.version != newest + 1:
+                raise PlanFrozen(f"the next plan of {study_id} is version {newest + 1}, not {plan.version}")
+            _add_plan(session, study_id, plan, digest, self._clock.now())
+            self._tell(session, study_id, "study", study_id)
+        return digest
+
+    def plan(self, study_id: str, version: int | None = None) -> Plan:
+        """The plan of that version, the newest unless stated.
+
+        Raises: NotFound; PlanTampered when what is stored no longer has the hash that it was frozen with.
+        """
+        with self._reading() as session:
+            wanted = version or _newest_version(session, study_id)
+            row = None if wanted is None else session.get(PlanRow, (study_id, wanted))
+            if row is None:
+                raise NotFound(f"study {study_id} has no plan{'' if version is None else f' {version}'} yet")
+            plan = Plan.model_validate_json(row.canonical)
+            if hashlib.sha256(row.canonical.encode()).hexdigest() != row.digest or plan.digest() != row.digest:
+                raise PlanTampered(
+                    f"plan {row.version} of {study_id} was changed after it was frozen (hash {row.digest[:16]})"
+                )
+            return plan
+
+    def set_stage_status(self, study_id: str, stage: str, status: str) -> None:
+        """`running` stamps its start, `done` its end. Other words are refused."""
+        if status not in ("running", "done"):
+            raise ValueError(f"a stage is running or done, not {status!r}")
+        now = self._clock.now()
+        with self._owning(study_id) as session:
+            version = _newest_version(session, study_id)
+            row = None if version is None else session.get(StageRow, (study_id, version, stage))
+            if row is None:
+                raise NotFound(f"the plan of {study_id} has no stage {stage!r}")
+            row.status = status
+            row.started_at = row.started_at or now
+            row.ended_at = now if status == "done" else None
+            self._tell(session, study_id, "stage", stage)
+
+    def stage_status(self, study_id: str) -> dict[str, str]:
+        """`planned`, `running` or `done` for each stage of the newest plan, in the plan's order."""
+        with self._reading() as session:
+            version = _newest_version(session, study_id)
+            rows = session.scalars(
+                select(StageRow)
+                .where(StageRow.study_id == study_id, StageRow.plan_version == version)
+                .order_by(StageRow.position)
+            )
+            return {row.id: row.status for row in rows}
+
+
+def _newest_version(session: Session, study_id: str) -> int | None:
+    return session.scalar(select(func.max(PlanRow.version)).where(PlanRow.study_id == study_id))
+
+
+def _study(session: Session, row: StudyRow) -> StudyRecord:
+    return StudyRecord(
+        id=row.id,
+        topic=row.topic,
+        options=row.options,
+        status=StudyStatus(row.status),
+        reason=row.reason,
+        plan_version=_newest_version(session, row.id),
+        stop_requested=row.stop_requested,
+        pause_requested=row.pause_requested,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        ended_at=row.ended_at,
+    )
+
+
+def _add_plan(session: Session, study_id: str, plan: Plan, digest: str, now: float) -> None:
+    session.add(
+        PlanRow(study_id=study_id, version=plan.version, digest=digest, canonical=plan.canonical(), created_at=now)
+    )
+    session.flush()
+    for hypothesis in plan.hypotheses:
+        session.add(HypothesisRow(study_id=study_id, plan_version=plan.version, **_columns(HypothesisRow, hypothesis)))
+    for position, stage in enumerate(plan.stages):
+        fields = _columns(StageRow, stage)
+        row = StageRow(study_id=study_id, plan_version=plan.version, position=position, status="planned", **fields)
+        session.add(row)
+
+
+def _columns(table: type[Base], record: BaseModel) -> dict[str, Any]:
+    """The fields of `record` that have a column of their own; the plan's canonical JSON holds all of them."""
+    return {name: value for name, value in record.model_dump(mode="json").items() if name in table.__table__.columns}

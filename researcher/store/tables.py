@@ -1,0 +1,287 @@
+"""The tables, as SQLAlchemy models. `db/migrations` builds them; a test holds the two together.
+
+Times are Unix seconds (UTC). A trial's key is unique within its study only: two studies may run the same plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, ForeignKeyConstraint, Index, Integer, Text, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+SCHEMA_REVISION = "0001"
+"""The newest migration that this code knows."""
+
+Serial = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Base(DeclarativeBase):
+    type_annotation_map = {float: Float(53), str: Text, dict[str, Any]: JSON, Any: JSON}  # noqa: RUF012
+
+
+class StudyRow(Base):
+    __tablename__ = "studies"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    topic: Mapped[str]
+    options: Mapped[dict[str, Any]]
+    status: Mapped[str] = mapped_column(index=True)
+    reason: Mapped[str | None]
+    stop_requested: Mapped[bool]
+    pause_requested: Mapped[bool]
+    created_at: Mapped[float] = mapped_column(index=True)
+    updated_at: Mapped[float]
+    ended_at: Mapped[float | None]
+
+
+class PlanRow(Base):
+    """Never updated: a change is a new version."""
+
+    __tablename__ = "plans"
+
+    study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str]
+    canonical: Mapped[str]
+    created_at: Mapped[float]
+
+
+class HypothesisRow(Base):
+    __tablename__ = "hypotheses"
+    __table_args__ = (
+        ForeignKeyConstraint(["study_id", "plan_version"], ["plans.study_id", "plans.version"], name="hypotheses_plan"),
+    )
+
+    study_id: Mapped[str] = mapped_column(primary_key=True)
+    plan_version: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    statement: Mapped[str]
+    factor: Mapped[str]
+    baseline: Mapped[str]
+    treatment: Mapped[str]
+    metric: Mapped[str]
+    direction: Mapped[str]
+    margin: Mapped[float]
+    alpha: Mapped[float]
+
+
+class StageRow(Base):
+    __tablename__ = "stages"
+    __table_args__ = (
+        ForeignKeyConstraint(["study_id", "plan_version"], ["plans.study_id", "plans.version"], name="stages_plan"),
+    )
+
+    study_id: Mapped[str] = mapped_column(primary_key=True)
+    plan_version: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    kind: Mapped[str]
+    arms: Mapped[Any]
+    seeds: Mapped[int]
+    max_seeds: Mapped[int]
+    first_seed: Mapped[int]
+    status: Mapped[str]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+
+
+class TrialRow(Base):
+    __tablename__ = "trials"
+
+    study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    plan_version: Mapped[int]
+    stage: Mapped[str]
+    arm: Mapped[str]
+    seed: Mapped[int]
+    position: Mapped[int]
+    status: Mapped[str]
+    attempt: Mapped[int]
+    reason: Mapped[str | None]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+
+
+class AttemptRow(Base):
+    __tablename__ = "attempts"
+    __table_args__ = (
+        ForeignKeyConstraint(["study_id", "trial_key"], ["trials.study_id", "trials.key"], name="attempts_trial"),
+    )
+
+    study_id: Mapped[str] = mapped_column(primary_key=True)
+    trial_key: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    server_url: Mapped[str]
+    idempotency_key: Mapped[str] = mapped_column(unique=True)
+    spec: Mapped[dict[str, Any]]
+    run_id: Mapped[str | None]
+    blueprint: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    client_pid: Mapped[int | None]
+    client_started: Mapped[float | None]
+    step: Mapped[int]
+    outcome: Mapped[str]
+    reason: Mapped[str | None]
+    intent_at: Mapped[float]
+    heartbeat_at: Mapped[float]
+    ended_at: Mapped[float | None]
+
+
+class MetricRow(Base):
+    """One number. `step` is NULL for a trial's finals, the optimiser step or the episode's index for a series."""
+
+    __tablename__ = "trial_metrics"
+    __table_args__ = (
+        ForeignKeyConstraint(["study_id", "trial_key"], ["trials.study_id", "trials.key"], name="trial_metrics_trial"),
+        Index("trial_metrics_point", "study_id", "trial_key", "attempt", "name", "step", unique=True),
+        Index(
+            "trial_metrics_final",
+            "study_id",
+            "trial_key",
+            "attempt",
+            "name",
+            unique=True,
+            sqlite_where=text("step IS NULL"),
+            postgresql_where=text("step IS NULL"),
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    study_id: Mapped[str]
+    trial_key: Mapped[str]
+    attempt: Mapped[int]
+    name: Mapped[str]
+    step: Mapped[int | None]
+    value: Mapped[float]
+
+
+class VerdictRow(Base):
+    __tablename__ = "verdicts"
+
+    study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"), primary_key=True)
+    plan_version: Mapped[int] = mapped_column(primary_key=True)
+    stage: Mapped[str] = mapped_column(primary_key=True)
+    hypothesis: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    verdict: Mapped[str]
+    reason: Mapped[str]
+    effect: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    at: Mapped[float]
+
+
+class ClaimRow(Base):
+    __tablename__ = "claims"
+
+    study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    expression: Mapped[str]
+    value: Mapped[Any] = mapped_column(JSON(none_as_null=True), nullable=True)
+    text: Mapped[str]
+
+
+class FindingRow(Base):
+    __tablename__ = "findings"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"), index=True)
+    plan_hash: Mapped[str]
+    instrument: Mapped[str] = mapped_column(index=True)
+    model: Mapped[str]
+    factor: Mapped[str]
+    metric: Mapped[str]
+    statement: Mapped[str]
+    verdict: Mapped[str]
+    effect: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    scope: Mapped[dict[str, Any]]
+    at: Mapped[float]
+
+
+class EventRow(Base):
+    """Append-only: nothing here is ever updated or deleted."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index("events_of_study", "study_id", "seq"),)
+
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"))
+    at: Mapped[float]
+    kind: Mapped[str]
+    detail: Mapped[dict[str, Any]]
+
+
+class LeaseRow(Base):
+    """`study:<id>` or `server:<url>`. Rows stay when released, so that the token only ever rises."""
+
+    __tablename__ = "leases"
+
+    resource: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str | None]
+    token: Mapped[int]
+    expires_at: Mapped[float]
+
+
+class BudgetRow(Base):
+    __tablename__ = "budgets"
+
+    study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    limit: Mapped[float]
+
+
+class SpendingRow(Base):
+    """One purchase: reserved before it is made, spent afterwards. `item` makes both idempotent."""
+
+    __tablename__ = "budget_spendings"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["study_id", "kind"], ["budgets.study_id", "budgets.kind"], name="budget_spendings_budget"
+        ),
+    )
+
+    study_id: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    item: Mapped[str] = mapped_column(primary_key=True)
+    reserved: Mapped[float]
+    spent: Mapped[float]
+
+
+class LlmCallRow(Base):
+    __tablename__ = "llm_calls"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"), index=True)
+    purpose: Mapped[str]
+    model: Mapped[str]
+    request: Mapped[dict[str, Any]]
+    answer: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    error: Mapped[str | None]
+    prompt_tokens: Mapped[int]
+    completion_tokens: Mapped[int]
+    cost: Mapped[float | None]
+    latency_s: Mapped[float]
+    at: Mapped[float]
+
+
+class ScheduleRow(Base):
+    __tablename__ = "schedules"
+
+    study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"), primary_key=True)
+    detail: Mapped[dict[str, Any]]
+    updated_at: Mapped[float]
+
+
+class OutboxRow(Base):
+    """Something that MLflow has still to be told. Written with the change it tells of, in one transaction."""
+
+    __tablename__ = "outbox"
+    __table_args__ = (Index("outbox_open", "sent_at", "seq"),)
+
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"))
+    kind: Mapped[str]
+    ref: Mapped[str]
+    tries: Mapped[int]
+    error: Mapped[str | None]
+    created_at: Mapped[float]
+    sent_at: Mapped[float | None]

@@ -1,0 +1,251 @@
+"""Trials and their attempts: what was intended, what is going on, what came out.
+
+Intent is written before a run is submitted; results, finals and the end of the attempt are one transaction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import delete, func, insert, select
+from sqlalchemy.orm import Session
+
+from researcher.models import AttemptRecord, TrialRecord, TrialStatus, trial_key
+from researcher.store.errors import NotFound, WrongState
+from researcher.store.sessions import Sessions
+from researcher.store.tables import AttemptRow, MetricRow, PlanRow, TrialRow
+
+Point = tuple[str, int, float]
+"""A metric's name, its step (or an episode's index), its value."""
+_OPEN = (TrialStatus.SUBMITTED, TrialStatus.RUNNING)
+
+
+class Trials(Sessions):
+    """Every write belongs to the study's owner. A trial is addressed by study and key, its attempt is the newest."""
+
+    def ensure_trials(self, study_id: str, stage: str, pairs: Iterable[tuple[str, int]]) -> list[TrialRecord]:
+        """The trials of (arm, seed) `pairs` under the newest plan, made where they are not there yet, in that order.
+
+        A trial that an earlier stage made is the same trial and is given back as it is.
+        """
+        with self._owning(study_id) as session:
+            plan = session.scalar(
+                select(PlanRow).where(PlanRow.study_id == study_id).order_by(PlanRow.version.desc()).limit(1)
+            )
+            if plan is None:
+                raise NotFound(f"study {study_id} has no plan yet; trials come from a plan")
+            position = session.scalar(select(func.count()).where(TrialRow.study_id == study_id)) or 0
+            keys = []
+            for arm, seed in pairs:
+                key = trial_key(plan.digest, arm, seed)
+                keys.append(key)
+                if session.get(TrialRow, (study_id, key)) is None:
+                    session.add(_planned(study_id, key, plan.version, stage, arm, seed, position))
+                    session.flush()
+                    position += 1
+        return [self.trial(study_id, key) for key in keys]
+
+    def trials(self, study_id: str, stage: str | None = None) -> list[TrialRecord]:
+        """All trials of a study, or those that `stage` made, in the order they were made, with finals and series."""
+        with self._reading() as session:
+            chosen = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.position)
+            if stage is not None:
+                chosen = chosen.where(TrialRow.stage == stage)
+            rows = session.scalars(chosen).all()
+            metrics = _metrics(session, study_id, None)
+            return [_record(row, metrics.get((row.key, row.attempt), [])) for row in rows]
+
+    def trial(self, study_id: str, key: str) -> TrialRecord:
+        with self._reading() as session:
+            row = _trial_row(session, study_id, key)
+            return _record(row, _metrics(session, study_id, key).get((key, row.attempt), []))
+
+    def attempts(self, study_id: str, key: str) -> list[AttemptRecord]:
+        """Every attempt at a trial, the first one first."""
+        with self._reading() as session:
+            rows = session.scalars(
+                select(AttemptRow)
+                .where(AttemptRow.study_id == study_id, AttemptRow.trial_key == key)
+                .order_by(AttemptRow.number)
+            )
+            return [_attempt(row) for row in rows]
+
+    # -- one attempt, from intent to end ------------------------------------------------------------------------------
+
+    def record_intent(
+        self, study_id: str, key: str, attempt: int, server_url: str, idempotency_key: str, spec: Mapping[str, Any]
+    ) -> AttemptRecord:
+        """Say that this attempt is about to be submitted. Attempts follow each other, each after the end of the last.
+
+        Raises: WrongState when the trial is over, or another attempt is open or next.
+        """
+        now = self._clock.now()
+        with self._owning(study_id) as session:
+            trial = _trial_row(session, study_id, key)
+            if trial.status != TrialStatus.PLANNED or attempt != trial.attempt + 1:
+                raise WrongState(f"{key} is {trial.status} at attempt {trial.attempt}; attempt {attempt} cannot begin")
+            row = AttemptRow(
+                study_id=study_id,
+                trial_key=key,
+                number=attempt,
+                server_url=server_url,
+                idempotency_key=idempotency_key,
+                spec=dict(spec),
+                step=0,
+                outcome="open",
+                intent_at=now,
+                heartbeat_at=now,
+            )
+            session.add(row)
+            trial.status, trial.attempt, trial.reason = TrialStatus.SUBMITTED, attempt, None
+            trial.started_at = trial.started_at or now
+            session.flush()
+            return _attempt(row)
+
+    def record_submitted(self, study_id: str, key: str, run_id: str, blueprint: Mapping[str, Any]) -> None:
+        """The server has taken the run."""
+        with self._owning(study_id) as session:
+            trial, attempt = _open_attempt(session, study_id, key)
+            attempt.run_id, attempt.blueprint = run_id, dict(blueprint)
+            attempt.heartbeat_at = self._clock.now()
+            trial.status = TrialStatus.RUNNING
+
+    def record_client(self, study_id: str, key: str, pid: int, started: float) -> None:
+        """The client process that carries the trial out."""
+        with self._owning(study_id) as session:
+            _, attempt = _open_attempt(session, study_id, key)
+            attempt.client_pid, attempt.client_started = pid, started
+            attempt.heartbeat_at = self._clock.now()
+
+    def record_progress(self, study_id: str, key: str, step: int, points: Sequence[Point] = ()) -> None:
+        """It is alive and at `step`. `points` extend its series, so that others can watch; repeats are left out."""
+        with self._owning(study_id) as session:
+            trial, attempt = _open_attempt(session, study_id, key)
+            attempt.step, attempt.heartbeat_at = max(step, attempt.step), self._clock.now()
+            if not points:
+                return
+            of_attempt = (
+                MetricRow.study_id == study_id,
+                MetricRow.trial_key == key,
+                MetricRow.attempt == trial.attempt,
+                MetricRow.step.is_not(None),
+            )
+            last = select(MetricRow.name, func.max(MetricRow.step)).where(*of_attempt).group_by(MetricRow.name)
+            known = {name: newest for name, newest in session.execute(last) if newest is not None}
+            fresh = [point for point in points if point[1] > known.get(point[0], -1)]
+            _add_metrics(session, trial, fresh)
+
+    def finish_trial(
+        self, study_id: str, key: str, finals: Mapping[str, float], series: Mapping[str, Sequence[tuple[int, float]]]
+    ) -> None:
+        """Everything that came out of a trial, in one transaction; what was recorded on the way is replaced."""
+        with self._owning(study_id) as session:
+            trial, attempt = _open_attempt(session, study_id, key)
+            session.execute(
+                delete(MetricRow).where(
+                    MetricRow.study_id == study_id, MetricRow.trial_key == key, MetricRow.attempt == trial.attempt
+                )
+            )
+            points: list[tuple[str, int | None, float]] = [(name, None, value) for name, value in finals.items()]
+            points += [(name, step, value) for name, line in series.items() for step, value in line]
+            _add_metrics(session, trial, points)
+            now = self._clock.now()
+            attempt.outcome, attempt.ended_at, attempt.heartbeat_at = "done", now, now
+            trial.status, trial.reason, trial.ended_at = TrialStatus.DONE, None, now
+            self._tell(session, study_id, "trial", key)
+
+    def fail_attempt(self, study_id: str, key: str, reason: str) -> None:
+        """This attempt came to nothing; the trial may be tried again."""
+        with self._owning(study_id) as session:
+            trial, attempt = _open_attempt(session, study_id, key)
+            attempt.outcome, attempt.reason, attempt.ended_at = "failed", reason, self._clock.now()
+            trial.status, trial.reason = TrialStatus.PLANNED, reason
+
+    def fail_trial(self, study_id: str, key: str, reason: str) -> None:
+        """The trial is given up for good; the statistics will see the missing seed."""
+        with self._owning(study_id) as session:
+            trial = _trial_row(session, study_id, key)
+            if trial.status != TrialStatus.PLANNED:
+                raise WrongState(f"{key} is {trial.status}; end its attempt before giving the trial up")
+            trial.status, trial.reason, trial.ended_at = TrialStatus.FAILED, reason, self._clock.now()
+            self._tell(session, study_id, "trial", key)
+
+
+def _planned(study_id: str, key: str, version: int, stage: str, arm: str, seed: int, position: int) -> TrialRow:
+    return TrialRow(
+        study_id=study_id,
+        key=key,
+        plan_version=version,
+        stage=stage,
+        arm=arm,
+        seed=seed,
+        position=position,
+        status=TrialStatus.PLANNED,
+        attempt=0,
+    )
+
+
+def _trial_row(session: Session, study_id: str, key: str) -> TrialRow:
+    row = session.get(TrialRow, (study_id, key))
+    if row is None:
+        raise NotFound(f"study {study_id} has no trial {key!r}")
+    return row
+
+
+def _open_attempt(session: Session, study_id: str, key: str) -> tuple[TrialRow, AttemptRow]:
+    trial = _trial_row(session, study_id, key)
+    attempt = session.get(AttemptRow, (study_id, key, trial.attempt))
+    if trial.status not in _OPEN or attempt is None or attempt.outcome != "open":
+        raise WrongState(f"{key} is {trial.status} and has no open attempt")
+    return trial, attempt
+
+
+def _add_metrics(session: Session, trial: TrialRow, points: Sequence[tuple[str, int | None, float]]) -> None:
+    wrong = [f"{name}@{step}={value}" for name, step, value in points if not math.isfinite(value)]
+    if wrong:
+        raise ValueError(f"metrics of {trial.key} are not finite: {', '.join(wrong[:5])}")
+    of_trial = {"study_id": trial.study_id, "trial_key": trial.key, "attempt": trial.attempt}
+    rows = [{**of_trial, "name": name, "step": step, "value": float(value)} for name, step, value in points]
+    if rows:
+        session.execute(insert(MetricRow), rows)
+
+
+def _metrics(session: Session, study_id: str, key: str | None) -> dict[tuple[str, int], list[MetricRow]]:
+    chosen = select(MetricRow).where(MetricRow.study_id == study_id).order_by(MetricRow.name, MetricRow.step)
+    if key is not None:
+        chosen = chosen.where(MetricRow.trial_key == key)
+    found: dict[tuple[str, int], list[MetricRow]] = defaultdict(list)
+    for row in session.scalars(chosen):
+        found[row.trial_key, row.attempt].append(row)
+    return found
+
+
+def _record(row: TrialRow, metrics: list[MetricRow]) -> TrialRecord:
+    series: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    finals = {}
+    for metric in metrics:
+        if metric.step is None:
+            finals[metric.name] = metric.value
+        else:
+            series[metric.name].append((metric.step, metric.value))
+    return TrialRecord(
+        key=row.key,
+        study_id=row.study_id,
+        stage=row.stage,
+        arm=row.arm,
+        seed=row.seed,
+        status=TrialStatus(row.status),
+        attempt=row.attempt,
+        reason=row.reason,
+        finals=finals,
+        series=dict(series),
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )
+
+
+def _attempt(row: AttemptRow) -> AttemptRecord:
+    return AttemptRecord.model_validate(row, from_attributes=True)
