@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -185,6 +186,8 @@ class Plan(StrictModel):
     model: PlanModel
     hypotheses: tuple[Hypothesis, ...]
     arms: tuple[Arm, ...]
+    factors: tuple[Factor, ...] = ()
+    """The factors that arms vary, as the instrument declared them: a plan can be read without its instrument."""
     stages: tuple[Stage, ...]
     branches: tuple[Branch, ...]
     steps: Annotated[int, Field(ge=1)]
@@ -198,12 +201,16 @@ class Plan(StrictModel):
     power: Annotated[float, Field(gt=0, lt=1)] = 0.8
     planned_effect: float
     """Effect at which the power must be reached: 1.5 × margin unless stated."""
+    sigma_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    """One-sided confidence of the upper bound on σ that the noise floor gives; seeds are counted on that bound."""
     sentinels: tuple[str, ...] = ()
     budget: Budget
     known: tuple[str, ...] = ()
     """Ids of findings that were known when planning."""
     planner: str
     """`builtin`, or the LLM's name."""
+    assumptions: tuple[str, ...] = ()
+    """What the topic left open and how the planner filled it, in words."""
 
     def canonical(self) -> str:
         """Canonical JSON: sorted keys, no white space."""
@@ -246,6 +253,19 @@ class TrialStatus(StrEnum):
     FAILED = "failed"
 
 
+class TrialEvidence(BaseModel):
+    """What the server and the client say was really run; sentinels compare it with the plan. None: not recorded."""
+
+    spec: dict[str, Any] | None = None
+    """The RunSpec as the server holds it (`RunReport.spec`)."""
+    changes: list[dict[str, Any]] | None = None
+    """Config changes that the server kept after the run began (`RunReport.changes`, without the first)."""
+    parameters: dict[str, Any] | None = None
+    """What the instrument's `tasks` was called with."""
+    train_tasks: list[str] | None = None
+    heldout_tasks: list[str] | None = None
+
+
 class TrialRecord(BaseModel):
     """One trial with its finals and series, as analysis and report see it."""
 
@@ -262,6 +282,7 @@ class TrialRecord(BaseModel):
     """Per-step metrics by name (docs/metrics.md), and `eval_reward_before|after`, `eval_success_before|after` by episode index."""
     started_at: float | None = None
     ended_at: float | None = None
+    evidence: TrialEvidence | None = None
 
 
 class Verdict(StrEnum):
@@ -287,7 +308,7 @@ class Effect(BaseModel):
     low: float
     high: float
     level: float
-    method: Literal["welch", "paired"]
+    method: Literal["welch", "paired", "bootstrap_iqm"]
     p_value: float
     p_adjusted: float
 
@@ -376,6 +397,23 @@ class Event(BaseModel):
     at: float
     kind: str
     detail: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyData:
+    """All that analysis and report need of a study, read from SQL by the store."""
+
+    study_id: str
+    topic: str
+    plan: Plan
+    plan_hash: str
+    """As recorded when the plan was frozen; `verify` compares it with `plan.digest()`."""
+    trials: tuple[TrialRecord, ...]
+    """Under this plan, in the order in which they were made."""
+    verdicts: tuple[VerdictRecord, ...] = ()
+    events: tuple[Event, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader must know and the records do not say: amendments, a server that was replaced."""
 
 
 class LlmCall(BaseModel):
