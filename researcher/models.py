@@ -309,8 +309,11 @@ class Effect(BaseModel):
     high: float
     level: float
     method: Literal["welch", "paired", "bootstrap_iqm"]
+    """bootstrap_iqm: `mean_*` and `diff` are interquartile means, not means."""
     p_value: float
     p_adjusted: float
+    p_equivalence: float = 1.0
+    """Two one-sided tests: that the true difference lies outside ± margin."""
 
 
 class VerdictRecord(BaseModel):
