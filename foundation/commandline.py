@@ -1,0 +1,69 @@
+"""The command line's parser: no abbreviations, nearest names for misspelt options, help in one place for both programs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from foundation.strict import nearest
+
+_UNKNOWN = re.compile(r"unrecognized arguments: (.*)")
+_CHOICE = re.compile(r"invalid choice: '([^']*)'")
+
+
+class UsageError(Exception):
+    """The command line cannot be understood; the message is one line that says what to do."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that refuses abbreviations and names what was probably meant. Exits with 2 and one line on errors."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self._chosen(parsed).error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {message}{self._hint(message)}; see `{self.prog} --help`\n")
+        raise SystemExit(2)
+
+    def options(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
+
+    def commands(self) -> dict[str, Parser]:
+        """Subcommands by name."""
+        return {
+            name: parser
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)
+            for name, parser in action.choices.items()
+        }
+
+    def _chosen(self, parsed: argparse.Namespace) -> Parser:
+        """The innermost subcommand that was given, where misspelt options belong."""
+        current = self
+        for word in getattr(parsed, "command_path", ()):
+            current = current.commands().get(word, current)
+        return current
+
+    def _hint(self, message: str) -> str:
+        if (unknown := _UNKNOWN.search(message)) is not None:
+            guess = nearest(unknown.group(1).split()[0].split("=")[0], self._all_options())
+        elif (choice := _CHOICE.search(message)) is not None:
+            guess = nearest(choice.group(1), self.commands())
+        else:
+            guess = None
+        return f" (did you mean {guess}?)" if guess else ""
+
+    def _all_options(self) -> list[str]:
+        return self.options() + [name for parser in self.commands().values() for name in parser._all_options()]
