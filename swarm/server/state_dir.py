@@ -13,11 +13,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from foundation.ids import Ids
 from foundation.paths import write_atomically
 from swarm.protocol.errors import SwarmError
 
@@ -28,12 +26,6 @@ class StateDirFault(SwarmError):
     """The directory cannot be used. The text is one line for the person who started the server."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    server_id: str
-    model: str
-
-
 class StateDir:
     """Opened by one server at a time.
 
@@ -41,20 +33,20 @@ class StateDir:
     cannot be written.
     """
 
-    def __init__(self, path: Path, lock_fd: int, identity: Identity) -> None:
+    def __init__(self, path: Path, lock_fd: int, model: str) -> None:
         self.path = path
-        self.identity = identity
+        self.model = model
         self._lock_fd = lock_fd
 
     @classmethod
-    def open(cls, path: Path, *, model: str, ids: Ids) -> StateDir:
+    def open(cls, path: Path, *, model: str) -> StateDir:
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock_fd = _lock(path)
         except OSError as error:
             raise StateDirFault(f"cannot use the state directory {path}: {error.strerror}") from error
         try:
-            identity = _identity(path, model, ids)
+            _check_identity(path, model)
             for folder in ("pool", "runs", "engine", "logs"):
                 (path / folder).mkdir(exist_ok=True)
         except OSError as error:
@@ -63,7 +55,13 @@ class StateDir:
         except StateDirFault:
             os.close(lock_fd)
             raise
-        return cls(path, lock_fd, identity)
+        return cls(path, lock_fd, model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     @property
     def secret_path(self) -> Path:
@@ -85,9 +83,9 @@ class StateDir:
     def logs_dir(self) -> Path:
         return self.path / "logs"
 
-    def announce(self, url: str) -> None:
+    def announce(self, url: str, server_id: str) -> None:
         """Say where the server listens. Written whole or not at all."""
-        facts = {"url": url, "pid": os.getpid(), "server_id": self.identity.server_id, "model": self.identity.model}
+        facts = {"url": url, "pid": os.getpid(), "server_id": server_id, "model": self.model}
         write_atomically(self.path / "server.json", json.dumps(facts).encode())
 
     def close(self) -> None:
@@ -112,7 +110,8 @@ def _lock(path: Path) -> int:
     return fd
 
 
-def _identity(path: Path, model: str, ids: Ids) -> Identity:
+def _check_identity(path: Path, model: str) -> None:
+    """Claim a new directory for the model, or see that an old one is the model's."""
     file = path / "identity.json"
     if not file.exists():
         strangers = sorted(entry.name for entry in path.iterdir() if entry.name != "lock" and entry.suffix != ".tmp")
@@ -121,17 +120,14 @@ def _identity(path: Path, model: str, ids: Ids) -> Identity:
                 f"{path} is not a state directory: it holds {strangers[0]!r} but no identity.json; "
                 "choose an empty or new directory with --state-dir"
             )
-        identity = Identity(ids.new("server"), model)
-        facts = {"layout": _LAYOUT, "server_id": identity.server_id, "model": identity.model}
-        write_atomically(file, json.dumps(facts).encode())
-        return identity
-    facts = _read_identity(file)
-    if facts["model"] != model:
+        write_atomically(file, json.dumps({"layout": _LAYOUT, "model": model}).encode())
+        return
+    found = _read_identity(file)["model"]
+    if found != model:
         raise StateDirFault(
-            f"the state directory {path} belongs to model {facts['model']!r}, not {model!r}; "
+            f"the state directory {path} belongs to model {found!r}, not {model!r}; "
             "choose another directory with --state-dir"
         )
-    return Identity(str(facts["server_id"]), model)
 
 
 def _read_identity(file: Path) -> dict[str, Any]:
@@ -139,6 +135,6 @@ def _read_identity(file: Path) -> dict[str, Any]:
         facts = json.loads(file.read_bytes())
     except ValueError as error:
         raise StateDirFault(f"{file} is not readable JSON; restore it, or choose another directory") from error
-    if not isinstance(facts, dict) or facts.get("layout") != _LAYOUT or not {"server_id", "model"} <= facts.keys():
+    if not isinstance(facts, dict) or facts.get("layout") != _LAYOUT or "model" not in facts:
         raise StateDirFault(f"{file} was written by another version of this server; choose another directory")
     return facts

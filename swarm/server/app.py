@@ -1,0 +1,175 @@
+"""The HTTP application: both surfaces on one port, problem documents for every refusal, and the OpenAPI document.
+
+Puts routes together; knows no engine and keeps no state of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from foundation.clock import Clock
+from foundation.strict import nearest
+from swarm.engine.seam import EngineInfo, RequestRefused
+from swarm.protocol.errors import ErrorCode, Problem, Refusal, SwarmError
+from swarm.server.coordinator.desk import Desk
+from swarm.server.gateway.gateway import Gateway
+from swarm.server.keys import ControlTokens, Keyring
+from swarm.server.routes import inference, wire
+from swarm.server.routes.control import ControlRoutes
+from swarm.server.routes.inference import InferenceRoutes
+from swarm.server.routes.metrics import MetricsRoutes
+from swarm.server.routes.wire import Operation
+
+_log = logging.getLogger(__name__)
+_REF = "#/components/schemas/{model}"
+
+
+def create_app(
+    *,
+    desk: Desk,
+    gateway: Gateway,
+    info: EngineInfo,
+    keys: Keyring,
+    tokens: ControlTokens,
+    clock: Clock,
+    closing: asyncio.Event,
+    public_url: str | None = None,
+) -> FastAPI:
+    """Routes over one desk and one gateway. When `closing` is set, waiting requests are answered at once."""
+    control = ControlRoutes(desk=desk, keys=keys, tokens=tokens, closing=closing, public_url=public_url)
+    agents = InferenceRoutes(gateway=gateway, keys=keys, info=info, started_at=clock.now())
+    measures = MetricsRoutes(desk=desk, tokens=tokens)
+    operations = [*agents.operations(), *control.operations(), *measures.operations()]
+    app = FastAPI(title="Swarm server", version="1", docs_url=None, redoc_url=None)
+    for operation in operations:
+        _add(app, operation)
+    app.openapi = lambda: _document(app, operations)  # type: ignore[method-assign]
+    app.add_exception_handler(SwarmError, _refused)
+    app.add_exception_handler(HTTPException, _unroutable)
+    app.add_exception_handler(Exception, _failed)
+    return app
+
+
+def _add(app: FastAPI, operation: Operation) -> None:
+    described: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "description": _codes(operation)}}
+    if operation.answer is not None:
+        shape: Any = list[operation.answer] if operation.answer_list else operation.answer  # type: ignore[name-defined]
+        described[operation.status] = {"model": shape}
+    app.add_api_route(
+        operation.path,
+        operation.endpoint,
+        methods=[operation.method],
+        summary=operation.summary,
+        status_code=operation.status,
+        response_class=Response,
+        response_model=None,
+        responses=described,
+        openapi_extra=_inputs(operation),
+        name=operation.endpoint.__name__,
+        operation_id=operation.endpoint.__name__,
+    )
+
+
+def _codes(operation: Operation) -> str:
+    codes = ", ".join(operation.codes) or "any code"
+    return f"A problem document; beside `unauthorized` and `forbidden`: {codes}"
+
+
+def _inputs(operation: Operation) -> dict[str, Any]:
+    """Body, query and headers, for the OpenAPI document. The schemas themselves are added by `_document`."""
+    extra: dict[str, Any] = {}
+    if operation.body is not None:
+        schema = {"$ref": _REF.format(model=operation.body.__name__)}
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    elif operation.free_body:
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+    parameters = [
+        {"name": name, "in": "header", "required": False, "schema": {"type": "string"}} for name in operation.headers
+    ]
+    if operation.query is not None:
+        described = operation.query.model_json_schema(ref_template=_REF)
+        parameters += [
+            {"name": name, "in": "query", "required": False, "schema": schema}
+            for name, schema in described["properties"].items()
+        ]
+    return extra | ({"parameters": parameters} if parameters else {})
+
+
+def _document(app: FastAPI, operations: Sequence[Operation]) -> dict[str, Any]:
+    """The OpenAPI document, made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        spoken = [shape for operation in operations for shape in (operation.body, operation.query) if shape is not None]
+        _, schemas = models_json_schema([(shape, "validation") for shape in dict.fromkeys(spoken)], ref_template=_REF)
+        known = document.setdefault("components", {}).setdefault("schemas", {})
+        for name, schema in schemas["$defs"].items():
+            known.setdefault(name, schema)
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _is_inference(request: Request) -> bool:
+    return request.url.path.startswith("/v1/")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """What this product raised on purpose, in the format of the surface."""
+    if isinstance(error, wire.ClientGone):
+        return Response(status_code=499)
+    assert isinstance(error, SwarmError)
+    if _is_inference(request):
+        return inference.error_response(error)
+    if isinstance(error, Refusal):
+        return wire.problem(error)
+    if isinstance(error, RequestRefused):
+        return wire.answer_json(error.body, status=error.status)
+    return wire.problem(Refusal(ErrorCode.ENGINE_FAILED, str(error)))
+
+
+async def _unroutable(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow") or ", ".join(_methods(request))
+        detail = f"{request.method} is not served at {request.url.path}; allowed: {allowed}"
+        refusal = Refusal(ErrorCode.NOT_FOUND, detail)
+        headers = {"Allow": allowed}
+    else:
+        guess = nearest(request.url.path, [path for path in _paths(request) if "{" not in path])
+        hint = f"; did you mean {guess}?" if guess else "; /openapi.json lists what is"
+        refusal, headers = Refusal(ErrorCode.NOT_FOUND, f"nothing is served at {request.url.path}{hint}"), {}
+    if _is_inference(request):
+        return inference.error_response(refusal)
+    return wire.problem(refusal, status=error.status_code, headers=headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A fault of ours. It is logged whole by the server; the client learns that it happened."""
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    refusal = Refusal(ErrorCode.ENGINE_FAILED, "the server failed on this request; its log says why")
+    return inference.error_response(refusal) if _is_inference(request) else wire.problem(refusal, status=500)
+
+
+def _paths(request: Request) -> list[str]:
+    return [path for route in request.app.routes if isinstance(path := getattr(route, "path", None), str)]
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that the path of this request is served with."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        match, _ = route.matches(request.scope)
+        if match is not Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return sorted(found)

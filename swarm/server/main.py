@@ -1,0 +1,151 @@
+"""`swarm serve`: host one trainable model. The only module that names concrete engines.
+
+Importing it costs nothing: FastAPI, uvicorn and the engines are imported when a server is really started. The control
+process never imports torch or vllm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from foundation.clock import Clock
+    from swarm.engine.seam import Engine
+    from swarm.server.process import Settings
+    from swarm.server.state_dir import StateDir
+
+DEFAULT_PORT = 8642
+ECHO_MODEL_LEN = 32_768
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """The `serve` command. Tokens are no arguments: SWARM_ADMIN_TOKEN, SWARM_CLIENT_TOKEN, or files."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "serve", help="host a trainable model", description=serve.__doc__, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="NAME_OR_PATH", help="a model that `swarm models` knows, or a folder"
+    )
+    parser.add_argument(
+        "--engine", choices=("local", "echo"), default="local", help="echo needs no model: for trying things"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
+    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
+    parser.add_argument("--public-url", metavar="URL", help="what clients are told, where a proxy stands in front")
+    parser.add_argument(
+        "--state-dir", type=Path, metavar="DIR", help="default: a folder per model in the user data directory"
+    )
+    parser.add_argument("--max-model-len", type=_positive, metavar="N", help="longest prompt + answer, in tokens")
+    parser.add_argument("--admin-token-file", type=Path, metavar="FILE")
+    parser.add_argument("--client-token-file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--echo-latency-s", type=float, default=0.0, metavar="S", help="echo: seconds before the first token"
+    )
+    parser.add_argument(
+        "--echo-tokens-per-s", type=float, metavar="N", help="echo: pace of the tokens (default: at once)"
+    )
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    parser.add_argument("--json", action="store_true", help="print one JSON line with the url when ready to answer")
+    parser.set_defaults(run=serve)
+    return parser
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Host a trainable model until SIGTERM or SIGINT. A server that was killed goes on from its state directory."""
+    from foundation import logs
+    from foundation.clock import SystemClock
+    from foundation.ids import RandomIds
+    from swarm.protocol.errors import SwarmError
+    from swarm.server.process import run_server
+    from swarm.server.state_dir import StateDir
+
+    logs.configure(args.log_level)
+    clock = SystemClock()
+    try:
+        settings = _settings(args)
+        with settings.listen() as listener:
+            hosted = _hosted(args)
+            with StateDir.open(_state_path(args), model=hosted.name) as state:
+                return run_server(settings, listener, state, hosted.engine(state, clock), clock, RandomIds())
+    except SwarmError as error:
+        print(f"swarm serve: {error}", file=sys.stderr)  # noqa: T201 - the one line that a person reads
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Hosted:
+    """A model that is there, and how to make its engine."""
+
+    name: str
+    engine: Callable[[StateDir, Clock], Engine]
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    from swarm.server.keys import ControlTokens
+    from swarm.server.process import Settings
+
+    tokens = ControlTokens.load(os.environ, args.admin_token_file, args.client_token_file)
+    return Settings(host=args.host, port=args.port, tokens=tokens, public_url=args.public_url, print_json=args.json)
+
+
+def _hosted(args: argparse.Namespace) -> _Hosted:
+    """Raises: SwarmError when there is no such model."""
+    return _echo(args) if args.engine == "echo" else _local(args)
+
+
+def _echo(args: argparse.Namespace) -> _Hosted:
+    from swarm.engine.echo import EchoEngine
+
+    def engine(state: StateDir, clock: Clock) -> Engine:
+        return EchoEngine(
+            model=args.model,
+            max_model_len=args.max_model_len or ECHO_MODEL_LEN,
+            latency_s=args.echo_latency_s,
+            tokens_per_s=args.echo_tokens_per_s,
+            clock=clock,
+        )
+
+    return _Hosted(args.model, engine)
+
+
+def _local(args: argparse.Namespace) -> _Hosted:
+    from swarm.engine.local.engine import LocalEngine
+    from swarm.models import resolve
+
+    folder = resolve(args.model)
+
+    def engine(state: StateDir, clock: Clock) -> Engine:
+        return LocalEngine(
+            folder, directory=state.engine_dir, logs=state.logs_dir, max_model_len=args.max_model_len, clock=clock
+        )
+
+    return _Hosted(f"{folder.name}@{folder.fingerprint[:12]}", engine)
+
+
+def _state_path(args: argparse.Namespace) -> Path:
+    from foundation.paths import user_data_dir
+
+    if args.state_dir is not None:
+        return Path(args.state_dir).expanduser().resolve()
+    name = "".join(char if char.isalnum() or char in "-_." else "-" for char in Path(args.model).name)
+    return user_data_dir() / "servers" / (name if args.engine == "local" else f"{name}-{args.engine}")
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65_535:
+        raise argparse.ArgumentTypeError(f"a port lies between 0 and 65535, got {port}")
+    return port
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number

@@ -1,0 +1,174 @@
+"""The server as a process: its socket, its tasks, its end. Knows uvicorn and signals, and no concrete engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+import uvloop
+
+from foundation.clock import Clock
+from foundation.ids import Ids
+from swarm.engine.seam import Engine
+from swarm.protocol.errors import SwarmError
+from swarm.server.app import create_app
+from swarm.server.coordinator.conductor import Conductor
+from swarm.server.coordinator.desk import Desk
+from swarm.server.gateway.gateway import Gateway
+from swarm.server.keys import ControlTokens, Keyring
+from swarm.server.state_dir import StateDir
+
+_log = logging.getLogger(__name__)
+
+STOP_LIMIT_S = 10
+"""How long answers under way may take to finish after a stop was asked for."""
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+
+
+class ServeFault(SwarmError):
+    """The server cannot start, or had to end. One line that says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where a server listens and who may talk to it. Raises: ServeFault for a public address without tokens."""
+
+    host: str
+    port: int
+    tokens: ControlTokens
+    public_url: str | None = None
+    print_json: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.tokens.required and not _is_loopback(self.host):
+            raise ServeFault(
+                f"{self.host} can be reached from other machines: set SWARM_ADMIN_TOKEN (and SWARM_CLIENT_TOKEN for "
+                "clients) in the environment, or listen on 127.0.0.1"
+            )
+
+    @contextmanager
+    def listen(self) -> Iterator[socket.socket]:
+        """The listening socket. Raises: ServeFault when the port is taken or the host is none of this machine's."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((self.host, self.port))
+                listener.listen(_BACKLOG)
+            except OSError as error:
+                raise ServeFault(
+                    f"cannot listen on {self.host}:{self.port}: {error.strerror}; choose another --port, or 0 for any"
+                ) from error
+            yield listener
+
+    def url(self, listener: socket.socket) -> str:
+        """Where clients reach this listener."""
+        if self.public_url is not None:
+            return self.public_url.rstrip("/")
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+def run_server(
+    settings: Settings, listener: socket.socket, state: StateDir, engine: Engine, clock: Clock, ids: Ids
+) -> int:
+    """Serve until a signal; returns the exit code. Raises: SwarmError when it could not start or had to end."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, listener, state, engine, clock, ids))
+
+
+async def _serve(
+    settings: Settings, listener: socket.socket, state: StateDir, engine: Engine, clock: Clock, ids: Ids
+) -> int:
+    desk = Desk.open(state.pool_dir, engine.info, clock=clock, ids=ids)
+    await desk.start()
+    closing = asyncio.Event()
+    app = create_app(
+        desk=desk,
+        gateway=Gateway(desk, engine, clock, ids),
+        info=engine.info,
+        keys=Keyring.open(state.secret_path),
+        tokens=settings.tokens,
+        clock=clock,
+        closing=closing,
+        public_url=settings.public_url,
+    )
+    server = _Server(app, closing)
+    conductor = asyncio.create_task(Conductor(desk, engine, clock=clock, runs_dir=state.runs_dir).run())
+    conductor.add_done_callback(lambda _: server.stop())
+    url = settings.url(listener)
+    try:
+        state.announce(url, (await desk.status()).server_id)
+        if settings.print_json:
+            sys.stdout.write(json.dumps({"url": url}) + "\n")
+            sys.stdout.flush()
+        _log.info("serving %s at %s; state in %s", engine.info.model, url, state.path)
+        await server.serve(sockets=[listener])
+    finally:
+        conductor.cancel()
+        outcome = await asyncio.gather(conductor, return_exceptions=True)
+        await desk.close()
+        await engine.shutdown()
+    fault = outcome[0]
+    if isinstance(fault, SwarmError):
+        raise fault
+    if isinstance(fault, Exception):
+        _log.error("the conductor failed", exc_info=fault)
+        raise ServeFault(f"the server had to end: {type(fault).__name__}: {fault}; its state is kept, start it again")
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that wakes waiting requests when it is told to stop, and does not die of the signal it handled."""
+
+    def __init__(self, app: object, closing: asyncio.Event) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=STOP_LIMIT_S,
+            )
+        )
+        self._closing = closing
+
+    def stop(self) -> None:
+        self._closing.set()
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: it may resolve to anything
+        return False

@@ -1,0 +1,310 @@
+"""The control surface, `/swarm/v1`: runs, episodes, status, ledger. Decode, call the desk, encode; decide nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import orjson
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foundation.strict import StrictModel
+from swarm.protocol.episodes import (
+    DropReason,
+    EpisodeAbort,
+    EpisodeClaim,
+    EpisodeGrant,
+    EpisodeKind,
+    EpisodeReceipt,
+    EpisodeRenewal,
+    EpisodeResult,
+    EpisodeState,
+    EpisodeTrace,
+    LedgerEntry,
+    LedgerPage,
+    TaskProgress,
+)
+from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.status import CheckpointRef, RunCreated, RunReport, RunRequest, ServerStatus
+from swarm.server.coordinator.desk import Desk
+from swarm.server.keys import ControlTokens, Keyring, Role
+from swarm.server.routes import wire
+from swarm.server.routes.wire import Operation
+
+_RUN = "/swarm/v1/runs/{run_id}"
+_EPISODE = "/swarm/v1/episodes/{episode_id}"
+
+
+class StatusQuery(StrictModel):
+    since: int | None = None
+    wait_s: Annotated[float, Field(ge=0, le=120)] = 30.0
+
+
+class ReportQuery(StrictModel):
+    since_step: Annotated[int, Field(ge=0)] = 0
+
+
+class TasksQuery(StrictModel):
+    run_id: str | None = None
+    client_id: str | None = None
+    mix: str | None = None
+
+
+class LedgerQuery(StrictModel):
+    run_id: str | None = None
+    step: int | None = None
+    client_id: str | None = None
+    task_id: str | None = None
+    kind: EpisodeKind | None = None
+    reason: DropReason | None = None
+    state: EpisodeState | None = None
+    after: str | None = None
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class LeaseRenewed(BaseModel):
+    expires_at: float
+    """Unix time at which the idle limit ends now."""
+
+
+class Health(BaseModel):
+    status: str = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRoutes:
+    """The endpoints, over one desk. public_url: what clients are told instead of the host that they asked for."""
+
+    desk: Desk
+    keys: Keyring
+    tokens: ControlTokens
+    closing: asyncio.Event
+    public_url: str | None = None
+
+    def operations(self) -> list[Operation]:
+        return [*self._episode_operations(), *self._run_operations(), *self._reading_operations()]
+
+    def _episode_operations(self) -> list[Operation]:
+        lost = (ErrorCode.NOT_FOUND, ErrorCode.LEASE_LOST)
+        refused = (ErrorCode.NOT_FOUND, ErrorCode.NOT_ROLLING, ErrorCode.DRAINING, ErrorCode.MIX_FULL)
+        return [
+            _post("/swarm/v1/episodes:claim", self.claim, "Claim an episode", EpisodeClaim, EpisodeGrant, refused),
+            _post(f"{_EPISODE}:end", self.end, "End it with a reward, durably", EpisodeResult, EpisodeReceipt, lost),
+            _post(f"{_EPISODE}:abort", self.abort, "Drop it and offer its slot again", EpisodeAbort, LedgerEntry, lost),
+            _post(f"{_EPISODE}:renew", self.renew, "Extend its lease", EpisodeRenewal, LeaseRenewed, lost),
+            _get(_EPISODE, self.entry, "Its status and fate", LedgerEntry),
+            _get(f"{_EPISODE}/trace", self.trace, "Every call, token by token", EpisodeTrace),
+        ]
+
+    def _run_operations(self) -> list[Operation]:
+        busy = (ErrorCode.SERVER_BUSY, ErrorCode.IDEMPOTENCY_CONFLICT)
+        return [
+            _post("/swarm/v1/runs", self.create_run, "Start a run", RunRequest, RunCreated, busy, status=201),
+            _get(_RUN, self.report, "Spec, changes and per-step metrics", RunReport, ReportQuery),
+            Operation(
+                method="PATCH",
+                path=_RUN,
+                endpoint=self.patch_run,
+                summary="Change tunable fields (merge patch)",
+                answer=RunReport,
+                free_body=True,
+                headers=("If-Match",),
+                codes=(ErrorCode.NOT_FOUND, ErrorCode.CONFIG_CONFLICT, ErrorCode.INVALID_SPEC),
+            ),
+            _post(f"{_RUN}:stop", self.stop_run, "Drain, checkpoint, go idle", None, RunReport, (ErrorCode.NOT_FOUND,)),
+            _post(
+                f"{_RUN}:checkpoint",
+                self.checkpoint,
+                "Write a whole checkpoint now",
+                None,
+                CheckpointRef,
+                (ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED),
+            ),
+        ]
+
+    def _reading_operations(self) -> list[Operation]:
+        return [
+            _get("/health", self.health, "Whether the process serves; no authorisation", Health),
+            _get(
+                "/swarm/v1/status", self.status, "How the server is; long-polls with since", ServerStatus, StatusQuery
+            ),
+            Operation(
+                method="GET",
+                path="/swarm/v1/events",
+                endpoint=self.events,
+                summary="Statuses and log lines as server-sent events",
+                media_type="text/event-stream",
+            ),
+            Operation(
+                method="GET",
+                path="/swarm/v1/tasks",
+                endpoint=self.tasks,
+                summary="How many episodes of each task are ended",
+                answer=TaskProgress,
+                answer_list=True,
+                query=TasksQuery,
+            ),
+            _get("/swarm/v1/ledger", self.ledger, "What became of each episode", LedgerPage, LedgerQuery),
+        ]
+
+    # -- episodes -------------------------------------------------------------------------------------------------
+
+    async def claim(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        claim = await wire.decode(request, EpisodeClaim)
+        granted = await wire.until_gone(request, self.desk.claim(claim), self.closing)
+        grant = EpisodeGrant.model_construct(
+            episode_id=granted.episode_id,
+            lease=granted.lease,
+            group_id=granted.group_id,
+            slot=granted.slot,
+            base_url=f"{self._url(request)}/v1",
+            api_key=self.keys.api_key(granted.episode_id, granted.lease),
+            weights_version=granted.weights_version,
+            expires_at=granted.expires_at,
+        )
+        return wire.answer(grant)
+
+    async def end(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        result = await wire.decode(request, EpisodeResult)
+        return wire.answer(await self.desk.end(request.path_params["episode_id"], result))
+
+    async def abort(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        abort = await wire.decode(request, EpisodeAbort)
+        return wire.answer(await self.desk.abort(request.path_params["episode_id"], abort))
+
+    async def renew(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        renewal = await wire.decode(request, EpisodeRenewal)
+        expires_at = await self.desk.renew(request.path_params["episode_id"], renewal)
+        return wire.answer(LeaseRenewed(expires_at=expires_at))
+
+    async def entry(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        return wire.answer(await self.desk.entry(request.path_params["episode_id"]))
+
+    async def trace(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        return wire.answer(await self.desk.trace(request.path_params["episode_id"]))
+
+    # -- runs -----------------------------------------------------------------------------------------------------
+
+    async def create_run(self, request: Request) -> Response:
+        by = wire.require(self.tokens, request, Role.ADMIN)
+        wanted = await wire.decode(request, RunRequest)
+        created = await self.desk.create_run(wanted, by)
+        return wire.answer(created, status=201, headers={"Location": f"/swarm/v1/runs/{created.run_id}"})
+
+    async def report(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        query = wire.decode_query(request, ReportQuery)
+        return _versioned(await self.desk.report(request.path_params["run_id"], query.since_step))
+
+    async def patch_run(self, request: Request) -> Response:
+        by = wire.require(self.tokens, request, Role.ADMIN)
+        patch = await wire.decode_object(request)
+        if_match = _if_match(request.headers.get("if-match"))
+        return _versioned(await self.desk.patch_run(request.path_params["run_id"], patch, if_match, by))
+
+    async def stop_run(self, request: Request) -> Response:
+        wire.require(self.tokens, request, Role.ADMIN)
+        return _versioned(await self.desk.stop_run(request.path_params["run_id"]))
+
+    async def checkpoint(self, request: Request) -> Response:
+        wire.require(self.tokens, request, Role.ADMIN)
+        return wire.answer(await self.desk.request_checkpoint(request.path_params["run_id"]))
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:
+        return wire.answer(Health())
+
+    async def status(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        query = wire.decode_query(request, StatusQuery)
+        if query.since is None:
+            return wire.answer(await self.desk.status())
+        await wire.read_body(request)
+        waiting = self.desk.status(query.since, query.wait_s)
+        return wire.answer(await wire.until_gone(request, waiting, self.closing))
+
+    async def events(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        await wire.read_body(request)
+        return wire.EventStream(self._event_frames(), closing=self.closing)
+
+    async def _event_frames(self) -> AsyncIterator[bytes]:
+        """The status now, then each event as it comes."""
+        status = await self.desk.status()
+        yield b"event: status\ndata: " + status.model_dump_json().encode() + b"\n\n"
+        async for event in self.desk.events():
+            yield b"event: " + event.kind.encode() + b"\ndata: " + orjson.dumps(event.data) + b"\n\n"
+
+    async def tasks(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        query = wire.decode_query(request, TasksQuery)
+        found = await self.desk.tasks(run_id=query.run_id, client_id=query.client_id, mix=query.mix)
+        return wire.answer_list(found)
+
+    async def ledger(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        query = wire.decode_query(request, LedgerQuery)
+        return wire.answer(await self.desk.ledger(**dict(query)))
+
+    def _url(self, request: Request) -> str:
+        return self.public_url or f"{request.url.scheme}://{request.headers.get('host', request.url.netloc)}"
+
+
+def _versioned(report: RunReport) -> Response:
+    return wire.answer(report, headers={"ETag": f'"{report.config_version}"'})
+
+
+def _if_match(header: str | None) -> int | None:
+    if header is None or header.strip() == "*":
+        return None
+    text = header.strip().removeprefix("W/").strip('"')
+    if not text.isdecimal():
+        raise Refusal(ErrorCode.INVALID_SPEC, f"If-Match must be a config_version, got {header!r}", errors=[])
+    return int(text)
+
+
+def _get(
+    path: str,
+    endpoint: wire.Endpoint,
+    summary: str,
+    answer: type[BaseModel],
+    query: type[StrictModel] | None = None,
+) -> Operation:
+    codes = (ErrorCode.NOT_FOUND,) if "{" in path else ()
+    return Operation(
+        method="GET", path=path, endpoint=endpoint, summary=summary, answer=answer, query=query, codes=codes
+    )
+
+
+def _post(
+    path: str,
+    endpoint: wire.Endpoint,
+    summary: str,
+    body: type[BaseModel] | None,
+    answer: type[BaseModel],
+    codes: tuple[ErrorCode, ...],
+    *,
+    status: int = 200,
+) -> Operation:
+    codes = (*codes, ErrorCode.INVALID_SPEC) if body is not None else codes
+    return Operation(
+        method="POST",
+        path=path,
+        endpoint=endpoint,
+        summary=summary,
+        body=body,
+        answer=answer,
+        codes=codes,
+        status=status,
+    )

@@ -1,0 +1,79 @@
+"""`/metrics` for Prometheus: the status and the newest step, read when they are asked for; nothing is counted here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from swarm.protocol.status import Phase, ServerStatus, StepMetrics
+from swarm.server.coordinator.desk import Desk
+from swarm.server.keys import ControlTokens
+from swarm.server.routes.wire import Operation, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsRoutes:
+    """The endpoint, over one desk."""
+
+    desk: Desk
+    tokens: ControlTokens
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation(
+                method="GET",
+                path="/metrics",
+                endpoint=self.metrics,
+                summary="Prometheus' text format",
+                media_type="text/plain",
+            )
+        ]
+
+    async def metrics(self, request: Request) -> Response:
+        require(self.tokens, request)
+        status = await self.desk.status()
+        newest: list[StepMetrics] = []
+        if status.run_id is not None and status.step:
+            newest = (await self.desk.report(status.run_id, since_step=status.step - 1)).steps[-1:]
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Snapshot(status, newest))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+class _Snapshot(Collector):
+    """One reading of the server as Prometheus families."""
+
+    def __init__(self, status: ServerStatus, newest: list[StepMetrics]) -> None:
+        self._status = status
+        self._newest = newest
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        status, pool = self._status, self._status.pool
+        phase = GaugeMetricFamily("swarm_phase", "1 for the phase the server is in", labels=["phase"])
+        for each in Phase:
+            phase.add_metric([each.value], float(each is status.phase))
+        yield phase
+        yield _gauge("swarm_step", "Optimiser steps of the current run", status.step)
+        yield _gauge("swarm_episodes_running", "Episodes under a lease", pool.running)
+        yield _gauge("swarm_episodes_ended", "Ended episodes that wait in the pool", pool.ended)
+        yield _gauge("swarm_groups_open", "Groups with slots to fill", pool.groups_open)
+        yield _gauge("swarm_groups_ready", "Groups ready for the next step", pool.groups_ready)
+        yield _gauge("swarm_groups_needed", "Groups that one step takes", pool.groups_needed)
+        yield _gauge("swarm_tokens_per_second", "Sampled tokens per second", status.engine.tokens_per_s)
+        yield _gauge("swarm_engine_failures", "Crashes of the engine's children in a row", status.engine.failures)
+        by_step = GaugeMetricFamily("swarm_step_metric", "The newest step, see docs/metrics.md", labels=["name"])
+        for step in self._newest:
+            for name, value in step.values.items():
+                by_step.add_metric([name], value)
+        yield by_step
+
+
+def _gauge(name: str, meaning: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, meaning, value=float(value))

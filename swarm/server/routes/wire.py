@@ -1,0 +1,214 @@
+"""How requests are read and answers are written: models in and out, problem documents, streams that notice a hang-up.
+
+Knows HTTP and pydantic, and nothing of runs or episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from foundation.strict import StrictModel, explain
+from swarm.protocol.errors import ErrorCode, Problem, Refusal, SwarmError
+from swarm.server.keys import ControlTokens, Role
+
+Model = TypeVar("Model", bound=BaseModel)
+Result = TypeVar("Result")
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+
+MAX_BODY_BYTES = 64 * 2**20
+_JSON = "application/json"
+_PROBLEM = "application/problem+json"
+
+
+class ClientGone(SwarmError):
+    """The client hung up before its answer; there is nobody to tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One call of the surface: where it is, what goes in and out. Routes and the OpenAPI document are made from these."""
+
+    method: str
+    path: str
+    endpoint: Endpoint
+    summary: str
+    answer: type[BaseModel] | None = None
+    answer_list: bool = False
+    """The answer is a list of `answer`."""
+    media_type: str = _JSON
+    status: int = 200
+    body: type[BaseModel] | None = None
+    free_body: bool = False
+    """The body is a JSON object whose fields are not ours to name."""
+    query: type[StrictModel] | None = None
+    headers: tuple[str, ...] = ()
+    codes: tuple[ErrorCode, ...] = ()
+
+
+def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT) -> str:
+    """Who asks, for the record. Raises: Refusal(unauthorized, forbidden)."""
+    role = tokens.role_of(request.headers.get("authorization"))
+    if role is None:
+        raise Refusal(
+            ErrorCode.UNAUTHORIZED,
+            "this server asks for a token: send `Authorization: Bearer` with the server's admin or client token",
+        )
+    if needed is Role.ADMIN and role is not Role.ADMIN:
+        raise Refusal(ErrorCode.FORBIDDEN, "a client token does not allow this; use the server's admin token")
+    return f"{role}@{request.client.host}" if request.client else str(role)
+
+
+async def read_body(request: Request) -> bytes:
+    """Raises: Refusal(over_limit) for a body that is too large, before it is in memory."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise Refusal(ErrorCode.OVER_LIMIT, f"the body is larger than {MAX_BODY_BYTES} bytes; send less")
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def decode(request: Request, model: type[Model]) -> Model:
+    """The body as `model`. Raises: Refusal(invalid_spec), naming each bad field and the nearest known name."""
+    raw = await read_body(request)
+    try:
+        return model.model_validate_json(raw or b"{}")
+    except ValidationError as error:
+        raise _invalid(error, model) from error
+
+
+async def decode_object(request: Request) -> dict[str, Any]:
+    """The body as a JSON object. Raises: Refusal(invalid_spec)."""
+    try:
+        value = orjson.loads(await read_body(request))
+    except orjson.JSONDecodeError as error:
+        raise Refusal(ErrorCode.INVALID_SPEC, f"the body is not JSON: {error}", errors=[]) from error
+    if not isinstance(value, dict):
+        raise Refusal(ErrorCode.INVALID_SPEC, "the body must be a JSON object", errors=[])
+    return value
+
+
+def decode_query(request: Request, model: type[Model]) -> Model:
+    """The query string as `model`. Raises: Refusal(invalid_spec)."""
+    try:
+        return model.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        raise _invalid(error, model) from error
+
+
+def answer(model: BaseModel, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(model.model_dump_json().encode(), status, headers, _JSON)
+
+
+def answer_list(models: list[Any]) -> Response:
+    return Response(b"[" + b",".join(model.model_dump_json().encode() for model in models) + b"]", media_type=_JSON)
+
+
+def answer_json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(value), status, headers, _JSON)
+
+
+def problem(refusal: Refusal, *, status: int | None = None, headers: dict[str, str] | None = None) -> Response:
+    """The problem document of a refusal, with `Retry-After` where it says when."""
+    document: Problem = refusal.problem()
+    if status is not None:
+        document = document.model_copy(update={"status": status})
+    sent = dict(headers or {})
+    retry_after_s = refusal.fields.get("retry_after_s")
+    if isinstance(retry_after_s, int | float):
+        sent["Retry-After"] = str(max(1, round(retry_after_s)))
+    if refusal.code == ErrorCode.UNAUTHORIZED:
+        sent["WWW-Authenticate"] = "Bearer"
+    return Response(document.model_dump_json().encode(), document.status, sent, _PROBLEM)
+
+
+async def until_gone(request: Request, work: Awaitable[Result], closing: asyncio.Event | None = None) -> Result:
+    """The result of `work`, which is cancelled when the client hangs up or the server closes.
+
+    The body must have been read before. Raises: ClientGone, Refusal(not_rolling) when closing.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    waiters: set[asyncio.Future[Any]] = {task, gone}
+    if closing is not None:
+        waiters.add(asyncio.ensure_future(closing.wait()))
+    try:
+        await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientGone("the client hung up")
+        raise Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down; try again when it is back", retry_after_s=5)
+    finally:
+        for waiter in waiters:
+            waiter.cancel()
+        await asyncio.gather(*waiters, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Server-sent events, ready made. Closes `frames` when the client hangs up, or when `closing` is set."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, frames: AsyncIterator[bytes], *, closing: asyncio.Event | None = None) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._frames = frames
+        self._closing = closing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump = asyncio.create_task(self._pump(send))
+        waiters: set[asyncio.Future[Any]] = {pump, asyncio.create_task(_disconnected(receive))}
+        if self._closing is not None:
+            waiters.add(asyncio.create_task(self._closing.wait()))
+        try:
+            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiter in waiters:
+                waiter.cancel()
+            await asyncio.gather(*waiters, return_exceptions=True)
+        if pump.cancelled():
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            pump.result()
+
+    async def _pump(self, send: Send) -> None:
+        async with _closed_after(self._frames) as frames:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for frame in frames:
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@contextlib.asynccontextmanager
+async def _closed_after(frames: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Close an async generator whatever happens; other iterators have nothing to close."""
+    try:
+        yield frames
+    finally:
+        close = getattr(frames, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+def _invalid(error: ValidationError, model: type[BaseModel]) -> Refusal:
+    faults = explain(error, model)
+    detail = "; ".join(str(fault) for fault in faults)
+    return Refusal(ErrorCode.INVALID_SPEC, detail, errors=[fault.model_dump() for fault in faults])
