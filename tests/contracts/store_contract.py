@@ -1,0 +1,372 @@
+"""What every database behind the store must do. Subclass, and give a `url` fixture of an empty database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import create_engine
+
+from foundation.clock import ManualClock
+from foundation.ids import SeededIds
+from researcher.models import Claim, Effect, Finding, LlmCall, StudyStatus, TrialStatus, Verdict, VerdictRecord
+from researcher.store.errors import (
+    Ambiguous,
+    DatabaseRefused,
+    LeaseHeld,
+    LeaseSuperseded,
+    NotFound,
+    OverBudget,
+    PlanFrozen,
+    PlanTampered,
+    WrongState,
+)
+from researcher.store.store import Store
+from tests.fakes.example_plan import ARMS, example_plan
+
+EFFECT = Effect(
+    hypothesis="H1",
+    metric="heldout_accuracy",
+    n_baseline=3,
+    n_treatment=3,
+    mean_baseline=0.2,
+    mean_treatment=0.5,
+    diff=0.3,
+    low=0.2,
+    high=0.4,
+    level=0.95,
+    method="welch",
+    p_value=0.001,
+    p_adjusted=0.001,
+)
+
+
+class StoreContract:
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def store(self, url: str, clock: ManualClock) -> Iterator[Store]:
+        store = Store.open(url, clock=clock, ids=SeededIds(1))
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def study(self, store: Store) -> str:
+        study_id = store.create_study("a topic", {"seeds": 3})
+        store.save_plan(study_id, example_plan())
+        return study_id
+
+    @pytest.fixture
+    def key(self, store: Store, study: str) -> str:
+        return store.ensure_trials(study, "compare", [(ARMS[0], 0)])[0].key
+
+    def sql(self, url: str, statement: str) -> None:
+        """What a person does by hand."""
+        engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+        with engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+        engine.dispose()
+
+    # -- studies ------------------------------------------------------------------------------------------------------
+
+    def test_a_study_is_found_by_id_prefix_and_as_the_latest(self, store: Store, clock: ManualClock) -> None:
+        with pytest.raises(NotFound, match="no study yet"):
+            store.resolve_study("latest")
+        first = store.create_study("one", {})
+        clock.advance(1)
+        second = store.create_study("two", {"budget": "8h"})
+        assert store.resolve_study("latest") == second
+        assert store.resolve_study(first) == first
+        assert store.resolve_study(first.removeprefix("st-")[:8]) == first
+        assert [study.id for study in store.studies()] == [second, first]
+        assert store.study(second).options == {"budget": "8h"}
+        with pytest.raises(Ambiguous):
+            store.resolve_study("st-")
+        with pytest.raises(NotFound, match="researcher list"):
+            store.resolve_study("zzz")
+
+    def test_a_status_and_requests_are_kept(self, store: Store, study: str, clock: ManualClock) -> None:
+        clock.advance(5)
+        store.request_stop(study)
+        store.set_study_status(study, StudyStatus.STOPPED, "asked to")
+        record = store.study(study)
+        assert (record.status, record.reason, record.stop_requested) == (StudyStatus.STOPPED, "asked to", True)
+        assert record.ended_at == clock.now()
+        store.clear_requests(study)
+        store.set_study_status(study, StudyStatus.RUNNING)
+        record = store.study(study)
+        assert (record.stop_requested, record.pause_requested, record.ended_at) == (False, False, None)
+
+    # -- plans --------------------------------------------------------------------------------------------------------
+
+    def test_a_plan_is_frozen_and_comes_back_equal(self, store: Store, study: str) -> None:
+        plan = example_plan()
+        assert store.save_plan(study, plan) == plan.digest()
+        assert store.plan(study) == plan
+        with pytest.raises(PlanFrozen, match="version 2"):
+            store.save_plan(study, example_plan(steps=7))
+        with pytest.raises(PlanFrozen):
+            store.save_plan(study, example_plan(steps=7, version=3))
+        store.save_plan(study, example_plan(steps=7, version=2))
+        assert (store.plan(study).steps, store.plan(study, 1).steps, store.study(study).plan_version) == (7, 6, 2)
+
+    def test_a_plan_changed_by_hand_is_noticed(self, store: Store, study: str, url: str) -> None:
+        self.sql(url, "UPDATE plans SET canonical = replace(canonical, '\"steps\":6', '\"steps\":60')")
+        with pytest.raises(PlanTampered):
+            store.plan(study)
+
+    def test_stages_come_from_the_plan_and_keep_their_status(self, store: Store, study: str) -> None:
+        assert store.stage_status(study) == {"compare": "planned"}
+        store.set_stage_status(study, "compare", "running")
+        assert store.stage_status(study) == {"compare": "running"}
+        store.set_stage_status(study, "compare", "done")
+        assert store.stage_status(study) == {"compare": "done"}
+        with pytest.raises(NotFound):
+            store.set_stage_status(study, "confirm", "running")
+
+    # -- trials -------------------------------------------------------------------------------------------------------
+
+    def test_trials_are_made_once_whoever_asks(self, store: Store, study: str) -> None:
+        pairs = [(arm, seed) for seed in range(2) for arm in ARMS]
+        made = store.ensure_trials(study, "compare", pairs)
+        again = store.ensure_trials(study, "later", [*pairs, (ARMS[0], 2)])
+        assert again[:4] == made
+        assert [trial.stage for trial in again] == ["compare"] * 4 + ["later"]
+        assert [(trial.arm, trial.seed) for trial in store.trials(study)] == [*pairs, (ARMS[0], 2)]
+
+    def test_two_studies_may_run_the_same_plan(self, store: Store, study: str, key: str) -> None:
+        other = store.create_study("the same again", {})
+        store.save_plan(other, example_plan())
+        twin = store.ensure_trials(other, "compare", [(ARMS[0], 0)])[0]
+        assert twin.key == key
+        store.record_intent(study, key, 1, "http://a", f"{study}/{key}#1", {})
+        assert store.trial(other, key).status == TrialStatus.PLANNED
+
+    def test_a_trial_goes_from_intent_to_its_numbers(
+        self, store: Store, study: str, key: str, clock: ManualClock
+    ) -> None:
+        store.record_intent(study, key, 1, "http://a", "k#1", {"seed": 0})
+        assert store.trial(study, key).status == TrialStatus.SUBMITTED
+        store.record_submitted(study, key, "run-1", {"trial_key": key})
+        store.record_client(study, key, 4711, 12.5)
+        clock.advance(3)
+        store.record_progress(study, key, 1, [("reward_mean", 1, 0.25)])
+        store.record_progress(study, key, 2, [("reward_mean", 1, 0.25), ("reward_mean", 2, 0.5)])
+        running = store.trial(study, key)
+        assert (running.status, running.series) == (TrialStatus.RUNNING, {"reward_mean": [(1, 0.25), (2, 0.5)]})
+        attempt = store.attempts(study, key)[0]
+        assert (attempt.run_id, attempt.client_pid, attempt.client_started, attempt.step) == ("run-1", 4711, 12.5, 2)
+        assert attempt.heartbeat_at == clock.now()
+        series = {"reward_mean": [(1, 0.25), (2, 0.5)], "eval_reward_after": [(0, 1.0), (1, 0.0)]}
+        store.finish_trial(study, key, {"heldout_accuracy": 0.5}, series)
+        done = store.trial(study, key)
+        assert (done.status, done.finals, done.series) == (TrialStatus.DONE, {"heldout_accuracy": 0.5}, series)
+        assert done.ended_at == clock.now()
+        with pytest.raises(WrongState):
+            store.finish_trial(study, key, {}, {})
+
+    def test_a_number_that_is_not_finite_is_refused_and_nothing_is_written(
+        self, store: Store, study: str, key: str
+    ) -> None:
+        store.record_intent(study, key, 1, "http://a", "k#1", {})
+        with pytest.raises(ValueError, match="not finite"):
+            store.finish_trial(study, key, {"a": 1.0, "b": float("nan")}, {})
+        assert store.trial(study, key).status == TrialStatus.SUBMITTED
+
+    def test_a_failed_attempt_is_followed_by_the_next_and_the_trial_may_be_given_up(
+        self, store: Store, study: str, key: str
+    ) -> None:
+        store.record_intent(study, key, 1, "http://a", "k#1", {})
+        with pytest.raises(WrongState):
+            store.record_intent(study, key, 2, "http://b", "k#2", {})
+        store.record_progress(study, key, 1, [("reward_mean", 1, 0.9)])
+        store.fail_attempt(study, key, "the client died")
+        with pytest.raises(WrongState):
+            store.record_intent(study, key, 3, "http://b", "k#3", {})
+        store.record_intent(study, key, 2, "http://b", "k#2", {})
+        assert store.trial(study, key).series == {}
+        store.fail_attempt(study, key, "again")
+        store.fail_trial(study, key, "tried 2 times")
+        failed = store.trial(study, key)
+        assert (failed.status, failed.reason, failed.attempt) == (TrialStatus.FAILED, "tried 2 times", 2)
+        assert [attempt.outcome for attempt in store.attempts(study, key)] == ["failed", "failed"]
+
+    def test_a_person_can_change_one_number_by_hand(self, store: Store, study: str, key: str, url: str) -> None:
+        store.record_intent(study, key, 1, "http://a", "k#1", {})
+        store.finish_trial(study, key, {"heldout_accuracy": 0.5}, {})
+        self.sql(url, "UPDATE trial_metrics SET value = 0.75 WHERE name = 'heldout_accuracy' AND step IS NULL")
+        assert store.trial(study, key).finals == {"heldout_accuracy": 0.75}
+
+    # -- conclusions --------------------------------------------------------------------------------------------------
+
+    def test_verdicts_claims_and_findings_come_back(self, store: Store, study: str) -> None:
+        first = VerdictRecord(hypothesis="H1", verdict=Verdict.INCONCLUSIVE, reason="wide", effect=None)
+        last = VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="clear", effect=EFFECT)
+        store.record_verdict(study, "compare", first)
+        store.record_verdict(study, "confirm", last)
+        store.record_verdict(study, "confirm", last)
+        assert store.verdicts(study) == [last]
+        assert store.verdicts(study, "compare") == [first]
+        claims = [
+            Claim(name="c1", expression="effect(H1).diff", value=0.3, text="+0.30"),
+            Claim(name="c2", expression="verdict(H1)", value="supported", text="supported"),
+            Claim(name="c3", expression="steps(H1)", value=None, text="never"),
+        ]
+        store.save_claims(study, [claims[0]])
+        store.save_claims(study, claims)
+        assert store.claims(study) == claims
+        finding = Finding(
+            id="fi-1",
+            study_id=study,
+            plan_hash="h",
+            instrument="repeat",
+            model="echo",
+            factor="learning_rate",
+            metric="heldout_accuracy",
+            statement="s",
+            verdict=Verdict.SUPPORTED,
+            effect=EFFECT,
+            at=1.0,
+        )
+        store.save_findings(study, [finding])
+        store.save_findings(study, [finding])
+        assert store.findings() == store.findings(instrument="repeat") == store.findings(study_id=study) == [finding]
+        assert store.findings(instrument="other") == []
+
+    def test_the_journal_is_read_from_where_one_stopped(self, store: Store, study: str) -> None:
+        numbers = [store.record_event(study, "note", {"n": n}) for n in range(3)]
+        assert [event.detail["n"] for event in store.events(study, after=numbers[0])] == [1, 2]
+        store.record_report(study, {"markdown": "report.md"})
+        assert store.events(study, after=numbers[-1])[0].kind == "report"
+
+    def test_llm_calls_and_schedules_are_kept(self, store: Store, study: str) -> None:
+        call = LlmCall(purpose="plan", model="m", request={"q": 1}, answer={"a": "ü"}, at=2.0)
+        store.record_llm_call(study, call)
+        assert store.llm_calls(study) == [call]
+        assert store.schedule(study) is None
+        store.save_schedule(study, {"window": "22:00-07:00"})
+        store.save_schedule(study, {"window": "23:00-07:00"})
+        assert store.schedule(study) == {"window": "23:00-07:00"}
+
+    # -- ownership ----------------------------------------------------------------------------------------------------
+
+    def test_one_owner_at_a_time_until_its_time_is_out(self, store: Store, study: str, clock: ManualClock) -> None:
+        token = store.acquire_lease(study, "host/1", 60)
+        with pytest.raises(LeaseHeld, match="host/1"):
+            store.acquire_lease(study, "host/2", 60)
+        clock.advance(59)
+        store.renew_lease(study, token, 60)
+        clock.advance(59)
+        with pytest.raises(LeaseHeld):
+            store.acquire_lease(study, "host/2", 60)
+        clock.advance(1)
+        assert store.acquire_lease(study, "host/2", 60) == token + 1
+        with pytest.raises(LeaseSuperseded):
+            store.renew_lease(study, token, 60)
+        store.release_lease(study, token)
+        lease = store.lease(study)
+        assert lease is not None
+        assert (lease.owner, lease.token) == ("host/2", token + 1)
+
+    def test_the_lease_of_an_owner_known_to_be_dead_is_taken_at_once(self, store: Store, study: str) -> None:
+        token = store.acquire_lease(study, "host/1", 600)
+        assert store.acquire_lease(study, "host/2", 600, dead_owner="host/1") == token + 1
+        store.release_lease(study, token + 1)
+        assert store.lease(study) is None
+        assert store.acquire_lease(study, "host/3", 600) == token + 2
+
+    def test_every_write_of_a_superseded_owner_is_refused_and_changes_nothing(
+        self, store: Store, study: str, key: str
+    ) -> None:
+        old = store.fenced(study, store.acquire_lease(study, "host/1", 60))
+        old.record_intent(study, key, 1, "http://a", "k#1", {})
+        new = store.fenced(study, store.acquire_lease(study, "host/2", 60, dead_owner="host/1"))
+        before = (new.trials(study), new.events(study), new.study(study))
+        verdict = VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="", effect=None)
+        for stale in (old, store):
+            for write in (
+                lambda s: s.record_event(study, "x"),
+                lambda s: s.finish_trial(study, key, {"a": 1.0}, {}),
+                lambda s: s.fail_attempt(study, key, "x"),
+                lambda s: s.record_progress(study, key, 9),
+                lambda s: s.record_submitted(study, key, "run-9", {}),
+                lambda s: s.ensure_trials(study, "compare", [(ARMS[1], 9)]),
+                lambda s: s.save_plan(study, example_plan(version=2)),
+                lambda s: s.set_study_status(study, StudyStatus.DONE),
+                lambda s: s.record_verdict(study, "compare", verdict),
+                lambda s: s.save_claims(study, []),
+                lambda s: s.set_budget(study, "trials", 1),
+            ):
+                with pytest.raises(LeaseSuperseded):
+                    write(stale)
+        assert (new.trials(study), new.events(study), new.study(study)) == before
+        store.request_stop(study)  # anyone may ask
+        assert new.study(study).stop_requested
+        new.record_event(study, "still mine")
+
+    def test_of_many_that_want_a_study_at_once_one_gets_it(self, store: Store, study: str) -> None:
+        def attempt(n: int) -> bool:
+            try:
+                store.acquire_lease(study, f"host/{n}", 60)
+            except LeaseHeld:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as threads:
+            assert sum(threads.map(attempt, range(16))) == 1
+
+    def test_servers_are_leased_likewise(self, store: Store) -> None:
+        token = store.acquire_server("http://a:1/", "study-1", 60)
+        with pytest.raises(LeaseHeld):
+            store.acquire_server("http://a:1", "study-2", 60)
+        store.renew_server("http://a:1", token, 60)
+        store.release_server("http://a:1", token)
+        assert store.server_lease("http://a:1") is None
+
+    def test_budgets_are_reserved_before_they_are_spent(self, store: Store, study: str) -> None:
+        with pytest.raises(NotFound):
+            store.reserve(study, "trials", "a", 1)
+        store.set_budget(study, "trials", 2)
+        store.reserve(study, "trials", "a", 1)
+        store.reserve(study, "trials", "a", 1)
+        store.reserve(study, "trials", "b", 1)
+        with pytest.raises(OverBudget, match="0 left"):
+            store.reserve(study, "trials", "c", 1)
+        store.spend(study, "trials", "a", 1)
+        store.spend(study, "trials", "b", 0)
+        state = store.budget(study)[0]
+        assert (state.kind, state.limit, state.reserved, state.spent) == ("trials", 2, 0, 1)
+        store.reserve(study, "trials", "c", 1)
+
+    # -- outbox -------------------------------------------------------------------------------------------------------
+
+    def test_what_changed_waits_in_the_outbox_until_it_is_sent(self, store: Store, study: str, key: str) -> None:
+        store.record_intent(study, key, 1, "http://a", "k#1", {})
+        store.finish_trial(study, key, {"a": 1.0}, {})
+        waiting = store.unsent(study)
+        assert [message.kind for message in waiting] == ["study", "study", "trial"]
+        store.mark_unsent(waiting[0].seq, "no route")
+        assert store.outbox_state(study) == (3, "no route")
+        for message in waiting:
+            store.mark_sent(message.seq)
+        assert store.outbox_state(study) == (0, None)
+
+    # -- the database itself ------------------------------------------------------------------------------------------
+
+    def test_a_database_made_by_newer_code_is_refused(self, store: Store, url: str) -> None:
+        self.sql(url, "UPDATE alembic_version SET version_num = '9999'")
+        with pytest.raises(DatabaseRefused, match="newer"):
+            Store.open(url)
+
+    def test_many_processes_may_open_an_empty_database_at_once(self, url: str) -> None:
+        def open_and_close(_: int) -> None:
+            Store.open(url).close()
+
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(open_and_close, range(6)))
+        store = Store.open(url)
+        assert store.studies() == []
+        store.close()
