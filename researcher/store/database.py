@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError
 
 from foundation.paths import user_data_dir
 from researcher.store.errors import DatabaseRefused
@@ -58,7 +58,7 @@ def upgrade(engine: Engine) -> None:
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
             _migrate(connection, shown)
-    except OperationalError as error:
+    except DatabaseError as error:
         raise DatabaseRefused(f"cannot open {shown}: {error.orig}; check RESEARCHER_DATABASE_URL") from error
 
 

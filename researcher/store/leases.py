@@ -6,6 +6,7 @@ A lease is an owner, an end and a fencing token that rises with every change of 
 from __future__ import annotations
 
 from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from researcher.models import BudgetState, LeaseInfo
@@ -59,10 +60,7 @@ class Leases(Sessions):
 
     def _acquire(self, session: Session, resource: str, owner: str, ttl_s: float, dead_owner: str | None) -> int:
         now = self._clock.now()
-        row = session.scalar(select(LeaseRow).where(LeaseRow.resource == resource).with_for_update())
-        if row is None:
-            row = LeaseRow(resource=resource, owner=None, token=0, expires_at=0.0)
-            session.add(row)
+        row = _lease_row(session, resource)
         free = row.owner in (None, owner, dead_owner) or row.expires_at <= now
         if not free:
             raise LeaseHeld(resource, str(row.owner), row.expires_at - now)
@@ -123,6 +121,20 @@ class Budgets(Sessions):
         with self._reading() as session:
             rows = session.scalars(select(BudgetRow).where(BudgetRow.study_id == study_id).order_by(BudgetRow.kind))
             return [_state(session, row) for row in rows]
+
+
+def _lease_row(session: Session, resource: str) -> LeaseRow:
+    """The row of a lease, locked; made when it is the first."""
+    chosen = select(LeaseRow).where(LeaseRow.resource == resource).with_for_update()
+    row = session.scalar(chosen)
+    if row is None:
+        try:
+            with session.begin_nested():
+                session.add(LeaseRow(resource=resource, owner=None, token=0, expires_at=0.0))
+        except IntegrityError:
+            pass  # another process made it in between; PostgreSQL says so, SQLite lets nobody in between
+        row = session.scalars(chosen).one()
+    return row
 
 
 def _budget(session: Session, study_id: str, kind: str) -> BudgetRow:

@@ -17,6 +17,7 @@ from foundation.clock import Clock, SystemClock
 from foundation.ids import Ids, RandomIds
 from researcher.store.conclusions import Conclusions
 from researcher.store.database import connect, default_url, upgrade
+from researcher.store.errors import DatabaseRefused
 from researcher.store.leases import Budgets, Leases
 from researcher.store.outbox import Outbox
 from researcher.store.studies import Studies
@@ -33,7 +34,11 @@ class Store(Studies, Trials, Conclusions, Leases, Budgets, Outbox):
         Raises: DatabaseRefused when it cannot be reached, is no database of ours, or was made by newer code.
         """
         engine = connect(url or default_url())
-        upgrade(engine)
+        try:
+            upgrade(engine)
+        except DatabaseRefused:
+            engine.dispose()
+            raise
         return cls(engine, clock or SystemClock(), ids or RandomIds())
 
     def fenced(self, study_id: str, token: int) -> Store:

@@ -17,7 +17,7 @@ Serial = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
-    type_annotation_map = {float: Float(53), str: Text, dict[str, Any]: JSON, Any: JSON}  # noqa: RUF012
+    type_annotation_map = {float: Float(53), str: Text, dict[str, Any]: JSON, Any: JSON}
 
 
 class StudyRow(Base):

@@ -21,7 +21,9 @@ TEXT, NUMBER, COUNT, FLAG, JSON = sa.Text(), sa.Float(53), sa.Integer(), sa.Bool
 
 def upgrade() -> None:
     _plans()
+    _stages()
     _trials()
+    _metrics()
     _conclusions()
     _ownership()
     _bookkeeping()
@@ -84,6 +86,9 @@ def _plans() -> None:
         ),
         sa.PrimaryKeyConstraint("study_id", "plan_version", "id"),
     )
+
+
+def _stages() -> None:
     op.create_table(
         "stages",
         _must("study_id", TEXT),
@@ -143,6 +148,9 @@ def _trials() -> None:
         sa.PrimaryKeyConstraint("study_id", "trial_key", "number"),
         sa.UniqueConstraint("idempotency_key"),
     )
+
+
+def _metrics() -> None:
     op.create_table(
         "trial_metrics",
         _serial("id"),

@@ -1,0 +1,100 @@
+"""The store keeps its promises on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from foundation.clock import ManualClock
+from researcher.models import Plan
+from researcher.store.errors import DatabaseRefused
+from researcher.store.store import Store
+from tests.contracts.store_contract import StoreContract
+from tests.fakes.postgres import fresh_database
+
+
+class TestSQLite(StoreContract):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/folder/researcher.db"
+
+
+class TestPostgreSQL(StoreContract):
+    @pytest.fixture
+    def url(self, postgres_url: str) -> Iterator[str]:
+        with fresh_database(postgres_url) as url:
+            yield url
+
+
+def test_sqlite_is_opened_with_its_guarantees(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/r.db")
+    with store._engine.connect() as connection:
+        read = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "foreign_keys")
+        }
+    assert read == {"journal_mode": "wal", "foreign_keys": 1}
+    store.close()
+
+
+def test_without_a_url_the_records_are_in_the_users_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    Store.open().close()
+    assert (tmp_path / "home" / "researcher.db").is_file()
+    monkeypatch.setenv("RESEARCHER_DATABASE_URL", f"sqlite:///{tmp_path}/other.db")
+    Store.open().close()
+    assert (tmp_path / "other.db").is_file()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("mysql://u:secret@h/db", "not supported"),
+        ("nonsense", "cannot be read"),
+        ("postgresql://u:secret@127.0.0.1:1/db", "RESEARCHER_DATABASE_URL"),
+    ],
+)
+def test_a_database_that_cannot_be_used_gives_one_clear_error_without_the_password(url: str, says: str) -> None:
+    with pytest.raises(DatabaseRefused, match=says) as caught:
+        Store.open(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.db").write_text("not a database, but long enough to look like a file of some kind" * 10)
+    with pytest.raises(DatabaseRefused, match=r"r\.db"):
+        Store.open(f"sqlite:///{tmp_path}/r.db")
+
+
+def test_a_store_left_open_by_a_killed_process_opens_again(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/r.db"
+    code = (
+        "import os, signal; from researcher.store.store import Store\n"
+        f"s = Store.open({url!r}); s.create_study('x', {{}})\n"
+        "with s._writing() as session: os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    store = Store.open(url, clock=ManualClock())
+    assert [study.topic for study in store.studies()] == ["x"]
+    store.create_study("y", {})
+    store.close()
+
+
+def test_the_plan_in_sql_is_the_canonical_json(tmp_path: Path) -> None:
+    from tests.fakes.example_plan import example_plan
+
+    store = Store.open(f"sqlite:///{tmp_path}/r.db")
+    study = store.create_study("x", {})
+    store.save_plan(study, example_plan(question="größer?"))
+    store.close()
+    connection = sqlite3.connect(tmp_path / "r.db")
+    text, digest = connection.execute("SELECT canonical, digest FROM plans").fetchone()
+    connection.close()
+    assert Plan.model_validate_json(text).digest() == digest
