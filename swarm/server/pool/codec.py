@@ -1,0 +1,110 @@
+"""Recorded calls of one episode as bytes: a JSON head, then token ids as int32 and log-probabilities as float64.
+
+Layout: uint32 length of the head, the head, all token ids, all log-probabilities; little-endian. Nothing is rounded.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from swarm.protocol.episodes import RecordedCall, RecordedSampling, VersionSpan, WeightsVersion
+
+_LENGTH = struct.Struct("<I")
+
+
+def encode(calls: Sequence[RecordedCall]) -> bytes:
+    """The calls, in their order."""
+    ids, logprobs = array("i"), array("d")
+    for call in calls:
+        ids.extend(call.prompt_ids)
+        ids.extend(call.sampled_ids)
+        logprobs.extend(call.logprobs)
+    head = orjson.dumps([_head(call) for call in calls])
+    return b"".join((_LENGTH.pack(len(head)), head, _little(ids), _little(logprobs)))
+
+
+def decode(body: bytes) -> list[RecordedCall]:
+    """Equal to what was encoded."""
+    (length,) = _LENGTH.unpack_from(body)
+    at = _LENGTH.size + length
+    heads = orjson.loads(body[_LENGTH.size : at])
+    id_count = sum(head["n"][0] + head["n"][1] for head in heads)
+    ids, logprobs = array("i"), array("d")
+    ids.frombytes(body[at : at + id_count * ids.itemsize])
+    logprobs.frombytes(body[at + id_count * ids.itemsize :])
+    if sys.byteorder == "big":
+        ids.byteswap()
+        logprobs.byteswap()
+    calls: list[RecordedCall] = []
+    id_at = logprob_at = 0
+    for head in heads:
+        prompt_n, sampled_n, logprob_n = head.pop("n")
+        sampled_at = id_at + prompt_n
+        calls.append(
+            _call(
+                head,
+                prompt_ids=ids[id_at:sampled_at].tolist(),
+                sampled_ids=ids[sampled_at : sampled_at + sampled_n].tolist(),
+                logprobs=logprobs[logprob_at : logprob_at + logprob_n].tolist(),
+            )
+        )
+        id_at = sampled_at + sampled_n
+        logprob_at += logprob_n
+    return calls
+
+
+def _little(values: array[Any]) -> bytes:
+    if sys.byteorder == "big":
+        values = array(values.typecode, values)
+        values.byteswap()
+    return values.tobytes()
+
+
+def _head(call: RecordedCall) -> dict[str, Any]:
+    sampling = call.sampling
+    return {
+        "call_id": call.call_id,
+        "episode_id": call.episode_id,
+        "index": call.index,
+        "agent": call.agent,
+        "dialect": call.dialect,
+        "sampling": [
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            sampling.max_tokens,
+            sampling.seed,
+            sampling.reproducible,
+        ],
+        "versions": [
+            [span.start, span.end, span.version.run_id, span.version.branch, span.version.step]
+            for span in call.versions
+        ],
+        "finish_reason": call.finish_reason,
+        "complete": call.complete,
+        "parent_call_id": call.parent_call_id,
+        "fork_cause": call.fork_cause,
+        "started_at": call.started_at,
+        "latency_s": call.latency_s,
+        "request": call.request,
+        "answer": call.answer,
+        "n": [len(call.prompt_ids), len(call.sampled_ids), len(call.logprobs)],
+    }
+
+
+def _call(head: dict[str, Any], **tokens: list[Any]) -> RecordedCall:
+    temperature, top_p, top_k, max_tokens, seed, reproducible = head.pop("sampling")
+    sampling = RecordedSampling(
+        temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, seed=seed, reproducible=reproducible
+    )
+    versions = [
+        VersionSpan(start=start, end=end, version=WeightsVersion(run_id=run_id, branch=branch, step=step))
+        for start, end, run_id, branch, step in head.pop("versions")
+    ]
+    return RecordedCall(**head, **tokens, sampling=sampling, versions=versions)

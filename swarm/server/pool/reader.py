@@ -1,0 +1,184 @@
+"""Reading the pool: only what is committed, over a connection of its own."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from swarm.protocol.episodes import DropReason, EpisodeState, RecordedCall, TaskProgress
+from swarm.server.pool import schema
+from swarm.server.pool.codec import decode
+from swarm.server.pool.rows import (
+    ConfigRow,
+    EpisodeRow,
+    GroupRow,
+    LedgerFilter,
+    PlannedGroup,
+    RunRow,
+    Snapshot,
+    StepRow,
+)
+
+_GROUP_COLUMNS = "seq, group_id, run_id, task_id, mix, client_version, config_version, ordinal, size, state"
+_STEP_COLUMNS = "run_id, branch, step, state, at, config_version, batch, metrics"
+
+
+class PoolReader:
+    """Queries. Used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        self._db.execute("PRAGMA query_only = ON")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def snapshot(self) -> Snapshot:
+        """Everything that is open, as of one moment."""
+        self._db.execute("BEGIN")
+        try:
+            return self._snapshot()
+        finally:
+            self._db.execute("COMMIT")
+
+    def _snapshot(self) -> Snapshot:
+        run = self._newest_run()
+        run_id = run.run_id if run else ""
+        step = self._number("SELECT max(step) FROM steps WHERE run_id = ? AND state = 'done'", run_id)
+        by_task = self._db.execute("SELECT task_id, count(*) FROM groups WHERE run_id = ? GROUP BY task_id", (run_id,))
+        server_id = self._db.execute("SELECT value FROM meta WHERE name = 'server_id'").fetchone()
+        return Snapshot(
+            server_id=server_id[0] if server_id else None,
+            next_episode_seq=self._number("SELECT max(seq) FROM episodes") + 1,
+            next_group_seq=self._number("SELECT max(seq) FROM groups") + 1,
+            run=run,
+            configs=self.configs(run_id),
+            step=step,
+            journalled=next((row for row in self.steps(run_id, step) if row.state == "journalled"), None),
+            groups=self._live_groups(),
+            episodes=self._episodes("state IN ('running', 'ended')", ()),
+            groups_by_task=dict(by_task.fetchall()),
+            eval_ordinals=self._eval_ordinals(run_id, step),
+            tokens=self._number("SELECT sum(sampled_tokens) FROM episodes WHERE run_id = ?", run_id),
+        )
+
+    def _newest_run(self) -> RunRow | None:
+        found = self._db.execute("SELECT body FROM runs ORDER BY seq DESC LIMIT 1").fetchone()
+        return RunRow(**orjson.loads(found[0])) if found else None
+
+    def _live_groups(self) -> list[GroupRow]:
+        rows = self._db.execute(f"SELECT {_GROUP_COLUMNS} FROM groups WHERE state != 'closed' ORDER BY seq")
+        return [GroupRow(**dict(zip(_GROUP_COLUMNS.split(", "), row, strict=True))) for row in rows]
+
+    def _eval_ordinals(self, run_id: str, step: int) -> list[tuple[str, int]]:
+        return self._db.execute(
+            "SELECT task_id, ordinal FROM episodes WHERE run_id = ? AND kind = 'eval' AND claimed_step = ? "
+            "AND (reason IS NULL OR reason = 'eval')",
+            (run_id, step),
+        ).fetchall()
+
+    def run(self, run_id: str) -> RunRow | None:
+        found = self._db.execute("SELECT body FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        return RunRow(**orjson.loads(found[0])) if found else None
+
+    def run_by_key(self, idempotency_key: str) -> RunRow | None:
+        found = self._db.execute("SELECT body FROM runs WHERE idempotency_key = ?", (idempotency_key,)).fetchone()
+        return RunRow(**orjson.loads(found[0])) if found else None
+
+    def configs(self, run_id: str) -> list[ConfigRow]:
+        """Ascending by version."""
+        rows = self._db.execute(
+            "SELECT run_id, config_version, at, by, patch, spec FROM configs WHERE run_id = ? ORDER BY config_version",
+            (run_id,),
+        )
+        return [
+            ConfigRow(
+                run_id=row[0],
+                config_version=row[1],
+                at=row[2],
+                by=row[3],
+                patch=orjson.loads(row[4]),
+                spec=orjson.loads(row[5]),
+            )
+            for row in rows
+        ]
+
+    def steps(self, run_id: str, after: int) -> list[StepRow]:
+        """Steps later than `after`, ascending; without abandoned ones."""
+        rows = self._db.execute(
+            f"SELECT {_STEP_COLUMNS} FROM steps WHERE run_id = ? AND step > ? AND state != 'abandoned' ORDER BY step",
+            (run_id, after),
+        )
+        return [_step(row) for row in rows]
+
+    def newest_step(self, run_id: str) -> int:
+        """The newest step of the run that is done; 0 before the first."""
+        return self._number("SELECT max(step) FROM steps WHERE run_id = ? AND state = 'done'", run_id)
+
+    def episode(self, episode_id: str) -> EpisodeRow | None:
+        return next(iter(self._episodes("episode_id = ?", (episode_id,))), None)
+
+    def calls(self, seq: int) -> list[RecordedCall] | None:
+        """Of the episode with this seq; None when there are none or they were freed."""
+        found = self._db.execute("SELECT body FROM calls WHERE seq = ?", (seq,)).fetchone()
+        return decode(found[0]) if found else None
+
+    def batch(self, row: StepRow) -> list[tuple[PlannedGroup, list[tuple[EpisodeRow, list[RecordedCall] | None]]]]:
+        """The recorded batch of a step, groups and episodes in their journalled order."""
+        episodes = {
+            found.episode_id: found
+            for found in self._episodes("run_id = ? AND step = ? AND step IS NOT NULL", (row.run_id, row.step))
+        }
+        return [
+            (group, [(episodes[one], self.calls(episodes[one].seq)) for one in group.episode_ids])
+            for group in row.groups
+        ]
+
+    def ledger(self, wanted: LedgerFilter, after: int, limit: int) -> list[EpisodeRow]:
+        """Rows with a seq above `after`, ascending. A step names the episodes that it trained, not those it left out."""
+        terms, values = ["seq > ?"], [after]  # type: list[str], list[Any]
+        for column in ("run_id", "step", "client_id", "task_id", "kind", "reason", "state", "mix"):
+            value = getattr(wanted, column)
+            if value is not None:
+                terms.append(f"{column} = ?")
+                values.append(value)
+        if wanted.step is not None:
+            terms.append("state IN ('in_step', 'trained')")
+        return self._episodes(" AND ".join(terms), values, limit)
+
+    def tasks(self, run_id: str, client_id: str | None, mix: str | None) -> list[TaskProgress]:
+        rows = self._db.execute(schema.TASK_PROGRESS, {"run_id": run_id, "client_id": client_id, "mix": mix})
+        return [TaskProgress(task_id=task, kind=kind, step=step, ended=ended) for task, kind, step, ended in rows]
+
+    def _episodes(self, where: str, values: Sequence[Any], limit: int = -1) -> list[EpisodeRow]:
+        query = f"SELECT {schema.EPISODE_COLUMNS} FROM episodes WHERE {where} ORDER BY seq LIMIT ?"
+        return [_episode(row) for row in self._db.execute(query, (*values, limit))]
+
+    def _number(self, query: str, *values: Any) -> int:
+        return int(self._db.execute(query, values).fetchone()[0] or 0)
+
+
+def _episode(row: tuple[Any, ...]) -> EpisodeRow:
+    columns = dict(zip(schema.EPISODE_COLUMNS.split(", "), row, strict=True))
+    body = orjson.loads(columns.pop("body"))
+    columns["state"] = EpisodeState(columns["state"])
+    columns["reason"] = DropReason(columns["reason"]) if columns["reason"] else None
+    return EpisodeRow(**columns, **dict(zip(schema.EPISODE_BODY, body, strict=True)))
+
+
+def _step(row: tuple[Any, ...]) -> StepRow:
+    run_id, branch, step, state, at, config_version, batch, metrics = row
+    return StepRow(
+        run_id=run_id,
+        branch=branch,
+        step=step,
+        config_version=config_version,
+        groups=[PlannedGroup(group_id=g, task_id=t, episode_ids=ids) for g, t, ids in orjson.loads(batch)],
+        values=orjson.loads(metrics),
+        state=state,
+        at=at,
+    )

@@ -1,0 +1,291 @@
+"""What the pool stores, and the changes that may be made to it. A change is data; a list of them is written whole or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from swarm.protocol.episodes import DropReason, EpisodeKind, EpisodeState, LedgerEntry
+from swarm.protocol.status import RunStatus
+
+
+@dataclass(slots=True, kw_only=True)
+class EpisodeRow:
+    """The ledger's row of one episode, with what the server needs to judge late and repeated requests."""
+
+    seq: int
+    """Order of the claims, over all runs."""
+    episode_id: str
+    run_id: str
+    kind: EpisodeKind
+    task_id: str
+    mix: str | None
+    client_id: str
+    client_version: str
+    config_version: int
+    group_id: str | None
+    slot: int | None
+    ordinal: int
+    """train: of the group among those of its task in the run. eval: of the episode among those of its task and step."""
+    claimed_step: int
+    claimed_at: float
+    lease_digest: str
+    state: EpisodeState = EpisodeState.RUNNING
+    reason: DropReason | None = None
+    detail: str | None = None
+    step: int | None = None
+    """Of the journalled batch it was put in, whatever became of it there."""
+    reward: float | None = None
+    agent_rewards: dict[str, float] | None = None
+    success: bool | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    calls: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    oldest_step: int = 0
+    """Of the weights that sampled its oldest token."""
+    step_tokens: int = 0
+    """Sum over its sampled tokens of the step of the weights that sampled each."""
+    end_digest: str | None = None
+    """Of the result that ended it."""
+    end_key: str | None = None
+    ended_at: float | None = None
+
+    def entry(self) -> LedgerEntry:
+        """As clients see it."""
+        counted = self.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED)
+        return LedgerEntry(
+            episode_id=self.episode_id,
+            run_id=self.run_id,
+            kind=self.kind,
+            task_id=self.task_id,
+            mix=self.mix,
+            client_id=self.client_id,
+            client_version=self.client_version,
+            config_version=self.config_version,
+            group_id=self.group_id,
+            slot=self.slot,
+            state=self.state,
+            reason=self.reason,
+            detail=self.detail,
+            step=self.step if counted else None,
+            claimed_step=self.claimed_step,
+            reward=self.reward,
+            agent_rewards=self.agent_rewards,
+            success=self.success,
+            metrics=self.metrics,
+            metadata=self.metadata,
+            calls=self.calls,
+            prompt_tokens=self.prompt_tokens,
+            sampled_tokens=self.sampled_tokens,
+            claimed_at=self.claimed_at,
+            ended_at=self.ended_at,
+        )
+
+
+GroupState = Literal["open", "ready", "closed"]
+"""open: has slots to fill. ready: waits for a batch. closed: in a journalled batch, or dropped."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupRow:
+    seq: int
+    group_id: str
+    run_id: str
+    task_id: str
+    mix: str | None
+    client_version: str
+    config_version: int
+    ordinal: int
+    size: int
+    state: GroupState = "open"
+
+
+@dataclass(slots=True, kw_only=True)
+class RunRow:
+    seq: int
+    run_id: str
+    holder: str
+    started_at: float
+    branch: int = 0
+    idempotency_key: str | None = None
+    request_digest: str = ""
+    status: RunStatus = "running"
+    reason: str | None = None
+    ended_at: float | None = None
+    stop_requested_at: float | None = None
+    released: bool = False
+    """True when its weights are no longer served: stopped, failed or replaced."""
+    checkpoints: list[int] = field(default_factory=list)
+    """Steps of the checkpoints that are kept, ascending; the hosted model itself is step 0."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ConfigRow:
+    run_id: str
+    config_version: int
+    at: float
+    by: str
+    patch: dict[str, Any]
+    spec: dict[str, Any]
+
+
+StepState = Literal["journalled", "done", "abandoned"]
+"""journalled: its batch is fixed. done: trained and served. abandoned: the run failed on it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannedGroup:
+    group_id: str
+    task_id: str
+    episode_ids: list[str]
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRow:
+    run_id: str
+    branch: int
+    step: int
+    config_version: int
+    groups: list[PlannedGroup]
+    values: dict[str, float]
+    """Metrics: the pool's from the journal on, all of them when done."""
+    state: StepState = "journalled"
+    at: float = 0.0
+    """Unix time of the state."""
+
+
+# -- changes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PutEpisode:
+    """Insert the row, or replace the one with its seq."""
+
+    row: EpisodeRow
+
+
+@dataclass(frozen=True, slots=True)
+class PutCalls:
+    seq: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PutGroup:
+    row: GroupRow
+
+
+@dataclass(frozen=True, slots=True)
+class PutRun:
+    row: RunRow
+
+
+@dataclass(frozen=True, slots=True)
+class PutConfig:
+    row: ConfigRow
+
+
+@dataclass(frozen=True, slots=True)
+class PutStep:
+    row: StepRow
+
+
+@dataclass(frozen=True, slots=True)
+class PutMeta:
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetFate:
+    """Where an ended episode goes."""
+
+    episode_id: str
+    state: EpisodeState
+    reason: DropReason | None = None
+    step: int | None = None
+    """None leaves the step as it is."""
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSteps:
+    """A checkpoint holds all steps of the run up to `through`: their episodes are trained for good."""
+
+    run_id: str
+    through: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropUnkept:
+    """The run's steps after its last checkpoint are lost: their episodes are dropped as run_ended."""
+
+    run_id: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreeCalls:
+    """Forget calls that no replay needs: those of settled episodes of other runs, and of steps up to `through` of this one.
+
+    Episodes with a seq of at least `traces_from` keep theirs, so that people can look at recent traces.
+    """
+
+    run_id: str
+    through: int
+    traces_from: int
+
+
+Change = (
+    PutEpisode
+    | PutCalls
+    | PutGroup
+    | PutRun
+    | PutConfig
+    | PutStep
+    | PutMeta
+    | SetFate
+    | KeepSteps
+    | DropUnkept
+    | FreeCalls
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Snapshot:
+    """All that is open, as read at start: what the book holds in memory."""
+
+    server_id: str | None
+    next_episode_seq: int
+    next_group_seq: int
+    run: RunRow | None
+    """The newest run."""
+    configs: list[ConfigRow]
+    step: int
+    """The newest step of the run that is done; 0 before the first."""
+    journalled: StepRow | None
+    """The run's step that is journalled and not done."""
+    groups: list[GroupRow]
+    """Open and ready ones."""
+    episodes: list[EpisodeRow]
+    """Running and ended ones."""
+    groups_by_task: dict[str, int]
+    """How many groups of each task the run has opened."""
+    eval_ordinals: list[tuple[str, int]]
+    """(task_id, ordinal) of the run's eval episodes at `step` that run or ended."""
+    tokens: int
+    """Sampled by closed episodes of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerFilter:
+    run_id: str | None = None
+    step: int | None = None
+    client_id: str | None = None
+    task_id: str | None = None
+    kind: EpisodeKind | None = None
+    reason: DropReason | None = None
+    state: EpisodeState | None = None
+    mix: str | None = None

@@ -1,0 +1,127 @@
+"""Tables of the pool. A pool of another version is refused, never guessed at."""
+
+from __future__ import annotations
+
+SCHEMA_VERSION = 1
+
+SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE runs (
+    seq INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL UNIQUE,
+    idempotency_key TEXT UNIQUE,
+    body BLOB NOT NULL
+);
+CREATE TABLE configs (
+    run_id TEXT NOT NULL,
+    config_version INTEGER NOT NULL,
+    at REAL NOT NULL,
+    by TEXT NOT NULL,
+    patch BLOB NOT NULL,
+    spec BLOB NOT NULL,
+    PRIMARY KEY (run_id, config_version)
+) WITHOUT ROWID;
+CREATE TABLE groups (
+    seq INTEGER PRIMARY KEY,
+    group_id TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    mix TEXT,
+    client_version TEXT NOT NULL,
+    config_version INTEGER NOT NULL,
+    ordinal INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    state TEXT NOT NULL
+);
+CREATE INDEX groups_by_run ON groups (run_id, task_id);
+CREATE INDEX groups_live ON groups (state) WHERE state != 'closed';
+CREATE TABLE episodes (
+    seq INTEGER PRIMARY KEY,
+    episode_id TEXT NOT NULL UNIQUE,
+    run_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    mix TEXT,
+    client_id TEXT NOT NULL,
+    group_id TEXT,
+    slot INTEGER,
+    ordinal INTEGER NOT NULL,
+    claimed_step INTEGER NOT NULL,
+    claimed_at REAL NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT,
+    detail TEXT,
+    step INTEGER,
+    reward REAL,
+    sampled_tokens INTEGER NOT NULL,
+    body BLOB NOT NULL
+);
+CREATE INDEX episodes_by_run ON episodes (run_id);
+CREATE INDEX episodes_by_step ON episodes (run_id, step) WHERE step IS NOT NULL;
+CREATE INDEX episodes_open ON episodes (state) WHERE state IN ('running', 'ended');
+CREATE TABLE calls (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE steps (
+    run_id TEXT NOT NULL,
+    branch INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    at REAL NOT NULL,
+    config_version INTEGER NOT NULL,
+    batch BLOB NOT NULL,
+    metrics BLOB NOT NULL,
+    PRIMARY KEY (run_id, branch, step)
+) WITHOUT ROWID;
+"""
+
+EPISODE_COLUMNS = (
+    "seq, episode_id, run_id, kind, task_id, mix, client_id, group_id, slot, ordinal, claimed_step, claimed_at, "
+    "state, reason, detail, step, reward, sampled_tokens, body"
+)
+PUT_EPISODE = f"""
+INSERT INTO episodes ({EPISODE_COLUMNS}) VALUES ({", ".join("?" * 19)})
+ON CONFLICT (seq) DO UPDATE SET state = excluded.state, reason = excluded.reason, detail = excluded.detail,
+    step = excluded.step, reward = excluded.reward, sampled_tokens = excluded.sampled_tokens, body = excluded.body
+"""
+PUT_GROUP = f"INSERT OR REPLACE INTO groups VALUES ({', '.join('?' * 10)})"
+PUT_STEP = f"INSERT OR REPLACE INTO steps VALUES ({', '.join('?' * 8)})"
+PUT_CONFIG = f"INSERT OR REPLACE INTO configs VALUES ({', '.join('?' * 6)})"
+SET_FATE = """
+UPDATE episodes SET state = ?, reason = ?, step = coalesce(?, step), detail = coalesce(?, detail) WHERE episode_id = ?
+"""
+KEEP_STEPS = "UPDATE episodes SET state = 'trained' WHERE run_id = ? AND step <= ? AND state = 'in_step'"
+DROP_UNKEPT = """
+UPDATE episodes SET state = 'dropped', reason = 'run_ended', detail = ?
+WHERE run_id = ? AND step IS NOT NULL AND state = 'in_step'
+"""
+ABANDON_STEPS = "UPDATE steps SET state = 'abandoned' WHERE run_id = ? AND state = 'journalled'"
+FREE_CALLS = """
+DELETE FROM calls WHERE seq < :traces_from AND seq IN (
+    SELECT calls.seq FROM calls JOIN episodes ON episodes.seq = calls.seq
+    WHERE episodes.state IN ('trained', 'dropped')
+      AND (episodes.run_id != :run_id OR episodes.step IS NULL OR episodes.step <= :through)
+)
+"""
+TASK_PROGRESS = """
+SELECT task_id, kind, CASE kind WHEN 'eval' THEN claimed_step END AS eval_step, count(*)
+FROM episodes
+WHERE run_id = :run_id AND reward IS NOT NULL AND (reason IS NULL OR reason != 'no_calls')
+  AND (:client_id IS NULL OR client_id = :client_id) AND (:mix IS NULL OR mix = :mix)
+GROUP BY task_id, kind, eval_step ORDER BY min(seq)
+"""
+EPISODE_BODY = (
+    "client_version",
+    "config_version",
+    "lease_digest",
+    "agent_rewards",
+    "success",
+    "metrics",
+    "metadata",
+    "calls",
+    "prompt_tokens",
+    "oldest_step",
+    "step_tokens",
+    "end_digest",
+    "end_key",
+    "ended_at",
+)
+"""Fields of an episode that nothing is searched by, in the order they stand in its body."""
