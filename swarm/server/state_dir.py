@@ -42,6 +42,7 @@ class StateDir:
     def open(cls, path: Path, *, model: str) -> StateDir:
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _refuse_strangers(path)
             lock_fd = _lock(path)
         except OSError as error:
             raise StateDirFault(f"cannot use the state directory {path}: {error.strerror}") from error
@@ -110,16 +111,21 @@ def _lock(path: Path) -> int:
     return fd
 
 
+def _refuse_strangers(path: Path) -> None:
+    """A directory that holds somebody else's files is left alone."""
+    ours = (path / "identity.json").exists()
+    strangers = sorted(entry.name for entry in path.iterdir() if entry.name != "lock" and entry.suffix != ".tmp")
+    if strangers and not ours:
+        raise StateDirFault(
+            f"{path} is not a state directory: it holds {strangers[0]!r} but no identity.json; "
+            "choose an empty or new directory with --state-dir"
+        )
+
+
 def _check_identity(path: Path, model: str) -> None:
     """Claim a new directory for the model, or see that an old one is the model's."""
     file = path / "identity.json"
     if not file.exists():
-        strangers = sorted(entry.name for entry in path.iterdir() if entry.name != "lock" and entry.suffix != ".tmp")
-        if strangers:
-            raise StateDirFault(
-                f"{path} is not a state directory: it holds {strangers[0]!r} but no identity.json; "
-                "choose an empty or new directory with --state-dir"
-            )
         write_atomically(file, json.dumps({"layout": _LAYOUT, "model": model}).encode())
         return
     found = _read_identity(file)["model"]
