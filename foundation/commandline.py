@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
     ) -> argparse.Namespace:
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            self._chosen(parsed).error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -48,13 +48,6 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction)
             for name, parser in action.choices.items()
         }
-
-    def _chosen(self, parsed: argparse.Namespace) -> Parser:
-        """The innermost subcommand that was given, where misspelt options belong."""
-        current = self
-        for word in getattr(parsed, "command_path", ()):
-            current = current.commands().get(word, current)
-        return current
 
     def _hint(self, message: str) -> str:
         if (unknown := _UNKNOWN.search(message)) is not None:

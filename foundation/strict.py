@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import types
 import typing
 from collections.abc import Iterable
 
@@ -66,7 +65,7 @@ def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMo
 
 def _model_in(annotation: object) -> type[BaseModel] | None:
     """The first model inside a type such as `Model | None`, `dict[str, Model]` or `list[Model]`."""
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+    if isinstance(annotation, type) and typing.get_origin(annotation) is None:
         return annotation if issubclass(annotation, BaseModel) else None
     for part in typing.get_args(annotation):
         found = _model_in(part)

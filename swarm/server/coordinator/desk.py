@@ -156,7 +156,9 @@ class Desk:
         """Episodes in the order of their claims. `after`: the `next` of the page before."""
         raise NotImplementedError
 
-    async def tasks(self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None) -> list[TaskProgress]:
+    async def tasks(
+        self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
+    ) -> list[TaskProgress]:
         """Ended episodes by task (and, for eval, by step of the weights). run_id None: the current run."""
         raise NotImplementedError
 
