@@ -105,15 +105,13 @@ class Conclusions(Sessions):
             session.flush()
             return row.seq
 
-    def events(self, study_id: str, after: int = 0, limit: int = 1000) -> list[Event]:
-        """Lines of the journal with numbers above `after`, oldest first."""
+    def events(self, study_id: str, after: int = 0, limit: int = 1000, kind: str | None = None) -> list[Event]:
+        """Lines of the journal with numbers above `after`, oldest first; of one kind only where asked for."""
+        chosen = select(EventRow).where(EventRow.study_id == study_id, EventRow.seq > after)
+        if kind is not None:
+            chosen = chosen.where(EventRow.kind == kind)
         with self._reading() as session:
-            rows = session.scalars(
-                select(EventRow)
-                .where(EventRow.study_id == study_id, EventRow.seq > after)
-                .order_by(EventRow.seq)
-                .limit(limit)
-            )
+            rows = session.scalars(chosen.order_by(EventRow.seq).limit(limit))
             return [Event.model_validate(row, from_attributes=True) for row in rows]
 
     # -- planner and schedule -----------------------------------------------------------------------------------------
