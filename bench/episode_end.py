@@ -1,0 +1,209 @@
+"""How many episodes per second can one server grant and close durably?
+
+32 clients in several processes, each with one keep-alive connection of its own (HTTP/1.1 over asyncio streams; a client
+costs a few hundredths of a millisecond, so that the server is what is measured). Three phases, with barriers between them:
+
+    claim   every client claims its episodes, one after the other           timed
+    call    three calls of each through /v1/chat/completions, echo engine   not timed
+    end     every client ends its episodes, one after the other             timed
+
+A 200 to a claim or an end comes after the commit is fsync'd. per_s is episodes / (claim seconds + end seconds), each phase
+from the first client's start to the last client's end, by one system-wide clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from bench.serving import ServerProcess
+
+PHASES = ("claim", "call", "end")
+GROUP_SIZE = 8
+CALLS = 3
+
+
+@dataclass(slots=True)
+class Episode:
+    path: str
+    lease: str
+    api_key: str
+
+
+@dataclass(slots=True)
+class PhaseTimes:
+    """When this process began and finished a phase (seconds, system-wide clock), and each request's latency."""
+
+    begin: float = 0.0
+    finish: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)
+
+
+class Connection:
+    """The least HTTP/1.1 that a keep-alive JSON client needs."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, host: str, port: int) -> Connection:
+        return cls(*await asyncio.open_connection(host, port))
+
+    async def post(self, path: str, body: dict[str, Any], bearer: str = "") -> dict[str, Any]:
+        """The answer's JSON. Raises: RuntimeError for any status but 200."""
+        content = json.dumps(body).encode()
+        lines = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        authorization = f"Authorization: Bearer {bearer}\r\n" if bearer else ""
+        self._writer.write(f"{lines}{authorization}\r\n".encode() + content)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
+        answer = await self._reader.readexactly(length)
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"POST {path}: {head[:40]!r} {answer[:300]!r}")
+        return dict(json.loads(answer))
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+
+class Client:
+    """One of the 32: claims, calls and ends its own episodes in turn."""
+
+    def __init__(self, name: str, connection: Connection, run_id: str, episodes: int) -> None:
+        self.name = name
+        self.connection = connection
+        self._run_id = run_id
+        self._count = episodes
+        self._open: list[Episode] = []
+
+    async def claim(self, latencies_s: list[float]) -> None:
+        for number in range(self._count):
+            body = {
+                "run_id": self._run_id,
+                "client_id": self.name,
+                "task_id": f"{self.name}-{number // GROUP_SIZE}",
+                "idle_limit_s": 600,
+                "idempotency_key": f"{self.name}-{number}",
+            }
+            began = time.monotonic()
+            grant = await self.connection.post("/swarm/v1/episodes:claim", body)
+            latencies_s.append(time.monotonic() - began)
+            self._open.append(Episode(f"/swarm/v1/episodes/{grant['episode_id']}", grant["lease"], grant["api_key"]))
+
+    async def call(self, latencies_s: list[float]) -> None:
+        for number, episode in enumerate(self._open):
+            messages = [{"role": "user", "content": f"Think about sum {number}, then answer with the number 42"}]
+            for _ in range(CALLS):
+                body = {"model": "echo", "messages": messages, "max_tokens": 32}
+                began = time.monotonic()
+                answer = await self.connection.post("/v1/chat/completions", body, episode.api_key)
+                latencies_s.append(time.monotonic() - began)
+                messages += [answer["choices"][0]["message"], {"role": "user", "content": "Once more: 42"}]
+
+    async def end(self, latencies_s: list[float]) -> None:
+        for number, episode in enumerate(self._open):
+            body = {"lease": episode.lease, "reward": float(number % 2), "metrics": {"turns": CALLS}}
+            began = time.monotonic()
+            await self.connection.post(f"{episode.path}:end", body)
+            latencies_s.append(time.monotonic() - began)
+
+
+def run_clients(
+    index: int, address: tuple[str, int], run_id: str, counts: tuple[int, int], barrier: Barrier, results: Any
+) -> None:
+    """One client process: `counts` are its clients, and the episodes of each."""
+
+    async def main() -> dict[str, PhaseTimes]:
+        clients, episodes = counts
+        connections = [await Connection.open(*address) for _ in range(clients)]
+        crew = [Client(f"c{index}-{number}", each, run_id, episodes) for number, each in enumerate(connections)]
+        phases: tuple[Callable[[Client, list[float]], Awaitable[None]], ...] = (Client.claim, Client.call, Client.end)
+        times = {}
+        for name, phase in zip(PHASES, phases, strict=True):
+            spent = times[name] = PhaseTimes()
+            barrier.wait()
+            spent.begin = time.monotonic()
+            await asyncio.gather(*(phase(client, spent.latencies_s) for client in crew))
+            spent.finish = time.monotonic()
+        for connection in connections:
+            await connection.close()
+        return times
+
+    results.put(asyncio.run(main()))
+
+
+def measure(server: ServerProcess, clients: int, processes: int, episodes: int) -> dict[str, dict[str, float]]:
+    """Seconds and latencies of each phase, over all processes."""
+    each = clients // processes
+    total = clients * episodes
+    with server.client() as http:
+        spec = {
+            "batch": {"tasks": total // GROUP_SIZE + 1, "group_size": GROUP_SIZE, "max_pool_episodes": 10 * total},
+            "sampling": {"max_tokens": 32},
+        }
+        created = http.post("/swarm/v1/runs", json={"spec": spec}).raise_for_status()
+        run_id = created.json()["run_id"]
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(processes), context.Queue()
+    host, port = server.url.removeprefix("http://").split(":")
+    workers = [
+        context.Process(
+            target=run_clients, args=(index, (host, int(port)), run_id, (each, episodes), barrier, results), daemon=True
+        )
+        for index in range(processes)
+    ]
+    for worker in workers:
+        worker.start()
+    gathered: list[dict[str, PhaseTimes]] = [results.get(timeout=600) for _ in workers]
+    for worker in workers:
+        worker.join()
+    return {name: _summed([times[name] for times in gathered]) for name in PHASES}
+
+
+def _summed(times: list[PhaseTimes]) -> dict[str, float]:
+    latencies_ms = [1e3 * latency for part in times for latency in part.latencies_s]
+    cuts = quantiles(latencies_ms, n=100)
+    seconds = max(part.finish for part in times) - min(part.begin for part in times)
+    return {
+        "n": len(latencies_ms),
+        "seconds": round(seconds, 3),
+        "per_s": round(len(latencies_ms) / seconds),
+        "p50_ms": round(cuts[49], 2),
+        "p99_ms": round(cuts[98], 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--episodes", type=int, default=128, help="per client")
+    parser.add_argument("--state-dir", type=Path, help="default: a fresh folder in the temporary directory")
+    args = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ServerProcess(args.state_dir or Path(scratch) / "state", "--log-level", "warning") as server,
+    ):
+        phases = measure(server, args.clients, args.processes, args.episodes)
+    for name in PHASES:
+        print(json.dumps({"phase": name, **phases[name]}))
+    n = args.clients // args.processes * args.processes * args.episodes
+    seconds = phases["claim"]["seconds"] + phases["end"]["seconds"]
+    summary = {"bench": "episode_end", "n": n, "seconds": round(seconds, 3), "per_s": round(n / seconds)}
+    print(json.dumps(summary | {"clients": args.clients, "processes": args.processes, "calls_per_episode": CALLS}))
+
+
+if __name__ == "__main__":
+    main()

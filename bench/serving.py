@@ -1,0 +1,83 @@
+"""A real swarm server in a process of its own, for benches and for tests that kill it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+_TOKENS = ("SWARM_ADMIN_TOKEN", "SWARM_CLIENT_TOKEN")
+
+
+class DidNotStart(Exception):
+    """The server ended before it served; the text is what it said."""
+
+
+class ServerProcess:
+    """`swarm serve` on a free port. `url` answers from the moment the object exists.
+
+    Raises: DidNotStart with the server's last words.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *arguments: str,
+        engine: str = "echo",
+        model: str = "echo",
+        environ: Mapping[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> None:
+        self.state_dir = state_dir
+        self.log_path = state_dir.with_suffix(".log")
+        command = [*wrapper, sys.executable, "-m", "swarm.main", "serve", "--json", "--port", "0"]
+        command += ["--engine", engine, "--model", model, "--state-dir", str(state_dir), *arguments]
+        inherited = {name: value for name, value in os.environ.items() if name not in _TOKENS}
+        with self.log_path.open("a") as log:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=inherited | dict(environ or {})
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            raise DidNotStart(self.log_path.read_text()[-4000:])
+        self.url: str = json.loads(line)["url"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self, limit_s: float = 60.0) -> int:
+        """An orderly stop; returns the exit code. Kills what does not end in time, and says so."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        self._close()
+        return code
+
+    def kill(self) -> None:
+        """As a power cut would: SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+        self._close()
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60.0, trust_env=False, **options)
+
+    def _close(self) -> None:
+        assert self.process.stdout is not None
+        self.process.stdout.close()
