@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ from swarm.server.routes.wire import Operation
 
 _log = logging.getLogger(__name__)
 _REF = "#/components/schemas/{model}"
+_INFERENCE = "/v1/"
+_PATH_NAME = re.compile(r"{(\w+)")
 
 
 def create_app(
@@ -62,10 +65,6 @@ def create_app(
 
 
 def _add(app: FastAPI, operation: Operation) -> None:
-    described: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "description": _codes(operation)}}
-    if operation.answer is not None:
-        shape: Any = list[operation.answer] if operation.answer_list else operation.answer  # type: ignore[name-defined]
-        described[operation.status] = {"model": shape}
     app.add_api_route(
         operation.path,
         operation.endpoint,
@@ -74,53 +73,72 @@ def _add(app: FastAPI, operation: Operation) -> None:
         status_code=operation.status,
         response_class=Response,
         response_model=None,
-        responses=described,
+        responses=_answers(operation),
         openapi_extra=_inputs(operation),
         name=operation.endpoint.__name__,
         operation_id=operation.endpoint.__name__,
     )
 
 
-def _codes(operation: Operation) -> str:
-    codes = ", ".join(operation.codes) or "any code"
-    return f"A problem document; beside `unauthorized` and `forbidden`: {codes}"
+def _answers(operation: Operation) -> dict[int | str, dict[str, Any]]:
+    """What comes back, for the OpenAPI document."""
+    schema: dict[str, Any] = {}
+    if operation.answer is not None:
+        schema = {"$ref": _REF.format(model=operation.answer.__name__)}
+    if operation.answer_list:
+        schema = {"type": "array", "items": schema}
+    described: dict[int | str, dict[str, Any]] = {
+        operation.status: {"description": operation.summary, "content": {operation.media_type: {"schema": schema}}}
+    }
+    if operation.path.startswith(_INFERENCE):
+        return described | {"default": {"description": "An error in OpenAI's format"}}
+    codes = ", ".join(operation.codes) or "none of its own"
+    problem = {"application/problem+json": {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
+    text = f"A problem document. Codes beside unauthorized, forbidden and engine_failed: {codes}"
+    return described | {"default": {"description": text, "content": problem}}
 
 
 def _inputs(operation: Operation) -> dict[str, Any]:
-    """Body, query and headers, for the OpenAPI document. The schemas themselves are added by `_document`."""
-    extra: dict[str, Any] = {}
-    if operation.body is not None:
-        schema = {"$ref": _REF.format(model=operation.body.__name__)}
-        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    elif operation.free_body:
-        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
-    parameters = [
-        {"name": name, "in": "header", "required": False, "schema": {"type": "string"}} for name in operation.headers
+    """Path, query, headers and body, for the OpenAPI document. The schemas themselves are added by `_document`."""
+    text = {"type": "string"}
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": text} for name in _PATH_NAME.findall(operation.path)
     ]
+    parameters += [{"name": name, "in": "header", "required": False, "schema": text} for name in operation.headers]
     if operation.query is not None:
-        described = operation.query.model_json_schema(ref_template=_REF)
+        described = operation.query.model_json_schema(ref_template=_REF)["properties"]
         parameters += [
-            {"name": name, "in": "query", "required": False, "schema": schema}
-            for name, schema in described["properties"].items()
+            {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in described.items()
         ]
-    return extra | ({"parameters": parameters} if parameters else {})
+    extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
+    if operation.path != "/health":
+        extra["security"] = [{"bearer": []}]
+    schema = {"$ref": _REF.format(model=operation.body.__name__)} if operation.body else {"type": "object"}
+    if operation.body is not None or operation.free_body:
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return extra
 
 
 def _document(app: FastAPI, operations: Sequence[Operation]) -> dict[str, Any]:
     """The OpenAPI document, made once."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        spoken = [shape for operation in operations for shape in (operation.body, operation.query) if shape is not None]
-        _, schemas = models_json_schema([(shape, "validation") for shape in dict.fromkeys(spoken)], ref_template=_REF)
-        known = document.setdefault("components", {}).setdefault("schemas", {})
-        for name, schema in schemas["$defs"].items():
-            known.setdefault(name, schema)
+        said = [(shape.body, "validation") for shape in operations] + [
+            (shape.query, "validation") for shape in operations
+        ]
+        told = [(shape.answer, "serialization") for shape in operations] + [(Problem, "serialization")]
+        shapes = dict.fromkeys((model, mode) for model, mode in said + told if model is not None)
+        _, schemas = models_json_schema(list(shapes), ref_template=_REF)  # type: ignore[arg-type]
+        queries = {operation.query.__name__ for operation in operations if operation.query is not None}
+        components = document.setdefault("components", {})
+        components["schemas"] = {name: schema for name, schema in schemas["$defs"].items() if name not in queries}
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
         app.openapi_schema = document
     return app.openapi_schema
 
 
 def _is_inference(request: Request) -> bool:
-    return request.url.path.startswith("/v1/")
+    return request.url.path.startswith(_INFERENCE)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
