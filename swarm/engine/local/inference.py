@@ -1,0 +1,232 @@
+"""Inference on this machine: vLLM's own server as a supervised child on a Unix socket that only we can reach.
+
+Token ids in, token ids and log-probabilities out, each token stamped with the weights that sampled it. Imports neither
+torch nor vllm, and knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from foundation.clock import Clock
+from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, recording_body
+from swarm.engine.local.supervisor import BackOff, ChildProcess, Supervisor
+from swarm.engine.local.vllm_client import VllmClient, path_of
+from swarm.engine.local.vllm_server import VllmSettings
+from swarm.engine.local.weight_spans import WeightSpans
+from swarm.engine.seam import (
+    Dialect,
+    EngineDown,
+    EngineError,
+    EngineHealth,
+    Sampled,
+    SampledEvent,
+    SampleRequest,
+)
+from swarm.protocol.episodes import WeightsVersion
+
+_LOG = logging.getLogger(__name__)
+_BOOT_LIMIT_S = 900.0
+_PROBE_EVERY_S = 0.2
+_PUBLISH_LIMIT_S = 120.0
+_MAX_SOCKET_PATH = 107
+
+
+class VllmInference:
+    """The inference half of an engine. All coroutines are called from one event loop.
+
+    boot, shutdown, render, decode, sample and stream keep the promises of `swarm.engine.seam.Engine`.
+    """
+
+    def __init__(self, settings: VllmSettings, *, clock: Clock, back_off: BackOff | None = None) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._subscribers: list[Callable[[EngineHealth], None]] = []
+        self._tokenizer = Tokenizer.from_file(str(settings.model_dir / "tokenizer.json"))
+        self._spans = WeightSpans(WeightsVersion(run_id=""))
+        self._weights_dir: Path | None = None
+        self._publishing = asyncio.Lock()
+        self._next_request = 0
+        self._socket_dir: Path | None = None
+        self._client: VllmClient | None = None
+        self._supervisor = Supervisor(
+            start=self._start,
+            ready=self._serve_what_was_published,
+            on_health=self._tell,
+            clock=clock,
+            ready_limit_s=_BOOT_LIMIT_S,
+            back_off=back_off,
+        )
+
+    @property
+    def health(self) -> EngineHealth:
+        return self._supervisor.health
+
+    @property
+    def version(self) -> WeightsVersion:
+        """The weights that calls begun now will see."""
+        return self._spans.version
+
+    @property
+    def process_id(self) -> int | None:
+        """Guardian of the child that serves, for operators and tests."""
+        return None if self._supervisor.child is None else self._supervisor.child.guardian_pid
+
+    def subscribe(self, on_health: Callable[[EngineHealth], None]) -> None:
+        """Hear of every change of health."""
+        self._subscribers.append(on_health)
+
+    async def boot(self) -> None:
+        """Start the child and wait until it serves. Again: nothing. Raises: EngineDown with the reason."""
+        await self._supervisor.boot()
+
+    async def shutdown(self) -> None:
+        """End the child; leave neither processes, sockets nor shared memory behind."""
+        await self._supervisor.shutdown()
+        await self._drop_client()
+
+    # -- tokens ---------------------------------------------------------------------------------------------------
+
+    async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
+        """See `Engine.render`. Sampling fields of the body are ignored."""
+        wanted = {name: body[name] for name in _RENDERED if name in body}
+        ours = {"model": self.settings.model_name, "max_tokens": 1, "add_generation_prompt": add_generation_prompt}
+        return await self._serving().render(dialect, wanted | ours)
+
+    def decode(self, ids: list[int]) -> str:
+        """See `Engine.decode`."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    # -- sampling -------------------------------------------------------------------------------------------------
+
+    async def sample(self, request: SampleRequest) -> Sampled:
+        """See `Engine.sample`. Raises: RequestRefused, EngineDown."""
+        client, request_id = self._serving(), self._request_id()
+        body = self._body(request, request_id)
+        call = self._spans.begin(request_id)
+        try:
+            answer = await client.sample(request.dialect, body)
+        finally:
+            self._spans.end(call)
+        return book_answer(answer, Asked.by(request.body), call.spans)
+
+    async def stream(self, request: SampleRequest) -> AsyncGenerator[SampledEvent, None]:
+        """See `Engine.stream`. Raises: RequestRefused and EngineDown, before the first event or in between."""
+        client, request_id = self._serving(), self._request_id()
+        body = self._body(request, request_id) | {"stream": True}
+        call = self._spans.begin(request_id)
+        book = StreamBook(Asked.by(request.body), call.spans)
+        try:
+            async with aclosing(client.stream(request.dialect, body)) as chunks:
+                async for chunk in chunks:
+                    yield book.event(chunk)
+        finally:
+            self._spans.end(call)
+
+    # -- weights --------------------------------------------------------------------------------------------------
+
+    async def publish(self, weights_dir: Path | None, version: WeightsVersion) -> None:
+        """Serve other weights in place, under `version`; calls in flight go on over the change.
+
+        weights_dir: safetensors under the checkpoint's own names, best in memory; keep them until the next publish, a child
+        that crashed is started with them again. None: the hosted model's own weights. When the change itself fails the child
+        is started anew with the new weights. Raises: EngineDown when that fails too.
+        """
+        async with self._publishing:
+            if weights_dir is None and self._weights_dir is None:
+                self._spans.change(version, await self._frozen_counts())
+                return
+            try:
+                async with asyncio.timeout(_PUBLISH_LIMIT_S):
+                    await self._change_weights(weights_dir, version)
+            except (EngineError, TimeoutError) as error:
+                _LOG.warning("weights could not be changed in place (%r); starting inference anew", error)
+                self._weights_dir = weights_dir
+                self._spans.change(version, {})
+                await self._supervisor.restart()
+                await self._supervisor.settled()
+
+    async def _change_weights(self, weights_dir: Path | None, version: WeightsVersion) -> None:
+        client = self._serving()
+        await client.pause()
+        counts = await client.sampled_counts()
+        await client.reload_weights(weights_dir or self.settings.model_dir)
+        await client.forget_prefixes()
+        self._weights_dir = weights_dir
+        self._spans.change(version, counts)
+        await client.resume()
+
+    async def _frozen_counts(self) -> dict[str, int]:
+        """What calls in flight have sampled so far; the weights stay, so they need not stop for it."""
+        return await self._serving().sampled_counts() if self.health.ready else {}
+
+    # -- the child ------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> ChildProcess:
+        self.settings.check_memory()
+        await self._drop_client()
+        self._socket_dir = _private_dir()
+        socket = self._socket_dir / "vllm.sock"
+        self._client = VllmClient(socket)
+        return await ChildProcess.start(self.settings.command(socket))
+
+    async def _serve_what_was_published(self, _: ChildProcess) -> None:
+        client = self._client
+        if client is None:
+            raise EngineDown("no child was started")
+        while not await client.healthy():
+            await self._clock.sleep(_PROBE_EVERY_S)
+        if self._weights_dir is not None:
+            await client.reload_weights(self._weights_dir)
+            await client.forget_prefixes()
+
+    async def _drop_client(self) -> None:
+        client, self._client = self._client, None
+        directory, self._socket_dir = self._socket_dir, None
+        if client is not None:
+            await client.close()
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _serving(self) -> VllmClient:
+        if self._client is None or not self.health.ready:
+            raise EngineDown(self.health.reason or "inference is not booted")
+        return self._client
+
+    def _body(self, request: SampleRequest, request_id: str) -> dict[str, Any]:
+        path_of(request.dialect)
+        return recording_body(
+            request.body, model=self.settings.model_name, request_id=request_id, prompt_ids=request.prompt_ids
+        )
+
+    def _request_id(self) -> str:
+        self._next_request += 1
+        return f"{os.getpid():x}{id(self) & 0xFFFF:04x}{self._next_request:08x}"
+
+    def _tell(self, health: EngineHealth) -> None:
+        for subscriber in self._subscribers:
+            subscriber(health)
+
+
+_RENDERED = ("messages", "tools", "tool_choice", "chat_template_kwargs", "documents", "reasoning_effort")
+"""The fields of a request that its prompt depends on."""
+
+
+def _private_dir() -> Path:
+    """A new directory that only this user can enter, with room for a socket's name in the system's limit."""
+    for parent in (None, "/tmp"):
+        directory = Path(tempfile.mkdtemp(prefix="swarm-", dir=parent))
+        if len(str(directory / "vllm.sock")) <= _MAX_SOCKET_PATH:
+            return directory
+        directory.rmdir()
+    raise EngineError("the temporary directory's path is too long for a Unix socket; set TMPDIR to a shorter one")

@@ -1,0 +1,179 @@
+"""vLLM's own server as a child: its command line, its environment, and what it needs before it is started.
+
+Reads the model's files, never torch or vllm. The flags are the ones that were measured to keep every token honest:
+log-probabilities after temperature, no chunked prefill (a chunked prefill of a seeded request ends the engine on the CPU).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from swarm.engine.local.supervisor import ChildCommand
+from swarm.engine.seam import EngineDown, EngineError
+
+GIB = 1 << 30
+CHATML_TOOLS = Path(__file__).resolve().parents[2] / "models" / "chat_template.jinja"
+_DEFAULT_MODEL_LEN = 4096
+_PROCESSES_BYTES = int(2.8 * GIB)
+"""Three Python processes with torch in them, before any weights."""
+_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+_TOOL_PARSERS = (("<tool_call>", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmSettings:
+    """What is hosted, and how. max_model_len None: the model's own, at most 4096."""
+
+    model_dir: Path
+    model_name: str
+    log_path: Path
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    dtype: str = "bfloat16"
+    kv_cache_bytes: int | None = None
+    """None: room for every sequence at full length, between 0.5 and 2 GiB."""
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The model's config.json."""
+        return _read_json(self.model_dir / "config.json", required=True)
+
+    @cached_property
+    def model_len(self) -> int:
+        """Longest prompt and answer together, in tokens. Raises: EngineError when the model cannot hold max_model_len."""
+        longest = int(self.config.get("max_position_embeddings", _DEFAULT_MODEL_LEN))
+        if self.max_model_len is None:
+            return min(longest, _DEFAULT_MODEL_LEN)
+        if self.max_model_len > longest:
+            raise EngineError(f"{self.model_name} holds {longest} tokens at most; {self.max_model_len} were asked for")
+        return self.max_model_len
+
+    @cached_property
+    def kv_bytes(self) -> int:
+        if self.kv_cache_bytes is not None:
+            return self.kv_cache_bytes
+        wanted = self.max_num_seqs * self.model_len * self._kv_bytes_per_token()
+        return min(max(wanted, GIB // 2), 2 * GIB)
+
+    @cached_property
+    def chat_template(self) -> Path | None:
+        """A template of ours, where the model's own knows no tools but speaks ChatML; None: the model's own."""
+        own = self._own_template()
+        if "tools" in own:
+            return None
+        special = (self.model_dir / "tokenizer.json").read_text(encoding="utf-8")
+        return CHATML_TOOLS if '"<|im_start|>"' in special and '"<|im_end|>"' in special else None
+
+    def memory_needed(self) -> int:
+        """Bytes that a boot takes, roughly: processes, weights (twice while they are loaded), KV cache."""
+        weights = sum(file.stat().st_size for file in self.model_dir.glob("*.safetensors"))
+        return _PROCESSES_BYTES + 2 * weights + self.kv_bytes
+
+    def seconds_to_boot(self) -> float:
+        """How long a boot takes, roughly, on an idle machine: imports, then reading the weights."""
+        weights = sum(file.stat().st_size for file in self.model_dir.glob("*.safetensors"))
+        return 30.0 + weights / (0.5 * GIB)
+
+    def check_memory(self) -> None:
+        """Raises: EngineDown when the machine has too little memory left for a boot."""
+        needed, available = self.memory_needed(), available_memory()
+        if available is not None and needed > available:
+            raise EngineDown(
+                f"{self.model_name} needs about {needed / GIB:.1f} GiB of memory to boot, {available / GIB:.1f} GiB are "
+                "free: end other programs, or choose a smaller model or max_model_len"
+            )
+
+    def command(self, socket: Path) -> ChildCommand:
+        """The child that serves at `socket`."""
+        argv = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(self.model_dir), "--served-model-name", self.model_name, "--uds", str(socket)),
+            *("--dtype", self.dtype, "--max-model-len", str(self.model_len), "--max-num-seqs", str(self.max_num_seqs)),
+            *("--kv-cache-memory-bytes", str(self.kv_bytes), "--enforce-eager", "--enable-scale-out"),
+            *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(4096, self.model_len))),
+            *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+            *("--worker-extension-cls", "swarm.engine.local.worker_extension.SampledCounts"),
+            *("--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"),
+        ]
+        if self.chat_template is not None:
+            argv += ["--chat-template", str(self.chat_template)]
+        if (parser := self._tool_parser()) is not None:
+            argv += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
+        return ChildCommand(
+            name="inference (vLLM)", argv=argv, env=child_environment(os.environ), log_path=self.log_path
+        )
+
+    def _tool_parser(self) -> str | None:
+        template = self._own_template() if self.chat_template is None else self.chat_template.read_text()
+        return next((parser for mark, parser in _TOOL_PARSERS if mark in template), None)
+
+    def _own_template(self) -> str:
+        file = self.model_dir / "chat_template.jinja"
+        if file.exists():
+            return file.read_text(encoding="utf-8")
+        return str(_read_json(self.model_dir / "tokenizer_config.json").get("chat_template") or "")
+
+    def _kv_bytes_per_token(self) -> int:
+        config = self.config
+        heads = int(config.get("num_key_value_heads") or config.get("num_attention_heads") or 32)
+        width = int(config.get("head_dim") or config.get("hidden_size", 4096) // config.get("num_attention_heads", 32))
+        return int(config.get("num_hidden_layers", 32)) * heads * width * 2 * (4 if self.dtype == "float32" else 2)
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The child's environment: ours without keys and tokens, offline, with threads that sleep when they have nothing to do.
+
+    Spinning threads would take the cores from the trainer, which works on the same machine.
+    """
+    secret = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+    env = {name: value for name, value in environ.items() if not name.upper().endswith(secret)}
+    paths = [str(_PACKAGE_ROOT), *filter(None, [env.get("PYTHONPATH")])]
+    return env | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": env.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+        "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", str(os.cpu_count() or 1)),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+def available_memory() -> int | None:
+    """Bytes that can be used without swapping; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return free if (limit := _cgroup_room()) is None else min(free, limit)
+
+
+def _cgroup_room() -> int | None:
+    """What the container we are in may still take; None without a limit."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
+    except (FileNotFoundError, PermissionError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)
+
+
+def _read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        if required:
+            raise EngineError(f"{file} is missing: {file.parent} is not a model checkpoint") from error
+        return {}
+    if not isinstance(found, dict):
+        raise EngineError(f"{file} is not a JSON object")
+    return found
