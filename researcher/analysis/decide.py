@@ -1,0 +1,125 @@
+"""The plan's own branches, evaluated: which stage comes next and on how many seeds, or why the study ends.
+
+Nothing is decided here that the plan does not say; where a condition cannot be evaluated the study stops with that reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from researcher.analysis.conclusions import Conclusions, conclude
+from researcher.analysis.power import hypothesis_power, hypothesis_seeds
+from researcher.analysis.samples import NotEnoughTrials
+from researcher.models import Branch, Condition, Effect, Hypothesis, Plan, Stage, TrialRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What happens after a stage. seeds: per arm of the stage `to`, `first_seed` first. seeds_needed: for full power."""
+
+    after: str
+    action: Literal["stage", "stop", "underpowered"]
+    to: str | None = None
+    seeds: int | None = None
+    seeds_needed: int | None = None
+    power: float | None = None
+    """At the most seeds that the plan allows, on the upper bound of σ."""
+    reason: str
+
+
+def decide(plan: Plan, after: str, trials: Sequence[TrialRecord]) -> Decision:
+    """The first branch of stage `after` whose condition holds.
+
+    Raises: ValueError when the plan has no branch that holds: such a plan decides nothing and should not have been frozen.
+    """
+    conclusions = conclude(plan, trials)
+    for branch in plan.branches:
+        if branch.stage != after:
+            continue
+        try:
+            if holds(branch.when, plan, trials, conclusions):
+                return _decision(plan, branch, trials)
+        except NotEnoughTrials as missing:
+            return Decision(after=after, action="stop", reason=f"a rule of the plan cannot be evaluated: {missing}")
+    raise ValueError(f"no branch of the plan holds after stage {after!r}")
+
+
+def holds(when: Condition, plan: Plan, trials: Sequence[TrialRecord], conclusions: Conclusions) -> bool:
+    """Whether a condition holds.
+
+    Raises: NotEnoughTrials when what it asks about is not known.
+    """
+    match when.kind:
+        case "always":
+            return True
+        case "verdict_in":
+            return conclusions.verdict(_named(when)).verdict.value in when.verdicts
+        case "diff_at_least":
+            return _effect(when, conclusions).diff >= _value(when)
+        case "diff_at_most":
+            return _effect(when, conclusions).diff <= _value(when)
+        case "power_below":
+            return min(hypothesis_power(plan, h, trials) for h in _asked(when, plan)) < _value(when)
+
+
+def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
+    """Seeds per arm of a stage: as many as the noise floor asks for, between the stage's own bounds."""
+    wanted = [stage.seeds]
+    for hypothesis in plan.hypotheses:
+        if {hypothesis.baseline, hypothesis.treatment} <= set(stage.arms):
+            try:
+                wanted.append(hypothesis_seeds(plan, hypothesis, trials))
+            except NotEnoughTrials:
+                continue  # the plan's power branch has seen to it; a plan without one runs its own seeds
+    return min(max(wanted), stage.max_seeds)
+
+
+def _decision(plan: Plan, branch: Branch, trials: Sequence[TrialRecord]) -> Decision:
+    power, needed = _power(plan, trials)
+    seeds = None
+    if branch.then == "stage":
+        target = next(stage for stage in plan.stages if stage.id == branch.to)
+        seeds = seeds_for(plan, target, trials)
+    return Decision(
+        after=branch.stage,
+        action=branch.then,
+        to=branch.to,
+        seeds=seeds,
+        seeds_needed=needed,
+        power=power,
+        reason=branch.reason,
+    )
+
+
+def _power(plan: Plan, trials: Sequence[TrialRecord]) -> tuple[float | None, int | None]:
+    """The least power and the most seeds over all hypotheses; None when the noise floor cannot tell."""
+    try:
+        power = min(hypothesis_power(plan, h, trials) for h in plan.hypotheses)
+        return power, max(hypothesis_seeds(plan, h, trials) for h in plan.hypotheses)
+    except NotEnoughTrials:
+        return None, None
+
+
+def _asked(when: Condition, plan: Plan) -> list[Hypothesis]:
+    return [h for h in plan.hypotheses if when.hypothesis in (None, h.id)]
+
+
+def _named(when: Condition) -> str:
+    if when.hypothesis is None:
+        raise ValueError(f"condition {when.kind} names no hypothesis")
+    return when.hypothesis
+
+
+def _effect(when: Condition, conclusions: Conclusions) -> Effect:
+    effect = conclusions.effects[_named(when)]
+    if isinstance(effect, NotEnoughTrials):
+        raise effect
+    return effect
+
+
+def _value(when: Condition) -> float:
+    if when.value is None:
+        raise ValueError(f"condition {when.kind} states no value")
+    return when.value

@@ -1,0 +1,112 @@
+"""The effects of a plan: treatment minus baseline for every hypothesis, with Holm-adjusted intervals.
+
+Every hypothesis of the plan counts in the adjustment, also one that could not be tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from statsmodels.stats.multitest import multipletests
+
+from researcher.analysis.comparisons import Comparison, compare, pairing_pays
+from researcher.analysis.samples import NotEnoughTrials, Sample, deciding_stage, sample, seeds_of
+from researcher.models import Effect, Hypothesis, Plan, StageKind, TrialRecord
+
+
+def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | NotEnoughTrials]:
+    """By hypothesis id, in the plan's order. A hypothesis without its data maps to the reason."""
+    compared: dict[str, Comparison] = {}
+    missing: dict[str, NotEnoughTrials] = {}
+    for hypothesis in plan.hypotheses:
+        try:
+            compared[hypothesis.id] = _comparison(plan, hypothesis, trials)
+        except NotEnoughTrials as reason:
+            missing[hypothesis.id] = reason
+    alpha = min(hypothesis.alpha for hypothesis in plan.hypotheses)
+    p_values = [compared[h.id].p_value if h.id in compared else 1.0 for h in plan.hypotheses]
+    adjusted = multipletests(p_values, alpha=alpha, method="holm")[1]
+    levels = holm_alphas(p_values, alpha)
+    return {
+        h.id: missing[h.id] if h.id in missing else _effect(plan, h, trials, compared[h.id], float(p), own)
+        for h, p, own in zip(plan.hypotheses, adjusted, levels, strict=True)
+    }
+
+
+def holm_alphas(p_values: Sequence[float], alpha: float) -> list[float]:
+    """The level at which each test stands in Holm's step-down, in the order given.
+
+    The first test that fails stops the descent: it and all after it keep its level. An interval at 1 - level therefore
+    excludes zero exactly when the adjusted p-value is at most alpha.
+    """
+    m = len(p_values)
+    order = sorted(range(m), key=lambda i: p_values[i])
+    levels = [0.0] * m
+    stopped: float | None = None
+    for rank, i in enumerate(order):
+        own = alpha / (m - rank)
+        if stopped is None and p_values[i] > own:
+            stopped = own
+        levels[i] = own if stopped is None else stopped
+    return levels
+
+
+def method_for(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Literal["welch", "paired"]:
+    """Paired only where the noise floor ran both arms and its trials show that pairing pays; Welch otherwise."""
+    stage = deciding_stage(plan, hypothesis)
+    for floor in plan.stages:
+        if floor.kind is StageKind.NOISE_FLOOR and {hypothesis.baseline, hypothesis.treatment} <= set(floor.arms):
+            baseline, treatment = _samples(hypothesis, seeds_of(floor, trials))
+            if pairing_pays(baseline.values, treatment.values, stage.seeds):
+                return "paired"
+    return "welch"
+
+
+def _samples(hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> tuple[Sample, Sample]:
+    return (
+        sample(trials, hypothesis.baseline, hypothesis.metric),
+        sample(trials, hypothesis.treatment, hypothesis.metric),
+    )
+
+
+def _comparison(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Comparison:
+    baseline, treatment = _samples(hypothesis, seeds_of(deciding_stage(plan, hypothesis), trials))
+    for arm, values in ((hypothesis.baseline, baseline.values), (hypothesis.treatment, treatment.values)):
+        if len(values) < 2:
+            some = "only one finished trial" if values else "no finished trial"
+            raise NotEnoughTrials(f"arm {arm!r} has {some}")
+    method = method_for(plan, hypothesis, trials)
+    if method == "paired" and len(_shared(baseline.values, treatment.values)) < 2:
+        raise NotEnoughTrials("fewer than two seeds finished in both arms, and the comparison is paired")
+    return compare(baseline.values, treatment.values, method)
+
+
+def _effect(
+    plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], compared: Comparison, p: float, alpha: float
+) -> Effect:
+    baseline, treatment = _samples(hypothesis, seeds_of(deciding_stage(plan, hypothesis), trials))
+    shared = len(_shared(baseline.values, treatment.values))
+    low, high = compared.interval(alpha)
+    return Effect(
+        hypothesis=hypothesis.id,
+        metric=hypothesis.metric,
+        n_baseline=shared if compared.method == "paired" else len(baseline.values),
+        n_treatment=shared if compared.method == "paired" else len(treatment.values),
+        failed_baseline=baseline.failed,
+        failed_treatment=treatment.failed,
+        mean_baseline=compared.centres[0],
+        mean_treatment=compared.centres[1],
+        diff=compared.centres[1] - compared.centres[0],
+        low=low,
+        high=high,
+        level=1 - alpha,
+        method=compared.method,
+        p_value=compared.p_value,
+        p_adjusted=p,
+        p_equivalence=compared.p_equivalence(hypothesis.margin),
+    )
+
+
+def _shared(baseline: Mapping[int, float], treatment: Mapping[int, float]) -> set[int]:
+    return set(baseline) & set(treatment)

@@ -1,0 +1,102 @@
+"""A trial's metrics, computed from what the server recorded. A client never reports one of these numbers itself.
+
+Knows the kinds of `researcher.models.Metric` and the names of docs/metrics.md; nothing of arms, plans or verdicts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from researcher.models import Metric
+
+Series = Mapping[str, Sequence[tuple[int, float]]]
+
+
+class MetricMissing(ValueError):
+    """A metric cannot be computed from what was recorded; the text names what is missing (invariant I5)."""
+
+
+def finals(metrics: Sequence[Metric], series: Series) -> dict[str, float]:
+    """Every metric of one trial by name.
+
+    Args:  series: per-step metrics and `eval_reward_before|after`, `eval_success_before|after` by episode index.
+    Raises: MetricMissing when a series is absent, has gaps or holds what is no finite number.
+
+    A `steps_to_threshold` that was never reached is one more than the last step (see `never_reached`).
+    """
+    return {metric.name: _final(metric, series) for metric in metrics}
+
+
+def never_reached(metric: Metric, series: Series) -> bool:
+    """Whether a `steps_to_threshold` metric stands for "not within this trial"."""
+    if metric.kind != "steps_to_threshold":
+        return False
+    _, values = _steps(metric, series, "reward_mean")
+    return not bool(np.any(values >= _threshold(metric)))
+
+
+def _final(metric: Metric, series: Series) -> float:
+    match metric.kind:
+        case "heldout_accuracy" | "heldout_reward":
+            return _heldout(metric, series)
+        case "auc_reward":
+            steps, values = _steps(metric, series, "reward_mean")
+            return float(values[0]) if len(values) == 1 else float(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
+        case "final_reward":
+            _, values = _steps(metric, series, "reward_mean")
+            return float(np.mean(values[-math.ceil(len(values) / 4) :]))
+        case "steps_to_threshold":
+            steps, values = _steps(metric, series, "reward_mean")
+            reached = np.flatnonzero(values >= _threshold(metric))
+            return float(steps[reached[0]]) if len(reached) else float(steps[-1] + 1)
+        case "wall_s":
+            _, values = _steps(metric, series, "step_s")
+            return float(np.sum(values))
+
+
+def _heldout(metric: Metric, series: Series) -> float:
+    what = "success" if metric.kind == "heldout_accuracy" else "reward"
+    if metric.when == "gain":
+        return _eval_mean(metric, series, what, "after") - _eval_mean(metric, series, what, "before")
+    return _eval_mean(metric, series, what, metric.when)
+
+
+def _eval_mean(metric: Metric, series: Series, what: str, when: str) -> float:
+    """Mean over held-out episodes; successes must be known for every episode that has a reward."""
+    name = f"eval_{what}_{when}"
+    values = _values(metric, series, name)[1]
+    episodes = series.get(f"eval_reward_{when}")
+    if episodes is not None and len(episodes) != len(values):
+        raise MetricMissing(
+            f"metric {metric.name!r}: {name} has {len(values)} episodes, eval_reward_{when} {len(episodes)}"
+        )
+    return float(np.mean(values))
+
+
+def _steps(metric: Metric, series: Series, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of a per-step series without gaps."""
+    steps, values = _values(metric, series, name)
+    absent = sorted(set(range(int(steps[0]), int(steps[-1]) + 1)) - {int(step) for step in steps})
+    if absent:
+        raise MetricMissing(f"metric {metric.name!r} needs every step of {name}; missing: {absent[:5]}")
+    return steps, values
+
+
+def _values(metric: Metric, series: Series, name: str) -> tuple[np.ndarray, np.ndarray]:
+    points = sorted(series.get(name, ()))
+    if not points:
+        raise MetricMissing(f"metric {metric.name!r} needs the series {name!r}, which was not recorded")
+    if len({index for index, _ in points}) != len(points):
+        raise MetricMissing(f"metric {metric.name!r}: {name} has two values for one step or episode")
+    if not all(math.isfinite(value) for _, value in points):
+        raise MetricMissing(f"metric {metric.name!r}: {name} holds a value that is not finite")
+    return np.array([index for index, _ in points], dtype=float), np.array([value for _, value in points], dtype=float)
+
+
+def _threshold(metric: Metric) -> float:
+    if metric.threshold is None:
+        raise MetricMissing(f"metric {metric.name!r} of kind steps_to_threshold states no threshold")
+    return metric.threshold

@@ -1,0 +1,127 @@
+"""How many seeds a question takes: σ and its upper confidence bound, power, seeds, the effect that n seeds can show.
+
+By statsmodels' t-test power for two independent arms of equal size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize, stats
+from statsmodels.stats.power import TTestIndPower
+
+from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
+from researcher.models import Hypothesis, Plan, StageKind, TrialRecord
+
+MOST_SEEDS = 10_000
+"""Beyond it an exact count says nothing that "too many" does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseFloor:
+    """How far trials of one and the same arm differ by seed alone."""
+
+    metric: str
+    n: int
+    sigma: float
+    upper: float
+    """One-sided upper confidence bound on σ."""
+    confidence: float
+
+
+def noise_floor(samples: Sequence[Sequence[float]], *, metric: str, confidence: float) -> NoiseFloor:
+    """σ pooled over arms, each around its own mean.
+
+    Raises: NotEnoughTrials when no arm has two values.
+    """
+    used = [np.array(values) for values in samples if len(values) >= 2]
+    freedom = sum(len(values) - 1 for values in used)
+    if not freedom:
+        raise NotEnoughTrials("the noise floor has fewer than two finished trials of one arm")
+    squares = sum(float(np.sum((values - values.mean()) ** 2)) for values in used)
+    return NoiseFloor(
+        metric=metric,
+        n=sum(len(values) for values in used),
+        sigma=math.sqrt(squares / freedom),
+        upper=math.sqrt(squares / float(stats.chi2.ppf(1 - confidence, freedom))),
+        confidence=confidence,
+    )
+
+
+def measured_noise(plan: Plan, trials: Sequence[TrialRecord], metric: str) -> NoiseFloor:
+    """The noise floor that the plan's own noise-floor stage measured.
+
+    Raises: NotEnoughTrials as above, or when the plan has no such stage.
+    """
+    floors = [stage for stage in plan.stages if stage.kind is StageKind.NOISE_FLOOR]
+    if not floors:
+        raise NotEnoughTrials("the plan has no noise-floor stage")
+    within = [trial for stage in floors for trial in seeds_of(stage, trials)]
+    arms = sorted({arm for stage in floors for arm in stage.arms})
+    values = [list(sample(within, arm, metric).values.values()) for arm in arms]
+    return noise_floor(values, metric=metric, confidence=plan.sigma_confidence)
+
+
+def planning_alpha(plan: Plan, hypothesis: Hypothesis) -> float:
+    """The level on which Holm may have to test it in the worst case."""
+    return hypothesis.alpha / len(plan.hypotheses)
+
+
+def power_of(seeds: int, *, sigma: float, effect: float, alpha: float) -> float:
+    """Probability that `seeds` per arm show `effect` at two-sided level `alpha`."""
+    if seeds < 2:
+        return 0.0
+    if sigma == 0:
+        return 1.0
+    # Far out statsmodels' noncentral t runs out of digits; an effect of 40 σ is as certain as one of 100 σ.
+    size = min(effect / sigma, 40.0)
+    return min(1.0, float(TTestIndPower().power(effect_size=size, nobs1=seeds, alpha=alpha, ratio=1.0)))
+
+
+def seeds_needed(*, sigma: float, effect: float, alpha: float, power: float) -> int:
+    """The fewest seeds per arm that reach `power`; `MOST_SEEDS` when even those do not."""
+
+    def enough(seeds: int) -> bool:
+        return power_of(seeds, sigma=sigma, effect=effect, alpha=alpha) >= power
+
+    high = 2
+    while not enough(high):
+        if high >= MOST_SEEDS:
+            return MOST_SEEDS
+        high = min(2 * high, MOST_SEEDS)
+    low = max(2, high // 2)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return high
+
+
+def detectable_effect(seeds: int, *, sigma: float, alpha: float, power: float) -> float:
+    """The smallest effect, in the metric's unit, that `seeds` per arm show with `power`."""
+    if seeds < 2:
+        return math.inf
+    if sigma == 0:
+        return 0.0
+
+    def lack(size: float) -> float:
+        return power_of(seeds, sigma=1.0, effect=size, alpha=alpha) - power
+
+    return float(optimize.brentq(lack, 1e-6, 40.0)) * sigma if lack(40.0) > 0 else math.inf
+
+
+def hypothesis_power(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
+    """Power for the planned effect at the most seeds the plan allows, on the noise floor's upper bound."""
+    noise = measured_noise(plan, trials, hypothesis.metric)
+    most = deciding_stage(plan, hypothesis).max_seeds
+    alpha = planning_alpha(plan, hypothesis)
+    return power_of(most, sigma=noise.upper, effect=plan.planned_effect, alpha=alpha)
+
+
+def hypothesis_seeds(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> int:
+    """Seeds per arm that the planned effect takes, on the noise floor's upper bound."""
+    noise = measured_noise(plan, trials, hypothesis.metric)
+    alpha = planning_alpha(plan, hypothesis)
+    return seeds_needed(sigma=noise.upper, effect=plan.planned_effect, alpha=alpha, power=plan.power)

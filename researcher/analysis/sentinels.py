@@ -1,0 +1,283 @@
+"""Sentinels: signs that a study's numbers do not mean what they seem to mean.
+
+Each looks at a plan and its finished trials and returns typed findings. `invalid` takes the verdict of the arms it names;
+`warning` is reported; `unchecked` says that what it needs was not recorded, so that silence is never taken for health.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel
+
+from researcher.models import Factor, Plan, TrialRecord, TrialStatus
+
+Severity = Literal["invalid", "warning", "unchecked"]
+
+COLLAPSED_ENTROPY = 0.05
+"""Share of the first entropy below which a policy has lost its variety."""
+FAR_KL = 1.0
+"""Nats per token from the first weights."""
+MOSTLY = 0.9
+GROWN = 1.5
+SLOW = 2.0
+
+
+class SentinelFinding(BaseModel):
+    """What one sentinel saw. `text` holds no numbers; `value` is the one that made it speak."""
+
+    name: str
+    severity: Severity
+    text: str
+    arms: tuple[str, ...] = ()
+    trials: tuple[str, ...] = ()
+    value: float | None = None
+
+
+class _Unchecked(Exception):
+    """What the sentinel needs was not recorded."""
+
+
+Seen = tuple[str, float] | None
+"""What is wrong with one trial, in words, and the number behind it; None when nothing is."""
+
+
+def inspect(plan: Plan, trials: Sequence[TrialRecord]) -> list[SentinelFinding]:
+    """Findings of the plan's sentinels, in the plan's order.
+
+    Raises: ValueError when the plan names a sentinel that does not exist.
+    """
+    unknown = sorted(set(plan.sentinels) - set(SENTINELS))
+    if unknown:
+        raise ValueError(f"the plan names unknown sentinels {unknown}; known: {sorted(SENTINELS)}")
+    done = [trial for trial in trials if trial.status is TrialStatus.DONE]
+    return [finding for name in plan.sentinels for finding in SENTINELS[name](name, plan, done)]
+
+
+# -- what each looks at ---------------------------------------------------------------------------------------------
+
+
+def _weights_did_not_change(plan: Plan, trial: TrialRecord) -> Seen:
+    if _planned(plan, trial, "run.optimizer.learning_rate") == 0:
+        return None
+    change = _series(trial, "weights_change")
+    if not np.any(change > 0):
+        return "the weights never changed although the run trained", 0.0
+    return None
+
+
+def _collapse(_plan: Plan, trial: TrialRecord) -> Seen:
+    reward, entropy = _series(trial, "reward_mean"), _series(trial, "entropy")
+    if _end(reward) > _start(reward):
+        return None
+    if entropy[0] > 0 and entropy[-1] < COLLAPSED_ENTROPY * entropy[0]:
+        return "entropy collapsed while reward did not rise", float(entropy[-1])
+    drift = trial.series.get("kl_to_start")
+    if drift and drift[-1][1] > FAR_KL:
+        return "the policy drifted far from its first weights while reward did not rise", drift[-1][1]
+    return None
+
+
+def _no_signal(_plan: Plan, trial: TrialRecord) -> Seen:
+    share = float(np.mean(_series(trial, "zero_variance_share")))
+    return ("nearly all groups had equal rewards: there was little to learn from", share) if share > MOSTLY else None
+
+
+def _leak(_plan: Plan, trial: TrialRecord) -> Seen:
+    evidence = trial.evidence
+    if evidence is None or evidence.train_tasks is None or evidence.heldout_tasks is None:
+        raise _Unchecked
+    both = set(evidence.train_tasks) & set(evidence.heldout_tasks)
+    return ("held-out tasks are among the training tasks", float(len(both))) if both else None
+
+
+def _gap(_plan: Plan, trial: TrialRecord) -> Seen:
+    """Training reward rose by more than half its spread, and held-out reward by less than half of that rise."""
+    reward, spread = _series(trial, "reward_mean"), _series(trial, "reward_std")
+    before, after = _series(trial, "eval_reward_before"), _series(trial, "eval_reward_after")
+    trained, held_out = _end(reward) - _start(reward), float(np.mean(after) - np.mean(before))
+    if trained > 0.5 * float(np.mean(spread)) and held_out < 0.5 * trained:
+        return "training reward rose far more than held-out reward", trained - held_out
+    return None
+
+
+def _longer(_plan: Plan, trial: TrialRecord) -> Seen:
+    reward, length = _series(trial, "reward_mean"), _series(trial, "sampled_tokens_mean")
+    if _start(length) > 0 and _end(length) > GROWN * _start(length) and _end(reward) <= _start(reward):
+        return "answers grew longer without more reward", _end(length) / _start(length)
+    return None
+
+
+def _not_applied(plan: Plan, trial: TrialRecord) -> Seen:
+    """What the arm and the plan set, against what the server and the client say they used."""
+    wrong = [path for path, wanted in _wanted(plan, trial).items() if not _same(_used(trial, path), wanted)]
+    return (f"never reached the engine: {', '.join(wrong)}", float(len(wrong))) if wrong else None
+
+
+def _changed(_plan: Plan, trial: TrialRecord) -> Seen:
+    if trial.evidence is None or trial.evidence.changes is None:
+        raise _Unchecked
+    changes = trial.evidence.changes
+    return (
+        ("the run was changed while it went on, which the plan does not name", float(len(changes))) if changes else None
+    )
+
+
+def _contention(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
+    """Compared within an arm: arms may differ in speed by what they vary. Only a wall-time metric becomes invalid."""
+    timed = any(plan.metric(h.metric).kind == "wall_s" for h in plan.hypotheses)
+    found = []
+    for arm in plan.arms:
+        own = [trial for trial in done if trial.arm == arm.name]
+        if any("step_s" not in trial.series for trial in own):
+            return [_unchecked(name)]
+        medians = {trial.key: float(np.median(_series(trial, "step_s"))) for trial in own}
+        usual = float(np.median(list(medians.values()))) if medians else 0.0
+        slow = [key for key, median in medians.items() if usual > 0 and median > SLOW * usual]
+        if slow:
+            found.append(
+                SentinelFinding(
+                    name=name,
+                    severity="invalid" if timed else "warning",
+                    text="steps of some trials took far longer than those of the same arm: the machine was shared",
+                    arms=(arm.name,),
+                    trials=tuple(slow),
+                    value=max(medians[key] for key in slow) / usual,
+                )
+            )
+    return found
+
+
+# -- how they are asked ---------------------------------------------------------------------------------------------
+
+Sentinel = Callable[[str, Plan, Sequence[TrialRecord]], list[SentinelFinding]]
+
+
+def _each(look: Callable[[Plan, TrialRecord], Seen], severity: Severity) -> Sentinel:
+    """Ask about every trial by itself; findings with the same words are one finding."""
+
+    def ask(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
+        seen: dict[str, list[tuple[TrialRecord, float]]] = {}
+        blind: list[TrialRecord] = []
+        for trial in done:
+            try:
+                found = look(plan, trial)
+            except _Unchecked:
+                blind.append(trial)
+                continue
+            if found:
+                seen.setdefault(found[0], []).append((trial, found[1]))
+        findings = [_finding(name, severity, text, hits) for text, hits in seen.items()]
+        return findings + ([_unchecked(name, blind)] if blind else [])
+
+    return ask
+
+
+SENTINELS: dict[str, Sentinel] = {
+    "weights_did_not_change": _each(_weights_did_not_change, "invalid"),
+    "heldout_leak": _each(_leak, "invalid"),
+    "factor_not_applied": _each(_not_applied, "invalid"),
+    "unplanned_change": _each(_changed, "invalid"),
+    "contention": _contention,
+    "collapse": _each(_collapse, "warning"),
+    "no_signal": _each(_no_signal, "warning"),
+    "heldout_gap": _each(_gap, "warning"),
+    "longer_without_reward": _each(_longer, "warning"),
+}
+
+
+def _finding(name: str, severity: Severity, text: str, hits: Sequence[tuple[TrialRecord, float]]) -> SentinelFinding:
+    return SentinelFinding(
+        name=name,
+        severity=severity,
+        text=text,
+        arms=tuple(dict.fromkeys(trial.arm for trial, _ in hits)),
+        trials=tuple(trial.key for trial, _ in hits),
+        value=max(value for _, value in hits),
+    )
+
+
+def _unchecked(name: str, blind: Sequence[TrialRecord] = ()) -> SentinelFinding:
+    return SentinelFinding(
+        name=name,
+        severity="unchecked",
+        text="what this check needs was not recorded",
+        arms=tuple(dict.fromkeys(trial.arm for trial in blind)),
+        trials=tuple(trial.key for trial in blind),
+    )
+
+
+def _series(trial: TrialRecord, name: str) -> np.ndarray:
+    points = trial.series.get(name)
+    if not points:
+        raise _Unchecked
+    return np.array([value for _, value in sorted(points)])
+
+
+def _quarter(values: np.ndarray) -> int:
+    return max(1, math.ceil(len(values) / 4))
+
+
+def _start(values: np.ndarray) -> float:
+    return float(np.mean(values[: _quarter(values)]))
+
+
+def _end(values: np.ndarray) -> float:
+    return float(np.mean(values[-_quarter(values) :]))
+
+
+# -- plan against evidence ------------------------------------------------------------------------------------------
+
+
+def _wanted(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
+    """Everything that the plan sets for this trial, by target path."""
+    wanted = {f"run.{path}": value for path, value in _leaves(plan.run)}
+    wanted |= {f"task.{name}": value for name, value in plan.task.items()}
+    wanted["study.steps"] = plan.steps
+    factors = {factor.name: factor for factor in plan.factors}
+    for name, level in plan.arm(trial.arm).levels.items():
+        wanted[_target(factors, name)] = level
+    return wanted
+
+
+def _target(factors: dict[str, Factor], name: str) -> str:
+    if name not in factors:
+        raise _Unchecked
+    return factors[name].target
+
+
+def _planned(plan: Plan, trial: TrialRecord, target: str) -> Any:
+    try:
+        return _wanted(plan, trial).get(target)
+    except _Unchecked:
+        return None
+
+
+def _used(trial: TrialRecord, path: str) -> Any:
+    evidence = trial.evidence
+    root, _, rest = path.partition(".")
+    if root == "study":
+        return len(_series(trial, "reward_mean"))
+    source = None if evidence is None else evidence.spec if root == "run" else evidence.parameters
+    if source is None:
+        raise _Unchecked
+    found: Any = source
+    for part in rest.split(".") if root == "run" else [rest]:
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _leaves(spec: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in spec.items():
+        path = f"{prefix}{key}"
+        found += _leaves(value, f"{path}.") if isinstance(value, dict) else [(path, value)]
+    return found
+
+
+def _same(used: Any, wanted: Any) -> bool:
+    numbers = isinstance(used, int | float) and isinstance(wanted, int | float)
+    return math.isclose(used, wanted, rel_tol=1e-9) if numbers else bool(used == wanted)

@@ -1,0 +1,67 @@
+"""Verdicts, by rules fixed beforehand and in a fixed order; never success by default.
+
+invalid (a sentinel fired) · supported · refuted · equivalent · inconclusive. Reasons are in words, without numbers: the
+report states numbers as claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
+from researcher.analysis.sentinels import SentinelFinding
+from researcher.models import Effect, Hypothesis, Plan, TrialRecord, Verdict, VerdictRecord
+
+
+def verdict(
+    plan: Plan,
+    hypothesis: Hypothesis,
+    effect: Effect | NotEnoughTrials,
+    findings: Sequence[SentinelFinding],
+    trials: Sequence[TrialRecord],
+) -> VerdictRecord:
+    """The verdict on one hypothesis."""
+    measured = effect if isinstance(effect, Effect) else None
+    arms = {hypothesis.baseline, hypothesis.treatment}
+    fired = [f for f in findings if f.severity == "invalid" and arms & set(f.arms)]
+    if fired:
+        reason = "; ".join(f"{finding.name}: {finding.text}" for finding in fired)
+        return _record(hypothesis, Verdict.INVALID, reason, measured)
+    if measured is None:
+        return _record(hypothesis, Verdict.INCONCLUSIVE, str(effect), None)
+    if _unfinished(plan, hypothesis, trials):
+        reason = "trials that the plan asks for have not ended, and the plan has no rule for looking early"
+        return _record(hypothesis, Verdict.INCONCLUSIVE, reason, measured)
+    return _record(hypothesis, *_by_interval(hypothesis, measured), measured)
+
+
+def _by_interval(hypothesis: Hypothesis, effect: Effect) -> tuple[Verdict, str]:
+    sign = 1 if hypothesis.direction == "increase" else -1
+    low, high = sorted((sign * effect.low, sign * effect.high))
+    if low == high:
+        return Verdict.INCONCLUSIVE, "no spread between seeds at all: noise cannot be told from a broken measurement"
+    if low > 0 and sign * effect.diff >= hypothesis.margin:
+        reason = "the adjusted interval lies wholly in the stated direction and the estimate reaches the margin"
+        return Verdict.SUPPORTED, reason
+    if high < 0:
+        return Verdict.REFUTED, "the adjusted interval lies wholly against the stated direction"
+    if effect.p_equivalence <= 1 - effect.level:
+        return Verdict.EQUIVALENT, "two one-sided tests place the difference within the margin on either side"
+    if low > 0:
+        return Verdict.INCONCLUSIVE, "the difference has the stated direction, but the estimate is below the margin"
+    return Verdict.INCONCLUSIVE, "the adjusted interval holds zero and reaches beyond the margin"
+
+
+def _unfinished(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
+    """Whether an arm lacks seeds that the plan asks for at the least, or has trials that are still open."""
+    stage = deciding_stage(plan, hypothesis)
+    within = seeds_of(stage, trials)
+    for arm in (hypothesis.baseline, hypothesis.treatment):
+        found = sample(within, arm, hypothesis.metric)
+        if found.open or len(found.values) + found.failed < stage.seeds:
+            return True
+    return False
+
+
+def _record(hypothesis: Hypothesis, verdict: Verdict, reason: str, effect: Effect | None) -> VerdictRecord:
+    return VerdictRecord(hypothesis=hypothesis.id, verdict=verdict, reason=reason, effect=effect)
