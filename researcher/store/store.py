@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from foundation.clock import Clock, SystemClock
 from foundation.ids import Ids, RandomIds
+from researcher.models import StudyData
 from researcher.store.conclusions import Conclusions
 from researcher.store.database import connect, default_url, upgrade
 from researcher.store.errors import DatabaseRefused
@@ -44,6 +45,22 @@ class Store(Studies, Trials, Conclusions, Leases, Budgets, Outbox):
     def fenced(self, study_id: str, token: int) -> Store:
         """The same store for the holder of that lease: its writes to the study are refused once it is superseded."""
         return Store(self._engine, self._clock, self._ids, {**self._tokens, study_id: token})
+
+    def study_data(self, study_id: str) -> StudyData:
+        """What analysis and report need: the newest plan with the trials under it, verdicts and journal.
+
+        Raises: NotFound. A plan that was tampered with is given out with the hash that it should have.
+        """
+        plan, digest = self.frozen_plan(study_id)
+        return StudyData(
+            study_id=study_id,
+            topic=self.study(study_id).topic,
+            plan=plan,
+            plan_hash=digest,
+            trials=tuple(self.trials(study_id, plan_version=plan.version)),
+            verdicts=tuple(self.verdicts(study_id)),
+            events=tuple(self.events(study_id, limit=100_000)),
+        )
 
     @property
     def url(self) -> str:

@@ -129,17 +129,23 @@ class Studies(Sessions):
 
         Raises: NotFound; PlanTampered when what is stored no longer has the hash that it was frozen with.
         """
+        canonical, digest = self._plan_text(study_id, version)
+        if hashlib.sha256(canonical.encode()).hexdigest() != digest:
+            raise PlanTampered(f"the plan of {study_id} was changed after it was frozen as {digest[:16]}")
+        return Plan.model_validate_json(canonical)
+
+    def frozen_plan(self, study_id: str, version: int | None = None) -> tuple[Plan, str]:
+        """The stored plan, and the hash that it was frozen with; whether they agree is for the caller to check."""
+        canonical, digest = self._plan_text(study_id, version)
+        return Plan.model_validate_json(canonical), digest
+
+    def _plan_text(self, study_id: str, version: int | None) -> tuple[str, str]:
         with self._reading() as session:
             wanted = version or _newest_version(session, study_id)
             row = None if wanted is None else session.get(PlanRow, (study_id, wanted))
             if row is None:
                 raise NotFound(f"study {study_id} has no plan{'' if version is None else f' {version}'} yet")
-            plan = Plan.model_validate_json(row.canonical)
-            if hashlib.sha256(row.canonical.encode()).hexdigest() != row.digest or plan.digest() != row.digest:
-                raise PlanTampered(
-                    f"plan {row.version} of {study_id} was changed after it was frozen (hash {row.digest[:16]})"
-                )
-            return plan
+            return row.canonical, row.digest
 
     def set_stage_status(self, study_id: str, stage: str, status: str) -> None:
         """`running` stamps its start, `done` its end. Other words are refused."""

@@ -99,6 +99,7 @@ class TrialRow(Base):
     status: Mapped[str]
     attempt: Mapped[int]
     reason: Mapped[str | None]
+    evidence: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
 

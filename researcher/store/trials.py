@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from researcher.models import AttemptRecord, TrialRecord, TrialStatus, trial_key
+from researcher.models import AttemptRecord, TrialEvidence, TrialRecord, TrialStatus, trial_key
 from researcher.store.errors import NotFound, WrongState
 from researcher.store.sessions import Sessions
 from researcher.store.tables import AttemptRow, MetricRow, PlanRow, TrialRow
@@ -48,12 +48,14 @@ class Trials(Sessions):
                     position += 1
         return [self.trial(study_id, key) for key in keys]
 
-    def trials(self, study_id: str, stage: str | None = None) -> list[TrialRecord]:
-        """All trials of a study, or those that `stage` made, in the order they were made, with finals and series."""
+    def trials(self, study_id: str, stage: str | None = None, plan_version: int | None = None) -> list[TrialRecord]:
+        """Trials of a study (of one stage, of one plan) in the order they were made, with finals and series."""
         with self._reading() as session:
             chosen = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.position)
             if stage is not None:
                 chosen = chosen.where(TrialRow.stage == stage)
+            if plan_version is not None:
+                chosen = chosen.where(TrialRow.plan_version == plan_version)
             rows = session.scalars(chosen).all()
             metrics = _metrics(session, study_id, None)
             return [_record(row, metrics.get((row.key, row.attempt), [])) for row in rows]
@@ -139,9 +141,17 @@ class Trials(Sessions):
             _add_metrics(session, trial, fresh)
 
     def finish_trial(
-        self, study_id: str, key: str, finals: Mapping[str, float], series: Mapping[str, Sequence[tuple[int, float]]]
+        self,
+        study_id: str,
+        key: str,
+        finals: Mapping[str, float],
+        series: Mapping[str, Sequence[tuple[int, float]]],
+        evidence: TrialEvidence | None = None,
     ) -> None:
-        """Everything that came out of a trial, in one transaction; what was recorded on the way is replaced."""
+        """Everything that came out of a trial, in one transaction; what was recorded on the way is replaced.
+
+        Raises: ValueError for a value that is not finite; WrongState when no attempt is open.
+        """
         with self._owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             session.execute(
@@ -155,6 +165,7 @@ class Trials(Sessions):
             now = self._clock.now()
             attempt.outcome, attempt.ended_at, attempt.heartbeat_at = "done", now, now
             trial.status, trial.reason, trial.ended_at = TrialStatus.DONE, None, now
+            trial.evidence = None if evidence is None else evidence.model_dump(mode="json")
             self._tell(session, study_id, "trial", key)
 
     def fail_attempt(self, study_id: str, key: str, reason: str) -> None:
@@ -244,6 +255,7 @@ def _record(row: TrialRow, metrics: list[MetricRow]) -> TrialRecord:
         series=dict(series),
         started_at=row.started_at,
         ended_at=row.ended_at,
+        evidence=None if row.evidence is None else TrialEvidence.model_validate(row.evidence),
     )
 
 

@@ -10,7 +10,17 @@ from sqlalchemy import create_engine
 
 from foundation.clock import ManualClock
 from foundation.ids import SeededIds
-from researcher.models import Claim, Effect, Finding, LlmCall, StudyStatus, TrialStatus, Verdict, VerdictRecord
+from researcher.models import (
+    Claim,
+    Effect,
+    Finding,
+    LlmCall,
+    StudyStatus,
+    TrialEvidence,
+    TrialStatus,
+    Verdict,
+    VerdictRecord,
+)
 from researcher.store.errors import (
     Ambiguous,
     DatabaseRefused,
@@ -161,10 +171,13 @@ class StoreContract:
         assert (attempt.run_id, attempt.client_pid, attempt.client_started, attempt.step) == ("run-1", 4711, 12.5, 2)
         assert attempt.heartbeat_at == clock.now()
         series = {"reward_mean": [(1, 0.25), (2, 0.5)], "eval_reward_after": [(0, 1.0), (1, 0.0)]}
-        store.finish_trial(study, key, {"heldout_accuracy": 0.5}, series)
+        evidence = TrialEvidence(spec={"seed": 0}, train_tasks=["t-1"])
+        store.finish_trial(study, key, {"heldout_accuracy": 0.5}, series, evidence)
         done = store.trial(study, key)
         assert (done.status, done.finals, done.series) == (TrialStatus.DONE, {"heldout_accuracy": 0.5}, series)
-        assert done.ended_at == clock.now()
+        assert (done.ended_at, done.evidence) == (clock.now(), evidence)
+        data = store.study_data(study)
+        assert (data.plan, data.plan_hash, data.trials) == (example_plan(), example_plan().digest(), (done,))
         with pytest.raises(WrongState):
             store.finish_trial(study, key, {}, {})
 

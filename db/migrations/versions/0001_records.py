@@ -121,6 +121,7 @@ def _trials() -> None:
         _must("status", TEXT),
         _must("attempt", COUNT),
         _may("reason", TEXT),
+        _may("evidence", JSON),
         _may("started_at", NUMBER),
         _may("ended_at", NUMBER),
         sa.ForeignKeyConstraint(["study_id"], ["studies.id"]),
