@@ -1,0 +1,69 @@
+"""The client library: claim an episode, run any agent against it, report a reward. httpx and pydantic alone.
+
+Start at `SwarmClient`; `swarm.client.sync` has its twin for plain scripts.
+"""
+
+from swarm.client.client import SwarmClient
+from swarm.client.crew import CrewReport
+from swarm.client.episode import Episode
+from swarm.client.errors import (
+    ConfigConflict,
+    Draining,
+    EngineFailed,
+    EpisodeUnfinished,
+    Forbidden,
+    IdempotencyConflict,
+    InvalidSpec,
+    LeaseLost,
+    MixFull,
+    NotASwarmServer,
+    NotFound,
+    NotRolling,
+    OverLimit,
+    RolloutsFailing,
+    ServerBusy,
+    ServerUnreachable,
+    StorageFull,
+    TryLater,
+    Unauthorized,
+    WorkflowFault,
+)
+from swarm.client.tasks import Outcome, Rollout, Task, TaskStream
+from swarm.client.wire import Patience
+from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
+from swarm.protocol.runspec import RunSpec
+
+__all__ = [
+    "ConfigConflict",
+    "CrewReport",
+    "Draining",
+    "EngineFailed",
+    "Episode",
+    "EpisodeUnfinished",
+    "ErrorCode",
+    "Forbidden",
+    "IdempotencyConflict",
+    "InvalidSpec",
+    "LeaseLost",
+    "MixFull",
+    "NotASwarmServer",
+    "NotFound",
+    "NotRolling",
+    "Outcome",
+    "OverLimit",
+    "Patience",
+    "Refusal",
+    "Rollout",
+    "RolloutsFailing",
+    "RunSpec",
+    "ServerBusy",
+    "ServerUnreachable",
+    "StorageFull",
+    "SwarmClient",
+    "SwarmError",
+    "Task",
+    "TaskStream",
+    "TryLater",
+    "Unauthorized",
+    "WorkflowFault",
+]

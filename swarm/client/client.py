@@ -1,0 +1,301 @@
+"""The client of one swarm server: everything of the protocol, typed, retried, with idempotency keys."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from pydantic import BaseModel, TypeAdapter
+
+from foundation.clock import Clock, SystemClock
+from foundation.ids import Ids, RandomIds, derived_seed
+from swarm.client.crew import Crew, CrewReport
+from swarm.client.episode import Episode
+from swarm.client.errors import NotFound
+from swarm.client.tasks import Rollout, TaskStream
+from swarm.client.wire import Patience, Wire
+from swarm.protocol.episodes import (
+    DropReason,
+    EpisodeAbort,
+    EpisodeClaim,
+    EpisodeGrant,
+    EpisodeKind,
+    EpisodeReceipt,
+    EpisodeRenewal,
+    EpisodeResult,
+    EpisodeState,
+    EpisodeTrace,
+    LedgerEntry,
+    LedgerPage,
+    TaskProgress,
+)
+from swarm.protocol.errors import ErrorCode
+from swarm.protocol.runspec import RunSpec
+from swarm.protocol.status import CheckpointRef, RunCreated, RunReport, RunRequest, ServerStatus
+
+API = "/swarm/v1"
+LEDGER_PAGE = 1000
+ABORT_PATIENCE = Patience(connect_s=5.0, later_s=5.0)
+"""A lost abort does no harm (the lease runs out), and whoever leaves should not be kept."""
+
+_TASKS = TypeAdapter(list[TaskProgress])
+
+
+class SwarmClient:
+    """One server, as one client. Use as an async context manager.
+
+    client_id: under which the server counts this client's episodes; give the same one again to go on where it stopped.
+    client_version: of the agent's code; episodes of different versions are never compared with each other.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        client_id: str | None = None,
+        client_version: str = "0",
+        patience: Patience | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+    ) -> None:
+        self.clock = clock or SystemClock()
+        self.ids = ids or RandomIds()
+        self.client_id = client_id or self.ids.new("client")
+        self.client_version = client_version
+        self._wire = Wire(
+            url,
+            token,
+            patience=patience or Patience(),
+            clock=self.clock,
+            jitter=random.Random(derived_seed(self.client_id)),
+            transport=transport,
+        )
+
+    @property
+    def url(self) -> str:
+        return self._wire.url
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._wire.close()
+
+    # -- status -------------------------------------------------------------------------------------------------------
+
+    async def status(self, since: int | None = None, wait_s: float = 30.0) -> ServerStatus:
+        """How the server is doing. With `since`, waits up to `wait_s` for a revision that differs from it."""
+        params = {} if since is None else _given({"since": since, "wait_s": wait_s})
+        raw = await self._wire.request("GET", f"{API}/status", params=params, wait_s=wait_s)
+        return ServerStatus.model_validate_json(raw)
+
+    async def statuses(self, wait_s: float = 30.0) -> AsyncIterator[ServerStatus]:
+        """The status now, and again after each change, or after `wait_s` without one."""
+        status = await self.status()
+        while True:
+            yield status
+            status = await self.status(since=status.revision, wait_s=wait_s)
+
+    # -- runs ---------------------------------------------------------------------------------------------------------
+
+    async def start_run(self, spec: RunSpec, idempotency_key: str | None = None) -> RunReport:
+        """Start a run, or find it again under the same key. Raises: ServerBusy, InvalidSpec, IdempotencyConflict."""
+        request = RunRequest(spec=spec, idempotency_key=idempotency_key or self.ids.new("run-key"))
+        raw = await self._post(f"{API}/runs", request)
+        return await self.run(RunCreated.model_validate_json(raw).run_id)
+
+    async def run(self, run_id: str, since_step: int = 0) -> RunReport:
+        """The run, with metrics of the steps after `since_step`."""
+        raw = await self._wire.request("GET", f"{API}/runs/{run_id}", params={"since_step": since_step})
+        return RunReport.model_validate_json(raw)
+
+    async def patch_run(self, run_id: str, patch: dict[str, Any], config_version: int | None = None) -> RunReport:
+        """Merge `patch` into the spec's tunable fields. config_version: the one it is meant for; None: the newest.
+
+        Raises: ConfigConflict when someone else changed it meanwhile.
+        """
+        if config_version is None:
+            config_version = (await self.run(run_id)).config_version
+        raw = await self._wire.request(
+            "PATCH",
+            f"{API}/runs/{run_id}",
+            body=json.dumps(patch, allow_nan=False).encode(),
+            headers={"If-Match": f'"{config_version}"'},
+            repeatable=False,
+        )
+        return RunReport.model_validate_json(raw)
+
+    async def stop_run(self, run_id: str) -> RunReport:
+        """Ask for a stop: drain, checkpoint, idle. Answers before it is done; follow `statuses`."""
+        return RunReport.model_validate_json(await self._post(f"{API}/runs/{run_id}:stop"))
+
+    async def checkpoint(self, run_id: str) -> CheckpointRef:
+        """Have a whole checkpoint written now; waits until it is."""
+        raw = await self._wire.request("POST", f"{API}/runs/{run_id}:checkpoint", wait_s=600.0)
+        return CheckpointRef.model_validate_json(raw)
+
+    # -- what happened ------------------------------------------------------------------------------------------------
+
+    async def ledger(
+        self,
+        *,
+        run_id: str | None = None,
+        step: int | None = None,
+        client_id: str | None = None,
+        task_id: str | None = None,
+        kind: EpisodeKind | None = None,
+        reason: DropReason | None = None,
+        state: EpisodeState | None = None,
+    ) -> AsyncIterator[LedgerEntry]:
+        """What became of each episode, in the order of the claims; page after page."""
+        wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
+        params = _given({**wanted, "reason": reason, "state": state, "limit": LEDGER_PAGE})
+        while True:
+            page = LedgerPage.model_validate_json(await self._wire.request("GET", f"{API}/ledger", params=params))
+            for entry in page.entries:
+                yield entry
+            if page.next is None:
+                return
+            params["after"] = page.next
+
+    async def entry(self, episode_id: str) -> LedgerEntry:
+        """Status and fate of one episode."""
+        return LedgerEntry.model_validate_json(await self._wire.request("GET", f"{API}/episodes/{episode_id}"))
+
+    async def trace(self, episode_id: str) -> EpisodeTrace:
+        """Every recorded call of an episode, token by token."""
+        return EpisodeTrace.model_validate_json(await self._wire.request("GET", f"{API}/episodes/{episode_id}/trace"))
+
+    async def tasks(
+        self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
+    ) -> list[TaskProgress]:
+        """How many episodes of each task are ended. run_id None: of the current run."""
+        params = _given({"run_id": run_id, "client_id": client_id, "mix": mix})
+        return _TASKS.validate_json(await self._wire.request("GET", f"{API}/tasks", params=params))
+
+    # -- episodes, call by call -----------------------------------------------------------------------------------------
+
+    async def claim(self, claim: EpisodeClaim) -> EpisodeGrant:
+        """Claim an attempt at a task; waits until there is one.
+
+        Raises: OverLimit (the run is over), NotFound (another run), EngineFailed, TryLater when patience ran out.
+        """
+        if claim.idempotency_key is None:
+            claim = claim.model_copy(update={"idempotency_key": self.ids.new("claim")})
+        raw = await self._post(f"{API}/episodes:claim", claim, wait_s=claim.wait_s)
+        return EpisodeGrant.model_validate_json(raw)
+
+    async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
+        """Hand a result in. When this returns, it is stored durably. Raises: LeaseLost."""
+        if result.idempotency_key is None:
+            result = result.model_copy(update={"idempotency_key": f"end-{episode_id}"})
+        return EpisodeReceipt.model_validate_json(await self._post(f"{API}/episodes/{episode_id}:end", result))
+
+    async def abort(self, episode_id: str, lease: str, reason: str) -> LedgerEntry:
+        """Drop an episode; its slot is offered again. Raises: LeaseLost."""
+        path = f"{API}/episodes/{episode_id}:abort"
+        raw = await self._post(path, EpisodeAbort(lease=lease, reason=reason), patience=ABORT_PATIENCE)
+        return LedgerEntry.model_validate_json(raw)
+
+    async def renew(self, episode_id: str, lease: str) -> None:
+        """Extend a lease by its idle limit. Raises: LeaseLost."""
+        await self._post(f"{API}/episodes/{episode_id}:renew", EpisodeRenewal(lease=lease))
+
+    # -- episodes, whole ----------------------------------------------------------------------------------------------
+
+    async def current_run_id(self) -> str:
+        """The run on this server. Raises: NotFound when there is none."""
+        status = await self.status()
+        if status.run_id is None:
+            raise NotFound(ErrorCode.NOT_FOUND, f"no run is going on at {self.url}; start one with `swarm run start`")
+        return status.run_id
+
+    def episode(
+        self,
+        *,
+        task_id: str,
+        run_id: str | None = None,
+        mix: str | None = None,
+        kind: EpisodeKind = "train",
+        idle_limit_s: float = 240.0,
+        max_episode_s: float | None = None,
+        wait_s: float = 30.0,
+        sampling: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Episode:
+        """An episode as an async context manager. run_id None: of the current run, asked for on entry.
+
+        Inside the block: `base_url`, `api_key`, `end(reward=...)`. An exception aborts the episode with its message.
+        """
+        claim = EpisodeClaim(
+            run_id=run_id or "",
+            client_id=self.client_id,
+            client_version=self.client_version,
+            kind=kind,
+            task_id=task_id,
+            mix=mix,
+            idle_limit_s=idle_limit_s,
+            max_episode_s=max_episode_s,
+            wait_s=wait_s,
+            idempotency_key=idempotency_key,
+        )
+        return Episode(self, claim, clock=self.clock, sampling=sampling)
+
+    async def run_tasks(
+        self,
+        tasks: TaskStream,
+        rollout: Rollout,
+        *,
+        concurrency: int = 16,
+        retries: int = 2,
+        kind: EpisodeKind = "train",
+        episodes_per_task: int | None = None,
+        run_id: str | None = None,
+        mix: str | None = None,
+        idle_limit_s: float = 240.0,
+        max_episode_s: float | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
+    ) -> CrewReport:
+        """Run `rollout` on every task, many at a time, until the stream or the run ends.
+
+        episodes_per_task: None: the run's group_size (train) or 1 (eval). Goes on where this client_id stopped. A crashing
+        rollout costs one episode and is tried again `retries` times. progress: None: a bar when stderr is a terminal.
+        Raises: RolloutsFailing when they all crash; Refusal, ServerUnreachable.
+        """
+        crew = Crew(
+            self,
+            rollout,
+            run_id=run_id or await self.current_run_id(),
+            kind=kind,
+            episodes_per_task=episodes_per_task,
+            concurrency=concurrency,
+            retries=retries,
+            mix=mix,
+            idle_limit_s=idle_limit_s,
+            max_episode_s=max_episode_s,
+            sampling=sampling,
+            progress=progress,
+        )
+        return await crew.work(tasks)
+
+    async def _post(
+        self, path: str, body: BaseModel | None = None, *, wait_s: float = 0.0, patience: Patience | None = None
+    ) -> bytes:
+        content = None if body is None else body.model_dump_json().encode()
+        return await self._wire.request("POST", path, body=content, wait_s=wait_s, patience=patience)
+
+
+def _given(params: dict[str, Any]) -> dict[str, str | int | float]:
+    return {key: value for key, value in params.items() if value is not None}

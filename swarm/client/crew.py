@@ -1,0 +1,281 @@
+"""The crew: many episodes at once over a stream of tasks, with retries, resumption and a clean end.
+
+Claims are made in the order of the tasks, and those of one task one after the other, so that a run with the same seed
+sees the same groups. Each carries a key made of client, task and ordinal: after a crash the same client finds its own
+open leases by these keys, and gives them back at once instead of letting them run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping, Sized
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from swarm.client.episode import Episode
+from swarm.client.errors import IdempotencyConflict, LeaseLost, NotFound, OverLimit, RolloutsFailing
+from swarm.client.progress import ProgressLine, terminal
+from swarm.client.tasks import Outcome, Rollout, Task, TaskStream
+from swarm.protocol.episodes import EpisodeKind, EpisodeState, LedgerEntry
+
+if TYPE_CHECKING:
+    from swarm.client.client import SwarmClient
+
+LEAST_FAILING_UNITS = 3
+"""This many episodes, or a group of them, given up in a row: the fault is in the rollout."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class CrewReport:
+    """What a crew did. run_over: it stopped because the run reached its limit, not because the tasks ran out."""
+
+    ended: int = 0
+    resumed: int = 0
+    """Episodes that an earlier process of this client had ended."""
+    crashed: int = 0
+    lost: int = 0
+    given_up: int = 0
+    run_over: bool = False
+
+
+@dataclass(slots=True)
+class _History:
+    """What the server knows of this client from before."""
+
+    claims: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    orphans: list[tuple[LedgerEntry, int]] = field(default_factory=list)
+    """Open episodes of a process that is gone, with the ordinal of their claim."""
+
+
+class _Fate(Enum):
+    ENDED = auto()
+    CRASHED = auto()
+    LOST = auto()
+    OVER = auto()
+
+
+class Crew:
+    """Works through tasks on one run. Use once."""
+
+    def __init__(
+        self,
+        swarm: SwarmClient,
+        rollout: Rollout,
+        *,
+        run_id: str,
+        kind: EpisodeKind,
+        episodes_per_task: int | None,
+        concurrency: int,
+        retries: int,
+        mix: str | None = None,
+        idle_limit_s: float = 240.0,
+        max_episode_s: float | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        if concurrency < 1 or retries < 0 or (episodes_per_task is not None and episodes_per_task < 1):
+            raise ValueError("concurrency and episodes_per_task must be at least 1, retries at least 0")
+        self._swarm = swarm
+        self._rollout = rollout
+        self._run_id = run_id
+        self._kind = kind
+        self._per_task = episodes_per_task
+        self._retries = retries
+        self._mix = mix
+        self._idle_limit_s = idle_limit_s
+        self._max_episode_s = max_episode_s
+        self._sampling = sampling
+        self._watched = progress
+        self._permits = asyncio.Semaphore(concurrency)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._history = _History()
+        self._failing = 0
+        self._report = CrewReport()
+
+    async def work(self, tasks: TaskStream) -> CrewReport:
+        """Until the tasks run out or the run is over. Raises: RolloutsFailing, Refusal, ServerUnreachable."""
+        run = await self._swarm.run(self._run_id)
+        size = self._per_task or (run.spec.batch.group_size if self._kind == "train" else 1)
+        self._history = await self._look_back(run.step)
+        await self._give_orphans_back()
+        total = len(tasks) * size if isinstance(tasks, Sized) else None
+        line = ProgressLine(
+            self._kind,
+            total=total,
+            clock=self._swarm.clock,
+            stream=terminal(self._watched),
+            done=self._history.ended.total(),
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._feed(group, tasks, size, line)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+        finally:
+            line.close()
+        return self._report
+
+    # -- what was before ----------------------------------------------------------------------------------------------
+
+    async def _look_back(self, step: int) -> _History:
+        """Counts of this client in this run; for evaluations, of the weights being served alone."""
+        found = _History()
+        me = self._swarm.client_id
+        async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
+            if entry.state is EpisodeState.RUNNING:
+                found.orphans.append((entry, found.claims[entry.task_id]))
+            found.claims[entry.task_id] += 1
+        for progress in await self._swarm.tasks(run_id=self._run_id, client_id=me, mix=self._mix):
+            if progress.kind == self._kind and (self._kind == "train" or progress.step == step):
+                found.ended[progress.task_id] += progress.ended
+        return found
+
+    async def _give_orphans_back(self) -> None:
+        """Abort what an earlier process of this client left open, so that its slots are on offer again."""
+        for entry, ordinal in self._history.orphans:
+            claim = self._episode(entry.task_id, ordinal).claim
+            try:
+                grant = await self._swarm.claim(claim)
+                await self._swarm.abort(grant.episode_id, grant.lease, "the client was restarted")
+            except (IdempotencyConflict, LeaseLost, NotFound) as error:
+                log.info("episode %s of the process before will run out by itself: %s", entry.episode_id, error)
+            except OverLimit:
+                return
+
+    # -- feeding ------------------------------------------------------------------------------------------------------
+
+    async def _feed(self, group: asyncio.TaskGroup, tasks: TaskStream, size: int, line: ProgressLine) -> None:
+        async for task in _stream(tasks):
+            done = min(size, self._history.ended[task.id])
+            self._history.ended[task.id] -= done
+            self._report.resumed += done
+            claimed = []
+            for _ in range(size - done):
+                await self._permits.acquire()
+                if self._report.run_over:
+                    return
+                claimed.append(asyncio.Event())
+                group.create_task(self._unit(task, claimed[-1], size, line))
+            for one in claimed:  # the next task's claims come after this one's
+                await one.wait()
+            if self._report.run_over:
+                return
+
+    async def _unit(self, task: Task, claimed: asyncio.Event, size: int, line: ProgressLine) -> None:
+        """One episode that shall end, whatever number of attempts it takes."""
+        try:
+            for attempt in range(self._retries + 1):
+                fate = await self._attempt(task, claimed, line)
+                if fate is _Fate.ENDED:
+                    self._failing = 0
+                if fate in (_Fate.ENDED, _Fate.OVER) or self._report.run_over:
+                    return
+                log.info("episode of task %s: attempt %d of %d failed", task.id, attempt + 1, self._retries + 1)
+            self._report.given_up += 1
+            self._failing += fate is _Fate.CRASHED
+            if self._failing >= max(LEAST_FAILING_UNITS, size):
+                raise RolloutsFailing(
+                    f"{self._failing} episodes in a row crashed in all of their {self._retries + 1} attempts; "
+                    f"mend the rollout (the last traceback is in the log and in the ledger of task {task.id!r})"
+                )
+        finally:
+            claimed.set()
+            self._permits.release()
+
+    # -- one attempt --------------------------------------------------------------------------------------------------
+
+    async def _attempt(self, task: Task, claimed: asyncio.Event, line: ProgressLine) -> _Fate:
+        async with AsyncExitStack() as stack:
+            try:
+                async with self._turns[task.id]:
+                    episode = self._episode(task.id, self._history.claims[task.id])
+                    await stack.enter_async_context(episode)
+                    self._history.claims[task.id] += 1
+            except OverLimit:
+                self._report.run_over = True
+                return _Fate.OVER
+            claimed.set()
+            fate = await self._play(episode, task)
+            try:
+                await stack.aclose()
+            except (LeaseLost, NotFound, OverLimit) as error:
+                log.warning("the result of episode %s came too late: %s", episode.id, error)
+                fate = _Fate.LOST
+            self._count(fate, episode, line)
+            return fate
+
+    async def _play(self, episode: Episode, task: Task) -> _Fate:
+        """The rollout itself. It is cancelled when the lease is lost; its exceptions cost this episode alone."""
+        playing = asyncio.ensure_future(self._rollout(episode, task))
+        episode.on_lost = playing.cancel
+        try:
+            _hand_in(episode, await playing)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            return _given_up(episode, "the lease was lost or the rollout cancelled itself")
+        except Exception:
+            log.exception("the rollout of task %s crashed (episode %s)", task.id, episode.id)
+            return _given_up(episode, traceback.format_exc())
+        return _Fate.ENDED
+
+    def _count(self, fate: _Fate, episode: Episode, line: ProgressLine) -> None:
+        if fate is _Fate.ENDED:
+            self._report.ended += 1
+            line.ended(episode.reward)
+        elif fate is _Fate.CRASHED:
+            self._report.crashed += 1
+            line.crashed()
+        else:
+            self._report.lost += 1
+
+    def _episode(self, task_id: str, ordinal: int) -> Episode:
+        return self._swarm.episode(
+            task_id=task_id,
+            run_id=self._run_id,
+            mix=self._mix,
+            kind=self._kind,
+            idle_limit_s=self._idle_limit_s,
+            max_episode_s=self._max_episode_s,
+            sampling=self._sampling,
+            idempotency_key=f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{task_id}/{ordinal}",
+        )
+
+
+def _given_up(episode: Episode, reason: str) -> _Fate:
+    """What a rollout that did not come to its end leaves: nothing, unless its result is stored already."""
+    if episode.receipt is not None:
+        return _Fate.ENDED
+    episode.abort(reason)
+    return _Fate.LOST if episode.lost.is_set() else _Fate.CRASHED
+
+
+def _hand_in(episode: Episode, outcome: Outcome | float | None) -> None:
+    """Give the rollout's answer to its episode. Raises: TypeError where it is none."""
+    if outcome is None:
+        if not episode.ended:
+            raise TypeError("the rollout returned None without calling episode.end; return an Outcome")
+    elif isinstance(outcome, Outcome):
+        episode.end(reward=outcome.reward, success=outcome.success, metrics=outcome.metrics)
+    elif isinstance(outcome, int | float):
+        episode.end(reward=float(outcome))
+    else:
+        raise TypeError(f"the rollout must return an Outcome or a number, not {type(outcome).__name__}")
+
+
+async def _stream(tasks: TaskStream) -> AsyncIterator[Task]:
+    if hasattr(tasks, "__aiter__"):
+        async for task in tasks:
+            yield task
+    else:
+        for task in tasks:
+            yield task

@@ -1,0 +1,202 @@
+"""One episode as its client holds it: where the agent finds its model, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Generator, Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+from foundation.clock import Clock
+from foundation.logs import redact
+from swarm.client.errors import EpisodeUnfinished, LeaseLost, NotFound
+from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
+from swarm.protocol.errors import SwarmError
+
+RENEWALS_PER_IDLE_LIMIT = 3
+REASON_CHARS = 8_000
+
+log = logging.getLogger(__name__)
+
+
+class EpisodeDesk(Protocol):
+    """What an episode asks of its client."""
+
+    async def current_run_id(self) -> str: ...
+
+    async def claim(self, claim: EpisodeClaim) -> EpisodeGrant: ...
+
+    async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt: ...
+
+    async def abort(self, episode_id: str, lease: str, reason: str) -> object: ...
+
+    async def renew(self, episode_id: str, lease: str) -> object: ...
+
+
+class Ending:
+    """A result that was handed in. Await it to have it stored now; else it is sent when the block is left."""
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+
+    def __await__(self) -> Generator[Any, None, EpisodeReceipt]:
+        return self._episode._send().__await__()
+
+
+class Episode:
+    """An async context manager: claims on entry; on exit sends what `end` said, or aborts with the reason.
+
+    sampling: request parameters that every call of this episode should carry (an evaluation's temperature).
+    """
+
+    def __init__(
+        self, desk: EpisodeDesk, claim: EpisodeClaim, *, clock: Clock, sampling: Mapping[str, Any] | None = None
+    ) -> None:
+        self.claim = claim
+        self.sampling: Mapping[str, Any] = dict(sampling or {})
+        self.receipt: EpisodeReceipt | None = None
+        self.lost = asyncio.Event()
+        """Set when the server says that the lease is gone: nothing this episode does counts any more."""
+        self.on_lost: Callable[[], object] | None = None
+        """Called once when a renewal finds the lease gone."""
+        self._desk = desk
+        self._clock = clock
+        self._grant: EpisodeGrant | None = None
+        self._result: EpisodeResult | None = None
+        self._abort_reason: str | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    # -- what an agent needs ------------------------------------------------------------------------------------------
+
+    @property
+    def grant(self) -> EpisodeGrant:
+        if self._grant is None:
+            raise RuntimeError("the episode is not claimed yet; use it inside `async with`")
+        return self._grant
+
+    @property
+    def id(self) -> str:
+        return self.grant.episode_id
+
+    @property
+    def base_url(self) -> str:
+        """For any OpenAI-compatible client."""
+        return self.grant.base_url
+
+    @property
+    def api_key(self) -> str:
+        return self.grant.api_key
+
+    # -- how it ends --------------------------------------------------------------------------------------------------
+
+    def end(
+        self,
+        *,
+        reward: float,
+        success: bool | None = None,
+        metrics: Mapping[str, float] | None = None,
+        agent_rewards: Mapping[str, float] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Ending:
+        """Hand the result in. Sent when the block is left, or at once when awaited; then `receipt` is there."""
+        if self._result is not None or self._abort_reason is not None:
+            raise RuntimeError(f"episode {self.id} was ended already")
+        self._result = EpisodeResult(
+            lease=self.grant.lease,
+            reward=reward,
+            success=success,
+            metrics=dict(metrics or {}),
+            agent_rewards=None if agent_rewards is None else dict(agent_rewards),
+            metadata=dict(metadata or {}),
+            idempotency_key=f"end-{self.id}",
+        )
+        return Ending(self)
+
+    def abort(self, reason: str) -> None:
+        """Give the episode up when the block is left: its calls are dropped, its slot is offered again.
+
+        A result that was handed in but not sent yet is withdrawn.
+        """
+        if self.receipt is not None:
+            raise RuntimeError(f"episode {self.id} was ended already; its result is stored")
+        self._result = None
+        self._abort_reason = redact(reason)[-REASON_CHARS:]
+
+    @property
+    def ended(self) -> bool:
+        """Whether a result was handed in."""
+        return self._result is not None
+
+    @property
+    def reward(self) -> float | None:
+        """As handed in; None before."""
+        return None if self._result is None else self._result.reward
+
+    # -- the block ----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Episode:
+        if not self.claim.run_id:
+            self.claim = self.claim.model_copy(update={"run_id": await self._desk.current_run_id()})
+        self._grant = await self._desk.claim(self.claim)
+        self._renewing = asyncio.create_task(self._renew_while_alive())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self.receipt is not None:
+                return
+            if error is not None:
+                self._abort_reason = redact(f"{type(error).__name__}: {error}")[:REASON_CHARS]
+                await self._abort_quietly()
+            elif self._abort_reason is not None:
+                await self._abort_quietly()
+            elif self._result is not None:
+                await self._send()
+            else:
+                self._abort_reason = "the client left the episode without a reward"
+                await self._abort_quietly()
+                raise EpisodeUnfinished(f"episode {self.id} was left without a reward: call ep.end(reward=...)")
+        finally:
+            await self._stop_renewing()
+
+    async def _send(self) -> EpisodeReceipt:
+        if self._result is None:
+            raise RuntimeError("there is no result to send")
+        if self.receipt is None:
+            self.receipt = await self._desk.end(self.id, self._result)
+        return self.receipt
+
+    async def _abort_quietly(self) -> None:
+        """An abort that cannot be delivered must not hide why it was sent; the lease runs out by itself."""
+        try:
+            await self._desk.abort(self.id, self.grant.lease, self._abort_reason or "")
+        except (LeaseLost, NotFound):
+            self.lost.set()
+        except SwarmError as error:
+            log.warning("could not abort episode %s: %s", self.id, error)
+
+    async def _renew_while_alive(self) -> None:
+        pause_s = self.claim.idle_limit_s / RENEWALS_PER_IDLE_LIMIT
+        while True:
+            await self._clock.sleep(pause_s)
+            try:
+                await self._desk.renew(self.id, self.grant.lease)
+            except (LeaseLost, NotFound) as error:
+                log.warning("episode %s is lost: %s", self.id, error)
+                self.lost.set()
+                if self.on_lost is not None:
+                    self.on_lost()
+                return
+            except SwarmError as error:
+                log.warning("could not renew the lease of episode %s: %s", self.id, error)
+
+    async def _stop_renewing(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._renewing
+            self._renewing = None

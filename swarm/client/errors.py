@@ -1,0 +1,129 @@
+"""What a client may run into.
+
+SwarmError
+├── ServerUnreachable            nothing answers at the url, for as long as patience lasted
+├── NotASwarmServer              something answers, but not in this protocol
+├── EpisodeUnfinished            an episode's block was left without a reward
+├── RolloutsFailing              rollouts crash again and again; the last traceback is in the text
+├── WorkflowFault                a workflow file or function cannot be used
+└── Refusal(code, detail, fields)
+    ├── TryLater(retry_after_s)  has been tried again until patience ran out
+    │   ├── NotRolling · Draining · MixFull
+    ├── LeaseLost · OverLimit · ServerBusy · EngineFailed · StorageFull
+    ├── Unauthorized · Forbidden · NotFound · InvalidSpec
+    └── IdempotencyConflict · ConfigConflict
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
+
+
+class ServerUnreachable(SwarmError):
+    """Nothing answers at the url."""
+
+
+class NotASwarmServer(SwarmError):
+    """The answer is none that this protocol knows."""
+
+
+class EpisodeUnfinished(SwarmError):
+    """The block of an episode was left without `end` or `abort`; the episode was aborted."""
+
+
+class RolloutsFailing(SwarmError):
+    """So many rollouts crashed in a row that the fault is not the episode's."""
+
+
+class WorkflowFault(SwarmError):
+    """A workflow cannot be loaded, or lacks `tasks` or `rollout`."""
+
+
+class TryLater(Refusal):
+    """The server cannot now, but will."""
+
+    @property
+    def retry_after_s(self) -> float:
+        value = self.fields.get("retry_after_s")
+        return float(value) if isinstance(value, int | float) else 0.0
+
+
+class NotRolling(TryLater):
+    """The server is booting, updating or idle."""
+
+
+class Draining(TryLater):
+    """No new train groups for now."""
+
+
+class MixFull(TryLater):
+    """This family of tasks is ahead of its share."""
+
+
+class LeaseLost(Refusal):
+    """The lease ran out or was superseded; claim a new episode."""
+
+
+class OverLimit(Refusal):
+    """The run has reached its limit, or the request is over one."""
+
+
+class ServerBusy(Refusal):
+    """Another run holds the server."""
+
+
+class EngineFailed(Refusal):
+    """The engine has failed for good; look at the server's log."""
+
+
+class StorageFull(Refusal):
+    """The server's disk is full; nothing was stored."""
+
+
+class Unauthorized(Refusal):
+    """The token is missing or wrong."""
+
+
+class Forbidden(Refusal):
+    """The token does not allow this."""
+
+
+class NotFound(Refusal):
+    """There is no such run or episode on this server."""
+
+
+class InvalidSpec(Refusal):
+    """A field is wrong; `fields["errors"]` names each."""
+
+
+class IdempotencyConflict(Refusal):
+    """The same key was used with another body."""
+
+
+class ConfigConflict(Refusal):
+    """The config was changed by someone else meanwhile."""
+
+
+_BY_CODE: dict[ErrorCode, type[Refusal]] = {
+    ErrorCode.UNAUTHORIZED: Unauthorized,
+    ErrorCode.FORBIDDEN: Forbidden,
+    ErrorCode.NOT_FOUND: NotFound,
+    ErrorCode.INVALID_SPEC: InvalidSpec,
+    ErrorCode.SERVER_BUSY: ServerBusy,
+    ErrorCode.NOT_ROLLING: NotRolling,
+    ErrorCode.DRAINING: Draining,
+    ErrorCode.MIX_FULL: MixFull,
+    ErrorCode.LEASE_LOST: LeaseLost,
+    ErrorCode.IDEMPOTENCY_CONFLICT: IdempotencyConflict,
+    ErrorCode.CONFIG_CONFLICT: ConfigConflict,
+    ErrorCode.OVER_LIMIT: OverLimit,
+    ErrorCode.ENGINE_FAILED: EngineFailed,
+    ErrorCode.STORAGE_FULL: StorageFull,
+}
+
+
+def refusal(code: ErrorCode, detail: str, fields: dict[str, Any]) -> Refusal:
+    """The refusal of this code, as its own type."""
+    return _BY_CODE[code](code, detail, **fields)

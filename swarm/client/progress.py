@@ -1,0 +1,75 @@
+"""One line on a terminal that says how far a crew is. Plain text; nothing where nobody watches."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import TextIO
+
+from foundation.clock import Clock
+
+REDRAW_S = 0.2
+RECENT = 64
+BAR_CELLS = 20
+
+
+class ProgressLine:
+    """Counts outcomes and redraws itself in place. total: episodes to come, where that is known."""
+
+    def __init__(self, label: str, *, total: int | None, clock: Clock, stream: TextIO | None, done: int = 0) -> None:
+        self._label = label
+        self._total = total
+        self._clock = clock
+        self._stream = stream
+        self._done = done
+        self._new = 0
+        self._crashed = 0
+        self._rewards: deque[float] = deque(maxlen=RECENT)
+        self._started = clock.monotonic()
+        self._drawn = -REDRAW_S
+
+    def ended(self, reward: float | None) -> None:
+        self._done += 1
+        self._new += 1
+        if reward is not None:
+            self._rewards.append(reward)
+        self._draw()
+
+    def crashed(self) -> None:
+        self._crashed += 1
+        self._draw()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.write(f"\r{self.text()}\x1b[K\n")
+            self._stream.flush()
+
+    def text(self) -> str:
+        """The line as it stands now."""
+        parts = [self._label]
+        if self._total:
+            cells = min(BAR_CELLS, BAR_CELLS * self._done // self._total)
+            parts.append(f"[{'#' * cells}{'.' * (BAR_CELLS - cells)}] {self._done}/{self._total}")
+        else:
+            parts.append(f"{self._done} episodes")
+        if self._rewards:
+            parts.append(f"reward {sum(self._rewards) / len(self._rewards):.3f}")
+        seconds = self._clock.monotonic() - self._started
+        if seconds > 0:
+            parts.append(f"{self._new / seconds:.1f}/s")
+        if self._crashed:
+            parts.append(f"{self._crashed} crashed")
+        return "  ".join(parts)
+
+    def _draw(self) -> None:
+        now = self._clock.monotonic()
+        if self._stream is None or now - self._drawn < REDRAW_S:
+            return
+        self._drawn = now
+        self._stream.write(f"\r{self.text()}\x1b[K")
+        self._stream.flush()
+
+
+def terminal(wanted: bool | None) -> TextIO | None:
+    """Where to draw: standard error, if it is wanted there, or is a terminal and nobody said."""
+    return sys.stderr if wanted or (wanted is None and sys.stderr.isatty()) else None

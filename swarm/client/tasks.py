@@ -1,0 +1,35 @@
+"""What goes into a rollout and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swarm.client.episode import Episode
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem instance. Equal ids mean equal tasks, in every process and at any time."""
+
+    id: str
+    query: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an episode ended. success: whether the task was solved, for rates; reward is what training sees."""
+
+    reward: float
+    success: bool | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+Rollout = Callable[["Episode", Task], Awaitable[Outcome | float | None]]
+"""One attempt at a task. Returns its outcome, or a reward, or None after it called `episode.end` itself."""
+
+TaskStream = Iterable[Task] | AsyncIterable[Task]
+"""May be infinite."""

@@ -1,0 +1,202 @@
+"""One trial in a process of its own: `python -m swarm.client.trial BLUEPRINT.json`.
+
+Evaluates held-out tasks, trains to the run's limit, evaluates again. Keeps nothing: after a kill at any moment the same
+command goes on from what the server says. Progress goes to standard output as JSON lines.
+
+Exit codes: 0 done, 1 failed (the traceback is on standard error), 2 the blueprint cannot be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import ValidationError
+
+from foundation import logs
+from foundation.clock import Clock, SystemClock
+from foundation.strict import explain
+from swarm.client.client import SwarmClient
+from swarm.client.crew import CrewReport
+from swarm.client.tasks import Task
+from swarm.client.workflow import Workflow, load_workflow
+from swarm.protocol.blueprint import TrialBlueprint
+from swarm.protocol.errors import SwarmError
+from swarm.protocol.status import RunReport
+
+
+class TrialFailed(SwarmError):
+    """The trial cannot come to a sound end."""
+
+
+def client_id(trial_key: str) -> str:
+    """Under which the server counts the episodes of this trial, whichever process makes them."""
+    return f"trial:{trial_key}"
+
+
+class Trial:
+    """One blueprint, carried out against its server."""
+
+    def __init__(self, blueprint: TrialBlueprint, swarm: SwarmClient, workflow: Workflow, out: TextIO) -> None:
+        self._blueprint = blueprint
+        self._swarm = swarm
+        self._workflow = workflow
+        self._out = out
+
+    async def carry_out(self) -> None:
+        """Raises: TrialFailed, RolloutsFailing, Refusal, ServerUnreachable."""
+        run = await self._swarm.run(self._blueprint.run_id)
+        if run.step == 0 and run.status == "running":
+            await self._evaluate("before", run)
+        else:
+            await self._require_evaluation_before()
+        if run.status == "running":
+            run = await self._train(run)
+        if run.status != "complete":
+            raise TrialFailed(f"run {run.run_id} is {run.status} at step {run.step}: {run.reason or 'no reason given'}")
+        await self._evaluate("after", run)
+        self._say("done", step=run.step)
+
+    async def _evaluate(self, when: str, run: RunReport) -> None:
+        heldout = self._blueprint.heldout
+        tasks = self._heldout_tasks()
+        self._say(when, step=run.step, tasks=len(tasks), episodes=len(tasks) * heldout.episodes)
+        report = await self._swarm.run_tasks(
+            tasks,
+            self._workflow.rollout,
+            kind="eval",
+            episodes_per_task=heldout.episodes,
+            sampling={"temperature": heldout.temperature},
+            progress=False,
+            **self._shared(),
+        )
+        missing = len(tasks) * heldout.episodes - report.ended - report.resumed
+        if missing:
+            raise TrialFailed(f"{missing} held-out episodes {when} training could not be had (run at step {run.step})")
+        self._say(f"{when}_ended", step=run.step, report=report)
+
+    async def _train(self, run: RunReport) -> RunReport:
+        blueprint = self._blueprint
+        self._say("train", step=run.step, limits=run.spec.limits.model_dump(exclude_none=True))
+        tasks = self._workflow.tasks("train", blueprint.seed, None, **blueprint.parameters)
+        report = await self._swarm.run_tasks(
+            tasks,
+            self._workflow.rollout,
+            kind="train",
+            episodes_per_task=blueprint.group_size,
+            progress=False,
+            **self._shared(),
+        )
+        if not report.run_over:
+            raise TrialFailed("the train tasks ran out before the run reached its limit")
+        run = await self._settled(run)
+        self._say("train_ended", step=run.step, report=report)
+        return run
+
+    async def _settled(self, run: RunReport) -> RunReport:
+        """The run once it is over and its last weights are served."""
+        async for _ in self._swarm.statuses():
+            run = await self._swarm.run(self._blueprint.run_id, since_step=run.step)
+            if run.status != "running":
+                break
+        return run
+
+    async def _require_evaluation_before(self) -> None:
+        """The weights of step 0 are gone: their evaluation must be there. Raises: TrialFailed."""
+        wanted = len(self._heldout_tasks()) * self._blueprint.heldout.episodes
+        ended = 0
+        for progress in await self._swarm.tasks(run_id=self._blueprint.run_id, client_id=self._swarm.client_id):
+            if progress.kind == "eval" and progress.step == 0:
+                ended += progress.ended
+        if ended < wanted:
+            raise TrialFailed(
+                f"{wanted - ended} of {wanted} held-out episodes before training are missing and the run has moved on; "
+                f"start the trial again with a new run"
+            )
+
+    def _heldout_tasks(self) -> list[Task]:
+        blueprint = self._blueprint
+        tasks = self._workflow.tasks("heldout", blueprint.seed, blueprint.heldout.tasks, **blueprint.parameters)
+        return [task for task in tasks if isinstance(task, Task)] if not hasattr(tasks, "__aiter__") else []
+
+    def _shared(self) -> dict[str, Any]:
+        blueprint = self._blueprint
+        return {
+            "run_id": blueprint.run_id,
+            "concurrency": blueprint.concurrency,
+            "retries": blueprint.retries,
+            "idle_limit_s": blueprint.idle_limit_s,
+        }
+
+    def _say(self, event: str, *, report: CrewReport | None = None, **fields: object) -> None:
+        line = {"trial": self._blueprint.trial_key, "event": event, **fields, **(asdict(report) if report else {})}
+        self._out.write(json.dumps(line) + "\n")
+        self._out.flush()
+
+
+async def run_blueprint(
+    blueprint: TrialBlueprint, *, token: str | None, out: TextIO, clock: Clock | None = None
+) -> None:
+    """Carry a trial out, from wherever it stands. Raises what `Trial.carry_out` raises, and WorkflowFault."""
+    workflow = load_workflow(Path(blueprint.instrument_dir), blueprint.workflow)
+    try:
+        async with SwarmClient(
+            blueprint.server_url,
+            token,
+            client_id=client_id(blueprint.trial_key),
+            client_version=blueprint.code_version,
+            clock=clock or SystemClock(),
+        ) as swarm:
+            await Trial(blueprint, swarm, workflow, out).carry_out()
+    finally:
+        if workflow.close is not None:
+            await workflow.close()
+
+
+async def _until_told_to_stop(blueprint: TrialBlueprint, token: str | None) -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await run_blueprint(blueprint, token=token, out=sys.stdout)
+
+
+def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """The process: read the blueprint, carry it out, answer with an exit code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    env = os.environ if environ is None else environ
+    if len(given) != 1:
+        sys.stderr.write("usage: python -m swarm.client.trial BLUEPRINT.json\n")
+        return 2
+    try:
+        blueprint = TrialBlueprint.model_validate_json(Path(given[0]).read_bytes())
+    except OSError as error:
+        sys.stderr.write(f"cannot read the blueprint {given[0]}: {error.strerror}\n")
+        return 2
+    except ValidationError as error:
+        faults = "; ".join(str(fault) for fault in explain(error, TrialBlueprint))
+        sys.stderr.write(f"the blueprint {given[0]} is not usable: {faults}\n")
+        return 2
+    logs.configure(env.get("SWARM_LOG_LEVEL", "INFO"))
+    try:
+        asyncio.run(_until_told_to_stop(blueprint, env.get("SWARM_TOKEN") or None))
+    except asyncio.CancelledError:
+        sys.stderr.write("stopped by SIGTERM; the same command goes on from here\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except Exception:  # noqa: BLE001 - the last stop: whatever it was, the executor needs its traceback
+        sys.stderr.write(logs.redact(traceback.format_exc()))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""The one seam to the network: a request goes out, an answer or a typed error comes back.
+
+Knows HTTP, retries and problem documents; nothing of runs or episodes. Branches on error codes alone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from pydantic import ValidationError
+
+from foundation.clock import Clock
+from swarm.client.errors import NotASwarmServer, ServerUnreachable, TryLater, refusal
+from swarm.protocol.errors import Problem
+
+_PROBLEM_FIELDS = frozenset(Problem.model_fields)
+_GATEWAY_STATUSES = frozenset({502, 503, 504})
+"""Of a proxy whose server is not there, when no problem document comes along."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to try again. Zero means once.
+
+    connect_s: nothing answers. later_s: the server says that it will, later.
+    """
+
+    connect_s: float = 60.0
+    later_s: float = 900.0
+    first_delay_s: float = 0.05
+    longest_delay_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("connect_s", "later_s", "first_delay_s", "longest_delay_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+
+class Wire:
+    """Requests to one server, over a shared pool of connections."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        *,
+        patience: Patience,
+        clock: Clock,
+        jitter: random.Random,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.url = checked_url(url)
+        self._patience = patience
+        self._clock = clock
+        self._jitter = jitter
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=4.0),
+            timeout=httpx.Timeout(30.0, connect=5.0, pool=None),
+            trust_env=not _is_loopback(self.url),
+            transport=transport,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        params: dict[str, str | int | float] | None = None,
+        headers: dict[str, str] | None = None,
+        wait_s: float = 0.0,
+        repeatable: bool = True,
+        patience: Patience | None = None,
+    ) -> bytes:
+        """The body of a 2xx answer. wait_s: how long the server may think. repeatable: sending it twice does no harm.
+
+        Raises: Refusal of the answer's code, ServerUnreachable, NotASwarmServer.
+        """
+        patience = patience or self._patience
+        start = self._clock.monotonic()
+        delay_s = patience.first_delay_s
+        while True:
+            gone_s = self._clock.monotonic() - start
+            try:
+                return await self._once(method, path, body, params or {}, headers or {}, wait_s)
+            except TryLater as later:
+                if gone_s >= patience.later_s:
+                    raise
+                pause_s = max(delay_s, later.retry_after_s)
+            except ServerUnreachable as error:
+                may_repeat = repeatable or not isinstance(error, _Unanswered)
+                if gone_s >= patience.connect_s or not may_repeat:
+                    raise self._unreachable(error) from error
+                pause_s = delay_s
+            await self._clock.sleep(pause_s * self._jitter.uniform(0.75, 1.25))
+            delay_s = min(2 * delay_s, patience.longest_delay_s)
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        params: dict[str, str | int | float],
+        headers: dict[str, str],
+        wait_s: float,
+    ) -> bytes:
+        if body is not None:
+            headers = {"Content-Type": "application/json", **headers}
+        timeout = httpx.Timeout(30.0 + wait_s, connect=5.0, pool=None)
+        try:
+            answer = await self._http.request(
+                method, path, content=body, params=params, headers=headers, timeout=timeout
+            )
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise ServerUnreachable(str(error) or type(error).__name__) from error
+        except httpx.TransportError as error:
+            raise _Unanswered(str(error) or type(error).__name__) from error
+        if answer.is_success:
+            return answer.content
+        raise _error_of(answer)
+
+    def _unreachable(self, error: Exception) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"no swarm server answers at {self.url} ({error}); start one with `swarm serve`, or check the url"
+        )
+
+
+class _Unanswered(ServerUnreachable):
+    """The request may have arrived; its answer did not."""
+
+
+def checked_url(url: str) -> str:
+    """`url` without a trailing slash. Raises: NotASwarmServer where it is none."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise NotASwarmServer(f"{url!r} is no url ({error}); it looks like http://127.0.0.1:8642") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise NotASwarmServer(f"{url!r} is no url of a server; it looks like http://127.0.0.1:8642")
+    return url.rstrip("/")
+
+
+def _error_of(answer: httpx.Response) -> Exception:
+    try:
+        problem = Problem.model_validate_json(answer.content)
+    except ValidationError:
+        if answer.status_code in _GATEWAY_STATUSES:
+            return _Unanswered(f"HTTP {answer.status_code}")
+        where = f"{answer.request.method} {answer.request.url.path}"
+        return NotASwarmServer(
+            f"{where} answered HTTP {answer.status_code} without an error code; is this a swarm server?"
+        )
+    fields: dict[str, Any] = {
+        key: value for key, value in (problem.model_extra or {}).items() if key not in _PROBLEM_FIELDS
+    }
+    return refusal(problem.code, problem.detail, fields)
+
+
+def _is_loopback(url: str) -> bool:
+    host = httpx.URL(url).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

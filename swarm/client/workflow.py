@@ -1,0 +1,100 @@
+"""An instrument's or a person's own code, loaded from a file or a module: `tasks` and `rollout`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from foundation.strict import nearest
+from swarm.client.errors import WorkflowFault
+from swarm.client.tasks import Rollout, TaskStream
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """tasks(split, seed, count, **parameters): a stream of Task; split `train` or `heldout`, count None: endless.
+
+    close: called when no more rollouts come, where the file defines it.
+    """
+
+    tasks: Callable[..., TaskStream]
+    rollout: Rollout
+    close: Callable[[], Awaitable[None]] | None = None
+
+
+def load_workflow(folder: Path, file: str) -> Workflow:
+    """The workflow in `folder`/`file`. Its neighbours are importable as siblings (`from .reward import score`).
+
+    Raises: WorkflowFault; whatever the file itself raises.
+    """
+    path = folder / file
+    if not path.is_file():
+        raise WorkflowFault(f"there is no workflow file {path}")
+    module = _load_in_package(path)
+    for name in ("tasks", "rollout"):
+        if not callable(getattr(module, name, None)):
+            raise WorkflowFault(f"{path} defines no function {name!r}")
+    return Workflow(
+        tasks=module.tasks, rollout=_checked(module.rollout, str(path)), close=getattr(module, "close", None)
+    )
+
+
+def load_rollout(reference: str) -> Rollout:
+    """`module:function` or `file.py:function`. Raises: WorkflowFault; whatever the module itself raises."""
+    source, _, name = reference.rpartition(":")
+    if not source or not name:
+        raise WorkflowFault(f"{reference!r} names no rollout; write module:function or file.py:function")
+    if source.endswith(".py"):
+        path = Path(source).expanduser().resolve()
+        if not path.is_file():
+            raise WorkflowFault(f"there is no file {path}")
+        return _member(_load_in_package(path), name, source)
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (source == error.name or source.startswith(f"{error.name}.")):
+            raise
+        raise WorkflowFault(
+            f"there is no module {source!r} here; run from its folder, or write path/to/file.py:{name}"
+        ) from error
+    return _member(module, name, source)
+
+
+def _load_in_package(path: Path) -> ModuleType:
+    """Load a file as a module of a package made of its folder, so that relative imports find its neighbours."""
+    folder = path.resolve().parent
+    package = "study_" + "".join(char if char.isalnum() else "_" for char in folder.name)
+    home = sys.modules.get(package)
+    if home is None or list(home.__path__) != [str(folder)]:
+        home = ModuleType(package)
+        home.__path__ = [str(folder)]
+        sys.modules[package] = home
+    spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise WorkflowFault(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _member(module: ModuleType, name: str, source: str) -> Rollout:
+    found = getattr(module, name, None)
+    if found is None:
+        guess = nearest(name, [other for other in vars(module) if not other.startswith("_")])
+        raise WorkflowFault(f"{source} has no {name!r}" + (f" (did you mean {guess!r}?)" if guess else ""))
+    return _checked(found, f"{source}:{name}")
+
+
+def _checked(rollout: object, where: str) -> Rollout:
+    if not inspect.iscoroutinefunction(rollout):
+        raise WorkflowFault(f"{where}: rollout must be `async def rollout(episode, task)`")
+    return rollout
