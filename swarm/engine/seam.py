@@ -98,7 +98,10 @@ class Sampled:
 
 @dataclass(slots=True, kw_only=True)
 class SampledEvent:
-    """One event of a stream. `data` is what the client sees (None: nothing to show); ids and logprobs are what is new."""
+    """One event of a stream. `data` is what the client sees (None: nothing to show); ids and logprobs are what is new.
+
+    Version spans count from the event's own first token of the choice, as 0.
+    """
 
     data: dict[str, Any] | None
     prompt_ids: list[int] | None = None
