@@ -1,0 +1,204 @@
+"""One study, from its frozen plan to its report: run a stage, decide by the plan's own branch, conclude, write.
+
+Every position is read from the records, so that a conduct killed at any instruction goes on where it was: trials have
+deterministic keys, decisions follow from recorded trials, and the report is written again from SQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from foundation.clock import Clock
+from researcher.analysis.conclusions import conclude
+from researcher.analysis.decide import Decision, decide
+from researcher.executor.trials import Executor, Progress
+from researcher.models import Finding, Plan, Stage, StudyStatus, TrialRecord, TrialStatus, Verdict
+from researcher.report.writer import write_report
+from researcher.store.store import Store
+from researcher.view import StudyPicture, TrialLine, View
+
+_COPY_EVERY_S = 10.0
+
+
+class Sink(Protocol):
+    """A copy of the records (MLflow). An outage is its own affair: what waits is sent later."""
+
+    def drain(self, study_id: str | None = None) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a conduct ended. `status` is the study's, `report` the folder with report.md and report.html."""
+
+    status: StudyStatus
+    reason: str
+    report: Path | None = None
+
+
+class Conduct:
+    """Carries out one study for its owner: `store` is fenced by the study's lease."""
+
+    def __init__(self, store: Store, executor: Executor, sink: Sink, view: View, clock: Clock, reports: Path) -> None:
+        self._store = store
+        self._executor = executor
+        self._sink = sink
+        self._view = view
+        self._clock = clock
+        self._reports = reports
+
+    async def carry_out(self, study_id: str) -> Outcome:
+        """Run what is left of the study. Returns when it is done, or was asked to stop."""
+        study = self._store.study(study_id)
+        plan = self._store.plan(study_id)
+        picture = StudyPicture(
+            study_id=study_id, topic=study.topic, planner=plan.planner, budget_s=plan.budget.wall_s, phase="running"
+        )
+        self._store.set_study_status(study_id, StudyStatus.RUNNING)
+        async with self._copying(study_id):
+            decision = await self._stages(study_id, plan, picture)
+            if decision is None:
+                self._store.set_study_status(study_id, StudyStatus.STOPPED, "stopped on request")
+                return Outcome(StudyStatus.STOPPED, "stopped on request; `researcher resume` goes on with it")
+            folder = self._conclude(study_id, plan, decision, picture)
+        await asyncio.to_thread(self._sink.drain, study_id)
+        return Outcome(StudyStatus.DONE, decision.reason, folder)
+
+    async def _stages(self, study_id: str, plan: Plan, picture: StudyPicture) -> Decision | None:
+        """Run stage after stage as the plan's branches say; None when a stop was asked for."""
+        stage, seeds = plan.stages[0], plan.stages[0].seeds
+        while True:
+            if not await self._run(study_id, plan, stage, seeds, picture):
+                return None
+            decision = decide(plan, stage.id, self._store.trials(study_id))
+            self._store.set_stage_status(study_id, stage.id, "done")
+            self._tell(study_id, decision, picture)
+            if decision.action != "stage":
+                return decision
+            stage = next(each for each in plan.stages if each.id == decision.to)
+            seeds = decision.seeds or stage.seeds
+
+    async def _run(self, study_id: str, plan: Plan, stage: Stage, seeds: int, picture: StudyPicture) -> bool:
+        """All trials of a stage, arms in turn so that they meet the same conditions; False when asked to stop."""
+        self._store.set_stage_status(study_id, stage.id, "running")
+        pairs = [(arm, stage.first_seed + seed) for seed in range(seeds) for arm in stage.arms]
+        trials = self._store.ensure_trials(study_id, stage.id, pairs)
+        for trial in self._store.trials(study_id):
+            picture.trials[trial.key] = _line(trial, plan.steps)
+        picture.phase = f"stage {stage.id}: {seeds} seeds of {', '.join(stage.arms)}"
+        picture.next = _next_of(plan, stage)
+        self._view.show(picture)
+
+        def on_progress(progress: Progress) -> None:
+            self._see(progress, plan, picture)
+
+        left = [trial for trial in trials if trial.status not in (TrialStatus.DONE, TrialStatus.FAILED)]
+        await self._executor.run_trials(study_id, plan, left, on_progress)
+        return not self._store.study(study_id).stop_requested
+
+    def _see(self, progress: Progress, plan: Plan, picture: StudyPicture) -> None:
+        line = picture.trials[progress.key]
+        line.status, line.step, line.note = progress.status, progress.step, progress.note
+        line.curve = [value for _, value in progress.curve]
+        picture.spent_s = progress.spent_s
+        picture.left_s = progress.left_s
+        self._view.show(picture)
+
+    def _tell(self, study_id: str, decision: Decision, picture: StudyPicture) -> None:
+        detail = {
+            "after": decision.after,
+            "action": decision.action,
+            "to": decision.to,
+            "seeds": decision.seeds,
+            "seeds_needed": decision.seeds_needed,
+            "power": decision.power,
+            "reason": decision.reason,
+        }
+        known = [event.detail for event in self._store.events(study_id, limit=100_000) if event.kind == "decision"]
+        if detail not in known:
+            self._store.record_event(study_id, "decision", detail)
+        seeds = f" on {decision.seeds} seeds per arm" if decision.seeds else ""
+        self._view.say(f"after {decision.after}: {decision.action} {decision.to or ''}{seeds} ({decision.reason})")
+
+    def _conclude(self, study_id: str, plan: Plan, decision: Decision, picture: StudyPicture) -> Path:
+        """Verdicts, findings, report; then the study is done."""
+        picture.phase, picture.next, picture.left_s = "concluding", "report", 0.0
+        self._view.show(picture)
+        conclusions = conclude(plan, self._store.trials(study_id))
+        for record in conclusions.verdicts:
+            self._store.record_verdict(study_id, decision.after, record)
+            self._view.say(f"{record.hypothesis}: {record.verdict}. {record.reason}")
+        self._store.save_findings(study_id, _findings(study_id, plan, self._store, self._clock.now()))
+        folder = report(self._store, study_id, self._reports)
+        self._store.set_study_status(study_id, StudyStatus.DONE, decision.reason)
+        return folder
+
+    @contextlib.asynccontextmanager
+    async def _copying(self, study_id: str) -> AsyncIterator[None]:
+        """Keep the copy of the records up to date beside the work."""
+        task = asyncio.create_task(self._copy(study_id))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _copy(self, study_id: str) -> None:
+        while True:
+            await self._clock.sleep(_COPY_EVERY_S)
+            sent = await asyncio.to_thread(self._sink.drain, study_id)
+            logging.getLogger(__name__).debug("sent %d messages to MLflow", sent)
+
+
+def report(store: Store, study_id: str, reports: Path) -> Path:
+    """Write the report from the records, keep its claims and hashes; returns its folder."""
+    written = write_report(store.study_data(study_id), reports / study_id)
+    store.save_claims(study_id, written.claims)
+    store.record_report(study_id, written.files)
+    return written.folder
+
+
+def _findings(study_id: str, plan: Plan, store: Store, now: float) -> list[Finding]:
+    return [
+        Finding(
+            id=f"{study_id}/{hypothesis.id}",
+            study_id=study_id,
+            plan_hash=plan.digest(),
+            instrument=plan.instrument,
+            model=plan.model.name,
+            factor=hypothesis.factor,
+            metric=hypothesis.metric,
+            statement=hypothesis.statement,
+            verdict=record.verdict,
+            effect=record.effect,
+            scope={"steps": plan.steps, "task": dict(plan.task), "run": dict(plan.run)},
+            at=now,
+        )
+        for hypothesis in plan.hypotheses
+        for record in store.verdicts(study_id)
+        if record.hypothesis == hypothesis.id and record.verdict is not Verdict.INVALID
+    ]
+
+
+def _line(trial: TrialRecord, steps: int) -> TrialLine:
+    curve = [value for _, value in trial.series.get("reward_mean", [])]
+    return TrialLine(
+        arm=trial.arm,
+        seed=trial.seed,
+        status=trial.status.value,
+        step=len(curve),
+        steps=steps,
+        curve=curve,
+        note=trial.reason or "",
+    )
+
+
+def _next_of(plan: Plan, stage: Stage) -> str:
+    following = [branch.to or branch.then for branch in plan.branches if branch.stage == stage.id]
+    return "then " + " or ".join(dict.fromkeys(following)) if following else "report"

@@ -1,0 +1,100 @@
+"""The `researcher` command: start here. Parses and dispatches; heavy imports happen inside the command that needs them.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person, 4 out of budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from foundation.commandline import Parser
+
+LATEST = "latest"
+
+
+def parser() -> Parser:
+    """The whole command line, without importing any command."""
+    root = Parser(
+        prog="researcher", description="Turns a topic into an experiment, runs it, and reports what can be recomputed."
+    )
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_start(commands)
+    for name, text in (
+        ("list", "every study, newest first"),
+        ("instruments", "what can be asked: instruments, factors, metrics"),
+        ("doctor", "is this machine fit to run studies?"),
+    ):
+        _json(commands.add_parser(name, help=text, description=text))
+    for name, text in (
+        ("status", "how a study is doing, and what happens next"),
+        ("watch", "follow a study until it ends"),
+        ("stop", "ask a study to stop at the next safe point"),
+        ("resume", "go on with a study, wherever it was left"),
+        ("report", "write the report again from the records, and say where it is"),
+        ("verify", "recompute every number of the report from SQL, offline"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("study", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
+        _json(command)
+    show = commands.add_parser(
+        "show", help="a plan or a trial, whole", description="Show a study's plan, or one of its trials."
+    )
+    show.add_argument(
+        "what", nargs="?", default=LATEST, help="a study (its plan), or a trial's key as `status` prints it"
+    )
+    _json(show)
+    ui = commands.add_parser(
+        "ui", help="open MLflow on a study", description="Start MLflow's UI and open it on a study."
+    )
+    ui.add_argument("study", nargs="?", default=LATEST)
+    ui.add_argument("--port", type=int, default=5000, help="default %(default)s")
+    ui.add_argument("--no-browser", action="store_true", help="print the address and leave the browser alone")
+    return root
+
+
+def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
+    start = commands.add_parser(
+        "start",
+        help="take a topic and answer it by experiment",
+        description="Take a topic and answer it by experiment.",
+    )
+    start.add_argument(
+        "--topic", required=True, metavar="TEXT|@FILE", help="the question, or @ and a file that holds it"
+    )
+    start.add_argument("--instrument", metavar="NAME|DIR", help="the study environment (default: the one that fits)")
+    start.add_argument("--planner", choices=("auto", "llm", "builtin"), default="auto")
+    start.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a swarm server; may be repeated (default: one started here)",
+    )
+    start.add_argument("--engine", choices=("local", "echo"), default="local", help="engine of a server started here")
+    start.add_argument(
+        "--budget", metavar="TIME", help="wall time such as 90m or 8h; what does not fit is refused beforehand"
+    )
+    start.add_argument("--seeds", type=int, metavar="N", help="seeds per arm (default: what the noise floor asks for)")
+    start.add_argument("--max-parallel", type=int, metavar="N", help="trials at once (default: one per server)")
+    start.add_argument(
+        "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
+    )
+    _json(start)
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="JSON on standard output")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit code."""
+    args = parser().parse_args(argv)
+    from researcher import commands
+
+    return commands.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
