@@ -2,19 +2,235 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from foundation.clock import Clock
-from swarm.engine.seam import Engine
+from swarm.engine.seam import (
+    Engine,
+    EngineDown,
+    EngineError,
+    EngineHealth,
+    RunContext,
+    StepOutcome,
+    TrainBatch,
+    TrainerCrashed,
+    TrainingRefused,
+)
+from swarm.protocol.episodes import WeightsVersion
+from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.status import Phase
+from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.desk import Desk
+from swarm.server.coordinator.replay import recorded_batch
+from swarm.server.coordinator.runs import Run
+from swarm.server.coordinator.steps import Duty
+from swarm.server.pool.rows import StepRow
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CRASHES_ALLOWED = 4
+"""So often may the engine go down, without a step made in between, before the run is given up."""
+FIRST_PAUSE_S = 0.5
+STORAGE_PAUSE_S = 2.0
 
 
 class Conductor:
     """One per server. `runs_dir` holds one directory per run, for the engine's checkpoints."""
 
     def __init__(self, desk: Desk, engine: Engine, *, clock: Clock, runs_dir: Path) -> None:
-        raise NotImplementedError
+        self._clerk = desk.clerk
+        self._engine = engine
+        self._clock = clock
+        self._runs_dir = runs_dir
+        self._crashes = 0
+        self._crashed_run = ""
 
     async def run(self) -> None:
         """Drive the server until cancelled. Subscribes to the engine's health and boots it first; leaves its shutdown to the caller."""
-        raise NotImplementedError
+        self._engine.subscribe(self._heard)
+        await self._boot()
+        while True:
+            try:
+                await self._next()
+            except EngineDown as error:
+                await self._engine_went_down(error)
+            except EngineError as error:
+                await self._give_up(str(error))
+            except Refusal as refusal:
+                if refusal.code is not ErrorCode.STORAGE_FULL:
+                    raise
+                self._say(refusal.detail)
+                await self._clock.sleep(STORAGE_PAUSE_S)
+
+    # -- one thing at a time ------------------------------------------------------------------------------------------
+
+    async def _next(self) -> None:
+        """Do the most urgent thing, or wait for one."""
+        next_duty = await self._clerk.carry_out(lambda book: book.steps.next_duty())
+        run = self._clerk.book.state.run
+        if run is None or next_duty.duty is Duty.WAIT:
+            self._clerk.set_phase(self._resting_phase())
+            await self._clerk.wait_for_work(next_duty.until)
+            return
+        match next_duty.duty:
+            case Duty.OPEN:
+                await self._open(run)
+            case Duty.SERVE:
+                await self._serve(run, run.step)
+                self._clerk.engine_opened(run.run_id, self._directory(run))
+            case Duty.STEP:
+                await self._step()
+            case Duty.CHECKPOINT:
+                await self._checkpoint(run)
+            case Duty.COMPLETE:
+                await self._clerk.carry_out(lambda book: book.steps.complete())
+            case Duty.STOP:
+                await self._stop(run)
+
+    def _resting_phase(self) -> Phase:
+        run = self._clerk.book.state.run
+        if run is None or run.row.released:
+            return Phase.IDLE
+        if run.row.stop_requested_at is not None:
+            return Phase.DRAINING
+        return Phase.ROLLING if run.row.status == "running" else Phase.IDLE
+
+    async def _open(self, run: Run) -> None:
+        """Make the engine stand where the journal stands: newest checkpoint, then the journalled steps after it, once more."""
+        self._clerk.set_phase(Phase.UPDATING)
+        context = RunContext(run_id=run.run_id, branch=run.row.branch, spec=run.spec, directory=self._directory(run))
+        context.directory.mkdir(parents=True, exist_ok=True)
+        at = await self._engine.open_run(context)
+        if at > run.step:
+            # A checkpoint of a step whose outcome was never stored: take the newest that the journal knows.
+            at = await self._engine.open_run(context, at_step=run.kept_step)
+        if at > run.kept_step:
+            await self._for_certain(lambda book: book.steps.checkpointed(run.run_id, at))
+        rows = await self._clerk.read(lambda reader: reader.steps(run.run_id, at))
+        for row in (row for row in rows if row.state == "done"):
+            self._say(f"step {row.step} is made again from its journal")
+            await self._engine.train(await self._batch(run, row))
+        if any(row.state == "done" for row in rows):
+            await self._serve(run, run.step)
+        if self._clerk.book.state.journalled is not None:
+            await self._make(run, self._clerk.book.state.journalled)
+        self._clerk.engine_opened(run.run_id, context.directory)
+
+    async def _step(self) -> None:
+        self._clerk.set_phase(Phase.UPDATING)
+        row = await self._clerk.carry_out(lambda book: book.steps.journal())
+        run = self._clerk.book.state.run
+        assert run is not None
+        await self._make(run, row)
+
+    async def _make(self, run: Run, row: StepRow) -> None:
+        """Train the journalled batch, serve what comes out, and only then write down that it is done."""
+        batch = await self._batch(run, row)
+        began = self._clock.monotonic()
+        outcome = await self._engine.train(batch)
+        trained = self._clock.monotonic()
+        self._clerk.book.steps.judge_outcome(outcome)
+        await self._serve(run, row.step)
+        train_s, sync_s = trained - began, self._clock.monotonic() - trained
+        await self._record(outcome, train_s=train_s, sync_s=sync_s)
+        self._crashes = 0
+
+    async def _record(self, outcome: StepOutcome, *, train_s: float, sync_s: float) -> None:
+        await self._for_certain(lambda book: book.steps.record(outcome, train_s=train_s, sync_s=sync_s))
+
+    async def _batch(self, run: Run, row: StepRow) -> TrainBatch:
+        specs = dict(run.specs)
+        return await self._clerk.read(lambda reader: recorded_batch(reader, row, specs))
+
+    async def _serve(self, run: Run, step: int) -> None:
+        """Serve the trainer's weights; when inference is down, as soon as it is back."""
+        version = WeightsVersion(run_id=run.run_id, branch=run.row.branch, step=step)
+        for attempt in range(CRASHES_ALLOWED):
+            try:
+                await self._engine.serve(version)
+                return
+            except TrainerCrashed:
+                raise
+            except EngineDown as error:
+                self._say(f"weights of step {step} not served yet: {error}")
+                await self._until_ready(attempt)
+        await self._engine.serve(version)
+
+    async def _checkpoint(self, run: Run) -> None:
+        step = await self._engine.checkpoint()
+        await self._for_certain(lambda book: book.steps.checkpointed(run.run_id, step))
+
+    async def _stop(self, run: Run) -> None:
+        self._clerk.set_phase(Phase.STOPPING)
+        if run.step > run.kept_step:
+            await self._checkpoint(run)
+        await self._clerk.carry_out(lambda book: book.steps.stop())
+
+    async def _for_certain(self, action: Callable[[Book], T]) -> T:
+        """Write down what the engine has done already: when the disk is full, again and again until there is room."""
+        while True:
+            try:
+                return await self._clerk.carry_out(action)
+            except Refusal as refusal:
+                if refusal.code is not ErrorCode.STORAGE_FULL:
+                    raise
+                self._say(refusal.detail)
+                await self._clock.sleep(STORAGE_PAUSE_S)
+
+    # -- when things go wrong -------------------------------------------------------------------------------------------
+
+    async def _boot(self) -> None:
+        self._clerk.set_phase(Phase.BOOTING)
+        try:
+            await self._engine.boot()
+        except EngineDown as error:
+            if self._clerk.situation.engine_failed is None:
+                self._heard(EngineHealth(ready=False, failed_for_good=True, reason=str(error)))
+            return
+        if not self._clerk.situation.engine_ready:
+            self._heard(EngineHealth(ready=True))
+
+    async def _engine_went_down(self, error: EngineDown) -> None:
+        """What the trainer holds is unknown now: the run is opened again, from its newest checkpoint, when the engine is back."""
+        self._say(f"the engine went down: {error}")
+        self._clerk.engine_opened(None)
+        run = self._clerk.book.state.run
+        if run is not None and run.run_id != self._crashed_run:
+            self._crashed_run, self._crashes = run.run_id, 0
+        self._crashes += 1
+        if self._crashes > CRASHES_ALLOWED:
+            await self._give_up(f"the engine went down {self._crashes} times without making a step; last: {error}")
+            return
+        await self._until_ready(self._crashes - 1)
+
+    async def _until_ready(self, attempt: int) -> None:
+        """Return when the engine says that it is ready, or, when it never said otherwise, after a pause that grows."""
+        if self._clerk.situation.engine_ready:
+            await self._clock.sleep(FIRST_PAUSE_S * 2**attempt)
+        while not self._clerk.situation.engine_ready:
+            await self._clerk.wait_for_work(math.inf)
+
+    async def _give_up(self, reason: str) -> None:
+        """Fail the run, with the reason, where people look for it."""
+        self._crashes = 0
+        run = self._clerk.book.state.run
+        if run is None or run.row.released:
+            raise TrainingRefused(f"no run to blame: {reason}")
+        await self._for_certain(lambda book: book.steps.fail(reason))
+
+    def _heard(self, health: EngineHealth) -> None:
+        if not health.ready:
+            self._say(f"the engine is not ready: {health.reason or 'booting'}")
+        self._clerk.engine_health(health)
+
+    def _say(self, line: str) -> None:
+        _log.warning("%s", line)
+        self._clerk.feed.log(line)
+
+    def _directory(self, run: Run) -> Path:
+        return self._runs_dir / run.run_id

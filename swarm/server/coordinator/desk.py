@@ -5,10 +5,10 @@ Every answer to a change is given after it is on disk. Waits are events, limits 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 from foundation.clock import Clock
 from foundation.ids import Ids
@@ -27,31 +27,25 @@ from swarm.protocol.episodes import (
     LedgerPage,
     RecordedCall,
     TaskProgress,
-    WeightsVersion,
 )
+from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec
-from swarm.protocol.status import CheckpointRef, RunCreated, RunReport, RunRequest, ServerStatus
+from swarm.protocol.status import CheckpointRef, Phase, RunCreated, RunReport, RunRequest, ServerStatus
+from swarm.server.coordinator import book as books
+from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.calls import OpenCall
+from swarm.server.coordinator.clerk import Clerk
+from swarm.server.coordinator.episodes import GrantedLease, NotYet, late_abort, late_end, lost
+from swarm.server.coordinator.feed import ServerEvent, within
+from swarm.server.coordinator.leases import digest
+from swarm.server.pool.reader import PoolReader
+from swarm.server.pool.rows import EpisodeRow, LedgerFilter, RunRow
+from swarm.server.pool.store import PoolStore
 
+__all__ = ["Desk", "GrantedLease", "OpenCall", "ServerEvent"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrantedLease:
-    """A claim that was granted; the route adds base_url and api_key."""
-
-    episode_id: str
-    lease: str
-    group_id: str | None
-    slot: int | None
-    weights_version: WeightsVersion
-    expires_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerEvent:
-    """One thing that a subscriber hears: the status after a change, or a log line."""
-
-    kind: Literal["status", "log"]
-    data: dict[str, Any]
+T = TypeVar("T")
+PAUSE_AFTER_FAILED_WRITE_S = 1.0
 
 
 class Desk:
@@ -60,40 +54,105 @@ class Desk:
     Raises: Refusal with its code. After STORAGE_FULL nothing has changed, in memory or on disk.
     """
 
+    def __init__(self, clerk: Clerk) -> None:
+        self.clerk = clerk
+
     @classmethod
     def open(cls, state_dir: Path, info: EngineInfo, *, clock: Clock, ids: Ids) -> Desk:
-        """The desk over the pool in `state_dir` (made when missing). Episodes that were open are closed as server_restarted."""
-        raise NotImplementedError
+        """The desk over the pool in `state_dir` (made when missing). Episodes that were open are closed as server_restarted.
+
+        Raises: PoolUnreadable, Refusal(STORAGE_FULL).
+        """
+        return cls(Clerk(PoolStore(state_dir / "pool.sqlite"), info, clock=clock, ids=ids))
 
     async def start(self) -> None:
         """Begin to watch limits. Needs the running event loop."""
-        raise NotImplementedError
+        self.clerk.start()
 
     async def close(self) -> None:
         """Stop the timers, finish the writes under way, close the pool. Waiting claims get not_rolling."""
-        raise NotImplementedError
+        await self.clerk.close()
+
+    @property
+    def _book(self) -> Book:
+        return self.clerk.book
+
+    @property
+    def _read(self) -> PoolReader:
+        return self.clerk.store.read
 
     # -- runs -----------------------------------------------------------------------------------------------------
 
     async def create_run(self, request: RunRequest, by: str) -> RunCreated:
         """Start a run. Codes: server_busy{run_id, holder}, invalid_spec{errors}, idempotency_conflict, engine_failed."""
-        raise NotImplementedError
+        asked = digest(request.spec.model_dump_json())
+        key = request.idempotency_key
+        known = self._run_by_key(key) if key is not None else None
+        if known is not None:
+            if known.request_digest != asked:
+                detail = f"key {key!r} started {known.run_id} with another spec; use a fresh key for each run"
+                raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
+            await self.clerk.settled()
+            return RunCreated(run_id=known.run_id)
+        run = await self.clerk.carry_out(
+            lambda book: book.steps.create(request.spec, by=by, key=key, request_digest=asked)
+        )
+        return RunCreated(run_id=run.run_id)
+
+    def _run_by_key(self, key: str) -> RunRow | None:
+        run = self._book.state.run
+        if run is not None and run.row.idempotency_key == key:
+            return run.row
+        return self._read.run_by_key(key)
 
     async def report(self, run_id: str, since_step: int = 0) -> RunReport:
         """The run, with metrics of the steps after `since_step`. Codes: not_found."""
-        raise NotImplementedError
+        steps = self._read.steps(run_id, since_step)
+        run = self._book.state.run
+        if run is not None and run.run_id == run_id:
+            phase = Phase.IDLE if run.row.released else self.clerk.situation.shown_phase
+            return books.report(run.row, run.configs, steps, phase=phase, step=run.step)
+        row = self._read.run(run_id)
+        if row is None:
+            raise _no_run(run_id)
+        newest = self._read.newest_step(run_id)
+        return books.report(row, self._read.configs(run_id), steps, phase=Phase.IDLE, step=newest)
 
     async def patch_run(self, run_id: str, patch: Mapping[str, Any], if_match: int | None, by: str) -> RunReport:
         """Change tunable fields. Codes: not_found, config_conflict{config_version}, invalid_spec{errors}, over_limit."""
-        raise NotImplementedError
+        await self._require_run(run_id)
+        if self._is_newest(run_id):
+            await self.clerk.carry_out(lambda book: book.steps.patch(patch, if_match=if_match, by=by))
+            return await self.report(run_id)
+        raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over; only a running one can be changed")
 
     async def stop_run(self, run_id: str) -> RunReport:
-        """Ask for a stop: drain, checkpoint, idle. Answers once the wish is durable; follow `status` to see it done. Again: nothing."""
-        raise NotImplementedError
+        """Ask for a stop: drain, checkpoint, idle. Answers once the wish is durable; follow `status` to see it done.
+
+        Again, or for a run that is over: nothing. Codes: not_found.
+        """
+        await self._require_run(run_id)
+        if self._is_newest(run_id):
+            await self.clerk.carry_out(lambda book: book.steps.request_stop())
+        return await self.report(run_id)
 
     async def request_checkpoint(self, run_id: str) -> CheckpointRef:
         """A whole checkpoint of the newest step; waits until it is written. Codes: not_found, over_limit, engine_failed."""
-        raise NotImplementedError
+        await self._require_run(run_id)
+        run = self._book.state.run
+        if run is None or run.run_id != run_id or run.row.released:
+            raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over and not served; what was kept of it is on disk")
+        if self.clerk.situation.engine_failed is not None:
+            raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed: {self.clerk.situation.engine_failed.reason}")
+        return await self.clerk.want_checkpoint(run_id)
+
+    async def _require_run(self, run_id: str) -> None:
+        if not self._is_newest(run_id) and self._read.run(run_id) is None:
+            raise _no_run(run_id)
+
+    def _is_newest(self, run_id: str) -> bool:
+        run = self._book.state.run
+        return run is not None and run.run_id == run_id
 
     # -- episodes -------------------------------------------------------------------------------------------------
 
@@ -103,42 +162,108 @@ class Desk:
         Codes: not_found (another run), over_limit (complete or stopped), engine_failed, and after the wait not_rolling or
         draining, both with retry_after_s; idempotency_conflict.
         """
-        raise NotImplementedError
+        try:
+            answer = self._book.episodes.claim(claim)
+        finally:
+            written = self.clerk.turn()
+        if isinstance(answer, NotYet):
+            return await self._claim_later(claim, answer)
+        await asyncio.shield(written)
+        return answer
+
+    async def _claim_later(self, claim: EpisodeClaim, reason: NotYet) -> GrantedLease:
+        if claim.wait_s <= 0:
+            raise reason.refusal()
+        waiter = self.clerk.waiting.join(claim, reason)
+        try:
+            await within(self.clerk.clock, claim.wait_s, asyncio.shield(waiter.answer))
+        except asyncio.CancelledError:
+            self._abandon(waiter.answer, claim)
+            raise
+        finally:
+            self.clerk.waiting.give_up(waiter)
+        if not waiter.answer.done():
+            raise waiter.reason.refusal()
+        return waiter.answer.result()
+
+    def _abandon(self, answer: asyncio.Future[GrantedLease], claim: EpisodeClaim) -> None:
+        """The claimant went away just as it was granted: give the slot back, unless a repetition can still ask for it."""
+        if claim.idempotency_key is None and answer.done() and answer.exception() is None:
+            granted = answer.result()
+            if self._book.episodes.is_open(granted.episode_id):
+                self._book.episodes.abort(granted.episode_id, granted.lease, "the claimant went away before the answer")
+                self.clerk.turn()
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, storage_full."""
-        raise NotImplementedError
+        if not self._book.episodes.is_open(episode_id):
+            return late_end(await self._closed(episode_id), episode_id, result)
+        return await self.clerk.carry_out(lambda book: book.episodes.end(episode_id, result))
 
     async def abort(self, episode_id: str, abort: EpisodeAbort) -> LedgerEntry:
         """Drop the episode and offer its slot again. Codes: not_found, lease_lost."""
-        raise NotImplementedError
+        if not self._book.episodes.is_open(episode_id):
+            return late_abort(await self._closed(episode_id), episode_id, abort.lease)
+        return await self.clerk.carry_out(lambda book: book.episodes.abort(episode_id, abort.lease, abort.reason))
 
     async def renew(self, episode_id: str, renewal: EpisodeRenewal) -> float:
         """Extend the lease; returns expires_at (Unix time). Codes: not_found, lease_lost."""
-        raise NotImplementedError
+        if not self._book.episodes.is_open(episode_id):
+            raise lost(await self._closed(episode_id), episode_id)
+        try:
+            return self._book.episodes.renew(episode_id, renewal.lease)
+        finally:
+            self.clerk.turn()
+
+    async def _closed(self, episode_id: str) -> EpisodeRow | None:
+        """The row of an episode that is not open, as it is on disk once everything before this request is."""
+        await self.clerk.settled()
+        return self._read.episode(episode_id)
 
     # -- calls (the gateway's) --------------------------------------------------------------------------------------
 
     def open_call(self, episode_id: str, lease: str) -> OpenCall:
         """Begin a call. Refreshes the lease, whose idle limit stands still until `close_call`. Codes: not_found, lease_lost."""
-        raise NotImplementedError
+        if not self._book.episodes.is_open(episode_id) and self._book.episodes.row(episode_id) is None:
+            raise lost(self._read.episode(episode_id), episode_id)
+        try:
+            return self._book.episodes.open_call(episode_id, lease)
+        finally:
+            self.clerk.turn()
 
     def close_call(self, call: OpenCall, recorded: RecordedCall | Sequence[RecordedCall] | None) -> bool:
         """End a call with what was sampled (several records for n > 1, None for nothing). Call exactly once per `open_call`.
 
         Returns False when the lease was lost or the episode ended meanwhile: the record was discarded.
         """
-        raise NotImplementedError
+        records = [recorded] if isinstance(recorded, RecordedCall) else list(recorded or ())
+        self.clerk.throughput.add(sum(len(record.sampled_ids) for record in records))
+        try:
+            return self._book.episodes.close_call(call, records)
+        finally:
+            self.clerk.turn()
 
     # -- what happened ----------------------------------------------------------------------------------------------
 
     async def entry(self, episode_id: str) -> LedgerEntry:
         """Codes: not_found."""
-        raise NotImplementedError
+        live = self._book.state.live.get(episode_id)
+        if live is not None:
+            return live.entry()
+        row = await self._closed(episode_id)
+        if row is None:
+            raise lost(None, episode_id)
+        return row.entry()
 
     async def trace(self, episode_id: str) -> EpisodeTrace:
         """Every recorded call, token by token; none where old calls were freed. Codes: not_found."""
-        raise NotImplementedError
+        live = self._book.state.live.get(episode_id)
+        if live is not None:
+            return EpisodeTrace(entry=live.entry(), calls=list(live.calls))
+        row = await self._closed(episode_id)
+        if row is None:
+            raise lost(None, episode_id)
+        return EpisodeTrace(entry=row.entry(), calls=self._read.calls(row.seq) or [])
 
     async def ledger(
         self,
@@ -150,34 +275,59 @@ class Desk:
         kind: EpisodeKind | None = None,
         reason: DropReason | None = None,
         state: EpisodeState | None = None,
+        mix: str | None = None,
         after: str | None = None,
         limit: int = 100,
     ) -> LedgerPage:
-        """Episodes in the order of their claims. `after`: the `next` of the page before."""
-        raise NotImplementedError
+        """Episodes in the order of their claims. `after`: the `next` of the page before. Codes: not_found for a strange `after`."""
+        wanted = LedgerFilter(
+            run_id=run_id,
+            step=step,
+            client_id=client_id,
+            task_id=task_id,
+            kind=kind,
+            reason=reason,
+            state=state,
+            mix=mix,
+        )
+        if after is not None and not after.isdecimal():
+            raise Refusal(ErrorCode.NOT_FOUND, f"no page after {after!r}; pass the `next` of the page before")
+        start = int(after) if after is not None else 0
+        rows = await self.clerk.read(lambda reader: reader.ledger(wanted, start, limit + 1))
+        more = str(rows[limit - 1].seq) if len(rows) > limit else None
+        return LedgerPage(entries=[row.entry() for row in rows[:limit]], next=more)
 
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
     ) -> list[TaskProgress]:
         """Ended episodes by task (and, for eval, by step of the weights). run_id None: the current run."""
-        raise NotImplementedError
+        run = self._book.state.run
+        asked = run_id or (run.run_id if run else "")
+        return await self.clerk.read(lambda reader: reader.tasks(asked, client_id, mix))
 
     # -- status -----------------------------------------------------------------------------------------------------
 
     async def status(self, since: int | None = None, wait_s: float = 0.0) -> ServerStatus:
         """How the server is doing. With `since`, waits up to `wait_s` for a revision that differs from it."""
-        raise NotImplementedError
+        if since is not None:
+            await self.clerk.feed.wait(since, wait_s)
+        return self.clerk.status()
 
     def events(self) -> AsyncIterator[ServerEvent]:
         """Statuses and log lines from now on. A slow reader loses the oldest. Close the iterator to unsubscribe."""
-        raise NotImplementedError
+        return self.clerk.feed.subscribe()
 
     def log(self, line: str) -> None:
         """Show a line to subscribers of `events`."""
-        raise NotImplementedError
-
-    # -- shorthands ---------------------------------------------------------------------------------------------------
+        self.clerk.feed.log(line)
 
     def spec(self, run_id: str) -> RunSpec:
         """The current run's spec at its newest config version. Codes: not_found for any other run."""
-        raise NotImplementedError
+        run = self._book.state.run
+        if run is None or run.run_id != run_id:
+            raise _no_run(run_id)
+        return run.spec
+
+
+def _no_run(run_id: str) -> Refusal:
+    return Refusal(ErrorCode.NOT_FOUND, f"no run {run_id!r} on this server")

@@ -1,0 +1,272 @@
+"""Behind the desk: keeps the book and the pool in step, lets waiting claims in, watches limits, tells whoever must know.
+
+Every change goes through `carry_out` or `turn`: decided in memory, written in order, and lost from both when the write fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foundation.clock import Clock
+from foundation.ids import Ids
+from swarm.engine.seam import EngineHealth, EngineInfo
+from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.status import CheckpointRef, Failure, Phase, ServerStatus
+from swarm.server.coordinator.book import Book
+from swarm.server.coordinator.episodes import GrantedLease
+from swarm.server.coordinator.feed import Feed, Throughput, within
+from swarm.server.coordinator.leases import LeaseClock
+from swarm.server.coordinator.state import Situation
+from swarm.server.coordinator.waiting import Waiter, Waiting
+from swarm.server.pool.commit import GroupCommit
+from swarm.server.pool.reader import PoolReader
+from swarm.server.pool.rows import PutMeta
+from swarm.server.pool.store import PoolStore
+
+T = TypeVar("T")
+PAUSE_AFTER_FAILED_WRITE_S = 1.0
+
+
+class Clerk:
+    """One per server, made with the running event loop."""
+
+    def __init__(self, store: PoolStore, info: EngineInfo, *, clock: Clock, ids: Ids) -> None:
+        self.store = store
+        self.clock = clock
+        self.waiting = Waiting()
+        self.throughput = Throughput(clock)
+        self.feed = Feed(clock, lambda: self.status().model_dump(mode="json"))
+        self.situation = Situation(lease_clock=LeaseClock(clock))
+        self._ids = ids
+        self._info = info
+        self._book, self.server_id = self._first_load()
+        self._commit = GroupCommit(store, self._reload)
+        self._slow_reader = PoolReader(store.path)
+        self._slow_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pool-read")
+        self._work = asyncio.Event()
+        self._rearm = asyncio.Event()
+        self._armed_for: float | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._checkpoints_wanted: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
+        self._shown: tuple[Any, ...] = ()
+
+    @property
+    def book(self) -> Book:
+        """The book as it is now. Another object after a failed write: do not keep it over an await."""
+        return self._book
+
+    def _first_load(self) -> tuple[Book, str]:
+        """The book after a start of the process: what was open is closed, on disk too, before anyone asks."""
+        snapshot = self.store.read.snapshot()
+        book = Book.load(snapshot, info=self._info, clock=self.clock, ids=self._ids, situation=self.situation)
+        server_id = snapshot.server_id or self._ids.new("srv")
+        self.store.write([*book.state.take_changes(), PutMeta("server_id", server_id)])
+        book.state.closing.clear()
+        return book, server_id
+
+    def _reload(self) -> None:
+        """A write failed: the book goes back to what is on disk. Open leases and their calls are carried over."""
+        state = self._book.state
+        self._book = Book.load(
+            self.store.read.snapshot(),
+            info=self._info,
+            clock=self.clock,
+            ids=self._ids,
+            situation=self.situation,
+            live={**state.closing, **state.live},
+        )
+        self._work.set()
+
+    def start(self) -> None:
+        """Begin to watch limits."""
+        self._watch = asyncio.create_task(self._watch_limits(), name="limits")
+
+    async def close(self) -> None:
+        """Stop the timers, finish the writes under way, close the pool. Waiting claims get not_rolling."""
+        self.waiting.dismiss(Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down", retry_after_s=5.0))
+        self._settle_checkpoints(closing=True)
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self.feed.close()
+        await self._commit.close()
+        self._slow_thread.shutdown()
+        self._slow_reader.close()
+        self.store.close()
+
+    def status(self) -> ServerStatus:
+        return self._book.status(self.server_id, revision=self.feed.revision, tokens_per_s=self.throughput.per_s())
+
+    async def settled(self) -> None:
+        """Return when everything decided so far is on disk. Codes: storage_full."""
+        await asyncio.shield(self._commit.last())
+
+    def want_checkpoint(self, run_id: str) -> asyncio.Future[CheckpointRef]:
+        """Ask the conductor for a checkpoint of the current run's newest step."""
+        run = self._book.state.run
+        assert run is not None
+        answer: asyncio.Future[CheckpointRef] = asyncio.get_running_loop().create_future()
+        self._checkpoints_wanted.append((run_id, run.step, answer))
+        self.situation.checkpoint_wanted = run.step > run.kept_step
+        self._book.state.stirred = True
+        self.turn()
+        return answer
+
+    # -- the conductor's ----------------------------------------------------------------------------------------------
+
+    async def carry_out(self, action: Callable[[Book], T]) -> T:
+        """Do something to the book; returns when it is on disk. Codes: the action's own, storage_full."""
+        try:
+            result = action(self._book)
+        finally:
+            written = self.turn()
+        await asyncio.shield(written)
+        return result
+
+    async def read(self, query: Callable[[PoolReader], T]) -> T:
+        """A query that may take a while, off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._slow_thread, query, self._slow_reader)
+
+    async def wait_for_work(self, until: float) -> None:
+        """Return when something happened that the conductor should look at, or at `until` (Unix time, may be infinite)."""
+        left_s = until - self.clock.now()
+        await within(self.clock, None if left_s == math.inf else left_s, self._work.wait())
+        self._work.clear()
+
+    def set_phase(self, phase: Phase) -> None:
+        self.situation.phase = phase
+        self.turn()
+
+    def engine_opened(self, run_id: str | None, directory: Path | None = None) -> None:
+        """The engine serves this run's weights at its newest step; None: those of no run."""
+        situation = self.situation
+        if run_id != situation.opened_run:
+            situation.collecting_since = self.clock.monotonic()
+        situation.opened_run = run_id
+        situation.run_directory = str(directory or "")
+        situation.serve_again = False
+        self._book.state.turned = self._book.state.stirred = True
+        self.turn()
+
+    def engine_health(self, health: EngineHealth) -> None:
+        """The engine's word on itself. While it is not ready, leases stand still."""
+        situation = self.situation
+        situation.engine_failures = health.failures
+        if health.ready:
+            situation.lease_clock.go()
+            situation.engine_failed = None
+        else:
+            situation.lease_clock.stop()
+            situation.serve_again = situation.opened_run is not None
+            if health.failed_for_good:
+                reason = health.reason or "the engine gave no reason"
+                situation.engine_failed = Failure(reason=reason, since=self.clock.now())
+        situation.engine_ready = health.ready
+        self._book.state.turned = self._book.state.stirred = True
+        self._rearm.set()
+        self.turn()
+
+    # -- after every change -------------------------------------------------------------------------------------------
+
+    def turn(self) -> asyncio.Future[None]:
+        """Give what was decided to the pool, let waiting claims in, tell whoever must know. Returns when all of it is on disk."""
+        state = self._book.state
+        granted: list[tuple[Waiter, GrantedLease]] = []
+        if state.turned:
+            state.turned = False
+            state.stirred = True
+            granted = self.waiting.admit(self._book.episodes.claim)
+        written = self._submit()
+        for waiter, lease in granted:
+            written.add_done_callback(partial(_answer, waiter, lease))
+        if state.stirred:
+            state.stirred = False
+            self._work.set()
+            self._settle_checkpoints()
+        soonest = state.deadlines.next()
+        earlier = soonest is not None and (self._armed_for is None or soonest < self._armed_for)
+        if earlier and self.situation.lease_clock.runs:
+            self._rearm.set()
+        self._publish()
+        return written
+
+    def _submit(self) -> asyncio.Future[None]:
+        state = self._book.state
+        changes = state.take_changes()
+        if not changes:
+            return self._commit.last()
+        written = self._commit.submit(changes)
+        closed = list(state.closing)
+        if closed:
+            written.add_done_callback(partial(_forget, state.closing, closed))
+        self.feed.changed(at_once=False)
+        return written
+
+    def _publish(self) -> None:
+        state = self._book.state
+        run = state.run
+        shown = (
+            self.situation.shown_phase,
+            self.situation.engine_ready,
+            self.situation.opened_run,
+            run and (run.run_id, run.step, run.config_version, run.row.status, run.row.released, run.kept_step),
+        )
+        if shown != self._shown:
+            self._shown = shown
+            self.feed.changed(at_once=True)
+        lines, state.log = state.log, []
+        for line in lines:
+            self.feed.log(line)
+
+    def _settle_checkpoints(self, *, closing: bool = False) -> None:
+        """Answer those who wait for a checkpoint, once it is written or cannot come."""
+        run = self._book.state.run
+        still: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
+        for run_id, step, answer in self._checkpoints_wanted:
+            if answer.done():
+                continue
+            if run is not None and run.run_id == run_id and run.kept_step >= step:
+                answer.set_result(CheckpointRef(step=run.kept_step, path=self.situation.run_directory))
+            elif closing or run is None or run.run_id != run_id or run.row.released or self.situation.engine_failed:
+                detail = f"run {run_id} ended, or the engine failed, before the checkpoint of step {step} was written"
+                answer.set_exception(Refusal(ErrorCode.ENGINE_FAILED, detail))
+            else:
+                still.append((run_id, step, answer))
+        self._checkpoints_wanted = still
+
+    async def _watch_limits(self) -> None:
+        """Close what runs out, when it runs out."""
+        while True:
+            self._rearm.clear()
+            state = self._book.state
+            self._armed_for = state.deadlines.next() if self.situation.lease_clock.runs else None
+            wait_s = None if self._armed_for is None else self._armed_for - state.lease_time
+            await within(self.clock, wait_s, self._rearm.wait())
+            try:
+                await self.carry_out(lambda book: book.episodes.expire())
+            except Refusal:  # the disk is full: everything is as before, and will be due again
+                await self.clock.sleep(PAUSE_AFTER_FAILED_WRITE_S)
+
+
+def _answer(waiter: Waiter, lease: GrantedLease, written: asyncio.Future[None]) -> None:
+    """A waiting claim is answered once it is on disk."""
+    if waiter.answer.done():
+        return
+    error = written.exception()
+    if error is None:
+        waiter.answer.set_result(lease)
+    else:
+        waiter.answer.set_exception(error)
+
+
+def _forget(closing: dict[str, Any], closed: Sequence[str], written: asyncio.Future[None]) -> None:
+    """What is on disk need not be in memory."""
+    if not written.cancelled() and written.exception() is None:
+        for episode_id in closed:
+            closing.pop(episode_id, None)

@@ -1,0 +1,394 @@
+"""The book of episodes: who may claim, who holds what, and how each one ended.
+
+Pure bookkeeping: no HTTP, no torch, no waiting. What it decides stands in memory at once and in `state.changes` for the pool.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from foundation.ids import derived_seed
+from swarm.protocol.episodes import (
+    DropReason,
+    EpisodeClaim,
+    EpisodeReceipt,
+    EpisodeResult,
+    EpisodeState,
+    LedgerEntry,
+    RecordedCall,
+    WeightsVersion,
+)
+from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.server.coordinator.batches import count_tokens, may_open_group
+from swarm.server.coordinator.calls import OpenCall
+from swarm.server.coordinator.groups import Group
+from swarm.server.coordinator.leases import LiveEpisode, digest
+from swarm.server.coordinator.runs import Run
+from swarm.server.coordinator.state import BookState
+from swarm.server.pool.codec import encode
+from swarm.server.pool.rows import EpisodeRow, GroupRow, PutCalls, PutEpisode, PutGroup
+
+LEASE_PREFIX = "swl_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantedLease:
+    """A claim that was granted; the route adds base_url and api_key."""
+
+    episode_id: str
+    lease: str
+    group_id: str | None
+    slot: int | None
+    weights_version: WeightsVersion
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotYet:
+    """A claim that may be granted later: what to answer when the claimant will not wait."""
+
+    code: ErrorCode
+    detail: str
+    retry_after_s: float = 1.0
+
+    def refusal(self) -> Refusal:
+        return Refusal(self.code, self.detail, retry_after_s=self.retry_after_s)
+
+
+class EpisodeBook:
+    """Claims, calls, ends, aborts, renewals, expiries, over one `BookState`."""
+
+    def __init__(self, state: BookState) -> None:
+        self._state = state
+
+    # -- claims -----------------------------------------------------------------------------------------------------
+
+    def claim(self, claim: EpisodeClaim) -> GrantedLease | NotYet:
+        """A lease, or why there is none yet. Codes: not_found, over_limit, engine_failed, idempotency_conflict."""
+        repeated = self._repeated(claim)
+        if repeated is not None:
+            return repeated
+        run = self._claimable_run(claim)
+        if not self._state.serving:
+            return NotYet(code=ErrorCode.NOT_ROLLING, detail="the server is not serving yet; ask again")
+        if run.row.stop_requested_at is not None:
+            return NotYet(code=ErrorCode.DRAINING, detail=f"run {run.run_id} is being stopped")
+        if claim.kind == "eval":
+            return self._grant(claim, run, None, None, self._take_eval_ordinal(claim.task_id))
+        return self._claim_slot(claim, run)
+
+    def _repeated(self, claim: EpisodeClaim) -> GrantedLease | None:
+        """The lease that an equal claim with this key already got, while it is held."""
+        held = self._state.claim_keys.get(claim.idempotency_key) if claim.idempotency_key else None
+        if held is None:
+            return None
+        live = self._state.live[held]
+        if live.claim_digest != claim_digest(claim):
+            raise Refusal(
+                ErrorCode.IDEMPOTENCY_CONFLICT,
+                f"key {claim.idempotency_key!r} was used for another claim; use a fresh key for each",
+            )
+        return self._granted(live)
+
+    def _claimable_run(self, claim: EpisodeClaim) -> Run:
+        run = self._state.run
+        if run is None or run.run_id != claim.run_id:
+            now = f"works on {run.run_id}" if run else "has had none yet"
+            raise Refusal(ErrorCode.NOT_FOUND, f"no run {claim.run_id!r} to claim for; this server {now}")
+        failed = self._state.situation.engine_failed
+        if failed is not None:
+            raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed for good: {failed.reason}")
+        if run.row.status == "failed":
+            raise Refusal(ErrorCode.ENGINE_FAILED, f"run {run.run_id} failed: {run.row.reason}", status="failed")
+        if run.row.released:
+            detail = f"run {run.run_id} is {run.row.status} and no longer served; start another"
+            raise Refusal(ErrorCode.OVER_LIMIT, detail, status=run.row.status)
+        if claim.kind == "train" and run.row.status != "running":
+            detail = f"run {run.run_id} is {run.row.status}: it {run.row.reason}"
+            raise Refusal(ErrorCode.OVER_LIMIT, detail, status=run.row.status)
+        return run
+
+    def _claim_slot(self, claim: EpisodeClaim, run: Run) -> GrantedLease | NotYet:
+        state = self._state
+        key = (claim.task_id, claim.mix, claim.client_version, run.config_version)
+        offered = state.groups.offer(key, state.lease_time)
+        if offered is None:
+            ahead = 0 if state.journalled is None else 1
+            if not may_open_group(run.spec, state.groups, step=run.step, versions_ahead=ahead):
+                detail = f"the groups that step {run.step + ahead} and max_staleness allow are taken; wait for the step"
+                return NotYet(code=ErrorCode.DRAINING, detail=detail)
+            offered = self._open_group(claim, run), 0
+        group, slot = offered
+        return self._grant(claim, run, group, slot, group.row.ordinal)
+
+    def _open_group(self, claim: EpisodeClaim, run: Run) -> Group:
+        state = self._state
+        ordinal = state.groups_by_task.get(claim.task_id, 0)
+        state.groups_by_task[claim.task_id] = ordinal + 1
+        row = GroupRow(
+            seq=state.next_group_seq,
+            group_id=state.ids.new("gr"),
+            run_id=run.run_id,
+            task_id=claim.task_id,
+            mix=claim.mix,
+            client_version=claim.client_version,
+            config_version=run.config_version,
+            ordinal=ordinal,
+            size=run.spec.batch.group_size,
+        )
+        state.next_group_seq += 1
+        group = Group(row=row, rules=run.spec.batch)
+        state.groups.add(group)
+        state.changes.append(PutGroup(row))
+        return group
+
+    def _take_eval_ordinal(self, task_id: str) -> int:
+        taken = self._state.eval_ordinals.setdefault(task_id, set())
+        ordinal = next(i for i in range(len(taken) + 1) if i not in taken)
+        taken.add(ordinal)
+        return ordinal
+
+    def _grant(
+        self, claim: EpisodeClaim, run: Run, group: Group | None, slot: int | None, ordinal: int
+    ) -> GrantedLease:
+        state = self._state
+        lease = LEASE_PREFIX + state.ids.secret()
+        row = EpisodeRow(
+            seq=state.next_episode_seq,
+            episode_id=state.ids.new("ep"),
+            run_id=run.run_id,
+            kind=claim.kind,
+            task_id=claim.task_id,
+            mix=claim.mix,
+            client_id=claim.client_id,
+            client_version=claim.client_version,
+            config_version=run.config_version,
+            group_id=group.row.group_id if group else None,
+            slot=slot,
+            ordinal=ordinal,
+            claimed_step=run.step,
+            claimed_at=state.clock.now(),
+            lease_digest=digest(lease),
+        )
+        state.next_episode_seq += 1
+        now = state.lease_time
+        live = LiveEpisode(row=row, lease=lease, idle_limit_s=claim.idle_limit_s, idle_at=now + claim.idle_limit_s)
+        if claim.max_episode_s is not None:
+            live.ends_at = now + claim.max_episode_s
+        if claim.idempotency_key is not None:
+            live.claim_key, live.claim_digest = claim.idempotency_key, claim_digest(claim)
+            state.claim_keys[claim.idempotency_key] = row.episode_id
+        if group is not None and slot is not None:
+            group.running[slot] = row.episode_id
+        state.live[row.episode_id] = live
+        state.deadlines.add(live.deadline, row.episode_id)
+        state.changes.append(PutEpisode(row))
+        return self._granted(live)
+
+    def _granted(self, live: LiveEpisode) -> GrantedLease:
+        row = live.row
+        return GrantedLease(
+            episode_id=row.episode_id,
+            lease=live.lease,
+            group_id=row.group_id,
+            slot=row.slot,
+            weights_version=self._version(row.run_id, row.claimed_step),
+            expires_at=self._expires_at(live),
+        )
+
+    def _version(self, run_id: str, step: int) -> WeightsVersion:
+        run = self._state.run
+        return WeightsVersion(run_id=run_id, branch=run.row.branch if run else 0, step=step)
+
+    def _expires_at(self, live: LiveEpisode) -> float:
+        return self._state.clock.now() + max(0.0, min(live.idle_at, live.ends_at) - self._state.lease_time)
+
+    # -- closing ----------------------------------------------------------------------------------------------------
+
+    def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
+        """Close an open episode with its reward. Only for ids that `is_open`; others are judged by `late_end`."""
+        state = self._state
+        live = self._held(episode_id, result.lease)
+        row, body = live.row, encode(live.calls)
+        row.end_digest = result_digest(result)
+        row.end_key = result.idempotency_key
+        row.reward = result.reward
+        row.agent_rewards = result.agent_rewards
+        row.success = result.success
+        row.metrics = result.metrics
+        row.metadata = result.metadata
+        count_tokens(row, live.calls)
+        if live.calls:
+            state.changes.append(PutCalls(row.seq, body))
+        group = state.groups.get(row.group_id) if row.group_id else None
+        if row.kind == "eval":
+            state.close(live, DropReason.EVAL)
+        elif not live.calls:
+            state.close(live, DropReason.NO_CALLS, "ended without any recorded call")
+        else:
+            assert group is not None
+            assert row.slot is not None
+            row.state = EpisodeState.ENDED
+            state.leave(live)
+            state.changes.append(PutEpisode(row))
+            state.pooled[episode_id] = row
+            del group.running[row.slot]
+            group.ended[row.slot] = row
+            group.last_end = state.lease_time
+            state.settle(group)
+        return EpisodeReceipt(episode_id=episode_id, status="pooled")
+
+    def abort(self, episode_id: str, lease: str, words: str) -> LedgerEntry:
+        """Only for ids that `is_open`; others are judged by `late_abort`."""
+        live = self._held(episode_id, lease)
+        self._state.close(live, DropReason.ABORTED, words)
+        return live.row.entry()
+
+    def renew(self, episode_id: str, lease: str) -> float:
+        """Unix time at which the lease now expires. Only for ids that `is_open`."""
+        live = self._held(episode_id, lease)
+        live.touch(self._state.lease_time)
+        return self._expires_at(live)
+
+    def expire(self) -> None:
+        """Close what ran out by now: leases, and the patience of groups."""
+        state = self._state
+        now = state.lease_time
+        for name in state.deadlines.take(now):
+            live = state.live.get(name)
+            group = state.groups.get(name)
+            if group is not None:
+                state.settle(group)
+            elif live is not None and live.deadline <= now:
+                self._expire(live, now)
+            elif live is not None:
+                # While a call is open the idle limit stands still: look again after a whole one.
+                soonest = now + live.idle_limit_s if live.calls_open else live.idle_at
+                state.deadlines.add(min(soonest, live.ends_at), name)
+
+    def _expire(self, live: LiveEpisode, now: float) -> None:
+        if live.ends_at <= now:
+            detail = "took longer than its max_episode_s"
+        else:
+            detail = f"no call and no renewal for {live.idle_limit_s:g} s"
+        if live.calls:
+            self._state.changes.append(PutCalls(live.row.seq, encode(live.calls)))
+        self._state.log.append(f"episode {live.row.episode_id} of {live.row.client_id} expired: {detail}")
+        self._state.close(live, DropReason.EXPIRED, detail)
+
+    def is_open(self, episode_id: str) -> bool:
+        return episode_id in self._state.live
+
+    def _held(self, episode_id: str, lease: str) -> LiveEpisode:
+        """The open episode, when the lease is the one that holds it and has not run out. Codes: not_found, lease_lost."""
+        live = self._state.live.get(episode_id)
+        if live is None:
+            raise lost(self.row(episode_id), episode_id)
+        if not hmac.compare_digest(live.lease.encode(), lease.encode()):
+            raise Refusal(
+                ErrorCode.LEASE_LOST, f"this lease does not hold episode {episode_id!r}; claim one of your own"
+            )
+        now = self._state.lease_time
+        if live.deadline <= now:  # due, though the timer has not come round to it
+            self._expire(live, now)
+            raise lost(live.row, episode_id)
+        return live
+
+    def row(self, episode_id: str) -> EpisodeRow | None:
+        """The row, when memory still has it."""
+        live = self._state.live.get(episode_id) or self._state.closing.get(episode_id)
+        return live.row if live is not None else self._state.pooled.get(episode_id)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def open_call(self, episode_id: str, lease: str) -> OpenCall:
+        """Codes: not_found, lease_lost. For ids that are not open, the caller looks the row up first."""
+        state = self._state
+        live = self._held(episode_id, lease)
+        run = state.run
+        assert run is not None
+        row, index = live.row, live.calls_opened
+        live.calls_opened += 1
+        live.calls_open += 1
+        live.touch(state.lease_time)
+        place = ("eval", row.claimed_step, row.ordinal) if row.kind == "eval" else (row.ordinal, row.slot)
+        spec = run.specs[row.config_version]
+        return OpenCall(
+            episode_id=episode_id,
+            lease=lease,
+            entry=live.entry(),
+            spec=spec,
+            weights_version=self._version(run.run_id, run.step),
+            earlier=tuple(live.calls),
+            index=index,
+            seed=derived_seed(spec.seed, row.task_id, *place, index),
+            opened_at=state.clock.now(),
+        )
+
+    def close_call(self, call: OpenCall, recorded: Sequence[RecordedCall]) -> bool:
+        """Whether the call still counted: False when its lease was lost or its episode closed."""
+        live = self._state.live.get(call.episode_id)
+        if live is None or live.lease != call.lease:
+            return False
+        now = self._state.lease_time
+        if live.ends_at <= now:
+            self._expire(live, now)
+            return False
+        live.calls_open -= 1
+        live.touch(now)
+        live.calls.extend(recorded)
+        return True
+
+
+def claim_digest(claim: EpisodeClaim) -> str:
+    return digest(claim.model_dump_json(exclude={"wait_s", "idempotency_key"}))
+
+
+def result_digest(result: EpisodeResult) -> str:
+    """Equal for equal results. Codes: invalid_spec for numbers that cannot be stored."""
+    stated = [result.reward, result.agent_rewards, result.success, result.metrics, result.metadata]
+    try:
+        return digest(orjson.dumps(stated, option=orjson.OPT_SORT_KEYS))
+    except orjson.JSONEncodeError as error:
+        raise Refusal(ErrorCode.INVALID_SPEC, f"metadata cannot be stored: {error}; send plain JSON values") from error
+
+
+def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:
+    """Why a request for an episode that is not open is refused."""
+    if row is None:
+        return Refusal(ErrorCode.NOT_FOUND, f"no episode {episode_id!r} on this server")
+    how = row.reason or ("ended" if row.end_digest else row.state)
+    because = f" ({row.detail})" if row.detail else ""
+    return Refusal(ErrorCode.LEASE_LOST, f"episode {episode_id!r} is closed: {how}{because}; claim a new one")
+
+
+def late_end(row: EpisodeRow | None, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
+    """Judge an `end` for an episode that is not open: a repetition is answered, anything else refused.
+
+    Codes: not_found, lease_lost, idempotency_conflict.
+    """
+    if row is None or row.end_digest is None or not _held_it(row, result.lease):
+        raise lost(row, episode_id)
+    if row.end_digest == result_digest(result):
+        return EpisodeReceipt(episode_id=episode_id, status="already_ended")
+    if result.idempotency_key is not None and result.idempotency_key == row.end_key:
+        raise Refusal(
+            ErrorCode.IDEMPOTENCY_CONFLICT,
+            f"episode {episode_id!r} was ended under key {row.end_key!r} with another result; the first one stands",
+        )
+    raise lost(row, episode_id)
+
+
+def late_abort(row: EpisodeRow | None, episode_id: str, lease: str) -> LedgerEntry:
+    """Judge an `abort` for an episode that is not open. Codes: not_found, lease_lost."""
+    if row is not None and row.reason is DropReason.ABORTED and _held_it(row, lease):
+        return row.entry()
+    raise lost(row, episode_id)
+
+
+def _held_it(row: EpisodeRow, lease: str) -> bool:
+    return hmac.compare_digest(row.lease_digest, digest(lease))

@@ -1,0 +1,120 @@
+"""What is told to those who watch a server: revisions to wait for, and a stream of statuses and log lines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from foundation.clock import Clock
+from foundation.logs import redact
+
+QUIET_S = 0.25
+"""Claims and ends come by the hundred per second: watchers hear of them together, this much later at most."""
+BACKLOG = 256
+"""Events that a slow subscriber may be behind; the oldest go first."""
+RATE_WINDOW_S = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerEvent:
+    """One thing that a subscriber hears: the status after a change, or a log line."""
+
+    kind: Literal["status", "log"]
+    data: dict[str, Any]
+
+
+async def within(clock: Clock, seconds: float | None, wanted: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> bool:
+    """Whether `wanted` was done within `seconds` of the clock (None: no limit). It is cancelled when it was not."""
+    future = asyncio.ensure_future(wanted)
+    racers: set[asyncio.Future[Any]] = {future}
+    if seconds is not None:
+        racers.add(asyncio.ensure_future(clock.sleep(max(0.0, seconds))))
+    try:
+        await asyncio.wait(racers, return_when=asyncio.FIRST_COMPLETED)
+        if future.done() and not future.cancelled():
+            future.exception()  # seen: whoever shares it hears of it there
+        return future.done()
+    finally:
+        for racer in racers:
+            racer.cancel()
+
+
+class Feed:
+    """Revisions and subscribers. `render` makes the status that a new revision stands for."""
+
+    def __init__(self, clock: Clock, render: Callable[[], dict[str, Any]]) -> None:
+        self._clock = clock
+        self._render = render
+        # Revisions of an earlier process must not look like ours: begin above them.
+        self.revision = int(clock.now() * 1000)
+        self._changed = asyncio.Event()
+        self._queues: list[asyncio.Queue[ServerEvent]] = []
+        self._later: asyncio.Task[None] | None = None
+
+    def changed(self, *, at_once: bool) -> None:
+        """Something is different: tell everybody, now or soon."""
+        if at_once:
+            self._tell()
+        elif self._later is None:
+            self._later = asyncio.create_task(self._tell_later(), name="feed")
+
+    def log(self, line: str) -> None:
+        self._send(ServerEvent(kind="log", data={"at": self._clock.now(), "line": redact(line)}))
+
+    async def wait(self, since: int, wait_s: float) -> None:
+        """Return when the revision is not `since`, or after `wait_s`."""
+        if self.revision == since:
+            await within(self._clock, wait_s, self._changed.wait())
+
+    async def subscribe(self) -> AsyncIterator[ServerEvent]:
+        queue: asyncio.Queue[ServerEvent] = asyncio.Queue(BACKLOG)
+        self._queues.append(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._queues.remove(queue)
+
+    async def close(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            await asyncio.gather(self._later, return_exceptions=True)
+
+    async def _tell_later(self) -> None:
+        await self._clock.sleep(QUIET_S)
+        self._later = None
+        self._tell()
+
+    def _tell(self) -> None:
+        self.revision += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if self._queues:
+            self._send(ServerEvent(kind="status", data=self._render()))
+
+    def _send(self, event: ServerEvent) -> None:
+        for queue in self._queues:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(event)
+
+
+class Throughput:
+    """Tokens per second over the last seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._by_second: deque[tuple[int, int]] = deque(maxlen=RATE_WINDOW_S)
+
+    def add(self, tokens: int) -> None:
+        second = int(self._clock.monotonic())
+        if self._by_second and self._by_second[-1][0] == second:
+            tokens += self._by_second.pop()[1]
+        self._by_second.append((second, tokens))
+
+    def per_s(self) -> float:
+        oldest = int(self._clock.monotonic()) - RATE_WINDOW_S
+        return sum(tokens for second, tokens in self._by_second if second > oldest) / RATE_WINDOW_S

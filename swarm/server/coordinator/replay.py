@@ -1,0 +1,58 @@
+"""A journalled step as the trainer needs it, read back from the pool: what is trained is what was stored, the first time too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup, TrainingRefused
+from swarm.protocol.episodes import RecordedCall
+from swarm.protocol.runspec import RunSpec
+from swarm.server.pool.reader import PoolReader
+from swarm.server.pool.rows import EpisodeRow, PlannedGroup, StepRow
+
+
+def recorded_batch(reader: PoolReader, row: StepRow, specs: Mapping[int, RunSpec]) -> TrainBatch:
+    """The batch of the step, with the config that it was journalled with.
+
+    Raises: TrainingRefused when calls of an episode are missing.
+    """
+    return TrainBatch(
+        step=row.step,
+        spec=specs[row.config_version],
+        groups=[_group(group, episodes, row.step) for group, episodes in reader.batch(row)],
+    )
+
+
+def _group(
+    group: PlannedGroup, episodes: Sequence[tuple[EpisodeRow, list[RecordedCall] | None]], step: int
+) -> TrainGroup:
+    return TrainGroup(
+        group_id=group.group_id,
+        task_id=group.task_id,
+        episodes=[_episode(row, calls, step) for row, calls in episodes],
+    )
+
+
+def _episode(row: EpisodeRow, calls: list[RecordedCall] | None, step: int) -> TrainEpisode:
+    if not calls or row.reward is None:
+        raise TrainingRefused(f"step {step} cannot be made: the calls of episode {row.episode_id} are gone")
+    return TrainEpisode(
+        episode_id=row.episode_id,
+        reward=row.reward,
+        agent_rewards=row.agent_rewards,
+        calls=[_call(call) for call in sorted(calls, key=lambda call: call.index)],
+    )
+
+
+def _call(call: RecordedCall) -> TrainCall:
+    return TrainCall(
+        call_id=call.call_id,
+        agent=call.agent,
+        prompt_ids=call.prompt_ids,
+        sampled_ids=call.sampled_ids,
+        logprobs=call.logprobs,
+        temperature=call.sampling.temperature,
+        versions=call.versions,
+        truncated=call.finish_reason == "length" or not call.complete,
+        reproducible=call.sampling.reproducible,
+    )

@@ -1,0 +1,246 @@
+"""What the book holds in memory (only what is open), and the changes that are decided and not yet on disk.
+
+After a failed write the state is made again from the pool, with the situation and the open leases carried over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from foundation.clock import Clock
+from foundation.ids import Ids
+from swarm.engine.seam import EngineInfo
+from swarm.protocol.episodes import DropReason, EpisodeState
+from swarm.protocol.status import Failure, Phase
+from swarm.server.coordinator.groups import Group, Groups
+from swarm.server.coordinator.leases import Deadlines, LeaseClock, LiveEpisode
+from swarm.server.coordinator.runs import Run
+from swarm.server.pool.rows import (
+    Change,
+    EpisodeRow,
+    PutEpisode,
+    PutGroup,
+    SetFate,
+    Snapshot,
+    StepRow,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Situation:
+    """How the server stands right now: known to this process alone, and independent of what is on disk."""
+
+    lease_clock: LeaseClock
+    phase: Phase = Phase.IDLE
+    """What the conductor is at; the engine's health overrides it."""
+    engine_ready: bool = False
+    engine_failed: Failure | None = None
+    engine_failures: int = 0
+    opened_run: str | None = None
+    """Whose weights the engine serves, at its newest step."""
+    run_directory: str = ""
+    """Where that run's checkpoints lie."""
+    serve_again: bool = False
+    """Inference was restarted: the weights must be served again before anything else."""
+    collecting_since: float = 0.0
+    """Monotonic time since which the next batch is being collected."""
+    checkpoint_wanted: bool = False
+
+    @property
+    def shown_phase(self) -> Phase:
+        if self.engine_failed is not None:
+            return Phase.FAILED
+        return self.phase if self.engine_ready else Phase.BOOTING
+
+
+@dataclass(slots=True, kw_only=True)
+class BookState:
+    """The open part of the book."""
+
+    info: EngineInfo
+    clock: Clock
+    ids: Ids
+    situation: Situation
+    run: Run | None
+    journalled: StepRow | None
+    """The step that is journalled and not done."""
+    next_episode_seq: int
+    next_group_seq: int
+    groups_by_task: dict[str, int]
+    groups: Groups = field(default_factory=Groups)
+    live: dict[str, LiveEpisode] = field(default_factory=dict)
+    closing: dict[str, LiveEpisode] = field(default_factory=dict)
+    """Closed in memory, not yet on disk."""
+    pooled: dict[str, EpisodeRow] = field(default_factory=dict)
+    """Ended, not yet in a step."""
+    claim_keys: dict[str, str] = field(default_factory=dict)
+    """Idempotency key of a claim → its open episode."""
+    eval_ordinals: dict[str, set[int]] = field(default_factory=dict)
+    """By task: which ordinals at the current step are taken."""
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    changes: list[Change] = field(default_factory=list)
+    """Decided, not yet given to the pool."""
+    log: list[str] = field(default_factory=list)
+    """Lines for people, not yet shown."""
+    turned: bool = True
+    """Something happened that may let a waiting claim in."""
+    stirred: bool = True
+    """Something happened that the conductor must see."""
+
+    @classmethod
+    def load(
+        cls,
+        snapshot: Snapshot,
+        *,
+        info: EngineInfo,
+        clock: Clock,
+        ids: Ids,
+        situation: Situation,
+        live: Mapping[str, LiveEpisode],
+    ) -> BookState:
+        """What the pool holds. Episodes that were running and are not in `live` are closed as server_restarted."""
+        run = None
+        if snapshot.run is not None:
+            run = Run(row=snapshot.run, configs=snapshot.configs, step=snapshot.step, tokens=snapshot.tokens)
+        state = cls(
+            info=info,
+            clock=clock,
+            ids=ids,
+            situation=situation,
+            run=run,
+            journalled=snapshot.journalled,
+            next_episode_seq=snapshot.next_episode_seq,
+            next_group_seq=snapshot.next_group_seq,
+            groups_by_task=snapshot.groups_by_task,
+        )
+        for task_id, ordinal in snapshot.eval_ordinals:
+            state.eval_ordinals.setdefault(task_id, set()).add(ordinal)
+        for row in snapshot.groups:
+            assert run is not None
+            state.groups.add(Group(row=row, rules=run.specs[row.config_version].batch))
+        for episode in snapshot.episodes:
+            state._take_in(episode, live.get(episode.episode_id))
+        for group in state.groups:
+            state.settle(group)
+        return state
+
+    def _take_in(self, row: EpisodeRow, live: LiveEpisode | None) -> None:
+        now = self.lease_time
+        group = self.groups.get(row.group_id) if row.group_id else None
+        if row.state is EpisodeState.ENDED:
+            assert group is not None
+            assert row.slot is not None
+            group.ended[row.slot] = row
+            group.last_end = now
+            self.pooled[row.episode_id] = row
+            return
+        if group is not None and row.slot is not None:
+            group.running[row.slot] = row.episode_id
+        taken = live or LiveEpisode(row=row, lease="", idle_limit_s=0.0, idle_at=now)
+        taken.row, taken.cached_entry = row, None
+        self.live[row.episode_id] = taken
+        if live is None:
+            self.close(taken, DropReason.SERVER_RESTARTED)
+            return
+        self.deadlines.add(live.deadline if not live.calls_open else now + live.idle_limit_s, row.episode_id)
+        if live.claim_key is not None:
+            self.claim_keys[live.claim_key] = row.episode_id
+
+    @property
+    def lease_time(self) -> float:
+        return self.situation.lease_clock.time()
+
+    @property
+    def serving(self) -> bool:
+        """Whether the engine samples from the current run's weights."""
+        situation = self.situation
+        ready = situation.engine_ready and not situation.serve_again
+        return ready and self.run is not None and situation.opened_run == self.run.run_id
+
+    def take_changes(self) -> list[Change]:
+        """What must be written next, whole or not at all."""
+        changes, self.changes = self.changes, []
+        return changes
+
+    # -- transitions ------------------------------------------------------------------------------------------------
+
+    def close(self, live: LiveEpisode, reason: DropReason, detail: str | None = None) -> None:
+        """Close an open episode as dropped; a slot it held is offered again."""
+        live.entry()  # counts the tokens of its calls
+        row = live.row
+        row.state, row.reason, row.detail = EpisodeState.DROPPED, reason, detail
+        self.leave(live)
+        self.changes.append(PutEpisode(row))
+        group = self.groups.get(row.group_id) if row.group_id else None
+        if group is not None and row.slot is not None:
+            group.running.pop(row.slot, None)
+            group.last_loss = self.lease_time
+            self.turned = True
+            self.settle(group)
+        taken = self.eval_ordinals.get(row.task_id)
+        if row.kind == "eval" and taken is not None and reason is not DropReason.EVAL and self._at_this_step(row):
+            taken.discard(row.ordinal)
+
+    def leave(self, live: LiveEpisode) -> None:
+        """Take an episode out of the open ones; its row says already how it ended."""
+        row = live.row
+        row.ended_at = self.clock.now()
+        self.live.pop(row.episode_id, None)
+        self.closing[row.episode_id] = live
+        if live.claim_key is not None:
+            self.claim_keys.pop(live.claim_key, None)
+        if self.run is not None and row.run_id == self.run.run_id:
+            self.run.tokens += row.sampled_tokens
+        self.stirred = True
+
+    def _at_this_step(self, row: EpisodeRow) -> bool:
+        return self.run is not None and row.run_id == self.run.run_id and row.claimed_step == self.run.step
+
+    def settle(self, group: Group) -> None:
+        """See whether a group that changed is ready, or out of patience; else look at it again when patience runs out."""
+        if not group.open:
+            return
+        self.stirred = True
+        if group.full:
+            self._make_ready(group)
+            return
+        assert self.run is not None
+        if not group.running and group.row.config_version != self.run.config_version:
+            self._resolve(group)  # no claim can join it any more
+            return
+        ends_at = group.patience_ends_at()
+        if ends_at is None:
+            return
+        if ends_at <= self.lease_time:
+            self._resolve(group)
+        else:
+            self.deadlines.add(ends_at, group.row.group_id)
+
+    def _resolve(self, group: Group) -> None:
+        """The partial policy."""
+        if group.worth_training():
+            self._make_ready(group)
+            return
+        detail = f"{len(group.ended)} of {group.row.size} slots were filled"
+        self.drop_group(group, DropReason.PARTIAL_GROUP, detail)
+
+    def _make_ready(self, group: Group) -> None:
+        assert self.run is not None
+        if self.run.spec.batch.rule == "informative_tasks" and group.equal_rewards:
+            self.drop_group(group, DropReason.ZERO_VARIANCE)
+            return
+        group.row.state = "ready"
+        self.turned = True
+        self.changes.append(PutGroup(group.row))
+
+    def drop_group(self, group: Group, reason: DropReason, detail: str | None = None) -> None:
+        """Drop what ended in it. Nothing of it may run."""
+        for row in group.in_slot_order():
+            self.pooled.pop(row.episode_id, None)
+            self.changes.append(SetFate(row.episode_id, EpisodeState.DROPPED, reason, detail=detail))
+        self.groups.remove(group)
+        self.changes.append(PutGroup(group.row))
+        self.turned = True
+        if group.ended:
+            self.log.append(f"group {group.row.group_id} of task {group.row.task_id!r} dropped: {reason}")
