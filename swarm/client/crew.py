@@ -11,7 +11,7 @@ import asyncio
 import logging
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping, Sized
+from collections.abc import Mapping, Sized
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from swarm.client.episode import Episode
 from swarm.client.errors import IdempotencyConflict, LeaseLost, NotFound, OverLimit, RolloutsFailing
 from swarm.client.progress import ProgressLine, terminal
-from swarm.client.tasks import Outcome, Rollout, Task, TaskStream
+from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each
 from swarm.protocol.episodes import EpisodeKind, EpisodeState, LedgerEntry
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Crew:
     # -- feeding ------------------------------------------------------------------------------------------------------
 
     async def _feed(self, group: asyncio.TaskGroup, tasks: TaskStream, size: int, line: ProgressLine) -> None:
-        async for task in _stream(tasks):
+        async for task in each(tasks):
             done = min(size, self._history.ended[task.id])
             self._history.ended[task.id] -= done
             self._report.resumed += done
@@ -270,12 +270,3 @@ def _hand_in(episode: Episode, outcome: Outcome | float | None) -> None:
         episode.end(reward=float(outcome))
     else:
         raise TypeError(f"the rollout must return an Outcome or a number, not {type(outcome).__name__}")
-
-
-async def _stream(tasks: TaskStream) -> AsyncIterator[Task]:
-    if hasattr(tasks, "__aiter__"):
-        async for task in tasks:
-            yield task
-    else:
-        for task in tasks:
-            yield task

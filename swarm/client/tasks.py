@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,3 +33,13 @@ Rollout = Callable[["Episode", Task], Awaitable[Outcome | float | None]]
 
 TaskStream = Iterable[Task] | AsyncIterable[Task]
 """May be infinite."""
+
+
+async def each(tasks: TaskStream) -> AsyncIterator[Task]:
+    """The tasks one by one, whichever kind of stream they come in."""
+    if isinstance(tasks, AsyncIterable):
+        async for task in tasks:
+            yield task
+    else:
+        for task in tasks:
+            yield task

@@ -26,7 +26,7 @@ from foundation.clock import Clock, SystemClock
 from foundation.strict import explain
 from swarm.client.client import SwarmClient
 from swarm.client.crew import CrewReport
-from swarm.client.tasks import Task
+from swarm.client.tasks import Task, each
 from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.blueprint import TrialBlueprint
 from swarm.protocol.errors import SwarmError
@@ -67,7 +67,7 @@ class Trial:
 
     async def _evaluate(self, when: str, run: RunReport) -> None:
         heldout = self._blueprint.heldout
-        tasks = self._heldout_tasks()
+        tasks = await self._heldout_tasks()
         self._say(when, step=run.step, tasks=len(tasks), episodes=len(tasks) * heldout.episodes)
         report = await self._swarm.run_tasks(
             tasks,
@@ -111,7 +111,7 @@ class Trial:
 
     async def _require_evaluation_before(self) -> None:
         """The weights of step 0 are gone: their evaluation must be there. Raises: TrialFailed."""
-        wanted = len(self._heldout_tasks()) * self._blueprint.heldout.episodes
+        wanted = len(await self._heldout_tasks()) * self._blueprint.heldout.episodes
         ended = 0
         for progress in await self._swarm.tasks(run_id=self._blueprint.run_id, client_id=self._swarm.client_id):
             if progress.kind == "eval" and progress.step == 0:
@@ -122,10 +122,10 @@ class Trial:
                 f"start the trial again with a new run"
             )
 
-    def _heldout_tasks(self) -> list[Task]:
+    async def _heldout_tasks(self) -> list[Task]:
         blueprint = self._blueprint
         tasks = self._workflow.tasks("heldout", blueprint.seed, blueprint.heldout.tasks, **blueprint.parameters)
-        return [task for task in tasks if isinstance(task, Task)] if not hasattr(tasks, "__aiter__") else []
+        return [task async for task in each(tasks)]
 
     def _shared(self) -> dict[str, Any]:
         blueprint = self._blueprint
