@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -104,7 +105,8 @@ class Conductor:
         """Make the engine stand where the journal stands: newest checkpoint, then the journalled steps after it, once more."""
         self._clerk.set_phase(Phase.UPDATING)
         context = RunContext(run_id=run.run_id, branch=run.row.branch, spec=run.spec, directory=self._directory(run))
-        context.directory.mkdir(parents=True, exist_ok=True)
+        with _full_disk_in_words(context.directory):
+            context.directory.mkdir(parents=True, exist_ok=True)
         at = await self._engine.open_run(context)
         if at > run.step:
             # A checkpoint of a step whose outcome was never stored: take the newest that the journal knows.
@@ -162,7 +164,8 @@ class Conductor:
         await self._engine.serve(version)
 
     async def _checkpoint(self, run: Run) -> None:
-        step = await self._engine.checkpoint()
+        with _full_disk_in_words(self._directory(run)):
+            step = await self._engine.checkpoint()
         await self._for_certain(lambda book: book.steps.checkpointed(run.run_id, step))
 
     async def _stop(self, run: Run) -> None:
@@ -234,3 +237,13 @@ class Conductor:
 
     def _directory(self, run: Run) -> Path:
         return self._runs_dir / run.run_id
+
+
+@contextmanager
+def _full_disk_in_words(directory: Path) -> Iterator[None]:
+    """A directory that cannot be written is refused like a full pool: tried again until there is room."""
+    try:
+        yield
+    except OSError as error:
+        detail = f"cannot write in {directory}: {error.strerror or error}; make room on the disk"
+        raise Refusal(ErrorCode.STORAGE_FULL, detail) from error
