@@ -6,14 +6,11 @@ import re
 
 _NUMBER = re.compile(r"-?\d+")
 
-EXACT = 1.0
-RIGHT_AT_THE_END = 0.5
+RIGHT = 1.0
 WRONG = 0.0
 
 
 def score(answer: str, total: int) -> float:
-    """1.0 for the number and nothing else (white space aside), 0.5 when the last number is right, else 0.0."""
-    if answer.strip() == str(total):
-        return EXACT
+    """1.0 when the last number in the answer is exactly the sum ("3 + 5 = 8" counts as "8" does), else 0.0."""
     numbers = _NUMBER.findall(answer)
-    return RIGHT_AT_THE_END if numbers and int(numbers[-1]) == total else WRONG
+    return RIGHT if numbers and int(numbers[-1]) == total else WRONG

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from swarm.client import Episode, Outcome, Task
 
-from .reward import EXACT, score
+from .reward import RIGHT, score
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -56,7 +56,7 @@ async def rollout(episode: Episode, task: Task) -> Outcome:
         model="policy", messages=[{"role": "user", "content": task.query}], **episode.sampling
     )
     reward = score(completion.choices[0].message.content or "", int(task.metadata["total"]))
-    return Outcome(reward=reward, success=reward == EXACT)
+    return Outcome(reward=reward, success=reward == RIGHT)
 
 
 async def close() -> None:

@@ -67,9 +67,9 @@ def test_what_is_no_split_or_no_number_of_digits_is_refused(split: workflow.Spli
     [
         ("8", 1.0),
         (" 8\n", 1.0),
-        ("3 + 5 = 8", 0.5),
-        ("8.", 0.5),
-        ("The answer is 8!", 0.5),
+        ("3 + 5 = 8", 1.0),
+        ("8.", 1.0),
+        ("The answer is 8!", 1.0),
         ("8 is 3 + 5", 0.0),
         ("-8", 0.0),
         ("18", 0.0),
