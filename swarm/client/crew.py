@@ -217,7 +217,7 @@ class Crew:
         playing = asyncio.ensure_future(self._rollout(episode, task))
         episode.on_lost = playing.cancel
         try:
-            _hand_in(episode, await playing)
+            hand_in(episode, await playing)
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
@@ -259,7 +259,7 @@ def _given_up(episode: Episode, reason: str) -> _Fate:
     return _Fate.LOST if episode.lost.is_set() else _Fate.CRASHED
 
 
-def _hand_in(episode: Episode, outcome: Outcome | float | None) -> None:
+def hand_in(episode: Episode, outcome: Outcome | float | None) -> None:
     """Give the rollout's answer to its episode. Raises: TypeError where it is none."""
     if outcome is None:
         if not episode.ended:

@@ -1,0 +1,96 @@
+"""`swarm try module:rollout --task QUERY`: one evaluation episode, with its trace, reward and traceback. Trains nothing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foundation.commandline import UsageError
+from swarm.cli import connection
+from swarm.cli.documents import read_document
+
+if TYPE_CHECKING:
+    from swarm.client import Rollout, Task
+    from swarm.protocol.episodes import EpisodeTrace
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What one try showed. failure: the traceback, or why the result was refused."""
+
+    reward: float | None = None
+    failure: str | None = None
+    trace: EpisodeTrace | None = None
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The `try` command."""
+    parser = subparsers.add_parser("try", help="run a rollout once, without training")
+    parser.add_argument("rollout", metavar="MODULE:FUNCTION", help="or path/to/file.py:function")
+    parser.add_argument(
+        "--task", required=True, metavar="QUERY", help="the task's query, or @FILE: a task {id, query, metadata}"
+    )
+    parser.add_argument("--task-id", default="try", metavar="ID", help="default: try")
+    parser.add_argument("--metadata", metavar="JSON", help="the task's metadata")
+    parser.add_argument("--temperature", type=float, help="in the episode's `sampling` (default: the run's own)")
+    connection.add_options(parser)
+    parser.set_defaults(run=try_rollout)
+
+
+def try_rollout(args: argparse.Namespace) -> int:
+    """Exit code 0 when the rollout came to a reward, 1 when it crashed."""
+    from swarm.cli.records import trace_text
+    from swarm.client.workflow import load_rollout
+
+    task = _task(args)
+    attempt = asyncio.run(_try(args, load_rollout(args.rollout), task))
+    if args.json:
+        trace = None if attempt.trace is None else attempt.trace.model_dump(mode="json")
+        print(json.dumps({"reward": attempt.reward, "failure": attempt.failure, "trace": trace}))
+    else:
+        if attempt.trace is not None:
+            print(trace_text(attempt.trace))
+        print(f"\n{attempt.failure}" if attempt.failure else f"\nreward {attempt.reward:g}")
+    return 1 if attempt.failure else 0
+
+
+async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attempt:
+    from swarm.client import Patience, SwarmClient
+    from swarm.client.crew import hand_in
+
+    sampling = {} if args.temperature is None else {"temperature": args.temperature}
+    attempt = _Attempt()
+    patience = Patience(connect_s=0.0, later_s=60.0)
+    async with SwarmClient(
+        connection.url_of(args), connection.token_of(args), client_id="swarm-try", patience=patience
+    ) as swarm:
+        async with swarm.episode(task_id=task.id, kind="eval", sampling=sampling) as episode:
+            try:
+                hand_in(episode, await rollout(episode, task))
+                attempt.reward = episode.reward
+            except Exception:  # noqa: BLE001 - whatever the rollout raised is what the command shows
+                attempt.failure = traceback.format_exc()
+                episode.abort(attempt.failure)
+        attempt.trace = await swarm.trace(episode.id)
+    return attempt
+
+
+def _task(args: argparse.Namespace) -> Task:
+    from swarm.client import Task
+
+    document: dict[str, Any] = {"id": args.task_id, "query": args.task, "metadata": {}}
+    if args.task.startswith("@"):
+        document = {**document, "query": "", **read_document(args.task[1:])}
+    if args.metadata is not None:
+        try:
+            document["metadata"] = json.loads(args.metadata)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"--metadata is not JSON: {error}") from error
+    unknown = sorted(set(document) - {"id", "query", "metadata"})
+    if unknown or not isinstance(document["metadata"], dict):
+        raise UsageError(f"a task has id, query and metadata (an object){f', not {unknown[0]}' if unknown else ''}")
+    return Task(id=str(document["id"]), query=str(document["query"]), metadata=document["metadata"])

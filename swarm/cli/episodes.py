@@ -1,0 +1,146 @@
+"""`swarm episode claim|end|abort`: episodes for agents of any make, JSON in and out.
+
+Leases and api keys are secrets: they travel in files, on standard input or in the environment, never as arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from foundation.commandline import UsageError
+from swarm.cli import connection
+from swarm.cli.documents import read_document, valid
+
+if TYPE_CHECKING:
+    from swarm.protocol.episodes import EpisodeGrant
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The `episode` commands."""
+    episode = subparsers.add_parser("episode", help="claim, end and abort episodes: JSON in and out")
+    commands = episode.add_subparsers(dest="episode_command", required=True, metavar="COMMAND")
+    _add_claim(commands)
+    end = commands.add_parser("end", help="hand a reward in; exit 0 means that it is stored")
+    _grant_argument(end)
+    end.add_argument("--reward", type=float, metavar="R")
+    end.add_argument("--success", choices=("true", "false"))
+    end.add_argument("--metric", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
+    end.set_defaults(run=end_episode)
+    abort = commands.add_parser("abort", help="give an episode up; its slot is offered again")
+    _grant_argument(abort)
+    abort.add_argument("--reason", required=True)
+    abort.set_defaults(run=abort_episode)
+    for command in commands.choices.values():
+        connection.add_options(command)
+
+
+def _add_claim(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    claim = commands.add_parser("claim", help="claim an attempt at a task; prints episode, lease, base_url, api_key")
+    claim.add_argument("claim", nargs="?", metavar="CLAIM", help="a claim as .json or .toml, or -")
+    claim.add_argument("--task", metavar="ID")
+    claim.add_argument("--run-id", metavar="RUN", help="default: the server's current run")
+    claim.add_argument("--kind", choices=("train", "eval"))
+    claim.add_argument("--mix")
+    claim.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else swarm-cli")
+    claim.add_argument("--client-version")
+    claim.add_argument("--idle-limit-s", type=float, metavar="S")
+    claim.add_argument("--wait-s", type=float, default=30.0, metavar="S", help="for a server that is busy (default 30)")
+    claim.add_argument(
+        "--export", action="store_true", help="print shell exports: OPENAI_BASE_URL, OPENAI_API_KEY, ..."
+    )
+    claim.set_defaults(run=claim_episode)
+
+
+def claim_episode(args: argparse.Namespace) -> int:
+    """Claim, and print the grant."""
+    from swarm.protocol.episodes import EpisodeClaim
+
+    given = {
+        "task_id": args.task,
+        "run_id": args.run_id,
+        "kind": args.kind,
+        "mix": args.mix,
+        "client_id": args.client_id,
+        "client_version": args.client_version,
+        "idle_limit_s": args.idle_limit_s,
+    }
+    document = {**read_document(args.claim), **{key: value for key, value in given.items() if value is not None}}
+    if "task_id" not in document:
+        raise UsageError("which task? give --task ID")
+    document.setdefault("client_id", os.environ.get("SWARM_CLIENT_ID") or "swarm-cli")
+    document.setdefault("wait_s", args.wait_s)
+    with connection.connect(args, later_s=args.wait_s) as swarm:
+        if "run_id" not in document:
+            document["run_id"] = swarm.current_run_id()
+        grant = swarm.claim(valid(EpisodeClaim, document))
+        print(_exports(grant) if args.export else grant.model_dump_json())
+    return 0
+
+
+def end_episode(args: argparse.Namespace) -> int:
+    """End an episode with a result."""
+    from swarm.protocol.episodes import EpisodeResult
+
+    episode_id, document = _held(args)
+    result: dict[str, Any] = {key: value for key, value in document.items() if key in EpisodeResult.model_fields}
+    if args.reward is not None:
+        result["reward"] = args.reward
+    if args.success is not None:
+        result["success"] = args.success == "true"
+    if "reward" not in result:
+        raise UsageError("what was it worth? give --reward R")
+    result["metrics"] = {**result.get("metrics", {}), **dict(_metric(text) for text in args.metric)}
+    with connection.connect(args, later_s=30.0) as swarm:
+        receipt = swarm.end(episode_id, valid(EpisodeResult, result))
+        print(receipt.model_dump_json())
+    return 0
+
+
+def abort_episode(args: argparse.Namespace) -> int:
+    """Abort an episode."""
+    episode_id, document = _held(args)
+    with connection.connect(args) as swarm:
+        print(swarm.abort(episode_id, document["lease"], args.reason).model_dump_json())
+    return 0
+
+
+def _grant_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "grant",
+        nargs="?",
+        metavar="GRANT",
+        help="what `claim` printed, as a file or -; default: SWARM_EPISODE and SWARM_LEASE",
+    )
+
+
+def _held(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Episode id, and a document with its lease."""
+    document = read_document(args.grant)
+    episode_id = document.get("episode_id") or os.environ.get("SWARM_EPISODE")
+    document["lease"] = document.get("lease") or os.environ.get("SWARM_LEASE")
+    if not episode_id or not document["lease"]:
+        raise UsageError(
+            "which episode? give the file that `swarm episode claim` printed, or set SWARM_EPISODE and SWARM_LEASE"
+        )
+    return str(episode_id), document
+
+
+def _metric(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise UsageError(f"--metric {text!r}: write name=number") from None
+
+
+def _exports(grant: EpisodeGrant) -> str:
+    variables = {
+        "OPENAI_BASE_URL": grant.base_url,
+        "OPENAI_API_KEY": grant.api_key,
+        "SWARM_EPISODE": grant.episode_id,
+        "SWARM_LEASE": grant.lease,
+    }
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())

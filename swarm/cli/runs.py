@@ -1,0 +1,178 @@
+"""`swarm run start|status|patch|stop|checkpoint`: training without the researcher."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from foundation.commandline import UsageError
+from swarm.cli import connection
+from swarm.cli.documents import assign, read_document, valid
+
+if TYPE_CHECKING:
+    from swarm.client.sync import SwarmClient
+    from swarm.protocol.status import RunReport, ServerStatus, StepMetrics
+
+_COLUMNS = (
+    ("reward_mean", "reward", ".3f"),
+    ("success_rate", "success", ".3f"),
+    ("zero_variance_share", "equal", ".2f"),
+    ("kl_to_start", "kl", ".4f"),
+    ("entropy", "entropy", ".3f"),
+    ("grad_norm", "grad", ".3f"),
+    ("step_s", "seconds", ".1f"),
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The `run` commands."""
+    run = subparsers.add_parser("run", help="start, watch, change and stop a training run")
+    commands = run.add_subparsers(dest="run_command", required=True, metavar="COMMAND")
+    start = commands.add_parser("start", help="start a run")
+    start.add_argument("spec", nargs="?", metavar="SPEC", help="a RunSpec as .json or .toml, or - for standard input")
+    _set_option(start)
+    start.add_argument("--key", help="idempotency key: the same key and spec find the same run again")
+    start.add_argument("--watch", action="store_true", help="follow it until it ends")
+    start.set_defaults(run=start_run)
+    status = commands.add_parser("status", help="how the server and its run are doing")
+    status.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's current run")
+    status.add_argument("--since-step", type=int, default=0, metavar="N", help="show the steps after this one")
+    status.add_argument("--watch", action="store_true", help="follow it until it ends")
+    status.set_defaults(run=show_status)
+    patch = commands.add_parser("patch", help="change tunable fields while the run goes on")
+    patch.add_argument("patch", nargs="?", metavar="PATCH", help="a merge patch as .json or .toml, or -")
+    patch.add_argument("--run-id", metavar="RUN", help="default: the server's current run")
+    patch.add_argument("--if-version", type=int, metavar="N", help="only if this is the config version")
+    _set_option(patch)
+    patch.set_defaults(run=patch_run)
+    for name, function, text in (
+        ("stop", stop_run, "drain, checkpoint and go idle"),
+        ("checkpoint", write_checkpoint, "write a whole checkpoint now"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's current run")
+        command.set_defaults(run=function)
+    for command in commands.choices.values():
+        connection.add_options(command)
+
+
+def start_run(args: argparse.Namespace) -> int:
+    """Start a run from a spec."""
+    from swarm.protocol.runspec import RunSpec
+
+    spec = valid(RunSpec, assign(read_document(args.spec), args.set))
+    with connection.connect(args, later_s=60.0) as swarm:
+        report = swarm.start_run(spec, args.key)
+        if args.watch:
+            return _watch(swarm, report.run_id, 0, as_json=args.json)
+        print(report.model_dump_json() if args.json else f"run {report.run_id} started on {swarm.url}")
+    return 0
+
+
+def show_status(args: argparse.Namespace) -> int:
+    """Server, run and steps; with --watch, steps as they come."""
+    with connection.connect(args) as swarm:
+        status = swarm.status()
+        run_id = args.run_id or status.run_id
+        if args.watch and run_id is not None:
+            return _watch(swarm, run_id, args.since_step, as_json=args.json)
+        report = None if run_id is None else swarm.run(run_id, args.since_step)
+        if args.json:
+            run = None if report is None else report.model_dump(mode="json")
+            print(json.dumps({"server": status.model_dump(mode="json"), "run": run}))
+            return 0
+        print(_server_line(status))
+        if report is not None:
+            print(_run_line(report))
+            print("\n".join(_table(report.steps)))
+    return 0
+
+
+def patch_run(args: argparse.Namespace) -> int:
+    """Merge a patch into the run's tunable fields."""
+    patch = assign(read_document(args.patch), args.set)
+    if not patch:
+        raise UsageError("nothing to change: give a patch file or --set path=value")
+    with connection.connect(args) as swarm:
+        report = swarm.patch_run(args.run_id or swarm.current_run_id(), patch, args.if_version)
+        print(
+            report.model_dump_json() if args.json else f"run {report.run_id} has config version {report.config_version}"
+        )
+    return 0
+
+
+def stop_run(args: argparse.Namespace) -> int:
+    """Ask for a stop."""
+    with connection.connect(args) as swarm:
+        report = swarm.stop_run(args.run_id or swarm.current_run_id())
+        print(report.model_dump_json() if args.json else f"run {report.run_id} is stopping at step {report.step}")
+    return 0
+
+
+def write_checkpoint(args: argparse.Namespace) -> int:
+    """Have a checkpoint written."""
+    with connection.connect(args) as swarm:
+        made = swarm.checkpoint(args.run_id or swarm.current_run_id())
+        print(made.model_dump_json() if args.json else f"step {made.step} is in {made.path}")
+    return 0
+
+
+def _set_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="as in optimizer.learning_rate=4e-5; repeatable",
+    )
+
+
+def _watch(swarm: SwarmClient, run_id: str, since_step: int, *, as_json: bool) -> int:
+    """Print steps as they are made until the run ends. Exit code 0 when it is complete, else 1."""
+    if not as_json:
+        print(_heading())
+    for _ in swarm.statuses():
+        report = swarm.run(run_id, since_step)
+        for step in report.steps:
+            print(step.model_dump_json() if as_json else _row(step), flush=True)
+        since_step = max(since_step, report.step)
+        if report.status != "running":
+            print(report.model_copy(update={"steps": []}).model_dump_json() if as_json else _run_line(report))
+            return 0 if report.status == "complete" else 1
+    return 1
+
+
+def _server_line(status: ServerStatus) -> str:
+    pool = status.pool
+    reason = f" ({status.failed.reason})" if status.failed else ""
+    return (
+        f"server {status.server_id}  {status.phase}{reason}  model {status.model}  engine {status.engine.backend} on "
+        f"{status.engine.device}  pool {pool.running} running, {pool.ended} ended, "
+        f"{pool.groups_ready} of {pool.groups_needed} groups ready"
+    )
+
+
+def _run_line(report: RunReport) -> str:
+    limit = report.spec.limits.steps
+    reason = f" ({report.reason})" if report.reason else ""
+    steps = f"{report.step}" if limit is None else f"{report.step} of {limit}"
+    return f"run {report.run_id}  {report.status}{reason}  step {steps}  config {report.config_version}"
+
+
+def _table(steps: Iterable[StepMetrics]) -> list[str]:
+    rows = [_row(step) for step in steps]
+    return [_heading(), *rows] if rows else ["no steps yet"]
+
+
+def _heading() -> str:
+    return "  ".join(["  step", *(f"{title:>8}" for _, title, _ in _COLUMNS)])
+
+
+def _row(step: StepMetrics) -> str:
+    def cell(name: str, form: str) -> str:
+        value: Any = step.values.get(name)
+        return f"{'-' if value is None else format(value, form):>8}"
+
+    return "  ".join([f"{step.step:>6}", *(cell(name, form) for name, _, form in _COLUMNS)])

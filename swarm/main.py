@@ -1,0 +1,64 @@
+"""The `swarm` command: serve a model, run training, hold episodes, look at records.
+
+Exit codes: 0 done, 1 failed (one line on standard error), 2 the command line cannot be understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from foundation.commandline import Parser, UsageError
+
+
+def parser() -> Parser:
+    """All commands. Each sets `run`, a function of the parsed arguments that answers with an exit code."""
+    from swarm.cli import attempt, episodes, models, records, runs
+    from swarm.server import main as server
+
+    top = Parser(prog="swarm", description="Host a trainable model, and train it from any agent's calls.")
+    commands: Any = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    server.add_parser(commands)
+    runs.add_parser(commands)
+    episodes.add_parser(commands)
+    attempt.add_parser(commands)
+    records.add_parsers(commands)
+    models.add_parser(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Errors that we raise on purpose are one line, never a traceback."""
+    args = parser().parse_args(arguments)
+    from swarm.protocol.errors import SwarmError
+
+    try:
+        return int(args.run(args))
+    except UsageError as error:
+        return _fail(args, error, 2)
+    except SwarmError as error:
+        return _fail(args, error, 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:
+    text = " ".join(str(error).split())
+    if getattr(args, "json", False):
+        document = {"error": text, "code": str(getattr(error, "code", "")) or None}
+        sys.stderr.write(json.dumps(document) + "\n")
+    else:
+        words = [args.command, getattr(args, f"{args.command}_command", None)]
+        sys.stderr.write(f"swarm {' '.join(word for word in words if word)}: {text}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
