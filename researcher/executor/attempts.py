@@ -1,0 +1,326 @@
+"""One attempt at one trial on one server, from intent to recorded numbers, wherever it was left.
+
+    intent in SQL → run on the server (found again by its key) → client process (found again by its berth)
+    → followed until it ends → collected from the server's records → one transaction → server free
+
+Each arrow may be cut by a SIGKILL. What was done before is found, not done again; a client that ended too early is started
+again with the same blueprint, and goes on where it stopped. Nothing a client prints is believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from foundation.clock import Clock
+from foundation.logs import redact
+from foundation.paths import write_atomically
+from researcher.executor.blueprint import Work, run_spec, trial_blueprint
+from researcher.executor.collection import Collected, collect, points
+from researcher.executor.errors import AttemptFailed, EvidenceMissing, ServerUnfit, StudyHalted
+from researcher.executor.processes import Berth, child_environ, started_at
+from researcher.executor.servers import Server
+from researcher.models import AttemptRecord, StudyStatus, TrialRecord
+from researcher.store.errors import NotFound as NoStudy
+from researcher.store.store import Store
+from swarm.client import IdempotencyConflict, InvalidSpec, NotFound, Refusal, ServerBusy, ServerUnreachable
+from swarm.protocol.blueprint import TrialBlueprint
+from swarm.protocol.errors import SwarmError
+from swarm.protocol.runspec import RunSpec
+from swarm.protocol.status import Phase, RunReport, ServerStatus
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialLimits:
+    """Enforced by the executor, from outside.
+
+    attempt_s: longest an attempt may take. stall_s: longest without an ended episode or a step, while the engine is up.
+    """
+
+    attempt_s: float = 7200.0
+    stall_s: float = 300.0
+    client_restarts: int = 2
+    first_backoff_s: float = 0.5
+    busy_s: float = 600.0
+    grace_s: float = 10.0
+    look_s: float = 0.25
+    """Least time between two looks at a server whose status changes all the time."""
+    check_s: float = 5.0
+    """How often ended episodes are counted, and requests to stop are looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What is seen of an attempt while it runs. fresh: metrics of new steps, as (name, step, value)."""
+
+    phase: str
+    step: int
+    episodes: int
+    fresh: Sequence[tuple[str, int, float]] = ()
+
+
+OnSight = Callable[[Sight], None]
+
+
+class _Stalled(Exception):
+    """The client lives and does nothing."""
+
+
+class AttemptRun:
+    """Use once. `carry_out` is safe to call after any crash."""
+
+    def __init__(
+        self, work: Work, trial: TrialRecord, server: Server, store: Store, clock: Clock, limits: TrialLimits
+    ) -> None:
+        self._work = work
+        self._trial = trial
+        self._server = server
+        self._swarm = server.swarm
+        self._store = store
+        self._clock = clock
+        self._limits = limits
+        self._on_sight: OnSight = lambda _: None
+        self._step = 0
+        self._episodes = 0
+
+    async def carry_out(self, on_sight: OnSight) -> TrialRecord:
+        """The finished trial.
+
+        Raises: AttemptFailed (recorded), ServerUnfit (recorded), StudyHalted (the trial is planned again).
+        """
+        self._on_sight = on_sight
+        attempt = self._intend()
+        berth = Berth(self._work.folder(self._trial, attempt.number), self._clock)
+        run_id = attempt.run_id
+        try:
+            report = await self._submit(attempt)
+            run_id = report.run_id
+            blueprint = self._hand_over(attempt, report, berth)
+            collected = await self._follow(blueprint, berth)
+            self._record(collected)
+        except asyncio.CancelledError:
+            await self._leave(berth, run_id)
+            raise
+        except (AttemptFailed, ServerUnfit, StudyHalted, SwarmError) as error:
+            if isinstance(error, ServerUnreachable):
+                self._server.unfit = self._server.unfit or str(error)
+            await berth.end(self._limits.grace_s)
+            self._store.fail_attempt(self._work.study_id, self._trial.key, redact(str(error))[:4000])
+            await self._free(run_id)
+            if isinstance(error, SwarmError):
+                self._server.check()
+                raise AttemptFailed(str(error)) from error
+            raise
+        await self._free(run_id)
+        return self._store.trial(self._work.study_id, self._trial.key)
+
+    # -- submit -------------------------------------------------------------------------------------------------------
+
+    def _intend(self) -> AttemptRecord:
+        """The open attempt, or a new one, in SQL before the server hears of it."""
+        study_id, key = self._work.study_id, self._trial.key
+        earlier = self._store.attempts(study_id, key)
+        if earlier and earlier[-1].outcome == "open":
+            return earlier[-1]
+        number = len(earlier) + 1
+        spec = run_spec(self._work, self._trial).model_dump(mode="json")
+        # The study is part of the key: another study may run the same plan on the same server.
+        idempotency_key = f"{study_id}/{key}#{number}"
+        return self._store.record_intent(study_id, key, number, self._server.url, idempotency_key, spec)
+
+    async def _submit(self, attempt: AttemptRecord) -> RunReport:
+        """The attempt's run, started now or found again."""
+        spec = RunSpec.model_validate(attempt.spec)
+        deadline = self._clock.monotonic() + self._limits.busy_s
+        status = await self._server.ready(self._clock, self._limits.busy_s)
+        wanted = self._work.plan.model.fingerprint
+        if wanted is not None and status.model_fingerprint not in (None, wanted):
+            raise ServerUnfit(f"{self._server.url} hosts other weights than the plan names: {status.model}")
+        while True:
+            self._server.check()
+            try:
+                return await self._swarm.start_run(spec, attempt.idempotency_key)
+            except ServerBusy as busy:
+                await self._make_room(str(busy.fields.get("run_id")), deadline)
+            except (InvalidSpec, IdempotencyConflict) as error:
+                raise AttemptFailed(f"the server refused the run: {_details(error)}") from error
+
+    async def _make_room(self, run_id: str, deadline: float) -> None:
+        """Stop a run that this study, or one that is over, left behind; wait for anybody else's."""
+        try:
+            labels = (await self._swarm.run(run_id)).spec.labels
+        except NotFound:
+            return
+        if self._is_over(labels.get("study")):
+            await self._swarm.stop_run(run_id)
+        elif self._clock.monotonic() >= deadline:
+            raise ServerUnfit(f"{self._server.url} is busy with run {run_id}, which is none of this study's")
+        await self._released(run_id, min(deadline, self._clock.monotonic() + self._limits.busy_s))
+
+    def _is_over(self, study_id: str | None) -> bool:
+        if study_id is None or study_id == self._work.study_id:
+            return study_id is not None
+        try:
+            status = self._store.study(study_id).status
+        except NoStudy:
+            return False
+        return status in (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
+
+    async def _released(self, run_id: str, deadline: float) -> None:
+        """Returns when the run does not hold the server any more, or at the deadline."""
+        async for status in self._swarm.statuses(wait_s=max(0.0, min(10.0, deadline - self._clock.monotonic()))):
+            held = status.run_id == run_id and status.phase is not Phase.IDLE
+            if not held or self._clock.monotonic() >= deadline:
+                return
+            self._server.check()
+            await self._clock.sleep(self._limits.look_s)
+
+    def _hand_over(self, attempt: AttemptRecord, report: RunReport, berth: Berth) -> TrialBlueprint:
+        blueprint = trial_blueprint(self._work, self._trial, report.spec, self._server.url, report.run_id)
+        write_atomically(berth.folder / "blueprint.json", (blueprint.model_dump_json(indent=2) + "\n").encode())
+        facts = blueprint.model_dump(mode="json")
+        if attempt.run_id is None:
+            self._store.record_submitted(self._work.study_id, self._trial.key, report.run_id, facts)
+        return blueprint
+
+    # -- follow -------------------------------------------------------------------------------------------------------
+
+    async def _follow(self, blueprint: TrialBlueprint, berth: Berth) -> Collected:
+        """Keep a client at work until the server's records show a whole trial."""
+        deadline = self._clock.monotonic() + self._limits.attempt_s
+        reason = ""
+        for start in range(self._limits.client_restarts + 2):
+            if not berth.alive():
+                with suppress(EvidenceMissing):
+                    return await collect(self._swarm, blueprint)
+                if start > self._limits.client_restarts:
+                    break
+                if start:
+                    await self._clock.sleep(self._limits.first_backoff_s * 2 ** (start - 1))
+                self._start_client(berth)
+            try:
+                await self._until_ended(blueprint, berth, deadline)
+            except _Stalled:
+                await berth.end(self._limits.grace_s)
+                reason = f"no episode ended for {self._limits.stall_s:.0f} s; "
+        try:
+            return await collect(self._swarm, blueprint)
+        except EvidenceMissing as missing:
+            code = berth.exit_code()
+            said = redact(berth.tail())
+            raise AttemptFailed(
+                f"{reason}{missing}. The client ended with code {code}; it said last: {said or 'nothing'}"
+            ) from missing
+
+    def _start_client(self, berth: Berth) -> None:
+        command = [sys.executable, "-m", "swarm.client.trial", str(berth.folder / "blueprint.json")]
+        environ = child_environ()
+        if "SWARM_TOKEN" not in environ and "SWARM_ADMIN_TOKEN" in os.environ:
+            environ["SWARM_TOKEN"] = os.environ["SWARM_ADMIN_TOKEN"]
+        pid = berth.start(command, environ)
+        self._store.record_client(self._work.study_id, self._trial.key, pid, started_at(pid) or 0.0)
+
+    async def _until_ended(self, blueprint: TrialBlueprint, berth: Berth, deadline: float) -> None:
+        """Watch until the client's process is gone. Raises what the watch raises, and then the client still lives."""
+        ended = asyncio.create_task(berth.ended())
+        watch = asyncio.create_task(self._watch(blueprint.run_id, deadline))
+        try:
+            await asyncio.wait({ended, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                watch.result()
+        finally:
+            for task in (ended, watch):
+                task.cancel()
+            await asyncio.gather(ended, watch, return_exceptions=True)
+        await self._note(blueprint.run_id, await self._swarm.status())
+
+    async def _watch(self, run_id: str, deadline: float) -> None:
+        """Follow the server by long poll; never returns. Raises: _Stalled, AttemptFailed, ServerUnfit, StudyHalted."""
+        moved_at = checked_at = self._clock.monotonic()
+        status = await self._swarm.status()
+        while True:
+            self._check_status(status, run_id)
+            now = self._clock.monotonic()
+            if status.step > self._step or now - checked_at >= self._limits.check_s:
+                checked_at = now
+                self._check_requests()
+                if await self._note(run_id, status) or status.phase is Phase.BOOTING:
+                    moved_at = now
+            if now - moved_at > self._limits.stall_s:
+                raise _Stalled
+            if now > deadline:
+                raise AttemptFailed(f"the attempt took longer than its {self._limits.attempt_s:.0f} s")
+            await self._clock.sleep(self._limits.look_s)
+            status = await self._swarm.status(since=status.revision, wait_s=self._limits.check_s)
+
+    async def _note(self, run_id: str, status: ServerStatus) -> bool:
+        """Record and tell what is new; whether anything is."""
+        episodes = sum(task.ended for task in await self._swarm.tasks(run_id=run_id))
+        moved = episodes > self._episodes
+        self._episodes = max(self._episodes, episodes)
+        fresh: list[tuple[str, int, float]] = []
+        if status.run_id == run_id and status.step > self._step:
+            report = await self._swarm.run(run_id, since_step=self._step)
+            fresh = points(report.steps)
+            self._step, moved = max(self._step, report.step), True
+        if moved:
+            self._store.record_progress(self._work.study_id, self._trial.key, self._step, fresh)
+        self._on_sight(Sight(phase=status.phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
+        return moved
+
+    def _check_status(self, status: ServerStatus, run_id: str) -> None:
+        self._server.check()
+        if status.phase is Phase.FAILED:
+            reason = status.failed.reason if status.failed else "no reason given"
+            self._server.unfit = f"its engine failed: {reason}"
+            self._server.check()
+        if status.run_id != run_id and status.phase is not Phase.BOOTING:
+            raise AttemptFailed(f"the run is not on its server any more (there is {status.run_id or 'none'})")
+
+    def _check_requests(self) -> None:
+        if self._store.study(self._work.study_id).stop_requested:
+            raise StudyHalted("stop")
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+
+    def _record(self, collected: Collected) -> None:
+        """Raises: AttemptFailed when a metric cannot be computed from what was recorded."""
+        try:
+            finals = self._work.setup.finals(self._work.plan.metrics, collected.series)
+        except ValidationError:
+            raise
+        except ValueError as error:
+            raise AttemptFailed(f"the recorded trial lacks something: {error}") from error
+        study_id, key = self._work.study_id, self._trial.key
+        self._store.finish_trial(study_id, key, finals, collected.series, collected.evidence)
+
+    async def _leave(self, berth: Berth, run_id: str | None) -> None:
+        """Interrupted: on a server of our own all is left so that it goes on later; another's is given back."""
+        await berth.end(self._limits.grace_s)
+        if not self._server.owned:
+            self._store.fail_attempt(self._work.study_id, self._trial.key, "interrupted")
+            await self._free(run_id)
+
+    async def _free(self, run_id: str | None) -> None:
+        """Stop the run, so that the engine is warm and free. What cannot be stopped now is stopped by the next run."""
+        if run_id is None or self._server.unfit is not None:
+            return
+        try:
+            await self._swarm.stop_run(run_id)
+            await self._released(run_id, self._clock.monotonic() + self._limits.busy_s)
+        except (SwarmError, ServerUnfit) as error:
+            _log.warning("run %s could not be stopped: %s", run_id, error)
+
+
+def _details(error: Refusal) -> str:
+    problems = error.fields.get("errors") or []
+    return f"{error.detail} {problems}" if problems else error.detail

@@ -1,0 +1,125 @@
+"""From a planned trial to what is run: the RunSpec that a server gets and the blueprint that a client gets.
+
+Pure: the instrument's defaults, then the plan, then the arm's levels, each by its factor's `target`. Both are readable,
+and a person can run them by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from researcher.models import Factor, Instrument, Metric, Plan, Scalar, TrialRecord
+from swarm.protocol.blueprint import HeldOut, TrialBlueprint
+from swarm.protocol.runspec import RunSpec, merge_patch
+
+Series = Mapping[str, Sequence[tuple[int, float]]]
+Finals = Callable[[Sequence[Metric], Series], dict[str, float]]
+"""A trial's metrics from what was recorded. Raises: ValueError when a series that it needs is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The instrument as it is on this machine.
+
+    code_version: SHA-256 over its folder as it is now. studies: where studies keep their files, a folder each.
+    """
+
+    instrument: Instrument
+    instrument_dir: Path
+    code_version: str
+    finals: Finals
+    studies: Path
+
+
+class InstrumentChanged(ValueError):
+    """The instrument's files are not those that the plan was made for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A plan, and what it is carried out with. Raises: InstrumentChanged when the two do not belong together."""
+
+    study_id: str
+    plan: Plan
+    setup: Setup
+
+    def __post_init__(self) -> None:
+        if self.setup.code_version != self.plan.instrument_code:
+            raise InstrumentChanged(
+                f"the instrument in {self.setup.instrument_dir} was changed since the plan was frozen; "
+                "put the old files back, or start a new study"
+            )
+
+    def folder(self, trial: TrialRecord, attempt: int) -> Path:
+        """Where one attempt keeps its blueprint and its client's output."""
+        arm = "".join(char if char.isalnum() or char in "-_.=" else "-" for char in trial.arm)
+        trials = self.setup.studies / self.study_id / "trials"
+        return trials / trial.key.split("/", 1)[0] / f"{arm}-seed{trial.seed}" / f"attempt{attempt}"
+
+
+def run_spec(work: Work, trial: TrialRecord) -> RunSpec:
+    """Raises: pydantic's ValidationError for a spec that no server would take; ValueError for an unknown factor."""
+    plan, arm = work.plan, work.plan.arm(trial.arm)
+    fields: dict[str, Any] = merge_patch(work.setup.instrument.defaults.run, plan.run)
+    steps = plan.steps
+    for name, level in arm.levels.items():
+        room, _, path = _factor(work, name).target.partition(".")
+        if room == "run":
+            fields = merge_patch(fields, _nested(path, level))
+        elif (room, path) == ("study", "steps"):
+            steps = int(level)
+    labels = {
+        "study": work.study_id,
+        "trial": trial.key,
+        "arm": trial.arm,
+        "seed": str(trial.seed),
+        "plan": plan.digest(),
+    }
+    fields = merge_patch(fields, {"seed": trial.seed, "limits": {"steps": steps}, "labels": labels})
+    return RunSpec.model_validate(fields)
+
+
+def trial_blueprint(work: Work, trial: TrialRecord, spec: RunSpec, server_url: str, run_id: str) -> TrialBlueprint:
+    """What `python -m swarm.client.trial` carries out."""
+    defaults, plan = work.setup.instrument.defaults, work.plan
+    return TrialBlueprint(
+        trial_key=trial.key,
+        server_url=server_url,
+        run_id=run_id,
+        instrument_dir=str(work.setup.instrument_dir),
+        workflow=work.setup.instrument.workflow,
+        code_version=work.setup.code_version,
+        parameters={**defaults.task, **plan.task, **_task_levels(work, trial)},
+        seed=trial.seed,
+        group_size=spec.batch.group_size,
+        concurrency=defaults.concurrency,
+        heldout=HeldOut(tasks=plan.heldout_tasks, episodes=plan.heldout_episodes, temperature=plan.heldout_temperature),
+    )
+
+
+def _task_levels(work: Work, trial: TrialRecord) -> dict[str, Scalar]:
+    levels = {}
+    for name, level in work.plan.arm(trial.arm).levels.items():
+        room, _, path = _factor(work, name).target.partition(".")
+        if room == "task":
+            levels[path] = level
+    return levels
+
+
+def _factor(work: Work, name: str) -> Factor:
+    """As the plan has it, else as the instrument declares it."""
+    for factor in (*work.plan.factors, *work.setup.instrument.factors):
+        if factor.name == name:
+            room = factor.target.partition(".")[0]
+            if room not in ("run", "task") and factor.target != "study.steps":
+                raise ValueError(f"factor {name!r} has target {factor.target!r}; use run.…, task.… or study.steps")
+            return factor
+    raise ValueError(f"the plan varies {name!r}, which is no factor of {work.setup.instrument.name}")
+
+
+def _nested(path: str, value: object) -> dict[str, Any]:
+    head, _, rest = path.partition(".")
+    return {head: _nested(rest, value) if rest else value}

@@ -1,0 +1,95 @@
+"""What a trial yielded, read from the server's own records: steps of the run, episodes of the ledger.
+
+Never from what a client prints, and never a part of it: either the records show a whole trial, or there is none.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from researcher.executor.errors import EvidenceMissing
+from researcher.models import TrialEvidence
+from swarm.client import SwarmClient
+from swarm.protocol.blueprint import TrialBlueprint
+from swarm.protocol.episodes import DropReason, LedgerEntry
+from swarm.protocol.status import RunReport, StepMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """Series as `researcher.models.TrialRecord` has them, and what was really run."""
+
+    series: dict[str, list[tuple[int, float]]]
+    evidence: TrialEvidence
+    sampled_tokens: int
+
+
+async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
+    """Everything recorded of a finished trial.
+
+    Raises: EvidenceMissing when the run is not complete, a step is missing, or evaluation episodes are.
+    """
+    report = await swarm.run(blueprint.run_id)
+    if report.status != "complete":
+        raise EvidenceMissing(f"the run is {report.status} at step {report.step}: {report.reason or 'no reason given'}")
+    entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
+    series = _steps(report)
+    for when, step in (("before", 0), ("after", report.step)):
+        series.update(_evaluation(blueprint, entries, when, step))
+    return Collected(
+        series=series,
+        evidence=_evidence(report, blueprint, entries),
+        sampled_tokens=sum(entry.sampled_tokens for entry in entries),
+    )
+
+
+def points(steps: list[StepMetrics]) -> list[tuple[str, int, float]]:
+    """Step metrics as (name, step, value)."""
+    return [(name, one.step, value) for one in steps for name, value in one.values.items()]
+
+
+def _steps(report: RunReport) -> dict[str, list[tuple[int, float]]]:
+    found = sorted(report.steps, key=lambda one: one.step)
+    if [one.step for one in found] != list(range(1, report.step + 1)):
+        raise EvidenceMissing(f"the run stands at step {report.step}, but {len(found)} steps are recorded")
+    series: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for name, step, value in points(found):
+        series[name].append((step, value))
+    return dict(series)
+
+
+def _evaluation(
+    blueprint: TrialBlueprint, entries: list[LedgerEntry], when: str, step: int
+) -> dict[str, list[tuple[int, float]]]:
+    """Held-out rewards and successes under the weights of `step`, in the order of the tasks, equal in every arm."""
+    by_task: dict[str, list[LedgerEntry]] = defaultdict(list)
+    for entry in entries:
+        if entry.kind == "eval" and entry.reason is DropReason.EVAL and entry.claimed_step == step:
+            by_task[entry.task_id].append(entry)
+    wanted = blueprint.heldout
+    # A client that was killed while it evaluated may have done an episode more than it was asked for.
+    kept = [entry for task in sorted(by_task) for entry in by_task[task][: wanted.episodes]]
+    if len(kept) != wanted.tasks * wanted.episodes:
+        raise EvidenceMissing(
+            f"evaluation {when} training: {len(kept)} of {wanted.tasks * wanted.episodes} episodes are recorded"
+        )
+    rewards = [(index, entry.reward) for index, entry in enumerate(kept)]
+    successes = [(index, entry.success) for index, entry in enumerate(kept)]
+    series = {f"eval_reward_{when}": [(index, value) for index, value in rewards if value is not None]}
+    known = [(index, float(value)) for index, value in successes if value is not None]
+    return {**series, f"eval_success_{when}": known} if known else series
+
+
+def _evidence(report: RunReport, blueprint: TrialBlueprint, entries: list[LedgerEntry]) -> TrialEvidence:
+    tasks = {
+        kind: sorted({entry.task_id for entry in entries if entry.kind == kind and entry.reward is not None})
+        for kind in ("train", "eval")
+    }
+    return TrialEvidence(
+        spec=report.spec.model_dump(mode="json"),
+        changes=[change.model_dump(mode="json") for change in report.changes if change.config_version > 1],
+        parameters=dict(blueprint.parameters),
+        train_tasks=tasks["train"],
+        heldout_tasks=tasks["eval"],
+    )

@@ -1,0 +1,41 @@
+"""What goes wrong while trials run.
+
+ExecutorError
+├── ServerUnfit       this server cannot be used; another may
+├── NoServersLeft     none can; trials are left as they are
+├── StudyHalted       a person asked for a stop or a pause
+├── EvidenceMissing   the server's records do not show a whole trial (yet)
+└── AttemptFailed     this attempt came to nothing; the trial may be tried again
+
+and `InstrumentChanged` of blueprint.py, a ValueError.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+
+class ExecutorError(Exception):
+    """Base of what the executor raises on purpose."""
+
+
+class ServerUnfit(ExecutorError):
+    pass
+
+
+class NoServersLeft(ExecutorError):
+    pass
+
+
+class StudyHalted(ExecutorError):
+    def __init__(self, wish: Literal["stop", "pause"]) -> None:
+        super().__init__(f"a {wish} was asked for; `researcher resume` goes on")
+        self.wish = wish
+
+
+class EvidenceMissing(ExecutorError):
+    pass
+
+
+class AttemptFailed(ExecutorError):
+    pass

@@ -1,0 +1,136 @@
+"""The swarm server that a study starts on this machine: outlives the researcher, is found again, and started again.
+
+It listens on the same port for as long as its folder lives, so that clients which outlive it find it there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from foundation.clock import Clock
+from foundation.paths import write_atomically
+from researcher.executor.errors import ServerUnfit
+from researcher.executor.processes import Berth, child_environ
+
+_log = logging.getLogger(__name__)
+_LOOK_S = 0.05
+"""How often a starting server's folder is looked at, until it says where it listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalServer:
+    """What to start. folder: its state and its output, for one study alone."""
+
+    model: str
+    folder: Path
+    engine: str = "local"
+    arguments: tuple[str, ...] = ()
+    """More of `swarm serve`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalLimits:
+    """listen_s: until it must listen. restarts: how often it is started again. grace_s: for an orderly end."""
+
+    listen_s: float = 60.0
+    restarts: int = 3
+    first_backoff_s: float = 1.0
+    grace_s: float = 20.0
+
+
+class LocalProcess:
+    """The process behind a `LocalServer`."""
+
+    def __init__(self, local: LocalServer, clock: Clock, limits: LocalLimits, environ: Mapping[str, str]) -> None:
+        self._local = local
+        self._clock = clock
+        self._limits = limits
+        self._environ = environ
+        self._state = local.folder / "state"
+        self._berth = Berth(local.folder / "process", clock)
+
+    async def start(self) -> str:
+        """The url of the server: of the one that runs already, or a new one. Raises: ServerUnfit when it ends."""
+        if self._berth.alive():
+            return await self._listening()
+        port = self._last_port()
+        self._launch(port)
+        try:
+            return await self._listening()
+        except ServerUnfit:
+            if port == 0:
+                raise
+        self._launch(0)  # somebody else took the port meanwhile, or else this fails in the same way
+        return await self._listening()
+
+    async def keep_alive(self, url: str) -> str:
+        """Start the server again, on the same port, when it dies. Returns when it does no good any more, with why."""
+        backoff_s = self._limits.first_backoff_s
+        for count in range(1, self._limits.restarts + 1):
+            await self._berth.ended()
+            _log.warning("the swarm server died; start %d of %d", count, self._limits.restarts)
+            await self._clock.sleep(backoff_s)
+            backoff_s *= 2
+            self._launch(urlsplit(url).port or 0)
+            try:
+                await self._listening()
+            except ServerUnfit as error:
+                _log.warning("%s", error)
+        await self._berth.ended()
+        return f"it died {self._limits.restarts + 1} times: {self._last_words()}"
+
+    async def stop(self) -> None:
+        await self._berth.end(self._limits.grace_s)
+
+    def discard_state(self) -> None:
+        """Free the disk of checkpoints and pool, after the study. Refused while the server runs."""
+        if self._berth.alive():
+            raise ServerUnfit("the swarm server still runs; stop it before its state is discarded")
+        shutil.rmtree(self._state, ignore_errors=True)
+
+    def _launch(self, port: int) -> None:
+        (self._state / "server.json").unlink(missing_ok=True)
+        local = self._local
+        command = [sys.executable, "-m", "swarm.main", "serve", "--model", local.model, "--engine", local.engine]
+        command += ["--port", str(port), "--state-dir", str(self._state), *local.arguments]
+        self._berth.start(command, child_environ(self._environ))
+
+    async def _listening(self) -> str:
+        """Where it listens, as soon as it says so."""
+        deadline = self._clock.monotonic() + self._limits.listen_s
+        while self._clock.monotonic() < deadline:
+            alive, url = self._berth.alive(), self._announced()
+            if alive and url is not None:
+                write_atomically(self._port_file, str(urlsplit(url).port).encode())
+                return url
+            if not alive:
+                raise ServerUnfit(f"the swarm server ended: {self._last_words()}")
+            await self._clock.sleep(_LOOK_S)
+        await self._berth.end(self._limits.grace_s)
+        raise ServerUnfit(f"the swarm server did not listen within {self._limits.listen_s:.0f} s: {self._last_words()}")
+
+    def _announced(self) -> str | None:
+        """The url in server.json, when the process that lives here wrote it."""
+        try:
+            facts = json.loads((self._state / "server.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        return str(facts["url"]) if facts["pid"] == self._berth.pid() else None
+
+    def _last_words(self) -> str:
+        said = self._berth.tail().splitlines()
+        return said[-1] if said else f"see {self._berth.folder}"
+
+    @property
+    def _port_file(self) -> Path:
+        return self._local.folder / "port"
+
+    def _last_port(self) -> int:
+        return int(self._port_file.read_text()) if self._port_file.exists() else 0

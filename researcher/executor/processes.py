@@ -1,0 +1,169 @@
+"""Processes that outlive the researcher: started in a session of their own, found again after its death, ended from outside.
+
+A `Berth` is the folder of one such process. Its lock is inherited by the process and by nobody else, so "the lock is
+held" means "it lives", whatever became of the one that started it; the process itself writes its pid there before it
+does anything else. So there is no instant at which a process runs that nobody could find.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import foundation
+from foundation.clock import Clock
+
+_ENTRY = 'echo $$ > "$0" && exec "$@"'
+"""What the new process does first, as a shell: say who it is, then become the command."""
+_WATCH_S = 0.2
+"""How often a process is looked at where the system cannot wake us when it ends."""
+
+
+class Berth:
+    """The folder of one process: `lock`, `pid`, `out.log`, `err.log`. At most one lives in it at a time."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self.folder = folder
+        self._clock = clock
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self, command: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> int:
+        """Start `command`; returns its pid. Output is appended to the folder's logs.
+
+        Raises: BlockingIOError when one lives here already.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._pid_file.unlink(missing_ok=True)
+            with open(self.folder / "out.log", "ab") as out, open(self.folder / "err.log", "ab") as err:
+                self._child = subprocess.Popen(
+                    ["/bin/sh", "-c", _ENTRY, str(self._pid_file), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=dict(environ),
+                    cwd=cwd,
+                    pass_fds=(lock,),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(lock)
+        return self._child.pid
+
+    def alive(self) -> bool:
+        self._reap()
+        try:
+            lock = os.open(self.folder / "lock", os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
+    def pid(self) -> int | None:
+        """Of the process that lives here; None when none does, or it has not said yet."""
+        if not self.alive():
+            return None
+        text = self._pid_file.read_text().strip() if self._pid_file.exists() else ""
+        return int(text) if text else None
+
+    def exit_code(self) -> int | None:
+        """How the process ended, where this process started it; None for one that was adopted."""
+        return None if self._child is None else self._child.poll()
+
+    async def ended(self) -> None:
+        """Returns when nobody lives here any more."""
+        while self.alive():
+            pid = self.pid()
+            if pid is None or not await _woken_at_end(pid):
+                await self._clock.sleep(_WATCH_S)
+
+    async def end(self, grace_s: float) -> None:
+        """Ask it to end, with all that it started; after `grace_s`, make it."""
+        if not self.alive():
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            pid = self.pid()
+            if pid is None:
+                break
+            with suppress(ProcessLookupError):
+                os.killpg(pid, number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self.ended()
+                    return
+        await self.ended()
+
+    def tail(self, name: str = "err.log", length: int = 2000) -> str:
+        """The last words of its output."""
+        try:
+            with open(self.folder / name, "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - length))
+                return file.read().decode(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.folder / "pid"
+
+    def _reap(self) -> None:
+        """A child that ended stays as a zombie, without its lock, until it is asked for."""
+        if self._child is not None:
+            self._child.poll()
+
+
+def started_at(pid: int) -> float | None:
+    """When a process began (seconds after boot on Linux, Unix time elsewhere); None when there is none.
+
+    With the pid it names a process for good: a recycled pid began at another time.
+    """
+    if Path("/proc/self/stat").exists():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return None if fields[0] == "Z" else int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    shown = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    words = shown.stdout.split()
+    return time.mktime(time.strptime(" ".join(words), "%a %b %d %H:%M:%S %Y")) if words else None
+
+
+def child_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for a process of ours: it finds the same code as this one, from whatever folder it is started."""
+    env = dict(os.environ if environ is None else environ)
+    root = str(Path(foundation.__file__).resolve().parents[1])
+    env["PYTHONPATH"] = os.pathsep.join(part for part in (root, env.get("PYTHONPATH", "")) if part)
+    return env
+
+
+async def _woken_at_end(pid: int) -> bool:
+    """Wait for the end of a process, child or not. False where the system cannot tell (it is no Linux)."""
+    if not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    return True

@@ -1,0 +1,192 @@
+"""The server pool: which swarm servers a study may use, who holds them, and whether they are fit.
+
+Servers are leased in SQL, so that two studies do not send runs to one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from foundation.clock import Clock, SystemClock
+from researcher.executor.errors import NoServersLeft, ServerUnfit
+from researcher.executor.local_server import LocalLimits, LocalProcess, LocalServer
+from researcher.store.errors import LeaseHeld, LeaseSuperseded
+from researcher.store.store import Store
+from swarm.client import Patience, SwarmClient
+from swarm.protocol.errors import SwarmError
+from swarm.protocol.status import Phase, ServerStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLimits:
+    """How long leases last, servers may boot, and may be unreachable before they count as lost."""
+
+    lease_s: float = 60.0
+    boot_s: float = 900.0
+    unreachable_s: float = 60.0
+    local: LocalLimits = field(default_factory=LocalLimits)
+
+
+class Server:
+    """One server that a study holds. `unfit` says why it can no longer be used."""
+
+    def __init__(self, url: str, swarm: SwarmClient, lease: int, *, owned: bool) -> None:
+        self.url = url
+        self.swarm = swarm
+        self.lease = lease
+        self.owned = owned
+        """Started by this study: nobody else's runs are on it."""
+        self.unfit: str | None = None
+
+    def check(self) -> None:
+        """Raises: ServerUnfit."""
+        if self.unfit is not None:
+            raise ServerUnfit(f"{self.url}: {self.unfit}")
+
+    async def ready(self, clock: Clock, limit_s: float) -> ServerStatus:
+        """The status once it is not booting any more. Raises: ServerUnfit when it failed, or takes too long."""
+        deadline = clock.monotonic() + limit_s
+        try:
+            async for status in self.swarm.statuses(wait_s=10.0):
+                self.check()
+                if status.phase is Phase.FAILED:
+                    raise ServerUnfit(f"{self.url}: {status.failed.reason if status.failed else 'its engine failed'}")
+                if status.phase is not Phase.BOOTING:
+                    return status
+                if clock.monotonic() >= deadline:
+                    break
+        except SwarmError as error:
+            raise ServerUnfit(str(error)) from error
+        raise ServerUnfit(f"{self.url} has been booting for {limit_s:.0f} s; look at its log")
+
+
+class ServerPool:
+    """An async context manager over the servers of one study: those given by url, or one started here.
+
+    holder: who holds the leases; the same text again (after a crash) gets them back at once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        holder: str,
+        *,
+        urls: Sequence[str] = (),
+        local: LocalServer | None = None,
+        at_most: int | None = None,
+        clock: Clock | None = None,
+        limits: PoolLimits | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        if bool(urls) == (local is not None):
+            raise ValueError("a pool needs either urls of servers, or one to start here")
+        self.clock = clock or SystemClock()
+        self._store = store
+        self._holder = holder
+        self._urls = [url.rstrip("/") for url in urls]
+        self._at_most = at_most
+        self._limits = limits or PoolLimits()
+        self._environ = dict(os.environ if environ is None else environ)
+        self._servers: list[Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._process = None
+        if local is not None:
+            self._process = LocalProcess(local, self.clock, self._limits.local, self._environ)
+
+    @property
+    def servers(self) -> list[Server]:
+        """Those that can be used."""
+        return [server for server in self._servers if server.unfit is None]
+
+    def reasons(self) -> str:
+        """Why the others cannot."""
+        return "; ".join(f"{server.url}: {server.unfit}" for server in self._servers if server.unfit is not None)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> list[Server]:
+        """Lease the servers, start our own where none was given, wait until they can take runs.
+
+        Raises: NoServersLeft, with the reason of each.
+        """
+        refused = []
+        try:
+            given: list[str | None] = [*self._urls] or [None]
+            for url in given:
+                if self._at_most is not None and len(self.servers) >= self._at_most:
+                    break
+                try:
+                    await self._add(url)
+                except (ServerUnfit, LeaseHeld) as error:
+                    refused.append(str(error))
+            if not self.servers:
+                raise NoServersLeft("; ".join(refused))
+        except BaseException:
+            await self.close()
+            raise
+        return self.servers
+
+    async def close(self, *, stop_local: bool = True) -> None:
+        """Give the servers back, and end our own (with `stop_local`); its state stays."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        for server in self._servers:
+            await server.swarm.close()
+            self._store.release_server(server.url, server.lease)
+        self._servers.clear()
+        if stop_local and self._process is not None:
+            await self._process.stop()
+
+    def discard_state(self) -> None:
+        """After a study: free the disk of what our own server kept. Raises: ServerUnfit while it runs."""
+        if self._process is not None:
+            self._process.discard_state()
+
+    async def _add(self, given: str | None) -> None:
+        """Lease a server and wait for it. given: None for our own."""
+        url = given if given is not None else await self._local().start()
+        lease = self._store.acquire_server(url, self._holder, self._limits.lease_s)
+        token = self._environ.get("SWARM_ADMIN_TOKEN") or self._environ.get("SWARM_TOKEN")
+        patience = Patience(connect_s=self._limits.unreachable_s, later_s=self._limits.unreachable_s)
+        swarm = SwarmClient(url, token, client_id=self._holder, patience=patience, clock=self.clock)
+        server = Server(url, swarm, lease, owned=given is None)
+        self._servers.append(server)
+        self._tasks.append(asyncio.create_task(self._keep_lease(server)))
+        if server.owned:
+            self._tasks.append(asyncio.create_task(self._keep_alive(server)))
+        try:
+            await server.ready(self.clock, self._limits.boot_s)
+        except ServerUnfit as error:
+            server.unfit = str(error)
+            raise
+
+    def _local(self) -> LocalProcess:
+        if self._process is None:
+            raise NoServersLeft("no server was given, and none is to be started here")
+        return self._process
+
+    async def _keep_lease(self, server: Server) -> None:
+        while True:
+            await self.clock.sleep(self._limits.lease_s / 3)
+            try:
+                self._store.renew_server(server.url, server.lease, self._limits.lease_s)
+            except LeaseSuperseded as error:
+                server.unfit = str(error)
+                return
+
+    async def _keep_alive(self, server: Server) -> None:
+        server.unfit = await self._local().keep_alive(server.url)

@@ -1,0 +1,243 @@
+"""Runs the trials of a stage on a pool of servers, one per server at a time, each exactly once whatever dies meanwhile.
+
+    async with ServerPool(store, holder=f"study {study_id}", local=LocalServer(...)) as pool:
+        records = await Executor(store, pool, setup).run_trials(study_id, plan, trials, on_progress)
+
+`store` is the orchestrator's: fenced with its lease. A reconcile loop: SQL says what is intended, the servers and the
+berths of the clients say what is there; each round does what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from foundation.clock import Clock
+from researcher.executor.attempts import AttemptRun, Sight, TrialLimits
+from researcher.executor.blueprint import Setup, Work
+from researcher.executor.errors import AttemptFailed, NoServersLeft, ServerUnfit, StudyHalted
+from researcher.executor.processes import Berth
+from researcher.executor.servers import Server, ServerPool
+from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
+from researcher.store.store import Store
+
+_log = logging.getLogger(__name__)
+_OVER = (TrialStatus.DONE, TrialStatus.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a view is told whenever a trial moves. Times in seconds, of this call of `run_trials`."""
+
+    key: str
+    status: str
+    attempt: int
+    step: int
+    note: str
+    """The server's phase, or why the last attempt failed."""
+    curve: Sequence[tuple[int, float]]
+    """`reward_mean` by step."""
+    spent_s: float
+    left_s: float | None
+    """Until all of these trials are over, as far as can be told."""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class _Round:
+    """What is known of one call of `run_trials`."""
+
+    work: Work
+    on_progress: OnProgress
+    began: float
+    total: int
+    queue: list[str] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    durations: list[float] = field(default_factory=list)
+    over: int = 0
+    halted: bool = False
+
+
+class Executor:
+    """attempts: how often a trial is tried, in one call, before it is recorded as failed."""
+
+    def __init__(
+        self, store: Store, pool: ServerPool, setup: Setup, *, limits: TrialLimits | None = None, attempts: int = 3
+    ) -> None:
+        if attempts < 1:
+            raise ValueError(f"attempts must be at least 1, got {attempts}")
+        self._store = store
+        self._pool = pool
+        self._setup = setup
+        self._clock: Clock = pool.clock
+        self._limits = limits or TrialLimits()
+        self._attempts = attempts
+
+    async def run_trials(
+        self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress = lambda _: None
+    ) -> list[TrialRecord]:
+        """The same trials, in the same order, each done or failed with its reason.
+
+        Some are still planned only when a person asked for a stop (which ends what runs) or a pause (which lets it end).
+        Raises: NoServersLeft; OverBudget; InstrumentChanged; LeaseSuperseded when another process owns the study by now.
+        What was under way then goes on with the next call.
+        """
+        work = Work(study_id=study_id, plan=plan, setup=self._setup)
+        this = _Round(work, on_progress, began=self._clock.monotonic(), total=len(trials))
+        while not this.halted:
+            this.queue = await self._reconciled(work, trials)
+            this.over = this.total - len(this.queue)
+            if not this.queue:
+                break
+            if not self._pool.servers:
+                raise NoServersLeft(self._pool.reasons() or "the pool holds no server")
+            await self._all_servers(this)
+        return [self._store.trial(study_id, trial.key) for trial in trials]
+
+    async def _reconciled(self, work: Work, trials: Sequence[TrialRecord]) -> list[str]:
+        """Keys of the trials that are not over, those under way first. Attempts whose server is gone are ended."""
+        urls = {server.url for server in self._pool.servers}
+        under_way, planned = [], []
+        for trial in trials:
+            fresh = self._store.trial(work.study_id, trial.key)
+            if fresh.status in _OVER:
+                continue
+            attempt = self._open_attempt(work, trial.key)
+            if attempt is None:
+                planned.append(trial.key)
+                continue
+            under_way.append(trial.key)
+            if attempt.server_url not in urls:
+                await Berth(work.folder(fresh, attempt.number), self._clock).end(self._limits.grace_s)
+                reason = f"its server {attempt.server_url} is not in the pool any more"
+                self._store.fail_attempt(work.study_id, trial.key, reason)
+        return under_way + planned
+
+    async def _all_servers(self, this: _Round) -> None:
+        """One worker per server, until each has nothing more to do. The first error ends the others."""
+        workers = [asyncio.create_task(self._serve(this, server)) for server in self._pool.servers]
+        try:
+            await asyncio.gather(*workers)
+        except StudyHalted as halt:
+            _log.info("%s", halt)
+            this.halted = True
+        finally:
+            for worker in workers:
+                if not this.halted:
+                    worker.cancel()
+            ended = await asyncio.gather(*workers, return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, Exception) and not isinstance(outcome, StudyHalted):
+                raise outcome
+
+    async def _serve(self, this: _Round, server: Server) -> None:
+        """Trial after trial, until none is left for this server or it is unfit."""
+        while server.unfit is None:
+            key = self._next(this, server)
+            if key is None:
+                return
+            self._check_requests(this.work)
+            self._reserve(this.work, key)
+            began = self._clock.monotonic()
+            try:
+                await self._attempt(this, server, key)
+            except ServerUnfit as error:
+                _log.warning("%s", error)
+                server.unfit = server.unfit or str(error)
+            except AttemptFailed as error:
+                self._failed(this, key, str(error))
+            else:
+                this.durations.append(self._clock.monotonic() - began)
+                self._over(this, key, "")
+
+    async def _attempt(self, this: _Round, server: Server, key: str) -> None:
+        trial = self._store.trial(this.work.study_id, key)
+        this.curves[key] = []
+        self._tell(this, key, TrialStatus.SUBMITTED, 0, "")
+
+        def on_sight(sight: Sight) -> None:
+            this.curves[key] += [(step, value) for name, step, value in sight.fresh if name == "reward_mean"]
+            self._tell(this, key, TrialStatus.RUNNING, sight.step, sight.phase)
+
+        await AttemptRun(this.work, trial, server, self._store, self._clock, self._limits).carry_out(on_sight)
+
+    def _failed(self, this: _Round, key: str, reason: str) -> None:
+        this.failures[key] += 1
+        _log.warning("attempt %d at %s failed: %s", this.failures[key], key, reason)
+        if this.failures[key] < self._attempts:
+            this.queue.append(key)
+            self._tell(this, key, TrialStatus.PLANNED, 0, reason)
+            return
+        why = f"{this.failures[key]} attempts failed; the last: {reason}"
+        self._store.fail_trial(this.work.study_id, key, why[:4000])
+        self._over(this, key, why)
+
+    def _over(self, this: _Round, key: str, note: str) -> None:
+        self._spend(this.work, key)
+        this.over += 1
+        trial = self._store.trial(this.work.study_id, key)
+        this.curves[key] = trial.series.get("reward_mean", [])
+        self._tell(this, key, trial.status, len(this.curves[key]), note)
+
+    def _next(self, this: _Round, server: Server) -> str | None:
+        """The first trial that this server may take: one that is under way stays on its server."""
+        for key in this.queue:
+            attempt = self._open_attempt(this.work, key)
+            if attempt is None or attempt.server_url == server.url:
+                this.queue.remove(key)
+                return key
+        return None
+
+    def _open_attempt(self, work: Work, key: str) -> AttemptRecord | None:
+        attempts = self._store.attempts(work.study_id, key)
+        return attempts[-1] if attempts and attempts[-1].outcome == "open" else None
+
+    def _check_requests(self, work: Work) -> None:
+        study = self._store.study(work.study_id)
+        if study.stop_requested:
+            raise StudyHalted("stop")
+        if study.pause_requested:
+            raise StudyHalted("pause")
+
+    def _tell(self, this: _Round, key: str, status: TrialStatus, step: int, note: str) -> None:
+        attempts = self._store.attempts(this.work.study_id, key)
+        this.on_progress(
+            Progress(
+                key=key,
+                status=status,
+                attempt=len(attempts),
+                step=step,
+                note=note,
+                curve=tuple(this.curves[key]),
+                spent_s=self._clock.monotonic() - this.began,
+                left_s=self._left_s(this),
+            )
+        )
+
+    def _left_s(self, this: _Round) -> float:
+        """Trials that are not over at the pace of those that are; before the first, at the instrument's own guess."""
+        done, guess = this.durations, self._setup.instrument.defaults.trial_s
+        each_s = sum(done) / len(done) if done else guess
+        steps = {key: len(curve) / this.work.plan.steps for key, curve in this.curves.items()}
+        begun = sum(share for share in steps.values() if share < 1)
+        return max(0.0, each_s * (this.total - this.over - begun) / max(1, len(self._pool.servers)))
+
+    # -- budget: trials, where the study has one ----------------------------------------------------------------------
+
+    def _reserve(self, work: Work, key: str) -> None:
+        """Raises: OverBudget."""
+        if self._budgeted(work):
+            self._store.reserve(work.study_id, "trials", key, 1)
+
+    def _spend(self, work: Work, key: str) -> None:
+        if self._budgeted(work):
+            self._store.spend(work.study_id, "trials", key, 1)
+
+    def _budgeted(self, work: Work) -> bool:
+        return any(budget.kind == "trials" for budget in self._store.budget(work.study_id))
