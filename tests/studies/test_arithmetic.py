@@ -77,7 +77,7 @@ def test_what_is_no_split_or_no_number_of_digits_is_refused(split: workflow.Spli
         ("", 0.0),
     ],
 )
-def test_a_bare_number_is_worth_more_than_a_sentence_that_ends_in_it(answer: str, reward: float) -> None:
+def test_an_answer_counts_when_its_last_number_is_the_sum(answer: str, reward: float) -> None:
     assert score(answer, 8) == reward
 
 
