@@ -60,7 +60,7 @@ class Wire:
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=4.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=30.0),
             timeout=httpx.Timeout(30.0, connect=5.0, pool=None),
             trust_env=not _is_loopback(self.url),
             transport=transport,

@@ -1,0 +1,343 @@
+"""The client of one server: typed refusals, retries, keys, episodes that end or abort, and what importing it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+import swarm.client
+from foundation.clock import ManualClock
+from foundation.ids import SeededIds
+from swarm.client import (
+    EpisodeUnfinished,
+    LeaseLost,
+    NotASwarmServer,
+    NotRolling,
+    OverLimit,
+    Patience,
+    RunSpec,
+    ServerUnreachable,
+    SwarmClient,
+)
+from swarm.protocol.episodes import EpisodeClaim
+from swarm.protocol.errors import ErrorCode, Refusal
+from tests.fakes.swarm_stub import RUN, SwarmStub
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[3]
+
+
+class RushedClock(ManualClock):
+    """Sleeping takes no time, and is remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+
+class PatientClock(ManualClock):
+    """For renewals: sleepers wake when a test advances it."""
+
+
+def client(stub: SwarmStub, *, clock: ManualClock | None = None, patience: Patience | None = None) -> SwarmClient:
+    return SwarmClient(
+        "http://stub",
+        client_id="c-1",
+        transport=stub.transport(),
+        clock=clock or RushedClock(),
+        ids=SeededIds(1),
+        patience=patience,
+    )
+
+
+def claim(**fields: object) -> EpisodeClaim:
+    return EpisodeClaim.model_validate({"run_id": RUN, "client_id": "c-1", "task_id": "t", **fields})
+
+
+# -- refusals and retries ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NOT_ROLLING, ErrorCode.DRAINING, ErrorCode.MIX_FULL])
+async def test_a_claim_is_tried_again_when_the_code_says_later_and_waits_as_long_as_it_says(code: ErrorCode) -> None:
+    stub = SwarmStub(before=[(":claim", Refusal(code, "the text says: lease_lost, give up", retry_after_s=7.0))])
+    clock = RushedClock()
+    async with client(stub, clock=clock) as swarm:
+        grant = await swarm.claim(claim())
+    assert grant.episode_id == "ep-0"
+    (pause,) = clock.slept
+    assert 0.75 * 7 <= pause <= 1.25 * 7
+
+
+async def test_patience_with_a_server_that_says_later_ends_with_its_own_refusal() -> None:
+    stub = SwarmStub(before=[(":claim", Refusal(ErrorCode.NOT_ROLLING, "booting", retry_after_s=4.0))] * 10)
+    async with client(stub, patience=Patience(later_s=10.0)) as swarm:
+        with pytest.raises(NotRolling) as caught:
+            await swarm.claim(claim())
+    assert caught.value.retry_after_s == 4.0
+    assert 2 <= len(stub.requests) <= 5
+
+
+@pytest.mark.parametrize("code", set(ErrorCode) - {ErrorCode.NOT_ROLLING, ErrorCode.DRAINING, ErrorCode.MIX_FULL})
+async def test_every_other_code_is_raised_at_once_as_its_own_type(code: ErrorCode) -> None:
+    stub = SwarmStub(before=[(":claim", Refusal(code, "no", run_id="r"))])
+    async with client(stub) as swarm:
+        with pytest.raises(Refusal) as caught:
+            await swarm.claim(claim())
+    assert type(caught.value).__name__ == code.title().replace("_", "")
+    assert (caught.value.code, caught.value.fields) == (code, {"run_id": "r"})
+    assert len(stub.requests) == 1
+
+
+async def test_a_claim_whose_answer_was_lost_is_repeated_with_its_key_and_finds_the_same_episode() -> None:
+    stub = SwarmStub(lose=[":claim"])
+    async with client(stub) as swarm:
+        grant = await swarm.claim(claim())
+    assert grant.episode_id == "ep-0"
+    assert len(stub.episodes) == 1
+    first, again = (body["idempotency_key"] for _, _, body in stub.requests)
+    assert first == again is not None
+
+
+async def test_an_end_whose_answer_was_lost_is_repeated_and_stored_once() -> None:
+    stub = SwarmStub(lose=[":end"])
+    async with client(stub) as swarm:
+        async with swarm.episode(task_id="t") as episode:
+            episode.end(reward=1.0)
+        assert episode.receipt is not None
+        assert episode.receipt.status == "already_ended"
+    assert stub.by_state() == {"ended": 1}
+
+
+async def test_a_server_that_is_away_is_waited_for_with_growing_pauses() -> None:
+    away = httpx.ConnectError("refused")
+    stub = SwarmStub(before=[("/status", away)] * 4)
+    clock = RushedClock()
+    async with client(stub, clock=clock) as swarm:
+        await swarm.status()
+    assert len(clock.slept) == 4
+    assert clock.slept[-1] > 3 * clock.slept[0]
+
+
+async def test_a_server_that_stays_away_is_an_error_that_says_what_to_do() -> None:
+    stub = SwarmStub(before=[("/status", httpx.ConnectError("refused"))] * 1000)
+    async with client(stub, patience=Patience(connect_s=20.0)) as swarm:
+        with pytest.raises(ServerUnreachable, match="swarm serve"):
+            await swarm.status()
+
+
+async def test_a_patch_whose_answer_was_lost_is_not_sent_twice() -> None:
+    stub = SwarmStub(lose=["/runs/"])
+    async with client(stub) as swarm:
+        with pytest.raises(ServerUnreachable):
+            await swarm.patch_run(RUN, {"max_staleness": 0}, config_version=1)
+    assert [method for method, _, _ in stub.requests] == ["PATCH"]
+
+
+async def test_an_answer_of_something_else_is_not_taken_for_a_server() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(404, text="<html>"))
+    async with SwarmClient("http://elsewhere", transport=transport) as swarm:
+        with pytest.raises(NotASwarmServer, match="404"):
+            await swarm.status()
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8642", "ftp://host", "http://", "http://host:port"])
+async def test_what_is_no_url_is_refused_before_anything_is_sent(url: str) -> None:
+    with pytest.raises(NotASwarmServer, match="http://"):
+        SwarmClient(url)
+
+
+async def test_the_token_travels_as_a_bearer_and_nowhere_else() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(500, text="")
+
+    async with SwarmClient("http://x", "swt_secret", transport=httpx.MockTransport(answer)) as swarm:
+        with pytest.raises(NotASwarmServer) as caught:
+            await swarm.status()
+    assert seen[0].headers["authorization"] == "Bearer swt_secret"
+    assert "swt_secret" not in f"{caught.value} {seen[0].url}"
+
+
+async def test_a_ledger_is_read_page_after_page() -> None:
+    stub = SwarmStub(page_size=2)
+    async with client(stub) as swarm:
+        for number in range(5):
+            async with swarm.episode(task_id=f"t-{number}", run_id=RUN) as episode:
+                episode.end(reward=0.0)
+        assert [entry.task_id async for entry in swarm.ledger()] == [f"t-{number}" for number in range(5)]
+    assert len(stub.paths("/ledger")) == 3
+
+
+async def test_starting_a_run_answers_with_its_report() -> None:
+    async with client(SwarmStub()) as swarm:
+        run = await swarm.start_run(RunSpec(), idempotency_key="k")
+    assert (run.run_id, run.status) == (RUN, "running")
+
+
+# -- episodes ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_result_that_was_handed_in_without_await_is_stored_when_the_block_is_left() -> None:
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        async with swarm.episode(task_id="t-17") as episode:
+            assert (episode.base_url, episode.api_key) == ("http://stub/v1", "swk_ep-0")
+            episode.end(reward=0.5, metrics={"turns": 3})
+            assert stub.paths(":end") == []
+        assert episode.receipt is not None
+        assert episode.receipt.status == "pooled"
+
+
+async def test_an_awaited_end_is_stored_at_once_and_only_once() -> None:
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        async with swarm.episode(task_id="t") as episode:
+            receipt = await episode.end(reward=1.0)
+            assert receipt.status == "pooled"
+        assert episode.receipt == receipt
+    assert len(stub.paths(":end")) == 1
+
+
+async def test_an_exception_aborts_the_episode_with_its_type_and_message_but_no_key_of_ours() -> None:
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        with pytest.raises(RuntimeError):  # noqa: PT012 - the block is the point
+            async with swarm.episode(task_id="t") as episode:
+                episode.end(reward=1.0)
+                raise RuntimeError(f"boom with {episode.api_key}")
+    assert stub.episodes["ep-0"].detail == "RuntimeError: boom with [redacted]"
+    assert stub.paths(":end") == []
+
+
+async def test_a_block_that_is_left_without_a_reward_is_no_success() -> None:
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        with pytest.raises(EpisodeUnfinished):
+            async with swarm.episode(task_id="t"):
+                pass
+    assert stub.by_state() == {"aborted": 1}
+
+
+async def test_a_cancelled_block_aborts_its_episode() -> None:
+    stub, inside = SwarmStub(), asyncio.Event()
+
+    async def hold(swarm: SwarmClient) -> None:
+        async with swarm.episode(task_id="t"):
+            inside.set()
+            await asyncio.Event().wait()
+
+    async with client(stub, clock=PatientClock()) as swarm:
+        holding = asyncio.create_task(hold(swarm))
+        await inside.wait()
+        holding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holding
+    assert stub.by_state() == {"aborted": 1}
+
+
+async def test_an_abort_that_fails_does_not_hide_why_the_block_was_left() -> None:
+    stub = SwarmStub(before=[(":abort", Refusal(ErrorCode.ENGINE_FAILED, "down"))])
+    async with client(stub) as swarm:
+        with pytest.raises(ZeroDivisionError):
+            async with swarm.episode(task_id="t"):
+                raise ZeroDivisionError
+
+
+async def test_a_reward_under_a_lost_lease_is_refused_aloud() -> None:
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        with pytest.raises(LeaseLost):  # noqa: PT012 - the block is the point
+            async with swarm.episode(task_id="t") as episode:
+                stub.episodes["ep-0"].state = "dropped"
+                episode.end(reward=1.0)
+        assert episode.receipt is None
+
+
+async def test_a_lease_is_renewed_while_its_block_is_alive_and_not_after() -> None:
+    stub, clock = SwarmStub(), PatientClock()
+    async with client(stub, clock=clock) as swarm:
+        async with swarm.episode(task_id="t", idle_limit_s=90) as episode:
+            for _ in range(3):
+                await settle()
+                clock.advance(30)
+            await settle()
+            assert len(stub.paths(":renew")) == 3
+            episode.end(reward=0.0)
+        clock.advance(300)
+        await settle()
+    assert len(stub.paths(":renew")) == 3
+
+
+async def test_an_episode_learns_that_its_lease_is_lost() -> None:
+    stub, clock = SwarmStub(), PatientClock()
+    async with client(stub, clock=clock) as swarm:
+        with pytest.raises(LeaseLost):  # noqa: PT012 - the block is the point
+            async with swarm.episode(task_id="t", idle_limit_s=90) as episode:
+                await settle()
+                stub.episodes["ep-0"].state = "dropped"
+                clock.advance(30)
+                await episode.lost.wait()
+                episode.end(reward=0.0)
+
+
+async def settle() -> None:
+    """Let everything that can run, run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_run_that_is_over_refuses_train_claims_with_over_limit() -> None:
+    async with client(SwarmStub(train_limit=0)) as swarm:
+        with pytest.raises(OverLimit):
+            await swarm.claim(claim())
+
+
+# -- surface and weight -----------------------------------------------------------------------------------------------
+
+
+def test_the_public_surface_is_this() -> None:
+    methods = {name for name in vars(SwarmClient) if not name.startswith("_")}
+    assert methods == {
+        "url", "close", "status", "statuses", "start_run", "run", "patch_run", "stop_run", "checkpoint", "ledger", "entry",
+        "trace", "tasks", "claim", "end", "abort", "renew", "current_run_id", "episode", "run_tasks",
+    }  # fmt: skip
+    assert set(swarm.client.__all__) == {
+        "ConfigConflict", "CrewReport", "Draining", "EngineFailed", "Episode", "EpisodeUnfinished", "ErrorCode", "Forbidden",
+        "IdempotencyConflict", "InvalidSpec", "LeaseLost", "MixFull", "NotASwarmServer", "NotFound", "NotRolling", "Outcome",
+        "OverLimit", "Patience", "Refusal", "Rollout", "RolloutsFailing", "RunSpec", "ServerBusy", "ServerUnreachable",
+        "StorageFull", "SwarmClient", "SwarmError", "Task", "TaskStream", "TryLater", "Unauthorized", "WorkflowFault",
+    }  # fmt: skip
+    for name in swarm.client.__all__:
+        assert hasattr(swarm.client, name)
+
+
+def test_the_synchronous_twin_has_the_same_surface() -> None:
+    from swarm.client import sync
+
+    methods = {name for name in vars(SwarmClient) if not name.startswith("_")}
+    assert {name for name in vars(sync.SwarmClient) if not name.startswith("_")} == methods | {"client_id"}
+
+
+@pytest.mark.parametrize("module", ["swarm.client", "swarm.client.sync", "swarm.client.trial"])
+def test_a_client_process_starts_in_under_a_second_and_loads_nothing_heavy(module: str) -> None:
+    heavy = ("torch", "vllm", "transformers", "fastapi", "starlette", "openai", "numpy", "langgraph", "sqlalchemy")
+    code = f"import sys, {module}; sys.exit(','.join(m for m in {heavy!r} if m in sys.modules) or 0)"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0

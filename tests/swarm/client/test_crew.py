@@ -1,0 +1,320 @@
+"""Many episodes at once: order, groups, retries, crashes of rollouts and of the client itself, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from foundation.clock import ManualClock
+from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task
+from swarm.client.errors import EngineFailed, NotFound
+from swarm.client.progress import ProgressLine
+from swarm.protocol.errors import ErrorCode
+from tests.fakes.swarm_stub import RUN, SwarmStub
+
+pytestmark = pytest.mark.anyio
+
+
+def tasks(count: int) -> list[Task]:
+    return [Task(f"t-{number}", f"question {number}") for number in range(count)]
+
+
+def endless() -> Iterator[Task]:
+    return (Task(f"t-{number}", "") for number in itertools.count())
+
+
+def client(
+    stub: SwarmStub, client_id: str = "c-1", version: str = "0", clock: ManualClock | None = None
+) -> SwarmClient:
+    return SwarmClient(
+        "http://stub",
+        client_id=client_id,
+        client_version=version,
+        transport=stub.transport(),
+        clock=clock or ManualClock(),
+    )
+
+
+async def right(episode: Episode, task: Task) -> Outcome:
+    await asyncio.sleep(0)
+    return Outcome(reward=1.0, success=True, metrics={"turns": 1.0})
+
+
+async def test_each_task_gets_group_size_episodes_claimed_in_task_order() -> None:
+    stub = SwarmStub(group_size=3)
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(5), right, concurrency=4)
+    assert (report.ended, report.run_over) == (15, False)
+    claimed = [body["task_id"] for _, path, body in stub.requests if path.endswith(":claim")]
+    assert claimed == [task.id for task in tasks(5) for _ in range(3)]
+    assert stub.by_state() == {"ended": 15}
+
+
+async def test_at_most_concurrency_rollouts_run_at_once_and_that_many_do() -> None:
+    running, most = 0, 0
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        running -= 1
+        return 1.0
+
+    async with client(SwarmStub()) as swarm:
+        await swarm.run_tasks(tasks(10), rollout, concurrency=5)
+    assert most == 5
+
+
+async def test_an_endless_stream_stops_cleanly_when_the_run_is_over() -> None:
+    stub = SwarmStub(train_limit=7)
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(endless(), right, concurrency=3)
+    assert report.run_over
+    assert stub.by_state()["ended"] == report.ended >= 7
+    assert stub.by_state()["running"] == 0
+
+
+async def test_a_stream_may_be_asynchronous() -> None:
+    async def stream() -> AsyncIterator[Task]:
+        for task in tasks(2):
+            yield task
+
+    async with client(SwarmStub()) as swarm:
+        assert (await swarm.run_tasks(stream(), right)).ended == 4
+
+
+async def test_evaluations_take_one_episode_of_each_task_unless_told_otherwise_and_carry_their_sampling() -> None:
+    seen: list[Any] = []
+
+    async def rollout(episode: Episode, task: Task) -> None:
+        seen.append(dict(episode.sampling))
+        episode.end(reward=0.0)
+
+    stub = SwarmStub(group_size=8)
+    async with client(stub) as swarm:
+        await swarm.run_tasks(tasks(3), rollout, kind="eval", sampling={"temperature": 0.0})
+        await swarm.run_tasks(tasks(3)[:1], rollout, kind="eval", episodes_per_task=4)
+    assert seen[0] == {"temperature": 0.0}
+    assert Counter(one.claim["task_id"] for one in stub.episodes.values()) == {"t-0": 4, "t-1": 1, "t-2": 1}
+
+
+async def test_one_crashing_rollout_costs_one_episode_and_its_traceback_is_in_the_ledger() -> None:
+    crashed = False
+
+    async def rollout(episode: Episode, task: Task) -> Outcome:
+        nonlocal crashed
+        if task.id == "t-1" and not crashed:
+            crashed = True
+            raise ValueError(f"bad answer, key {episode.api_key}")
+        return Outcome(reward=1.0)
+
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(3), rollout)
+    assert (report.ended, report.crashed, report.given_up) == (6, 1, 0)
+    assert stub.by_state() == {"ended": 6, "aborted": 1}
+    (detail,) = (one.detail for one in stub.episodes.values() if one.detail)
+    assert "Traceback" in detail
+    assert "ValueError: bad answer" in detail
+    assert "swk_" not in detail
+
+
+async def test_a_task_that_always_crashes_is_given_up_and_the_others_go_on() -> None:
+    async def rollout(episode: Episode, task: Task) -> float:
+        if task.id == "t-1":
+            raise ValueError
+        return 1.0
+
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(4), rollout, retries=1)
+    assert (report.ended, report.crashed, report.given_up) == (6, 4, 2)
+
+
+async def test_a_rollout_that_never_works_stops_the_crew_instead_of_spinning_for_ever() -> None:
+    async def rollout(episode: Episode, task: Task) -> float:
+        raise ValueError("no such tool")
+
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        with pytest.raises(RolloutsFailing, match="in a row"):
+            await swarm.run_tasks(endless(), rollout, concurrency=2)
+    assert stub.by_state()["running"] == 0
+
+
+@pytest.mark.parametrize("answer", [None, "good", float("nan")])
+async def test_a_rollout_that_answers_nonsense_has_crashed(answer: Any) -> None:
+    async def rollout(episode: Episode, task: Task) -> Any:
+        return answer
+
+    stub = SwarmStub(group_size=2)
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(1), rollout, retries=0)
+    assert (report.ended, report.crashed) == (0, 2)
+    assert stub.by_state() == {"aborted": 2}
+
+
+async def test_an_episode_whose_lease_was_lost_is_tried_again() -> None:
+    stub = SwarmStub()
+    unlucky = True
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        nonlocal unlucky
+        if unlucky:
+            unlucky = False
+            stub.episodes[episode.id].state = "dropped"
+            stub.episodes[episode.id].reason = "server_restarted"
+        return 1.0
+
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(2), rollout)
+    assert (report.ended, report.lost, report.crashed) == (4, 1, 0)
+
+
+async def test_a_rollout_whose_lease_is_lost_is_cancelled() -> None:
+    stub, clock = SwarmStub(group_size=2), ManualClock()
+    cancelled: list[str] = []
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        if cancelled or episode.id != "ep-0":
+            return 1.0
+        stub.episodes["ep-0"].state = "dropped"
+        try:
+            while True:
+                await asyncio.sleep(0)
+                clock.advance(1)
+        except asyncio.CancelledError:
+            cancelled.append(episode.id)
+            raise
+
+    async with client(stub, clock=clock) as swarm:
+        report = await swarm.run_tasks(tasks(1), rollout, idle_limit_s=60)
+    assert cancelled == ["ep-0"]
+    assert (report.ended, report.lost) == (2, 1)
+
+
+async def test_a_refusal_that_is_no_limit_ends_the_crew_with_itself_and_gives_its_episodes_back() -> None:
+    stub = SwarmStub()
+    started = 0
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        nonlocal started
+        started += 1
+        if started == 3:
+            stub.before.append((":claim", Refusal(ErrorCode.ENGINE_FAILED, "the engine failed")))
+            return 1.0
+        await asyncio.Event().wait()
+        return 0.0
+
+    async with client(stub) as swarm:
+        with pytest.raises(EngineFailed):
+            await swarm.run_tasks(endless(), rollout, concurrency=4)
+    assert stub.by_state()["running"] == 0
+
+
+async def test_without_a_run_there_is_an_error_that_says_so() -> None:
+    async with client(SwarmStub()) as swarm:
+        with pytest.raises(NotFound):
+            await swarm.run_tasks(tasks(1), right, run_id="run-9")
+
+
+# -- after a crash of the client --------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing is said to the server any more."""
+
+
+async def die_while_holding(stub: SwarmStub, after: int, concurrency: int = 4) -> None:
+    """Run a crew whose process vanishes once `after` episodes ended, with others open."""
+    deaf = SwarmStub.transport(stub)
+    ended = 0
+    dying = asyncio.Event()
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        nonlocal ended
+        if ended >= after:
+            dying.set()
+            await asyncio.Event().wait()
+        ended += 1
+        return 1.0
+
+    swarm = SwarmClient("http://stub", client_id="c-1", transport=deaf, clock=ManualClock())
+    working = asyncio.create_task(swarm.run_tasks(tasks(4), rollout, concurrency=concurrency))
+    await dying.wait()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    stub.before = [(":abort", Refusal(ErrorCode.LEASE_LOST, "nobody hears the dead"))] * concurrency
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    stub.before = []
+    await swarm.close()
+
+
+@pytest.mark.parametrize("after", [0, 1, 4, 7])
+async def test_a_restarted_client_goes_on_where_it_stopped_and_frees_what_it_left_open(after: int) -> None:
+    stub = SwarmStub(group_size=3)
+    await die_while_holding(stub, after)
+    left_open = stub.by_state()["running"]
+    assert left_open >= 3
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(4), right, concurrency=4)
+    assert report.resumed == after
+    assert report.ended == 12 - after
+    assert stub.by_state() == {"ended": 12, "aborted": left_open}
+    assert Counter(one.claim["task_id"] for one in stub.episodes.values() if one.state == "ended") == {
+        task.id: 3 for task in tasks(4)
+    }
+
+
+async def test_a_task_that_comes_again_later_in_the_stream_counts_again() -> None:
+    stub = SwarmStub(group_size=2)
+    stream = [Task("a", ""), Task("b", ""), Task("a", "")]
+    async with client(stub) as swarm:
+        await swarm.run_tasks(stream[:1], right)
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(stream, right)
+    assert (report.resumed, report.ended) == (2, 4)
+
+
+async def test_leases_of_another_version_of_the_code_are_left_to_run_out() -> None:
+    stub = SwarmStub(group_size=2)
+    await die_while_holding(stub, 0)
+    left_open = stub.by_state()["running"]
+    async with client(stub, version="1") as swarm:
+        report = await swarm.run_tasks(tasks(4), right)
+    assert report.ended == 8
+    assert stub.by_state()["running"] == left_open
+
+
+async def test_another_client_does_not_count_on_this_ones_episodes() -> None:
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        await swarm.run_tasks(tasks(2), right)
+    async with client(stub, client_id="c-2") as swarm:
+        assert (await swarm.run_tasks(tasks(2), right)).resumed == 0
+    assert stub.episodes["ep-0"].claim["run_id"] == RUN
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_progress_line_says_how_far_how_good_and_how_fast() -> None:
+    clock, stream = ManualClock(), io.StringIO()
+    line = ProgressLine("train", total=4, clock=clock, stream=stream, done=1)
+    clock.advance(2)
+    line.ended(1.0)
+    line.ended(0.0)
+    line.crashed()
+    assert line.text() == "train  [###############.....] 3/4  reward 0.500  1.0/s  1 crashed"
+    line.close()
+    assert stream.getvalue().endswith("\n")
