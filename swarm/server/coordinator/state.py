@@ -121,6 +121,9 @@ class BookState:
             state.groups.add(Group(row=row, rules=run.specs[row.config_version].batch))
         for episode in snapshot.episodes:
             state._take_in(episode, live.get(episode.episode_id))
+        # Only now, with every slot accounted for, may closing one episode decide about its group.
+        for lost in [taken for taken in state.live.values() if taken.row.episode_id not in live]:
+            state.close(lost, DropReason.SERVER_RESTARTED)
         for group in state.groups:
             state.settle(group)
         return state
@@ -141,7 +144,6 @@ class BookState:
         taken.row, taken.cached_entry = row, None
         self.live[row.episode_id] = taken
         if live is None:
-            self.close(taken, DropReason.SERVER_RESTARTED)
             return
         self.deadlines.add(live.deadline if not live.calls_open else now + live.idle_limit_s, row.episode_id)
         if live.claim_key is not None:
