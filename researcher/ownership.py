@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from foundation.clock import Clock
 from researcher.executor.processes import started_at
-from researcher.store.errors import LeaseHeld
 from researcher.store.store import Store
 
 LEASE_S = 60.0
@@ -35,24 +34,45 @@ def is_dead(owner: str) -> bool:
 async def owned(store: Store, study_id: str, clock: Clock) -> AsyncIterator[Store]:
     """The store for the study's owner, while the lease is held and renewed. The body is cancelled when the lease is lost.
 
-    Raises: LeaseHeld when a living process owns the study.
+    Raises: LeaseHeld when a living process owns the study; LeaseSuperseded (or another StoreError) when it was lost.
     """
-    holder = store.lease(study_id)
-    dead = holder.owner if holder is not None and is_dead(holder.owner) else None
-    token = store.acquire_lease(study_id, this_process(), LEASE_S, dead_owner=dead)
+    token = _acquire(store, study_id)
+    working = asyncio.current_task()
+    renewing = asyncio.create_task(_renew(store, study_id, token, clock))
+
+    def give_up(task: asyncio.Task[None]) -> None:
+        if working is not None and not task.cancelled():
+            working.cancel()
+
+    renewing.add_done_callback(give_up)
     try:
-        async with asyncio.TaskGroup() as group:
-            renewing = group.create_task(_renew(store, study_id, token, clock))
-            yield store.fenced(study_id, token)
-            renewing.cancel()
+        yield store.fenced(study_id, token)
+    except asyncio.CancelledError:
+        if renewing.done() and not renewing.cancelled():
+            renewing.result()
+        raise
+    finally:
+        renewing.cancel()
+        store.release_lease(study_id, token)
+
+
+@contextlib.contextmanager
+def owned_now(store: Store, study_id: str) -> Iterator[Store]:
+    """The same for a short write, without renewal."""
+    token = _acquire(store, study_id)
+    try:
+        yield store.fenced(study_id, token)
     finally:
         store.release_lease(study_id, token)
+
+
+def _acquire(store: Store, study_id: str) -> int:
+    holder = store.lease(study_id)
+    dead = holder.owner if holder is not None and is_dead(holder.owner) else None
+    return store.acquire_lease(study_id, this_process(), LEASE_S, dead_owner=dead)
 
 
 async def _renew(store: Store, study_id: str, token: int, clock: Clock) -> None:
     while True:
         await clock.sleep(_RENEW_S)
         await asyncio.to_thread(store.renew_lease, study_id, token, LEASE_S)
-
-
-__all__ = ["LEASE_S", "LeaseHeld", "is_dead", "owned", "this_process"]

@@ -76,6 +76,11 @@ class Conclusions(Sessions):
             session.add(EventRow(study_id=study_id, at=self._clock.now(), kind="report", detail=dict(files)))
             self._tell(session, study_id, "report", study_id)
 
+    def report_files(self, study_id: str) -> dict[str, str]:
+        """Where the newest report's files are; empty before there is one."""
+        reports = [event.detail for event in self.events(study_id, limit=100_000, kind="report")]
+        return {str(name): str(path) for name, path in reports[-1].items()} if reports else {}
+
     # -- findings -----------------------------------------------------------------------------------------------------
 
     def save_findings(self, study_id: str, findings: Iterable[Finding]) -> None:

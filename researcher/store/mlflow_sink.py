@@ -81,6 +81,11 @@ class MlflowSink:
             sent += len(messages)
         return sent
 
+    def page(self, study_id: str) -> str:
+        """The study's page in MLflow's UI, below its address."""
+        client, _ = self._open()
+        return f"#/experiments/{self._study(client, study_id).experiment_id}"
+
     def _open(self) -> tuple[Any, tuple[type[Exception], ...]]:
         # Bounded, so that an MLflow server that is away is noticed in seconds; and nothing is reported to its makers.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -146,7 +151,7 @@ class MlflowSink:
     def _note(self, study: _Study) -> str:
         lines = [study.record.topic, "", f"Status: {study.record.status}"]
         lines += [f"- {verdict.hypothesis}: {verdict.verdict}" for verdict in self._store.verdicts(study.record.id)]
-        lines += [f"Report ({name}): {path}" for name, path in self._report_files(study.record.id).items()]
+        lines += [f"Report ({name}): {path}" for name, path in self._store.report_files(study.record.id).items()]
         return "\n".join(lines)
 
     def _send_stage(self, client: Any, study: _Study, stage: str) -> None:
@@ -194,15 +199,11 @@ class MlflowSink:
 
     def _send_report(self, client: Any, study: _Study) -> None:
         run_id = self._run(client, study, "report", "report", study.record.created_at, {})
-        for path in self._report_files(study.record.id).values():
+        for path in self._store.report_files(study.record.id).values():
             if Path(path).is_file():
                 client.log_artifact(run_id, path)
         client.set_terminated(run_id, "FINISHED")
         self._send_study(client, study)
-
-    def _report_files(self, study_id: str) -> dict[str, str]:
-        reports = [event.detail for event in self._store.events(study_id, kind="report")]
-        return {str(name): str(path) for name, path in reports[-1].items()} if reports else {}
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 

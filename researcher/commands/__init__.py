@@ -1,0 +1,62 @@
+"""What each command does. `run` finds it, turns errors raised on purpose into one line, and answers with the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+
+from foundation.commandline import UsageError
+from foundation.logs import redact
+from researcher.executor.errors import ExecutorError
+from researcher.planner.refusals import PlanningRefused
+from researcher.store.errors import OverBudget, StoreError
+from swarm.protocol.errors import SwarmError
+
+DONE, FAILED, USAGE, WAITING, OUT_OF_BUDGET = 0, 1, 2, 3, 4
+
+_HOMES = {
+    "start": "study",
+    "resume": "study",
+    "list": "look",
+    "status": "look",
+    "watch": "look",
+    "show": "look",
+    "stop": "look",
+    "instruments": "look",
+    "report": "documents",
+    "verify": "documents",
+    "ui": "machine",
+    "doctor": "machine",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one parsed command."""
+    home = importlib.import_module(f"researcher.commands.{_HOMES[args.command]}")
+    try:
+        return int(getattr(home, f"{args.command}_command")(args))
+    except (UsageError, PlanningRefused) as error:
+        return _fail(args, error, USAGE)
+    except OverBudget as error:
+        return _fail(args, error, OUT_OF_BUDGET)
+    except (StoreError, ExecutorError, SwarmError) as error:
+        return _fail(args, error, FAILED)
+    except OSError as error:  # a full disk, a home that cannot be written: the system's own words say which
+        return _fail(args, error, FAILED)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; `researcher resume` goes on\n")
+        return 130
+    except BrokenPipeError:
+        return DONE
+
+
+def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:
+    text = redact(str(error).strip())
+    if getattr(args, "json", False):
+        near = list(getattr(error, "nearest", []))
+        sys.stderr.write(json.dumps({"error": text, "nearest": near}) + "\n")
+    else:
+        sys.stderr.write(f"researcher {args.command}: {text}\n")
+    return code

@@ -1,0 +1,44 @@
+"""`researcher report` and `researcher verify`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from researcher.commands import DONE, FAILED
+from researcher.commands.home import open_home, say, say_json
+from researcher.conduct import report
+from researcher.ownership import owned_now
+from researcher.report.verify import verify
+
+
+def report_command(args: argparse.Namespace) -> int:
+    """Write the report again from the records."""
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    with owned_now(home.store, study_id) as store:
+        folder = report(store, study_id, home.studies)
+    files = {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
+    if args.json:
+        say_json({"study": study_id, **files})
+    else:
+        say(Path(files["markdown"]).read_text())
+        say(f"{files['markdown']}\n{files['html']}")
+    return DONE
+
+
+def verify_command(args: argparse.Namespace) -> int:
+    """Recompute every claim; 1 and the claim's name on a difference."""
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    claims = home.store.claims(study_id)
+    differences = verify(home.store.study_data(study_id), claims, home.store.report_files(study_id))
+    if args.json:
+        rows = [difference.model_dump() for difference in differences]
+        say_json({"study": study_id, "claims": len(claims), "differences": rows})
+    else:
+        for difference in differences:
+            say(str(difference))
+        verdict = f"{len(differences)} differ" if differences else "all recompute"
+        say(f"{study_id}: {len(claims)} claims, {verdict}")
+    return FAILED if differences else DONE

@@ -1,0 +1,41 @@
+"""Where this person's records are, and how a command speaks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foundation.paths import user_data_dir
+from researcher.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The user data directory, and the store over its (or another) database."""
+
+    root: Path
+    store: Store
+
+    @property
+    def studies(self) -> Path:
+        """A folder per study: trials, report, its own server's state."""
+        return self.root / "studies"
+
+
+def open_home() -> Home:
+    """Raises: StoreError when the database cannot be used."""
+    root = user_data_dir()
+    root.mkdir(parents=True, exist_ok=True)
+    return Home(root, Store.open())
+
+
+def say(text: str = "") -> None:
+    """One line on standard output."""
+    sys.stdout.write(text + "\n")
+
+
+def say_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

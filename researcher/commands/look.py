@@ -1,0 +1,193 @@
+"""Commands that look: list, status, watch, show, instruments; and `stop`, which leaves a wish."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from datetime import UTC, datetime
+
+from researcher.commands import DONE, FAILED, WAITING
+from researcher.commands.home import Home, open_home, say, say_json
+from researcher.models import Plan, StudyRecord, StudyStatus, TrialRecord
+from researcher.ownership import is_dead
+from researcher.planner.instruments import available
+from researcher.store.errors import NotFound
+from researcher.view import sparkline
+
+_LOOK_EVERY_S = 2.0
+_OVER = (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
+
+
+def list_command(args: argparse.Namespace) -> int:
+    """Every study, newest first."""
+    studies = open_home().store.studies()
+    if args.json:
+        say_json([study.model_dump(mode="json") for study in studies])
+        return DONE
+    for study in studies:
+        say(f"{study.id}  {study.status:8}  {_when(study.created_at)}  {study.topic}")
+    if not studies:
+        say('no studies yet; begin with `researcher start --topic "..."`')
+    return DONE
+
+
+def status_command(args: argparse.Namespace) -> int:
+    """How a study is doing: its trials, decisions, verdicts, and who works on it."""
+    home = open_home()
+    study = home.store.study(home.store.resolve_study(args.study))
+    if args.json:
+        say_json(_as_json(home, study))
+    else:
+        for line in _as_lines(home, study):
+            say(line)
+    return _exit_code(study)
+
+
+def watch_command(args: argparse.Namespace) -> int:
+    """Print what changes until the study ends, or nobody works on it any more."""
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    shown = 0
+    while True:
+        events = home.store.events(study_id, after=shown)
+        for event in events:
+            say_json(event.model_dump(mode="json")) if args.json else say(
+                f"{_when(event.at)}  {event.kind}  {event.detail}"
+            )
+            shown = event.seq
+        study = home.store.study(study_id)
+        if study.status in _OVER:
+            return status_command(args)
+        if _worker(home, study_id) is None:
+            say(f"nobody works on {study_id}; `researcher resume {study_id}` goes on with it")
+            return WAITING
+        time.sleep(_LOOK_EVERY_S)
+
+
+def show_command(args: argparse.Namespace) -> int:
+    """A study's plan, or one trial with its blueprint."""
+    home = open_home()
+    if "/" in args.what:
+        return _show_trial(home, args)
+    plan = home.store.plan(home.store.resolve_study(args.what))
+    if args.json:
+        say_json({"hash": plan.digest(), **plan.model_dump(mode="json")})
+    else:
+        for line in plan_lines(plan):
+            say(line)
+    return DONE
+
+
+def stop_command(args: argparse.Namespace) -> int:
+    """Leave the wish to stop; whoever works on the study ends what runs and stops."""
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    study = home.store.study(study_id)
+    if study.status in _OVER:
+        say(f"{study_id} is {study.status} already")
+        return DONE
+    home.store.request_stop(study_id)
+    working = _worker(home, study_id)
+    say(f"{study_id}: asked {working} to stop" if working else f"{study_id}: nobody works on it; it stays where it is")
+    return DONE
+
+
+def instruments_command(args: argparse.Namespace) -> int:
+    """What can be asked."""
+    found = [each.instrument for each in available()]
+    if args.json:
+        say_json([instrument.model_dump(mode="json") for instrument in found])
+        return DONE
+    for instrument in found:
+        say(f"{instrument.name} {instrument.version}: {instrument.title} ({instrument.model})")
+        for factor in instrument.factors:
+            bounds = f"{factor.low:g} to {factor.high:g}" if factor.low is not None and factor.high is not None else ""
+            say(f"    factor  {factor.name:18} {bounds:18} default {factor.default!s:8} {factor.description}")
+        for metric in instrument.metrics:
+            say(f"    metric  {metric.name:18} {metric.direction:18} margin {metric.margin:<9g} {metric.description}")
+    return DONE
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """A plan as a person reads it."""
+    lines = [
+        f"question    {plan.question}",
+        f"hash        {plan.digest()}  (version {plan.version}, planner {plan.planner})",
+        f"instrument  {plan.instrument} {plan.instrument_version}, model {plan.model.name}, {plan.steps} steps a trial",
+    ]
+    lines += [f"arm         {arm.name}: {', '.join(f'{k}={v}' for k, v in arm.levels.items())}" for arm in plan.arms]
+    for hypothesis in plan.hypotheses:
+        lines.append(f"{hypothesis.id:11} {hypothesis.statement}")
+        lines.append(f"            {hypothesis.metric}, margin {hypothesis.margin:g}, alpha {hypothesis.alpha:g}")
+    for stage in plan.stages:
+        lines.append(
+            f"stage       {stage.id}: {', '.join(stage.arms)}; {stage.seeds} to {stage.max_seeds} seeds per arm"
+        )
+    lines += [f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches]
+    lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
+    lines.append(f"budget      {plan.budget.trials} trials, {plan.budget.wall_s / 60:.0f} min")
+    return lines
+
+
+def _show_trial(home: Home, args: argparse.Namespace) -> int:
+    for study in home.store.studies():
+        for trial in home.store.trials(study.id):
+            if trial.key == args.what:
+                attempts = home.store.attempts(study.id, trial.key)
+                say_json(
+                    {
+                        **trial.model_dump(mode="json"),
+                        "attempts": [attempt.model_dump(mode="json") for attempt in attempts],
+                    }
+                )
+                return DONE
+    raise NotFound(f"no trial has the key {args.what!r}; `researcher status` prints the keys")
+
+
+def _as_json(home: Home, study: StudyRecord) -> dict[str, object]:
+    trials = home.store.trials(study.id)
+    return {
+        **study.model_dump(mode="json"),
+        "worker": _worker(home, study.id),
+        "trials": [trial.model_dump(mode="json", exclude={"series", "evidence"}) for trial in trials],
+        "verdicts": [record.model_dump(mode="json") for record in home.store.verdicts(study.id)],
+    }
+
+
+def _as_lines(home: Home, study: StudyRecord) -> list[str]:
+    worker = _worker(home, study.id)
+    lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", study.topic]
+    lines += [_trial_line(trial) for trial in home.store.trials(study.id)]
+    for event in home.store.events(study.id, limit=100_000):
+        if event.kind == "decision":
+            detail = event.detail
+            lines.append(f"after {detail['after']}: {detail['action']} {detail['to'] or ''} ({detail['reason']})")
+    for record in home.store.verdicts(study.id):
+        effect = record.effect
+        shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
+        lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
+    if study.status not in _OVER:
+        lines.append(f"worked on by {worker}" if worker else "nobody works on it; `researcher resume` goes on")
+    return lines
+
+
+def _trial_line(trial: TrialRecord) -> str:
+    curve = [value for _, value in trial.series.get("reward_mean", [])]
+    finals = "  ".join(f"{name}={value:.3g}" for name, value in sorted(trial.finals.items()))
+    return f"  {trial.key}  {trial.status:9} {sparkline(curve)}  {finals}{trial.reason or ''}"
+
+
+def _worker(home: Home, study_id: str) -> str | None:
+    """The living owner of the study, if any."""
+    lease = home.store.lease(study_id)
+    return None if lease is None or is_dead(lease.owner) or lease.expires_at < time.time() else lease.owner
+
+
+def _exit_code(study: StudyRecord) -> int:
+    if study.status is StudyStatus.FAILED:
+        return FAILED
+    return WAITING if study.status is StudyStatus.WAITING else DONE
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

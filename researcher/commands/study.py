@@ -1,0 +1,166 @@
+"""`researcher start` and `researcher resume`: plan, then conduct."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from foundation import logs
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from researcher.analysis.metrics import finals
+from researcher.commands import DONE, FAILED, OUT_OF_BUDGET
+from researcher.commands.home import Home, open_home, say, say_json
+from researcher.commands.look import plan_lines
+from researcher.conduct import Conduct, Outcome
+from researcher.executor.blueprint import Setup
+from researcher.executor.local_server import LocalServer
+from researcher.executor.servers import ServerPool
+from researcher.executor.trials import Executor
+from researcher.models import Plan, StudyStatus
+from researcher.ownership import owned
+from researcher.planner.graph import PlanOptions, plan_study
+from researcher.planner.instruments import InstrumentFolder, available, open_instrument
+from researcher.store.mlflow_sink import MlflowSink
+from researcher.view import View, view_for
+
+_TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+_UNITS_S = (86_400.0, 3600.0, 60.0, 1.0)
+
+
+def start_command(args: argparse.Namespace) -> int:
+    """Plan, freeze, conduct, report."""
+    topic = _topic(args.topic)
+    options = PlanOptions(
+        instrument=args.instrument,
+        planner=args.planner,
+        seeds=args.seeds,
+        budget_s=seconds(args.budget) if args.budget else None,
+        servers=max(1, len(args.server)),
+    )
+    home = open_home()
+    plan = asyncio.run(plan_study(topic, options, known=home.store.findings()))
+    if args.dry_run:
+        say_json(plan.model_dump(mode="json")) if args.json else say("\n".join(plan_lines(plan)))
+        return DONE
+    choices = {
+        "instrument": args.instrument,
+        "planner": args.planner,
+        "servers": args.server,
+        "engine": args.engine,
+        "max_parallel": args.max_parallel,
+    }
+    study_id = home.store.create_study(topic, choices)
+    return _conduct(home, study_id, as_json=args.json, plan=plan)
+
+
+def resume_command(args: argparse.Namespace) -> int:
+    """Go on with a study, wherever it was left."""
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    study = home.store.study(study_id)
+    if study.status is StudyStatus.DONE:
+        say(f"{study_id} is done; its report: {home.studies / study_id / 'report.md'}")
+        return DONE
+    home.store.plan(study_id)
+    home.store.clear_requests(study_id)
+    return _conduct(home, study_id, as_json=args.json)
+
+
+def seconds(text: str) -> float:
+    """`8h`, `90m`, `1h30m`, `2d`, or plain seconds.
+
+    Raises: UsageError.
+    """
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    found = _TIME.fullmatch(text)
+    if not text or found is None:
+        raise UsageError(f"{text!r} is no time; write 8h, 90m, 1h30m or seconds")
+    return sum(float(part) * unit for part, unit in zip(found.groups(), _UNITS_S, strict=True) if part)
+
+
+def _topic(given: str) -> str:
+    if given.startswith("@"):
+        try:
+            given = Path(given[1:]).read_text()
+        except OSError as error:
+            raise UsageError(f"the topic file cannot be read: {error}") from error
+    if not given.strip():
+        raise UsageError("the topic is empty; ask a question, such as those of `researcher instruments`")
+    return given.strip()
+
+
+def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = None) -> int:
+    logs.configure("WARNING")
+    view = view_for(as_json=as_json)
+    try:
+        outcome = asyncio.run(_carry_out(home, study_id, view, plan))
+    finally:
+        view.close()
+    return _close(outcome, study_id, as_json=as_json)
+
+
+async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None) -> Outcome:
+    clock = SystemClock()
+    async with owned(home.store, study_id, clock) as store:
+        if plan is not None:
+            store.save_plan(study_id, plan)
+        frozen = store.plan(study_id)
+        choices = store.study(study_id).options
+        view.say(f"{study_id}: plan {frozen.digest()[:16]} by the {frozen.planner} planner; records in {home.root}")
+        folder = open_instrument(choices.get("instrument") or frozen.instrument)
+        pool = ServerPool(
+            store,
+            f"study {study_id}",
+            urls=choices["servers"],
+            local=_local_server(home, study_id, frozen, choices),
+            at_most=choices.get("max_parallel"),
+            clock=clock,
+        )
+        view.say("waiting for the swarm server ...")
+        async with pool:
+            executor = Executor(store, pool, _setup(home, folder))
+            conduct = Conduct(store, executor, MlflowSink(store), view, clock, home.studies)
+            outcome = await conduct.carry_out(study_id)
+        if outcome.status is StudyStatus.DONE:
+            pool.discard_state()
+        return outcome
+
+
+def _local_server(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> LocalServer | None:
+    if choices["servers"]:
+        return None
+    engine = choices.get("engine", "local")
+    return LocalServer(model=plan.model.name, folder=home.studies / study_id / "server", engine=engine)
+
+
+def _setup(home: Home, folder: InstrumentFolder) -> Setup:
+    return Setup(
+        instrument=folder.instrument,
+        instrument_dir=folder.path,
+        code_version=folder.code,
+        finals=finals,
+        studies=home.studies,
+    )
+
+
+def _close(outcome: Outcome, study_id: str, *, as_json: bool) -> int:
+    if as_json:
+        say_json({"study": study_id, "status": outcome.status, "reason": outcome.reason, "report": outcome.report})
+    else:
+        say(f"{study_id}: {outcome.status}. {outcome.reason}")
+        if outcome.report is not None:
+            say(f"report: {outcome.report / 'report.md'}\n        {outcome.report / 'report.html'}")
+            say("`researcher verify` recomputes every number in it; `researcher ui` opens MLflow")
+    sys.stdout.flush()
+    if outcome.status is StudyStatus.DONE:
+        return DONE
+    return OUT_OF_BUDGET if "budget" in outcome.reason else FAILED
+
+
+__all__ = ["available", "resume_command", "seconds", "start_command"]
