@@ -107,6 +107,7 @@ class Desk:
 
     async def report(self, run_id: str, since_step: int = 0) -> RunReport:
         """The run, with metrics of the steps after `since_step`. Codes: not_found."""
+        await self.clerk.settled()  # who heard of a step from `status` finds it here
         steps = self._read.steps(run_id, since_step)
         run = self._book.state.run
         if run is not None and run.run_id == run_id:
@@ -293,6 +294,7 @@ class Desk:
         if after is not None and not after.isdecimal():
             raise Refusal(ErrorCode.NOT_FOUND, f"no page after {after!r}; pass the `next` of the page before")
         start = int(after) if after is not None else 0
+        await self.clerk.settled()
         rows = await self.clerk.read(lambda reader: reader.ledger(wanted, start, limit + 1))
         more = str(rows[limit - 1].seq) if len(rows) > limit else None
         return LedgerPage(entries=[row.entry() for row in rows[:limit]], next=more)
@@ -303,6 +305,7 @@ class Desk:
         """Ended episodes by task (and, for eval, by step of the weights). run_id None: the current run."""
         run = self._book.state.run
         asked = run_id or (run.run_id if run else "")
+        await self.clerk.settled()
         return await self.clerk.read(lambda reader: reader.tasks(asked, client_id, mix))
 
     # -- status -----------------------------------------------------------------------------------------------------
