@@ -48,8 +48,11 @@ class ServerProcess:
         line = self.process.stdout.readline()
         if not line:
             self.process.wait()
+            self.process.stdout.close()
             raise DidNotStart(self.log_path.read_text()[-4000:])
         self.url: str = json.loads(line)["url"]
+        self.pid = int(json.loads((state_dir / "server.json").read_text())["pid"])
+        """The server's own, whatever wraps it."""
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +63,7 @@ class ServerProcess:
     def stop(self, limit_s: float = 60.0) -> int:
         """An orderly stop; returns the exit code. Kills what does not end in time, and says so."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            os.kill(self.pid, signal.SIGTERM)
         try:
             code = self.process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -71,7 +74,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         """As a power cut would: SIGKILL."""
-        self.process.kill()
+        os.kill(self.pid, signal.SIGKILL)
         self.process.wait()
         self._close()
 

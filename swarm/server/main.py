@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,10 @@ ECHO_MODEL_LEN = 32_768
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """The `serve` command. Tokens are no arguments: SWARM_ADMIN_TOKEN, SWARM_CLIENT_TOKEN, or files."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "serve", help="host a trainable model", description=serve.__doc__, allow_abbrev=False
+        "serve",
+        help="host a trainable model",
+        description="Host a trainable model until SIGTERM or SIGINT. A killed server goes on from its state directory.",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--model", required=True, metavar="NAME_OR_PATH", help="a model that `swarm models` knows, or a folder"
@@ -57,25 +59,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Host a trainable model until SIGTERM or SIGINT. A server that was killed goes on from its state directory."""
+    """Host a trainable model until SIGTERM or SIGINT. A server that was killed goes on from its state directory.
+
+    Raises: SwarmError, one line for a person, when it cannot start or had to end.
+    """
     from foundation import logs
     from foundation.clock import SystemClock
     from foundation.ids import RandomIds
-    from swarm.protocol.errors import SwarmError
     from swarm.server.process import run_server
     from swarm.server.state_dir import StateDir
 
     logs.configure(args.log_level)
-    clock = SystemClock()
-    try:
-        settings = _settings(args)
-        with settings.listen() as listener:
-            hosted = _hosted(args)
-            with StateDir.open(_state_path(args), model=hosted.name) as state:
-                return run_server(settings, listener, state, hosted.engine(state, clock), clock, RandomIds())
-    except SwarmError as error:
-        print(f"swarm serve: {error}", file=sys.stderr)  # noqa: T201 - the one line that a person reads
-        return 1
+    clock, settings = SystemClock(), _settings(args)
+    with settings.listen() as listener:
+        hosted = _hosted(args)
+        with StateDir.open(_state_path(args), model=hosted.name) as state:
+            return run_server(settings, listener, state, hosted.engine(state, clock), clock, RandomIds())
 
 
 @dataclass(frozen=True, slots=True)

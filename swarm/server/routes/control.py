@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, Field
@@ -240,11 +240,19 @@ class ControlRoutes:
         return wire.EventStream(self._event_frames(), closing=self.closing)
 
     async def _event_frames(self) -> AsyncIterator[bytes]:
-        """The status now, then each event as it comes."""
-        status = await self.desk.status()
-        yield b"event: status\ndata: " + status.model_dump_json().encode() + b"\n\n"
-        async for event in self.desk.events():
-            yield b"event: " + event.kind.encode() + b"\ndata: " + orjson.dumps(event.data) + b"\n\n"
+        """The status as it is when the subscription begins, then each event as it comes."""
+        events = self.desk.events()
+        coming = asyncio.ensure_future(anext(events))
+        try:
+            await asyncio.sleep(0)  # the subscription begins now: nothing falls between it and the first status
+            yield _frame("status", (await self.desk.status()).model_dump(mode="json"))
+            while True:
+                event = await coming
+                yield _frame(event.kind, event.data)
+                coming = asyncio.ensure_future(anext(events))
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
     async def tasks(self, request: Request) -> Response:
         wire.require(self.tokens, request)
@@ -259,6 +267,10 @@ class ControlRoutes:
 
     def _url(self, request: Request) -> str:
         return self.public_url or f"{request.url.scheme}://{request.headers.get('host', request.url.netloc)}"
+
+
+def _frame(kind: str, data: dict[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
 
 
 def _versioned(report: RunReport) -> Response:

@@ -1,0 +1,316 @@
+"""The surface in process: problem documents, tokens, OpenAPI, both surfaces' error formats. Real desk, echo engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from httpx import ASGITransport
+
+from foundation.clock import SystemClock
+from foundation.ids import RandomIds
+from swarm.engine.echo import EchoEngine
+from swarm.server.app import create_app
+from swarm.server.coordinator.conductor import Conductor
+from swarm.server.coordinator.desk import Desk
+from swarm.server.gateway.gateway import Gateway
+from swarm.server.keys import ControlTokens, Keyring
+
+pytestmark = pytest.mark.anyio
+
+ADMIN, CLIENT = "swt_admin-0123456789", "swt_client-0123456789"
+
+
+@dataclass(frozen=True)
+class Served:
+    """One server's surface, and what is behind it."""
+
+    http: httpx.AsyncClient
+    closing: asyncio.Event
+    engine: EchoEngine
+
+    async def start_run(self, **spec: Any) -> str:
+        answer = await self.http.post("/swarm/v1/runs", json={"spec": spec}, headers=_bearer(ADMIN))
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["run_id"])
+
+    async def claim(self, run_id: str, **fields: Any) -> dict[str, Any]:
+        body = {"run_id": run_id, "client_id": "c", "task_id": "t-1", **fields}
+        answer = await self.http.post("/swarm/v1/episodes:claim", json=body, headers=_bearer(ADMIN))
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@contextlib.asynccontextmanager
+async def serving(directory: Path, tokens: ControlTokens) -> AsyncIterator[Served]:
+    clock, ids, engine, closing = SystemClock(), RandomIds(), EchoEngine(), asyncio.Event()
+    desk = Desk.open(directory / "pool", engine.info, clock=clock, ids=ids)
+    await desk.start()
+    conductor = asyncio.create_task(Conductor(desk, engine, clock=clock, runs_dir=directory / "runs").run())
+    app = create_app(
+        desk=desk,
+        gateway=Gateway(desk, engine, clock, ids),
+        info=engine.info,
+        keys=Keyring(b"k" * 32),
+        tokens=tokens,
+        clock=clock,
+        closing=closing,
+    )
+    async with httpx.AsyncClient(transport=ASGITransport(app), base_url="http://swarm.test") as http:
+        yield Served(http, closing, engine)
+    conductor.cancel()
+    await asyncio.gather(conductor, return_exceptions=True)
+    await desk.close()
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path, ControlTokens(None, None)) as each:
+        yield each
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path, ControlTokens(ADMIN, CLIENT)) as each:
+        yield each
+
+
+def assert_problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = dict(answer.json())
+    assert document["code"] == code
+    assert document["status"] == status
+    assert document["detail"]
+    return document
+
+
+async def test_health_needs_no_token(guarded: Served) -> None:
+    assert (await guarded.http.get("/health")).json() == {"status": "ok"}
+
+
+async def test_a_misspelt_spec_is_refused_with_each_field_and_the_nearest_name(served: Served) -> None:
+    spec = {"optimizer": {"learning_rte": 1e-5}, "bach": {}, "seed": -1}
+    document = assert_problem(await served.http.post("/swarm/v1/runs", json={"spec": spec}), 422, "invalid_spec")
+    found = {error["field"]: error["nearest"] for error in document["errors"]}
+    assert found == {
+        "spec.optimizer.learning_rte": "spec.optimizer.learning_rate",
+        "spec.bach": "spec.batch",
+        "spec.seed": None,
+    }
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b'{"spec": {"optimizer": {"learning_rate": NaN}}}'])
+async def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes) -> None:
+    assert_problem(await served.http.post("/swarm/v1/runs", content=body), 422, "invalid_spec")
+
+
+async def test_a_misspelt_query_parameter_is_refused(served: Served) -> None:
+    document = assert_problem(await served.http.get("/swarm/v1/ledger?tsk_id=t"), 422, "invalid_spec")
+    assert document["errors"][0]["nearest"] == "task_id"
+
+
+async def test_unknown_routes_and_methods_are_problems_that_help(served: Served) -> None:
+    document = assert_problem(await served.http.get("/swarm/v1/statu"), 404, "not_found")
+    assert "/swarm/v1/status" in document["detail"]
+    answer = await served.http.delete("/swarm/v1/status")
+    assert_problem(answer, 405, "not_found")
+    assert answer.headers["allow"] == "GET"
+
+
+async def test_unknown_runs_and_episodes_are_not_found(served: Served) -> None:
+    assert_problem(await served.http.get("/swarm/v1/runs/run-none"), 404, "not_found")
+    assert_problem(await served.http.get("/swarm/v1/episodes/ep-none"), 404, "not_found")
+    claim = {"run_id": "run-none", "client_id": "c", "task_id": "t"}
+    assert_problem(await served.http.post("/swarm/v1/episodes:claim", json=claim), 404, "not_found")
+
+
+async def test_a_missing_or_wrong_token_is_refused(guarded: Served) -> None:
+    for headers in ({}, _bearer("swt_wrong-0123456789")):
+        answer = await guarded.http.get("/swarm/v1/status", headers=headers)
+        assert_problem(answer, 401, "unauthorized")
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert "swt_wrong" not in answer.text
+
+
+async def test_a_client_token_reads_and_claims_but_starts_no_run(guarded: Served) -> None:
+    assert (await guarded.http.get("/swarm/v1/status", headers=_bearer(CLIENT))).status_code == 200
+    answer = await guarded.http.post("/swarm/v1/runs", json={"spec": {}}, headers=_bearer(CLIENT))
+    assert_problem(answer, 403, "forbidden")
+    run_id = await guarded.start_run()
+    claim = {"run_id": run_id, "client_id": "c", "task_id": "t"}
+    granted = await guarded.http.post("/swarm/v1/episodes:claim", json=claim, headers=_bearer(CLIENT))
+    assert granted.status_code == 200
+
+
+async def test_a_second_run_is_refused_while_one_is_going_on(served: Served) -> None:
+    run_id = await served.start_run()
+    document = assert_problem(await served.http.post("/swarm/v1/runs", json={"spec": {}}), 409, "server_busy")
+    assert document["run_id"] == run_id
+
+
+async def test_equal_idempotency_keys_give_one_run_and_other_bodies_a_conflict(served: Served) -> None:
+    first = await served.http.post("/swarm/v1/runs", json={"spec": {}, "idempotency_key": "k"})
+    again = await served.http.post("/swarm/v1/runs", json={"spec": {}, "idempotency_key": "k"})
+    assert first.json() == again.json()
+    other = await served.http.post("/swarm/v1/runs", json={"spec": {"seed": 9}, "idempotency_key": "k"})
+    assert_problem(other, 409, "idempotency_conflict")
+
+
+async def test_a_patch_needs_the_config_version_it_was_made_from(served: Served) -> None:
+    path = f"/swarm/v1/runs/{await served.start_run()}"
+    before = await served.http.get(path)
+    patch = {"optimizer": {"learning_rate": 3e-5}}
+    patched = await served.http.patch(path, json=patch, headers={"If-Match": before.headers["etag"]})
+    assert patched.status_code == 200, patched.text
+    assert patched.json()["spec"]["optimizer"]["learning_rate"] == 3e-5
+    assert patched.headers["etag"] != before.headers["etag"]
+    assert patched.json()["changes"][-1]["by"].startswith("admin")
+    late = await served.http.patch(path, json=patch, headers={"If-Match": before.headers["etag"]})
+    assert_problem(late, 409, "config_conflict")
+    assert_problem(await served.http.patch(path, json=patch, headers={"If-Match": "x"}), 422, "invalid_spec")
+    misspelt = {"optimizer": {"learning_rte": 3e-5}}
+    document = assert_problem(await served.http.patch(path, json=misspelt), 422, "invalid_spec")
+    assert document["errors"][0]["nearest"].endswith("optimizer.learning_rate")
+
+
+async def test_a_long_poll_wakes_when_something_changes(served: Served) -> None:
+    run_id = await served.start_run()
+    await served.claim(run_id)
+    before = (await served.http.get("/swarm/v1/status")).json()
+    poll = asyncio.create_task(served.http.get("/swarm/v1/status", params={"since": before["revision"], "wait_s": 60}))
+    await served.claim(run_id, task_id="t-2")
+    after = (await poll).json()
+    assert after["revision"] > before["revision"]
+
+
+async def test_waiting_requests_are_answered_when_the_server_closes(served: Served) -> None:
+    status = (await served.http.get("/swarm/v1/status")).json()
+    run_id = await served.start_run(batch={"tasks": 1, "group_size": 2}, max_staleness=0)
+    await served.claim(run_id)
+    await served.claim(run_id)
+    claim = {"run_id": run_id, "client_id": "c", "task_id": "t-9", "wait_s": 60}
+    waiting = asyncio.create_task(served.http.post("/swarm/v1/episodes:claim", json=claim))
+    stream = asyncio.create_task(served.http.get("/swarm/v1/events"))
+    done, _ = await asyncio.wait({waiting}, timeout=0.2)
+    assert not done
+    served.closing.set()
+    assert_problem(await waiting, 503, "not_rolling")
+    assert f'"server_id":"{status["server_id"]}"' in (await stream).text
+
+
+async def test_the_openapi_document_describes_every_call_and_body(guarded: Served) -> None:
+    document = (await guarded.http.get("/openapi.json")).json()
+    operations = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    for expected in (
+        ("POST", "/swarm/v1/episodes:claim"),
+        ("POST", "/swarm/v1/episodes/{episode_id}:end"),
+        ("PATCH", "/swarm/v1/runs/{run_id}"),
+        ("GET", "/swarm/v1/status"),
+        ("POST", "/v1/chat/completions"),
+    ):
+        assert expected in operations
+    claim = document["paths"]["/swarm/v1/episodes:claim"]["post"]
+    assert claim["requestBody"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/EpisodeClaim"
+    }
+    granted = claim["responses"]["200"]["content"]["application/json"]["schema"]
+    assert granted == {"$ref": "#/components/schemas/EpisodeGrant"}
+    assert not _dangling(document)
+
+
+def _dangling(document: dict[str, Any]) -> set[str]:
+    """References of the document that point nowhere."""
+    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    used: set[str] = set()
+
+    def visit(node: Any, found: Callable[[str], None]) -> None:
+        for key, value in node.items() if isinstance(node, dict) else ():
+            if key == "$ref":
+                found(value)
+            visit(value, found)
+        for value in node if isinstance(node, list) else ():
+            visit(value, found)
+
+    visit(document, used.add)
+    return used - known
+
+
+async def test_metrics_are_prometheus_text(served: Served) -> None:
+    run_id = await served.start_run()
+    await served.claim(run_id)
+    text = (await served.http.get("/metrics")).text
+    assert "swarm_episodes_running 1.0" in text
+    assert 'swarm_phase{phase="rolling"} 1.0' in text
+
+
+# -- inference ----------------------------------------------------------------------------------------------------
+
+
+async def chat(served: Served, api_key: str, **fields: Any) -> httpx.Response:
+    body = {"model": "echo", "messages": [{"role": "user", "content": "Say red"}], **fields}
+    return await served.http.post("/v1/chat/completions", json=body, headers=_bearer(api_key))
+
+
+def assert_openai_error(answer: httpx.Response, status: int, code: str | None) -> None:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert error["code"] == code
+
+
+async def test_an_agent_is_answered_under_its_episodes_key(served: Served) -> None:
+    grant = await served.claim(await served.start_run())
+    assert grant["base_url"] == "http://swarm.test/v1"
+    answer = await chat(served, grant["api_key"])
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] in {"red", "~der"}
+    models = await served.http.get("/v1/models", headers=_bearer(grant["api_key"]))
+    assert [card["id"] for card in models.json()["data"]] == ["echo"]
+    assert (await served.http.get("/v1/models/echo", headers=_bearer(grant["api_key"]))).json()["id"] == "echo"
+
+
+async def test_a_key_that_is_not_ours_is_refused_in_openais_format(served: Served) -> None:
+    assert_openai_error(await chat(served, "sk-something"), 401, "invalid_api_key")
+    assert_openai_error(await chat(served, Keyring(b"x" * 32).api_key("ep-1", "swl_1")), 401, "invalid_api_key")
+
+
+async def test_the_lease_in_the_key_must_be_the_episodes(served: Served) -> None:
+    grant = await served.claim(await served.start_run())
+    forged = Keyring(b"k" * 32).api_key(grant["episode_id"], "swl_superseded")
+    answer = await chat(served, forged)
+    assert_openai_error(answer, 403, "lease_lost")
+    assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_what_the_engine_refuses_keeps_its_status_and_body(served: Served) -> None:
+    grant = await served.claim(await served.start_run())
+    for stream in (False, True):
+        answer = await chat(served, grant["api_key"], max_tokens=10**6, stream=stream)
+        assert_openai_error(answer, 400, "context_length_exceeded")
+
+
+async def test_a_stream_is_server_sent_events_to_the_end(served: Served) -> None:
+    grant = await served.claim(await served.start_run())
+    answer = await chat(served, grant["api_key"], stream=True)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [line for line in answer.text.split("\n\n") if line]
+    assert all(event.startswith("data: ") for event in events)
+    assert events[-1] == "data: [DONE]"
+
+
+async def test_unknown_inference_routes_answer_in_openais_format(served: Served) -> None:
+    assert_openai_error(await served.http.post("/v1/embeddings", json={}), 404, "not_found")
+    grant = await served.claim(await served.start_run())
+    answer = await served.http.post("/v1/chat/completions", content=b"{", headers=_bearer(grant["api_key"]))
+    assert_openai_error(answer, 400, "invalid_spec")
