@@ -8,6 +8,8 @@ import sys
 from typing import TextIO
 
 SECRET_PREFIXES = ("swk", "swl", "swt")  # api keys, leases, tokens of ours: `swk_…`
+_CHATTY = ("httpx", "httpx2", "httpcore", "urllib3")
+"""Libraries that log a line for each request."""
 _SECRET = re.compile(
     r"\b(?:" + "|".join(SECRET_PREFIXES) + r")_[A-Za-z0-9_\-.]+"
     r"|\bsk-[A-Za-z0-9_\-]{8,}"
@@ -33,3 +35,5 @@ def configure(level: str = "INFO", stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
