@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from statsmodels.stats.multitest import multipletests
-
 from researcher.analysis.comparisons import Comparison, compare, pairing_pays
 from researcher.analysis.samples import NotEnoughTrials, Sample, deciding_stage, sample, seeds_of
 from researcher.models import Effect, Hypothesis, Plan, StageKind, TrialRecord
@@ -26,12 +24,26 @@ def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | Not
             missing[hypothesis.id] = reason
     alpha = min(hypothesis.alpha for hypothesis in plan.hypotheses)
     p_values = [compared[h.id].p_value if h.id in compared else 1.0 for h in plan.hypotheses]
-    adjusted = multipletests(p_values, alpha=alpha, method="holm")[1]
+    adjusted = holm_p_values(p_values)
     levels = holm_alphas(p_values, alpha)
     return {
-        h.id: missing[h.id] if h.id in missing else _effect(plan, h, trials, compared[h.id], float(p), own)
+        h.id: missing[h.id] if h.id in missing else _effect(plan, h, trials, compared[h.id], p, own)
         for h, p, own in zip(plan.hypotheses, adjusted, levels, strict=True)
     }
+
+
+def holm_p_values(p_values: Sequence[float]) -> list[float]:
+    """Holm-adjusted p-values, in the order given.
+
+    statsmodels' `multipletests` gives the same (a test compares them) but collects the process's garbage at every call.
+    """
+    m = len(p_values)
+    adjusted = [0.0] * m
+    largest = 0.0
+    for rank, i in enumerate(sorted(range(m), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (m - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted
 
 
 def holm_alphas(p_values: Sequence[float], alpha: float) -> list[float]:

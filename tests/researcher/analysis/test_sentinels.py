@@ -1,0 +1,109 @@
+"""Each sentinel fires on its sign, keeps quiet without it, and says so when it could not look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from researcher.analysis.sentinels import SENTINELS, inspect
+from researcher.models import Metric, Plan, TrialEvidence, TrialRecord
+from tests.fakes.study import SENTINELS as ALL
+from tests.fakes.study import done_trial, study_plan, trials_with
+
+TREAT = "lr=4e-05"
+WELL = TrialEvidence(
+    spec={"optimizer": {"learning_rate": 4e-5}},
+    changes=[],
+    parameters={},
+    train_tasks=["a", "b"],
+    heldout_tasks=["c"],
+)
+
+
+def see(name: str, trials: list[TrialRecord], plan: Plan | None = None) -> dict[str, tuple[str, ...]]:
+    """Severity → trials of what one sentinel finds."""
+    plan = (plan or study_plan()).model_copy(update={"sentinels": (name,)})
+    return {finding.severity: finding.trials for finding in inspect(plan, trials)}
+
+
+def trial(series: dict[str, list[float]] | None = None, plan: Plan | None = None, **evidence: Any) -> TrialRecord:
+    return done_trial(plan or study_plan(), TREAT, 0, 0.3, series=series, evidence=WELL.model_copy(update=evidence))
+
+
+FIRES: list[tuple[str, str, dict[str, list[float]], dict[str, Any]]] = [
+    ("weights_did_not_change", "invalid", {"weights_change": [0.0, 0, 0, 0]}, {}),
+    ("heldout_leak", "invalid", {}, {"heldout_tasks": ["b", "c"]}),
+    ("factor_not_applied", "invalid", {}, {"spec": {"optimizer": {"learning_rate": 1e-5}}}),
+    ("factor_not_applied", "invalid", {}, {"spec": {}}),
+    ("factor_not_applied", "invalid", {"reward_mean": [0.3, 0.3]}, {}),
+    ("unplanned_change", "invalid", {}, {"changes": [{"sampling": {"temperature": 0.1}}]}),
+    ("collapse", "warning", {"entropy": [1.0, 0.5, 0.1, 0.01]}, {}),
+    ("collapse", "warning", {"kl_to_start": [0.0, 0.5, 1.0, 2.0]}, {}),
+    ("no_signal", "warning", {"zero_variance_share": [1.0, 1.0, 0.9, 0.95]}, {}),
+    ("heldout_gap", "warning", {"reward_mean": [0.0, 0.5, 0.9, 1.0]}, {}),
+    ("longer_without_reward", "warning", {"sampled_tokens_mean": [10, 15, 20, 30]}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "severity", "series", "evidence"), FIRES)
+def test_a_sentinel_fires_on_its_sign(
+    name: str, severity: str, series: dict[str, list[float]], evidence: dict[str, Any]
+) -> None:
+    one = trial(series, **evidence)
+    assert see(name, [one]) == {severity: (one.key,)}
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "contention"])
+def test_a_healthy_trial_rouses_no_sentinel(name: str) -> None:
+    assert see(name, [trial()]) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "series"),
+    [
+        ("collapse", {"entropy": [1.0, 0.5, 0.1, 0.01], "reward_mean": [0.0, 0.2, 0.5, 0.9]}),
+        ("longer_without_reward", {"sampled_tokens_mean": [10, 15, 20, 30], "reward_mean": [0.0, 0.2, 0.5, 0.9]}),
+    ],
+)
+def test_what_comes_with_reward_is_learning_not_collapse(name: str, series: dict[str, list[float]]) -> None:
+    assert see(name, [trial(series)]) == {}
+
+
+def test_a_learning_rate_of_zero_is_meant_to_change_no_weights() -> None:
+    plan = study_plan((0.0,))
+    still = done_trial(plan, "lr=0.0", 0, 0.3, series={"weights_change": [0.0, 0, 0, 0]})
+    assert see("weights_did_not_change", [still], plan) == {}
+
+
+@pytest.mark.parametrize("name", ["heldout_leak", "factor_not_applied", "unplanned_change"])
+def test_what_was_not_recorded_is_reported_as_unchecked(name: str) -> None:
+    blind = done_trial(study_plan(), TREAT, 0, 0.3)
+    assert see(name, [blind]) == {"unchecked": (blind.key,)}
+
+
+def test_contention_warns_and_takes_the_verdict_of_a_wall_time_metric_only() -> None:
+    plan = study_plan()
+    trials = trials_with(plan, {"lr=base": [0.1, 0.1, 0.1]})
+    assert see("contention", trials) == {}
+    slow = done_trial(plan, "lr=base", 3, 0.1, series={"step_s": [9.0] * 4})
+    assert see("contention", [*trials, slow]) == {"warning": (slow.key,)}
+    timed = study_plan(metrics=(Metric(name="time", kind="wall_s", margin=1.0),))
+    assert see("contention", [*trials, slow], timed) == {"invalid": (slow.key,)}
+    blind = done_trial(plan, "lr=base", 3, 0.1, series={"step_s": []})
+    assert set(see("contention", [blind])) == {"unchecked"}
+
+
+def test_shared_settings_of_the_plan_are_checked_as_well() -> None:
+    plan = study_plan(run={"sampling": {"temperature": 0.7}}, task={"digits": 2})
+    spec = {"optimizer": {"learning_rate": 4e-5}, "sampling": {"temperature": 0.7}}
+    good = trial(plan=plan, spec=spec, parameters={"digits": 2})
+    assert see("factor_not_applied", [good], plan) == {}
+    bad = trial(plan=plan, spec=spec, parameters={"digits": 1})
+    assert see("factor_not_applied", [bad], plan) == {"invalid": (bad.key,)}
+
+
+def test_a_plan_may_name_only_sentinels_that_exist() -> None:
+    assert set(ALL) == set(SENTINELS)
+    with pytest.raises(ValueError, match="crystal_ball"):
+        see("crystal_ball", [])
