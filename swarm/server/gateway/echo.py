@@ -1,0 +1,235 @@
+"""The echo rule: where a request sends an earlier answer back, the ids that were sampled stand, and only what is new is
+tokenised.
+
+Pure, given the template (`render`, `decode`). Knows neither Desk nor HTTP.
+
+A call's prompt stands for the messages as the template first saw them: its own, or those of the call that it continues,
+with recorded answers in the place of echoed ones. The template is asked once for these messages plus the rest (`full`);
+where its words for the recorded answer differ from what was sampled, or where it rewrites what came before, the timeline
+forks, and the fork has a cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from swarm.server.gateway.messages import Message, has_only_text, normal_message, normal_text
+
+Render = Callable[[list[Message], bool], Awaitable[list[int]]]
+"""(messages, add_generation_prompt) → token ids, with the request's own tools and template settings."""
+Decode = Callable[[list[int]], str]
+
+
+class ForkCause(StrEnum):
+    """Why a request that belongs to an earlier call does not continue it token by token."""
+
+    ANSWER_EDITED = "answer_edited"
+    HISTORY_CHANGED = "history_changed"
+    TOOLS_CHANGED = "tools_changed"
+    TEMPLATE_REWRITES_HISTORY = "template_rewrites_history"
+    TEMPLATE_CHANGES_MESSAGE = "template_changes_message"
+    NOT_ONLY_TEXT = "not_only_text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierCall:
+    """A recorded choice as the rule needs it.
+
+    messages: what its prompt stands for. rendered: what the template made of them (equal to prompt_ids where the call
+    continued no other). sent: the messages as the client sent them. settings: tools and template settings.
+    """
+
+    call_id: str
+    agent: str | None
+    sent: tuple[Message, ...]
+    messages: tuple[Message, ...]
+    answer: Message
+    settings: Any
+    prompt_ids: list[int]
+    rendered: list[int]
+    sampled_ids: list[int]
+
+    @cached_property
+    def normal_sent(self) -> list[dict[str, Any]]:
+        return [normal_message(message) for message in self.sent]
+
+    @cached_property
+    def normal_answer(self) -> dict[str, Any]:
+        return normal_message(self.answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a request is sampled from. prompt_ids None: from whatever the template makes of its messages."""
+
+    prompt_ids: list[int] | None = None
+    rendered: list[int] | None = None
+    messages: tuple[Message, ...]
+    parent_call_id: str | None = None
+    fork_cause: ForkCause | None = None
+
+
+class EchoRule:
+    """The rule over one template. `closing` is what the template writes after an assistant's message."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._closing: list[int] | None = None
+
+    async def prompt_for(
+        self,
+        messages: Sequence[Message],
+        settings: Any,
+        agent: str | None,
+        earlier: Sequence[EarlierCall],
+        render: Render,
+    ) -> Prompt:
+        """The prompt of a new request, given the calls of its episode so far."""
+        sent = tuple(messages)
+        fresh = Prompt(messages=sent)
+        if not earlier:
+            return fresh
+        normal = [normal_message(message) for message in sent]
+        parent, cause = _parent(normal, settings, earlier)
+        if parent is None and cause is ForkCause.ANSWER_EDITED:
+            parent = await self._parent_by_template(normal, sent, settings, earlier, render)
+        if parent is None:
+            return Prompt(messages=sent, fork_cause=cause or _changed_history(normal, agent, earlier))
+        if not has_only_text(list(sent)):
+            return Prompt(messages=sent, fork_cause=ForkCause.NOT_ONLY_TEXT)
+        return await self._continued(parent, sent, render)
+
+    async def _parent_by_template(
+        self,
+        normal: list[dict[str, Any]],
+        sent: tuple[Message, ...],
+        settings: Any,
+        earlier: Sequence[EarlierCall],
+        render: Render,
+    ) -> EarlierCall | None:
+        """A call whose answer came back changed in what the template does not write: then nothing changed for the model."""
+        for call in sorted(earlier, key=lambda call: len(call.sent), reverse=True):
+            size = len(call.sent)
+            if len(normal) <= size or normal[:size] != call.normal_sent or call.settings != settings:
+                continue
+            if normal[size]["role"] != "assistant" or not has_only_text([sent[size]]):
+                continue
+            if normal_text(str(sent[size].get("content") or "")) != call.normal_answer.get("content", ""):
+                continue
+            recorded, echoed = [await render([*call.messages, answer], False) for answer in (call.answer, sent[size])]
+            if recorded == echoed:
+                return call
+        return None
+
+    # -- how it is continued ---------------------------------------------------------------------------------------
+
+    async def _continued(self, parent: EarlierCall, sent: tuple[Message, ...], render: Render) -> Prompt:
+        """Splice: the parent's prompt, what it sampled, then what the template writes after it."""
+        messages = (*parent.messages, parent.answer, *sent[len(parent.sent) + 1 :])
+        full = await render(list(messages), True)
+        closing = await self._closing_of(render)
+        end = self._end_of_answer(parent, full, closing)
+        if end is None:
+            cause = await self._why_not(parent, full, render)
+            return Prompt(messages=sent, fork_cause=cause)
+        ended = bool(closing) and parent.sampled_ids[-1:] == closing[:1]
+        suffix = full[end + 1 :] if ended else full[end:]
+        return Prompt(
+            prompt_ids=[*parent.prompt_ids, *parent.sampled_ids, *suffix],
+            rendered=full,
+            messages=messages,
+            parent_call_id=parent.call_id,
+        )
+
+    def _end_of_answer(self, parent: EarlierCall, full: list[int], closing: list[int]) -> int | None:
+        """Where in `full` the parent's answer ends (the closing tokens begin); None where it is not what was sampled."""
+        start = len(parent.rendered)
+        if full[:start] != parent.rendered or not closing:
+            return None
+        end = _find(full, closing, start)
+        while end is not None:
+            if self._says_what_was_sampled(parent, full[start:end]):
+                return end
+            # the answer's own text may hold the closing tokens; look on until it is too long
+            if end - start > len(parent.sampled_ids) * 2 + 64:
+                return None
+            end = _find(full, closing, end + 1)
+        return None
+
+    def _says_what_was_sampled(self, parent: EarlierCall, body: list[int]) -> bool:
+        """Equal ids or equal text, the token that ended the sampling aside."""
+        sampled = parent.sampled_ids
+        if body in (sampled, sampled[:-1]):
+            return True
+        text = normal_text(self._decode(body))
+        return any(text == normal_text(self._decode(ids)) for ids in (sampled, sampled[:-1]))
+
+    async def _why_not(self, parent: EarlierCall, full: list[int], render: Render) -> ForkCause:
+        alone = await render([*parent.messages, parent.answer], False)
+        if full[: len(alone)] != alone:
+            return ForkCause.TEMPLATE_REWRITES_HISTORY
+        return ForkCause.TEMPLATE_CHANGES_MESSAGE
+
+    async def _closing_of(self, render: Render) -> list[int]:
+        """The tokens that two different answers end with alike. Asked once."""
+        if self._closing is None:
+            one, other = [
+                await render([{"role": "user", "content": "a"}, {"role": "assistant", "content": text}], False)
+                for text in ("x", "y")
+            ]
+            size = 0
+            while size < min(len(one), len(other)) and one[-1 - size] == other[-1 - size]:
+                size += 1
+            self._closing = one[len(one) - size :]
+        return self._closing
+
+
+def _parent(
+    normal: list[dict[str, Any]], settings: Any, earlier: Sequence[EarlierCall]
+) -> tuple[EarlierCall | None, ForkCause | None]:
+    """The longest (then latest) call whose messages and answer open the request; or why there is none."""
+    best: EarlierCall | None = None
+    cause: ForkCause | None = None
+    for call in earlier:
+        size = len(call.sent)
+        if len(normal) <= size or normal[:size] != call.normal_sent:
+            continue
+        if normal[size] != call.normal_answer:
+            edited = normal[size]["role"] == "assistant"
+            cause = cause or (ForkCause.ANSWER_EDITED if edited else ForkCause.HISTORY_CHANGED)
+        elif call.settings != settings:
+            cause = ForkCause.TOOLS_CHANGED
+        elif best is None or size >= len(best.sent):
+            best = call
+    return best, None if best is not None else cause
+
+
+def _changed_history(
+    normal: list[dict[str, Any]], agent: str | None, earlier: Sequence[EarlierCall]
+) -> ForkCause | None:
+    """A request that carries answers, though no call of its agent explains them, has a changed history.
+
+    Messages that an earlier call of the agent began with too (a system prompt, worked examples) carry nothing.
+    """
+    own = [call for call in earlier if call.agent == agent]
+    shared = max((_shared_head(normal, call.normal_sent) for call in own), default=0)
+    carries = any(message["role"] in ("assistant", "tool", "function") for message in normal[shared:])
+    return ForkCause.HISTORY_CHANGED if own and carries else None
+
+
+def _shared_head(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> int:
+    size = 0
+    while size < min(len(one), len(other)) and one[size] == other[size]:
+        size += 1
+    return size
+
+
+def _find(ids: list[int], wanted: list[int], start: int) -> int | None:
+    for at in range(start, len(ids) - len(wanted) + 1):
+        if ids[at] == wanted[0] and ids[at : at + len(wanted)] == wanted:
+            return at
+    return None

@@ -1,0 +1,162 @@
+"""From a request and what was sampled for it to recorded calls, and back to what the echo rule needs of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from foundation.clock import Clock
+from foundation.ids import Ids
+from swarm.engine.seam import Dialect, Sampled, SampledChoice, SampledEvent
+from swarm.protocol.episodes import RecordedCall, VersionSpan
+from swarm.server.coordinator.calls import OpenCall
+from swarm.server.gateway.dialect import Assembly
+from swarm.server.gateway.dialect import Dialect as DialectRules
+from swarm.server.gateway.echo import EarlierCall, Prompt, Render
+from swarm.server.gateway.messages import Message
+from swarm.server.gateway.sampling import recorded_sampling
+
+KEPT_CALLS = 2048
+
+
+@dataclass(slots=True, kw_only=True)
+class Taking:
+    """What is known of a call while it is sampled."""
+
+    call: OpenCall
+    agent: str | None
+    dialect: Dialect
+    rules: DialectRules
+    body: dict[str, Any]
+    prompt: Prompt
+    prompt_ids: list[int] = field(default_factory=list)
+    choices: dict[int, SampledChoice] = field(default_factory=dict)
+    _whole: dict[str, Any] | None = None
+    _assembly: Assembly | None = None
+
+    def take_all(self, sampled: Sampled) -> None:
+        """A whole answer."""
+        self.prompt_ids = sampled.prompt_ids
+        self.choices = {choice.index: choice for choice in sampled.choices}
+        self._whole = sampled.answer
+
+    def take(self, event: SampledEvent) -> None:
+        """The next event of a stream."""
+        if self._assembly is None:
+            self._assembly = self.rules.assembly(self.body)
+        self._assembly.add(event)
+        if event.prompt_ids is not None:
+            self.prompt_ids = event.prompt_ids
+        for new in event.choices:
+            _extend(self.choices.setdefault(new.index, SampledChoice(index=new.index)), new)
+
+    def start_over(self) -> None:
+        """Forget a stream that broke off before anything was shown."""
+        self.choices, self._assembly, self.prompt_ids = {}, None, []
+
+    @property
+    def finished(self) -> bool:
+        return self._assembly is not None and self._assembly.finished
+
+    def answer(self) -> dict[str, Any]:
+        """The answer so far; empty when there is none."""
+        if self._whole is not None:
+            return self._whole
+        return {} if self._assembly is None else self._assembly.answer()
+
+
+class Records:
+    """Makes recorded calls; remembers what the template made of their prompts, for as long as there is room."""
+
+    def __init__(self, clock: Clock, ids: Ids, kept_calls: int = KEPT_CALLS) -> None:
+        self._clock = clock
+        self._ids = ids
+        self._kept = kept_calls
+        self._earlier: OrderedDict[str, EarlierCall] = OrderedDict()
+
+    def make(self, taking: Taking, *, complete: bool) -> list[RecordedCall]:
+        """One record per choice; for a call that was broken off, of what had been sampled."""
+        spliced = taking.prompt.prompt_ids
+        prompt_ids = taking.prompt_ids or spliced or []
+        kept_splice = spliced is not None and spliced == prompt_ids
+        answer = taking.answer()
+        records = []
+        for index in sorted(taking.choices) or ([0] if not complete else []):
+            choice = taking.choices.get(index) or SampledChoice(index=index)
+            record = RecordedCall(
+                call_id=self._ids.new("call"),
+                episode_id=taking.call.episode_id,
+                index=taking.call.index,
+                agent=taking.agent,
+                dialect=taking.dialect,
+                prompt_ids=prompt_ids,
+                sampled_ids=choice.sampled_ids,
+                logprobs=choice.logprobs,
+                sampling=recorded_sampling(taking.body),
+                versions=choice.versions,
+                finish_reason=choice.finish_reason,
+                complete=complete,
+                parent_call_id=taking.prompt.parent_call_id if kept_splice else None,
+                fork_cause=taking.prompt.fork_cause,
+                started_at=taking.call.opened_at,
+                latency_s=max(0.0, self._clock.now() - taking.call.opened_at),
+                request=taking.body,
+                answer=taking.rules.choice_of(answer, index) if answer else {},
+            )
+            records.append(record)
+            if complete:
+                rendered = taking.prompt.rendered if kept_splice else prompt_ids
+                self._remember(taking.rules, record, taking.prompt.messages, rendered or prompt_ids)
+        return records
+
+    async def earlier(self, rules: DialectRules, calls: Sequence[RecordedCall], render: Render) -> list[EarlierCall]:
+        """The complete calls of an episode, as the echo rule wants them; what was forgotten is worked out again."""
+        found: dict[str, EarlierCall] = {}
+        for call in calls:
+            if not call.complete or rules.message_of(call.answer) is None:
+                continue
+            known = self._earlier.get(call.call_id)
+            if known is None:
+                parent = found.get(call.parent_call_id or "")
+                messages = tuple(rules.messages(call.request))
+                rendered = call.prompt_ids
+                if parent is not None:
+                    messages = (*parent.messages, parent.answer, *messages[len(parent.sent) + 1 :])
+                    rendered = await render(list(messages), True)
+                known = self._remember(rules, call, messages, rendered)
+            found[call.call_id] = known
+        return list(found.values())
+
+    def _remember(
+        self, rules: DialectRules, call: RecordedCall, messages: tuple[Message, ...], rendered: list[int]
+    ) -> EarlierCall:
+        earlier = EarlierCall(
+            call_id=call.call_id,
+            agent=call.agent,
+            sent=tuple(rules.messages(call.request)),
+            messages=messages,
+            answer=rules.message_of(call.answer) or {"role": "assistant", "content": ""},
+            settings=rules.prompt_settings(call.request),
+            prompt_ids=call.prompt_ids,
+            rendered=rendered,
+            sampled_ids=call.sampled_ids,
+        )
+        self._earlier[call.call_id] = earlier
+        while len(self._earlier) > self._kept:
+            self._earlier.popitem(last=False)
+        return earlier
+
+
+def _extend(choice: SampledChoice, new: SampledChoice) -> None:
+    """Append what is new; its version spans count from its own first token."""
+    offset = len(choice.sampled_ids)
+    choice.sampled_ids += new.sampled_ids
+    choice.logprobs += new.logprobs
+    choice.finish_reason = new.finish_reason or choice.finish_reason
+    for span in new.versions:
+        start, end = span.start + offset, span.end + offset
+        if choice.versions and choice.versions[-1].version == span.version and choice.versions[-1].end == start:
+            start = choice.versions.pop().start
+        choice.versions.append(VersionSpan(start=start, end=end, version=span.version))

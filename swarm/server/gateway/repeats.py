@@ -1,0 +1,101 @@
+"""Requests that are the same request again: which get a recorded answer, and which are new samples.
+
+An equal Idempotency-Key is the same request. So is one that the SDK marks as a retry, with a body whose answers all went out:
+the one it repeats was answered, and the answer lost. Where some attempt with this body has no answer, the retry repeats that one.
+Bookkeeping alone; forgets the episodes that were used least lately.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from swarm.protocol.errors import ErrorCode, Refusal
+
+KEPT_EPISODES = 4096
+_RETRY_HEADER = "x-stainless-retry-count"
+_KEY_HEADER = "idempotency-key"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One request under way or answered. `answer` stays None when it failed or was broken off."""
+
+    body_hash: str
+    key: str | None
+    answer: dict[str, Any] | None = None
+    given_again: int = 0
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _Episode:
+    by_key: dict[str, Attempt] = field(default_factory=dict)
+    by_body: dict[str, list[Attempt]] = field(default_factory=dict)
+
+
+class Repeats:
+    """All attempts of the episodes in memory."""
+
+    def __init__(self, kept_episodes: int = KEPT_EPISODES) -> None:
+        self._kept = kept_episodes
+        self._episodes: OrderedDict[str, _Episode] = OrderedDict()
+
+    async def begin(
+        self, episode_id: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> tuple[Attempt, dict[str, Any] | None]:
+        """This request's attempt, and the recorded answer where it is one that was answered before.
+
+        Waits for an attempt with the same key that is under way. Raises: Refusal(idempotency_conflict) for the same key with
+        another body.
+        """
+        episode = self._episode(episode_id)
+        body_hash = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        key = headers.get(_KEY_HEADER)
+        while key is not None and (known := episode.by_key.get(key)) is not None:
+            if known.body_hash != body_hash:
+                raise Refusal(
+                    ErrorCode.IDEMPOTENCY_CONFLICT, "this Idempotency-Key was used with another body; use a new key"
+                )
+            await known.over.wait()
+            if known.answer is not None:
+                return known, known.answer
+            if episode.by_key.get(key) is known:
+                break  # it failed, and we are the first to try again
+        attempts = episode.by_body.setdefault(body_hash, [])
+        if key is None and _is_retry(headers) and attempts and all(attempt.answer is not None for attempt in attempts):
+            lost = min(reversed(attempts), key=lambda attempt: attempt.given_again)
+            lost.given_again += 1
+            return lost, lost.answer
+        attempt = Attempt(body_hash, key)
+        if _is_retry(headers):
+            _drop_failed(attempts)
+        attempts.append(attempt)
+        if key is not None:
+            episode.by_key[key] = attempt
+        return attempt, None
+
+    def _episode(self, episode_id: str) -> _Episode:
+        episode = self._episodes.setdefault(episode_id, _Episode())
+        self._episodes.move_to_end(episode_id)
+        while len(self._episodes) > self._kept:
+            self._episodes.popitem(last=False)
+        return episode
+
+
+def _is_retry(headers: Mapping[str, str]) -> bool:
+    return headers.get(_RETRY_HEADER, "0").strip() not in ("", "0")
+
+
+def _drop_failed(attempts: list[Attempt]) -> None:
+    """A retry takes the place of one attempt that failed."""
+    for attempt in attempts:
+        if attempt.answer is None and attempt.over.is_set():
+            attempts.remove(attempt)
+            return

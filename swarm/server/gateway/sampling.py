@@ -1,0 +1,85 @@
+"""Sampling parameters of a request: the run's defaults filled in, and whether the trainer can recompute what was drawn.
+
+Pure functions over an OpenAI-style request body.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swarm.protocol.episodes import RecordedSampling
+from swarm.protocol.runspec import SamplingSpec
+
+_LIMITS = ("max_completion_tokens", "max_tokens")
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (None, 1, 1.0),
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0, 0.0),
+    "presence_penalty": (None, 0, 0.0),
+    "frequency_penalty": (None, 0, 0.0),
+    "repetition_penalty": (None, 1, 1.0),
+    "min_tokens": (None, 0),
+}
+"""Fields that leave the distribution as it is at these values alone."""
+_ANY_VALUE_BENDS = (
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "logits_processors",
+    "vllm_xargs",
+    "thinking_token_budget",
+    "watermarking",
+)
+
+
+def with_defaults(body: dict[str, Any], sampling: SamplingSpec, seed: int) -> dict[str, Any]:
+    """The body with the run's defaults and the call's own seed wherever the client stated nothing."""
+    filled = dict(body)
+    defaults = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed}
+    for name, value in defaults.items():
+        if filled.get(name) is None:
+            filled[name] = value
+    if all(filled.get(name) is None for name in _LIMITS):
+        filled["max_tokens"] = sampling.max_tokens
+    return filled
+
+
+def recorded_sampling(body: dict[str, Any]) -> RecordedSampling:
+    """What is booked of a filled body."""
+    limit = next((body[name] for name in _LIMITS if body.get(name) is not None), None)
+    return RecordedSampling(
+        temperature=float(body["temperature"]),
+        top_p=float(body["top_p"]),
+        top_k=int(body["top_k"]),
+        max_tokens=None if limit is None else int(limit),
+        seed=int(body["seed"]),
+        reproducible=_reproducible(body),
+    )
+
+
+def _reproducible(body: dict[str, Any]) -> bool:
+    """Whether the tokens were drawn from softmax(logits / temperature) and nothing else."""
+    return (
+        float(body["temperature"]) > 0
+        and all(body.get(name) in neutral for name, neutral in _NEUTRAL.items())
+        and not any(body.get(name) for name in _ANY_VALUE_BENDS)
+        and not _has_grammar(body)
+    )
+
+
+def _has_grammar(body: dict[str, Any]) -> bool:
+    """A response format, a forced tool, or a strict one: tokens outside the grammar could not be drawn."""
+    if (body.get("response_format") or {}).get("type", "text") != "text":
+        return True
+    choice = body.get("tool_choice")
+    if choice == "required" or isinstance(choice, dict):
+        return True
+    strict = any(
+        (tool.get("function") or {}).get("strict") for tool in body.get("tools") or () if isinstance(tool, dict)
+    )
+    return strict and choice != "none"

@@ -1,0 +1,242 @@
+"""The echo rule over small templates: what keeps the sampled ids, what forks and why."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from swarm.server.gateway.echo import EarlierCall, EchoRule, ForkCause, Prompt
+from tests.fakes.template import END, PAIR, Template, decode, encode
+
+pytestmark = pytest.mark.anyio
+
+Message = dict[str, Any]
+USER: Message = {"role": "user", "content": "What is cab?"}
+AGAIN: Message = {"role": "user", "content": "And now?"}
+TOOL: Message = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def assistant(content: str | None, **fields: Any) -> Message:
+    return {"role": "assistant", "content": content, **fields}
+
+
+def spelt(text: str) -> list[int]:
+    """Ids as a model may sample them: never as the template's tokeniser would."""
+    return [ord(char) for char in text]
+
+
+class Conversation:
+    """An episode as the gateway sees it: asks the rule, then books what was `sampled`."""
+
+    def __init__(self, template: Template | None = None) -> None:
+        self.template = template or Template()
+        self.rule = EchoRule(decode)
+        self.calls: list[EarlierCall] = []
+
+    async def ask(self, messages: list[Message], agent: str | None = None, tools: list[Any] | None = None) -> Prompt:
+        return await self.rule.prompt_for(messages, {"tools": tools}, agent, self.calls, self.template.bound(tools))
+
+    async def turn(
+        self,
+        messages: list[Message],
+        answer: Message,
+        sampled: list[int],
+        agent: str | None = None,
+        tools: list[Any] | None = None,
+    ) -> EarlierCall:
+        prompt = await self.ask(messages, agent, tools)
+        ids = prompt.prompt_ids or self.template.ids(messages, tools=tools)
+        call = EarlierCall(
+            call_id=f"call-{len(self.calls)}",
+            agent=agent,
+            sent=tuple(messages),
+            messages=prompt.messages,
+            answer=answer,
+            settings={"tools": tools},
+            prompt_ids=ids,
+            rendered=prompt.rendered or ids,
+            sampled_ids=sampled,
+        )
+        self.calls.append(call)
+        return call
+
+
+async def first_turn(text: str = "cab", sampled: list[int] | None = None, **options: Any) -> Conversation:
+    conversation = Conversation(Template(**options))
+    await conversation.turn([USER], assistant(text), sampled or [*spelt(text), END])
+    return conversation
+
+
+async def test_a_first_call_has_no_parent_and_needs_no_render() -> None:
+    conversation = Conversation()
+    prompt = await conversation.ask([USER])
+    assert (prompt.prompt_ids, prompt.parent_call_id, prompt.fork_cause) == (None, None, None)
+    assert conversation.template.renders == 0
+
+
+async def test_sampled_ids_stand_in_the_place_of_the_echo() -> None:
+    conversation = await first_turn()
+    (first,) = conversation.calls
+    assert PAIR in encode("cab")
+    assert PAIR not in first.sampled_ids
+    prompt = await conversation.ask([USER, assistant("cab"), AGAIN])
+    assert prompt.parent_call_id == "call-0"
+    expected = [*encode("\n"), *conversation.template.ids([AGAIN])]
+    assert prompt.prompt_ids == [*first.prompt_ids, *first.sampled_ids, *expected]
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        assistant("  cab\n"),
+        assistant("cab", refusal=None, tool_calls=None),
+        assistant("cab", annotations=[], audio=None),
+        {"role": "assistant", "content": [{"type": "text", "text": "cab"}]},
+        {"content": "cab", "role": "assistant"},
+    ],
+)
+async def test_an_echo_that_was_only_normalised_is_matched(echo: Message) -> None:
+    conversation = await first_turn(" cab", sampled=[*spelt(" cab"), END])
+    prompt = await conversation.ask([USER, echo, AGAIN])
+    assert prompt.parent_call_id == "call-0"
+    assert prompt.fork_cause is None
+
+
+async def test_four_turns_are_one_timeline() -> None:
+    conversation = Conversation()
+    messages: list[Message] = [USER]
+    for turn in range(4):
+        call = await conversation.turn(messages, assistant(f" cab {turn} "), [*spelt(f" cab {turn} "), END])
+        if turn:
+            before = conversation.calls[turn - 1]
+            held = [*before.prompt_ids, *before.sampled_ids]
+            assert call.prompt_ids[: len(held)] == held
+        messages = [*messages, assistant(f"cab {turn}"), AGAIN]  # the client trims every time
+    assert decode(call.prompt_ids).count("<|end|>") == 7
+
+
+async def test_a_continuation_costs_one_render() -> None:
+    conversation = await first_turn()
+    await conversation.ask([USER, assistant("cab"), AGAIN])
+    before = conversation.template.renders
+    await conversation.ask([USER, assistant("cab"), AGAIN])
+    assert conversation.template.renders == before + 1
+
+
+async def test_a_tool_call_with_reordered_arguments_and_another_id_is_matched() -> None:
+    arguments = '{"b":2,"a":{"y":[1,2],"x":"cab"}}'
+    sampled = [*spelt(f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'), END]
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    conversation = Conversation()
+    first = await conversation.turn([USER], assistant(None, tool_calls=[call]), sampled, tools=[TOOL])
+    reordered = json.dumps(json.loads(arguments), sort_keys=True, indent=1)
+    echo = assistant(
+        "", tool_calls=[{"id": "x", "type": "function", "function": {"name": "add", "arguments": reordered}}]
+    )
+    result = {"role": "tool", "tool_call_id": "x", "content": "3"}
+    prompt = await conversation.ask([USER, echo, result], tools=[TOOL])
+    assert prompt.parent_call_id == "call-0"
+    assert prompt.prompt_ids is not None
+    held = [*first.prompt_ids, *first.sampled_ids]
+    assert prompt.prompt_ids[: len(held)] == held
+    assert decode(prompt.prompt_ids[len(held) :]) == "\n<|start|>tool\n3<|end|>\n<|start|>assistant\n"
+
+
+async def test_a_truncated_answer_is_closed_by_the_template() -> None:
+    conversation = await first_turn("ca", sampled=spelt("ca"))
+    (first,) = conversation.calls
+    prompt = await conversation.ask([USER, assistant("ca"), AGAIN])
+    assert prompt.prompt_ids is not None
+    after = prompt.prompt_ids[len(first.prompt_ids) + 2 :]
+    assert decode(after) == "<|end|>\n<|start|>user\nAnd now?<|end|>\n<|start|>assistant\n"
+
+
+async def test_an_answer_cut_within_a_character_is_matched() -> None:
+    broken = [*spelt("ca"), ord("�")]
+    conversation = await first_turn("ca", sampled=broken)
+    prompt = await conversation.ask([USER, assistant("ca"), AGAIN])
+    assert prompt.parent_call_id == "call-0"
+
+
+async def test_a_template_that_trims_keeps_what_was_sampled() -> None:
+    conversation = await first_turn("\n cab \n", trims=True)
+    prompt = await conversation.ask([USER, assistant("\n cab \n"), AGAIN])
+    assert prompt.parent_call_id == "call-0"
+
+
+async def test_an_edited_answer_forks() -> None:
+    conversation = await first_turn()
+    prompt = await conversation.ask([USER, assistant("dog"), AGAIN])
+    assert (prompt.prompt_ids, prompt.parent_call_id, prompt.fork_cause) == (None, None, ForkCause.ANSWER_EDITED)
+
+
+async def test_a_field_that_the_template_does_not_write_may_change() -> None:
+    conversation = Conversation()
+    await conversation.turn([USER], assistant("cab", reasoning="hm"), [*spelt("cab"), END])
+    prompt = await conversation.ask([USER, assistant("cab"), AGAIN])
+    assert prompt.parent_call_id == "call-0"
+
+
+async def test_reasoning_that_the_template_strips_forks_because_history_is_rewritten() -> None:
+    conversation = await first_turn("<think>hm</think>cab", strip_reasoning=True)
+    prompt = await conversation.ask([USER, assistant("<think>hm</think>cab"), AGAIN])
+    assert prompt.fork_cause == ForkCause.TEMPLATE_REWRITES_HISTORY
+    assert prompt.prompt_ids is None
+
+
+async def test_reasoning_that_the_template_keeps_while_tools_run_does_not_fork() -> None:
+    conversation = await first_turn("<think>hm</think>cab", strip_reasoning=True)
+    result = {"role": "tool", "tool_call_id": "x", "content": "3"}
+    prompt = await conversation.ask([USER, assistant("<think>hm</think>cab"), result])
+    assert prompt.parent_call_id == "call-0"
+
+
+async def test_an_answer_that_says_less_than_was_sampled_forks() -> None:
+    conversation = await first_turn("cab", sampled=[*spelt("cab, and more"), END])
+    prompt = await conversation.ask([USER, assistant("cab"), AGAIN])
+    assert prompt.fork_cause == ForkCause.TEMPLATE_CHANGES_MESSAGE
+
+
+async def test_other_tools_fork() -> None:
+    conversation = await first_turn()
+    prompt = await conversation.ask([USER, assistant("cab"), AGAIN], tools=[TOOL])
+    assert prompt.fork_cause == ForkCause.TOOLS_CHANGED
+
+
+async def test_a_removed_answer_and_a_shortened_history_fork() -> None:
+    conversation = await first_turn()
+    await conversation.turn([USER, assistant("cab"), AGAIN], assistant("dog"), [*spelt("dog"), END])
+    removed = await conversation.ask([USER, AGAIN, AGAIN])
+    assert removed.fork_cause == ForkCause.HISTORY_CHANGED
+    shortened = await conversation.ask([AGAIN, assistant("dog"), USER])
+    assert shortened.fork_cause == ForkCause.HISTORY_CHANGED
+
+
+async def test_another_agents_first_call_is_no_fork() -> None:
+    conversation = await first_turn()
+    examples = [{"role": "system", "content": "Judge."}, {"role": "user", "content": "x"}, assistant("y"), USER]
+    prompt = await conversation.ask(examples, agent="judge")
+    assert (prompt.parent_call_id, prompt.fork_cause) == (None, None)
+
+
+async def test_the_same_question_again_is_no_fork() -> None:
+    conversation = await first_turn()
+    prompt = await conversation.ask([USER])
+    assert (prompt.parent_call_id, prompt.fork_cause) == (None, None)
+
+
+async def test_of_several_answers_the_one_sent_back_is_continued() -> None:
+    conversation = await first_turn("one")
+    second = await conversation.turn([USER], assistant("two"), [*spelt("two"), END])
+    await conversation.turn([USER], assistant("three"), [*spelt("three"), END])
+    prompt = await conversation.ask([USER, assistant("two"), AGAIN])
+    assert prompt.parent_call_id == second.call_id
+
+
+async def test_images_fork_because_their_ids_are_not_text() -> None:
+    conversation = await first_turn()
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+    prompt = await conversation.ask([USER, assistant("cab"), picture])
+    assert prompt.fork_cause == ForkCause.NOT_ONLY_TEXT
