@@ -9,6 +9,9 @@ from pydantic import BaseModel, Field
 
 from foundation.strict import StrictModel
 
+POLICY_MODEL = "policy"
+"""A model name that every server takes for the one it hosts, so that agents need not know what they are played by."""
+
 EpisodeKind = Literal["train", "eval"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
