@@ -1,0 +1,158 @@
+"""Whole studies through the command line, on the echo engine: verdicts, kills at any moment, tampering."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.killed import MOMENTS
+
+ROOT = Path(__file__).parents[2]
+REPEAT = ROOT / "tests" / "instruments" / "repeat"
+TOPIC = "Does a learning rate of 1e-3 repeat words faster than 1e-5?"
+LIMIT_S = 300
+
+
+@dataclass
+class Machine:
+    """A user's data directory, and the commands run in it."""
+
+    home: Path
+
+    def researcher(self, *words: str, moment: str | None = None) -> subprocess.CompletedProcess[str]:
+        program = ["-m", "researcher.main"] if moment is None else [str(ROOT / "tests/e2e/killed.py"), moment]
+        environ = {**os.environ, "RESEARCHER_HOME": str(self.home), "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+        environ.pop("RESEARCHER_DATABASE_URL", None)
+        environ.pop("MLFLOW_TRACKING_URI", None)
+        return subprocess.run(
+            [sys.executable, *program, *words],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+    def start(self, topic: str = TOPIC, moment: str | None = None) -> subprocess.CompletedProcess[str]:
+        words = ("start", "--topic", topic, "--instrument", str(REPEAT), "--engine", "echo", "--seeds", "3")
+        return self.researcher(*words, moment=moment)
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.researcher("status", "--json").stdout)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with sqlite3.connect(self.home / "researcher.db") as database:
+            return database.execute(query).fetchall()
+
+    def change(self, statement: str) -> None:
+        with sqlite3.connect(self.home / "researcher.db") as database:
+            assert database.execute(statement).rowcount == 1
+
+    def end_leftovers(self) -> None:
+        """End servers and clients that a killed researcher left, by the pids that they wrote down."""
+        for file in self.home.glob("studies/**/pid"):
+            try:
+                os.killpg(int(file.read_text()), signal.SIGKILL)
+            except (ProcessLookupError, PermissionError, ValueError):
+                continue
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    machine = Machine(tmp_path_factory.mktemp("undisturbed"))
+    done = machine.start()
+    assert done.returncode == 0, done.stderr
+    yield machine
+    machine.end_leftovers()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path / "home")
+    yield made
+    made.end_leftovers()
+
+
+def _conclusions(machine: Machine) -> tuple[list[tuple[str, str]], dict[str, float]]:
+    status = machine.status()
+    verdicts = [(record["hypothesis"], record["verdict"]) for record in status["verdicts"]]
+    return verdicts, {trial["key"]: trial["finals"]["auc_reward"] for trial in status["trials"]}
+
+
+def test_a_study_ends_with_a_verdict_and_a_report_that_recomputes(undisturbed: Machine) -> None:
+    status = undisturbed.status()
+    assert status["status"] == "done"
+    assert [record["verdict"] for record in status["verdicts"]] == ["supported"]
+    verified = undisturbed.researcher("verify")
+    assert verified.returncode == 0, verified.stdout
+    folder = undisturbed.home / "studies" / status["id"]
+    assert (folder / "report.md").is_file()
+    assert "http" not in "".join(line for line in (folder / "report.html").read_text().splitlines() if "src=" in line)
+
+
+@pytest.mark.parametrize("moment", list(MOMENTS))
+def test_a_study_killed_at_any_moment_resumes_to_the_same_verdict(
+    moment: str, machine: Machine, undisturbed: Machine
+) -> None:
+    killed = machine.start(moment=moment)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = machine.researcher("resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert _conclusions(machine) == _conclusions(undisturbed)
+    done = machine.rows("select trial_key, count(*) from attempts where outcome = 'done' group by trial_key")
+    assert len(done) == 6
+    assert {count for _, count in done} == {1}
+    assert machine.researcher("verify").returncode == 0
+
+
+def test_a_stored_metric_that_was_changed_is_found_and_its_claim_named(machine: Machine) -> None:
+    assert machine.start().returncode == 0
+    machine.change(
+        "update trial_metrics set value = value + 0.25 where rowid = "
+        "(select rowid from trial_metrics where name = 'auc_reward' and step is null limit 1)"
+    )
+    verified = machine.researcher("verify")
+    assert verified.returncode == 1
+    assert "auc_reward" in verified.stdout
+
+
+def test_swapping_the_arms_flips_the_sign_and_equal_arms_are_not_supported(
+    tmp_path: Path, undisturbed: Machine
+) -> None:
+    swapped, equal = Machine(tmp_path / "swapped"), Machine(tmp_path / "equal")
+    try:
+        assert swapped.start("Does a learning rate of 1e-5 repeat words faster than 1e-3?").returncode == 0
+        assert equal.start("Does a learning rate of 1e-4 repeat words faster than 1e-4?").returncode == 0
+        effects = [each.status()["verdicts"][0]["effect"]["diff"] for each in (undisturbed, swapped)]
+        assert effects[0] > 0 > effects[1]
+        assert equal.status()["verdicts"][0]["verdict"] != "supported"
+    finally:
+        swapped.end_leftovers()
+        equal.end_leftovers()
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [
+        ("Is the moon made of cheese?", "learning_rate"),
+        ("Does a learning rat of 1e-3 repeat words faster than 1e-5?", "learning_rate"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_clear_error_with_the_nearest_things(
+    topic: str, says: str, machine: Machine
+) -> None:
+    refused = machine.start(topic)
+    assert refused.returncode == 2
+    assert says in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert machine.researcher("list").stdout.startswith("no studies yet")
