@@ -144,7 +144,7 @@ class VllmInference:
         """
         async with self._publishing:
             if weights_dir is None and self._weights_dir is None:
-                self._spans.change(version, await self._frozen_counts())
+                self._spans.change(version, await self.sampled_so_far())
                 return
             try:
                 async with asyncio.timeout(_PUBLISH_LIMIT_S):
@@ -166,8 +166,8 @@ class VllmInference:
         self._spans.change(version, counts)
         await client.resume()
 
-    async def _frozen_counts(self) -> dict[str, int]:
-        """What calls in flight have sampled so far; the weights stay, so they need not stop for it."""
+    async def sampled_so_far(self) -> dict[str, int]:
+        """How many tokens each request in flight has sampled, by the engine's own request id; none while it is down."""
         return await self._serving().sampled_counts() if self.health.ready else {}
 
     # -- the child ------------------------------------------------------------------------------------------------

@@ -6,14 +6,15 @@ One course for every dialect. Knows neither HTTP frameworks nor a concrete engin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from foundation.clock import Clock
 from foundation.ids import Ids
-from swarm.engine.seam import Dialect, Engine, EngineDown, EngineHealth, Sampled, SampleRequest
+from swarm.engine.seam import Dialect, Engine, EngineDown, EngineHealth, Sampled, SampledEvent, SampleRequest
+from swarm.protocol.episodes import POLICY_MODEL
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.server.coordinator.calls import OpenCall
 from swarm.server.coordinator.desk import Desk
@@ -177,28 +178,29 @@ class Gateway:
         while True:
             shown = False
             try:
-                async for event in self._engine.stream(request.sample_request()):
-                    request.taking.take(event)
-                    if request.taking.finished and not request.closed:
-                        request.attempt.answer = request.taking.answer()
-                        self._close(request)
-                    if event.data is not None:
-                        shown = True
-                        yield request.rules.frame(event.data)
+                async with _closing(self._engine.stream(request.sample_request())) as events:
+                    async for event in events:
+                        request.taking.take(event)
+                        if request.taking.finished and not request.closed:
+                            request.attempt.answer = request.taking.answer()
+                            self._close(request)
+                        if event.data is not None:
+                            shown = True
+                            yield request.rules.frame(event.data)
                 return
             except EngineDown:
                 if shown or not await self._engine_back(give_up_at):
                     raise
                 request.taking.start_over()
 
-    async def _engine_back(self, give_up_at: float) -> None:
-        """Return when it may be worth trying again. Raises: the EngineDown that is being handled, past the limit."""
+    async def _engine_back(self, give_up_at: float) -> bool:
+        """Wait until it may be worth trying again; False when it is not any more."""
         left = give_up_at - self._clock.monotonic()
         if self._failed or left <= 0:
-            raise
+            return False
         if self._ready.is_set():  # the crash is not noticed yet, or is over already
             await self._clock.sleep(_AGAIN_AFTER_S)
-            return None
+            return True
         waits = [asyncio.ensure_future(self._ready.wait()), asyncio.ensure_future(self._clock.sleep(left))]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -235,3 +237,13 @@ class Gateway:
                 self._close(request, complete=False)
         finally:
             request.attempt.over.set()
+
+
+@asynccontextmanager
+async def _closing(events: AsyncIterator[SampledEvent]) -> AsyncGenerator[AsyncIterator[SampledEvent], None]:
+    """Close the stream at once when it is left, so that the sampling stops."""
+    try:
+        yield events
+    finally:
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()

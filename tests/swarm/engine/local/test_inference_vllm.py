@@ -1,0 +1,215 @@
+"""Real vLLM: what it must keep for every recorded token to be true. Pins the undocumented ways that we rely on."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.engine.local.inference import VllmInference
+from swarm.engine.seam import RequestRefused, Sampled, SampledEvent, SampleRequest
+from swarm.protocol.episodes import WeightsVersion
+from tests.vllm_fixture import LoopThread
+
+pytestmark = pytest.mark.slow
+
+BODY: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "What is 2+3? Answer with a number."}],
+    "temperature": 1.0,
+    "max_tokens": 16,
+    "seed": 3,
+}
+OTHER = {"messages": [{"role": "user", "content": "Name three colours of the rainbow."}]}
+
+
+def ask(prompt_ids: list[int] | None = None, **fields: Any) -> SampleRequest:
+    return SampleRequest(dialect="chat.completions", body=BODY | fields, prompt_ids=prompt_ids)
+
+
+async def until(holds: Callable[[], Awaitable[bool]], limit_s: float = 30.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while True:  # another process's state has no event to wait for
+            if await holds():
+                return
+            await asyncio.sleep(0.05)
+
+
+async def _down(vllm: VllmInference) -> bool:
+    return not vllm.health.ready
+
+
+async def streamed(vllm: VllmInference, request: SampleRequest) -> list[SampledEvent]:
+    return [event async for event in vllm.stream(request)]
+
+
+def version(step: int) -> WeightsVersion:
+    return WeightsVersion(run_id="run-1", step=step)
+
+
+def test_the_engine_samples_from_the_ids_that_it_is_given(vllm: VllmInference, vllm_loop: LoopThread) -> None:
+    async def both() -> tuple[list[int], Sampled, list[SampledEvent]]:
+        ids = await vllm.render("chat.completions", OTHER)
+        return ids, await vllm.sample(ask(ids)), await streamed(vllm, ask(ids))
+
+    ids, whole, events = vllm_loop.run(both())
+    assert whole.prompt_ids == ids
+    assert [event.prompt_ids for event in events if event.prompt_ids is not None] == [ids]
+    assert "2+3" not in vllm.decode(whole.prompt_ids)
+    (choice,) = whole.choices
+    assert len(choice.sampled_ids) == len(choice.logprobs)
+    assert [token for event in events for part in event.choices for token in part.sampled_ids] == choice.sampled_ids
+
+
+def test_the_answer_shows_what_the_client_asked_for_and_no_more(vllm: VllmInference, vllm_loop: LoopThread) -> None:
+    plain = vllm_loop.run(vllm.sample(ask()))
+    assert plain.answer["choices"][0]["logprobs"] is None
+    assert plain.answer["choices"][0]["token_ids"] is None
+    assert plain.answer["prompt_token_ids"] is None
+    curious = vllm_loop.run(vllm.sample(ask(logprobs=True, top_logprobs=2, return_token_ids=True)))
+    assert curious.answer["choices"][0]["token_ids"] == plain.choices[0].sampled_ids
+    assert len(curious.answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
+    for event in vllm_loop.run(streamed(vllm, ask())):
+        for choice in (event.data or {}).get("choices", ()):
+            assert not choice.get("logprobs")
+            assert not choice.get("token_ids")
+            assert choice["delta"] or choice["finish_reason"]
+
+
+def test_logprobs_are_those_after_temperature(vllm: VllmInference, vllm_loop: LoopThread) -> None:
+    """At T=2 all log-probabilities of the vocabulary's head follow from those at T=1; the raw ones would be equal."""
+    hot = vllm_loop.run(vllm.sample(ask(temperature=2.0, max_tokens=1, logprobs=True, top_logprobs=5)))
+    cool = vllm_loop.run(vllm.sample(ask(temperature=1.0, max_tokens=1, logprobs=True, top_logprobs=5)))
+    tops = [
+        [entry["logprob"] for entry in sampled.answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]]
+        for sampled in (hot, cool)
+    ]
+    assert tops[0][-1] - tops[0][-2] == pytest.approx((tops[1][-1] - tops[1][-2]) / 2, abs=1e-3)
+
+
+def test_equal_seeds_give_equal_tokens_and_many_seeded_prompts_at_once_are_served(
+    vllm: VllmInference, vllm_loop: LoopThread
+) -> None:
+    """A chunked prefill of a seeded request ends vLLM's engine on the CPU: 80 long prompts at once must not."""
+    filler = " ".join(str(number) for number in range(120))
+
+    async def many() -> list[Sampled]:
+        requests = [
+            ask(messages=[{"role": "user", "content": f"{filler} {number % 2}"}], seed=7, max_tokens=2)
+            for number in range(80)
+        ]
+        return list(await asyncio.gather(*(vllm.sample(request) for request in requests)))
+
+    assert len(vllm_loop.run(many())) == 80
+    first, again = vllm_loop.run(vllm.sample(ask(seed=11))), vllm_loop.run(vllm.sample(ask(seed=11)))
+    assert first.choices[0].sampled_ids == again.choices[0].sampled_ids
+
+
+def test_an_unfit_request_is_refused_in_openais_format(vllm: VllmInference, vllm_loop: LoopThread) -> None:
+    long = [{"role": "user", "content": "word " * 3000}]
+    for request in (ask(messages=long), ask(temperature=-1), ask(use_beam_search=True)):
+        with pytest.raises(RequestRefused) as refused:
+            vllm_loop.run(vllm.sample(request))
+        assert refused.value.status == 400
+        assert refused.value.body["error"]["message"]
+        with pytest.raises(RequestRefused):
+            vllm_loop.run(streamed(vllm, request))
+
+
+def test_closing_a_stream_stops_its_sampling(vllm: VllmInference, vllm_loop: LoopThread) -> None:
+    async def start_and_leave() -> None:
+        events = vllm.stream(ask(max_tokens=1500, ignore_eos=True))
+        async for event in events:
+            if event.choices:
+                break
+        assert await vllm.sampled_so_far()
+        await events.aclose()
+
+        async def gone() -> bool:
+            await vllm.sample(ask(max_tokens=2))  # the engine forgets requests when it makes its next step
+            return all(count <= 2 for count in (await vllm.sampled_so_far()).values())
+
+        await until(gone)
+
+    vllm_loop.run(start_and_leave())
+
+
+def test_weights_change_under_calls_in_flight_and_every_token_says_which_sampled_it(
+    vllm: VllmInference, vllm_loop: LoopThread, smollm2: Path
+) -> None:
+    async def over_a_change() -> tuple[list[Sampled], list[SampledEvent], Sampled]:
+        await vllm.publish(None, version(1))
+        long = {"max_tokens": 120, "ignore_eos": True}
+        tasks = [asyncio.create_task(vllm.sample(ask(seed=seed, **long))) for seed in range(4)]
+        several = asyncio.create_task(vllm.sample(ask(n=2, **long)))
+        events = []
+        async for event in vllm.stream(ask(**long)):
+            events.append(event)
+            if len(events) == 20:
+                change = asyncio.create_task(vllm.publish(smollm2, version(2)))
+        await change
+        after = await vllm.sample(ask())
+        return [*await asyncio.gather(*tasks), await several], events, after
+
+    whole, events, after = vllm_loop.run(over_a_change())
+    for sampled in whole:
+        for choice in sampled.choices:
+            assert [span.version.step for span in choice.versions] == [1, 2]
+            assert (choice.versions[0].start, choice.versions[-1].end) == (0, 120)
+            assert choice.versions[0].end == choice.versions[1].start
+    steps = [
+        span.version.step
+        for event in events
+        for choice in event.choices
+        for span in choice.versions
+        for _ in range(span.end - span.start)
+    ]
+    assert len(steps) == 120
+    assert steps == sorted(steps)
+    assert set(steps) == {1, 2}
+    assert steps.count(1) >= 18
+    assert [span.version.step for span in after.choices[0].versions] == [2]
+
+
+def test_other_weights_give_other_logprobs_and_come_back_after_a_crash(
+    vllm: VllmInference, vllm_loop: LoopThread, smollm2: Path, tmp_path: Path
+) -> None:
+    """Weights are published, the child is killed: it comes back by itself, with the published weights."""
+    _write_noisy_copy(smollm2, tmp_path)
+
+    async def through_a_crash() -> list[list[float]]:
+        seen = []
+        for directory, step in ((None, 3), (tmp_path, 4), (None, 5), (tmp_path, 6)):
+            await vllm.publish(directory, version(step))
+            seen.append((await vllm.sample(ask())).choices[0].logprobs)
+        assert vllm.process_id is not None
+        os.kill(vllm.process_id, signal.SIGKILL)
+        await until(lambda: _down(vllm))
+        await vllm.boot()
+        seen.append((await vllm.sample(ask())).choices[0].logprobs)
+        await vllm.publish(None, version(7))
+        return seen
+
+    own, noisy, own_again, noisy_again, after_crash = vllm_loop.run(through_a_crash())
+    assert own == own_again
+    assert noisy == noisy_again == after_crash
+    assert all(math.isfinite(logprob) for logprob in noisy)
+    assert own != noisy
+
+
+def _write_noisy_copy(model: Path, out: Path) -> None:
+    """The same checkpoint, its weights a little off."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(0)
+    tensors = {
+        name: tensor + 0.02 * torch.randn_like(tensor)
+        for name, tensor in load_file(model / "model.safetensors").items()
+    }
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
