@@ -103,13 +103,13 @@ class EpisodeBook:
         if failed is not None:
             raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed for good: {failed.reason}")
         if run.row.status == "failed":
-            raise Refusal(ErrorCode.ENGINE_FAILED, f"run {run.run_id} failed: {run.row.reason}", status="failed")
+            raise Refusal(ErrorCode.ENGINE_FAILED, f"run {run.run_id} failed: {run.row.reason}", run_status="failed")
         if run.row.released:
             detail = f"run {run.run_id} is {run.row.status} and no longer served; start another"
-            raise Refusal(ErrorCode.OVER_LIMIT, detail, status=run.row.status)
+            raise Refusal(ErrorCode.OVER_LIMIT, detail, run_status=run.row.status)
         if claim.kind == "train" and run.row.status != "running":
             detail = f"run {run.run_id} is {run.row.status}: it {run.row.reason}"
-            raise Refusal(ErrorCode.OVER_LIMIT, detail, status=run.row.status)
+            raise Refusal(ErrorCode.OVER_LIMIT, detail, run_status=run.row.status)
         return run
 
     def _claim_slot(self, claim: EpisodeClaim, run: Run) -> GrantedLease | NotYet:
