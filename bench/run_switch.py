@@ -43,9 +43,10 @@ def wait_for(http: httpx.Client, reached: Any, what: str) -> None:
 
 
 def train_one_step(http: httpx.Client, run_id: str) -> None:
+    model = http.get("/swarm/v1/status").raise_for_status().json()["model"]
     for reward in (0.0, 1.0):
         grant = claim(http, run_id)
-        body = {"model": "any", "messages": [{"role": "user", "content": "Say one word"}]}
+        body = {"model": model, "messages": [{"role": "user", "content": "Say one word"}]}
         key = {"Authorization": f"Bearer {grant['api_key']}"}
         http.post("/v1/chat/completions", json=body, headers=key).raise_for_status()
         end = {"lease": grant["lease"], "reward": reward}
@@ -59,8 +60,11 @@ def switch(http: httpx.Client, previous: str) -> tuple[str, float]:
     wait_for(http, lambda status: status["phase"] == "idle", "the stop")
     began = time.monotonic()
     created = http.post("/swarm/v1/runs", json={"spec": _SPEC}).raise_for_status().json()
-    claim(http, created["run_id"])
-    return created["run_id"], time.monotonic() - began
+    grant = claim(http, created["run_id"])
+    seconds = time.monotonic() - began
+    abort = {"lease": grant["lease"], "reason": "only its grant was timed"}
+    http.post(f"/swarm/v1/episodes/{grant['episode_id']}:abort", json=abort).raise_for_status()
+    return created["run_id"], seconds
 
 
 def main() -> None:
