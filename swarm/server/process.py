@@ -150,14 +150,19 @@ class _Server(uvicorn.Server):
         self._closing = closing
 
     def stop(self) -> None:
+        """Answer who waits, finish what is under way, end."""
         self._closing.set()
         self.should_exit = True
+
+    def _on_signal(self) -> None:
+        self.force_exit = self.should_exit  # asked twice: do not wait for answers under way
+        self.stop()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             yield
         finally:

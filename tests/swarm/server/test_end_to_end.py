@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -35,15 +36,25 @@ def start_run(http: httpx.Client, **changes: Any) -> str:
     return str(http.post("/swarm/v1/runs", json={"spec": SPEC | changes}).raise_for_status().json()["run_id"])
 
 
+def claim_body(run_id: str, task_id: str) -> dict[str, Any]:
+    return {"run_id": run_id, "client_id": "test", "task_id": task_id}
+
+
 def claim(http: httpx.Client, run_id: str, task_id: str, **fields: Any) -> dict[str, Any]:
-    body = {"run_id": run_id, "client_id": "test", "task_id": task_id, **fields}
-    return dict(http.post("/swarm/v1/episodes:claim", json=body).raise_for_status().json())
+    answer = http.post("/swarm/v1/episodes:claim", json=claim_body(run_id, task_id) | fields)
+    return dict(answer.raise_for_status().json())
 
 
 def ask(grant: dict[str, Any], text: str, **fields: Any) -> str:
     with openai.OpenAI(base_url=grant["base_url"], api_key=grant["api_key"]) as client:
         answer = client.chat.completions.create(model="echo", messages=[{"role": "user", "content": text}], **fields)
     return str(answer.choices[0].message.content)
+
+
+def ask_plainly(http: httpx.Client, grant: dict[str, Any], text: str) -> None:
+    body = {"model": "echo", "messages": [{"role": "user", "content": text}]}
+    key = {"Authorization": f"Bearer {grant['api_key']}"}
+    http.post("/v1/chat/completions", json=body, headers=key).raise_for_status()
 
 
 def end(http: httpx.Client, grant: dict[str, Any], reward: float, **fields: Any) -> httpx.Response:
@@ -184,6 +195,33 @@ def test_a_client_that_hangs_up_stops_its_sampling(tmp_path: Path) -> None:
             assert time.monotonic() < until
         assert not calls[0]["complete"]
         assert len(calls[0]["sampled_ids"]) < 100
+
+
+def test_a_full_disk_is_told_and_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    limit = 300_000  # bytes that any one file of the server may have
+    script = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+    wrapper = (sys.executable, "-c", f"{script}; os.execv(sys.argv[1], sys.argv[1:])")
+    kept: list[str] = []
+    with ServerProcess(tmp_path / "state", wrapper=wrapper) as server, server.client() as http:
+        run_id = start_run(http, batch={"tasks": 500, "group_size": 4})
+        for number in range(500):
+            answer = http.post("/swarm/v1/episodes:claim", json=claim_body(run_id, f"t-{number}"))
+            if answer.status_code == 200:
+                grant = answer.json()
+                ask_plainly(http, grant, "Say " + "word" * 100)
+                answer = end(http, grant, 1.0)
+            if answer.status_code != 200:
+                break
+            kept.append(grant["episode_id"])
+        assert kept
+        assert (answer.status_code, answer.json()["code"]) == (507, "storage_full")
+        assert "disk" in answer.json()["detail"]
+        assert http.get("/swarm/v1/status").status_code == 200
+        server.stop()
+        assert "Traceback" not in server.log_path.read_text()
+    with ServerProcess(tmp_path / "state") as server, server.client() as http:
+        fates = {entry["episode_id"]: entry["state"] for entry in ledger(http, run_id=run_id)}
+        assert [fates[episode_id] for episode_id in kept] == ["ended"] * len(kept)
 
 
 def test_killing_the_whole_server_loses_no_acknowledged_episode(tmp_path: Path) -> None:
