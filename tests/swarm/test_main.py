@@ -1,0 +1,215 @@
+"""The swarm command: quick help, one clear line for each error, and training from a shell alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.serving import ServerProcess
+from swarm.main import main
+
+ROOT = Path(__file__).parents[2]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "state", "--log-level", "warning") as process:
+        monkeypatch.setenv("SWARM_URL", process.url)
+        monkeypatch.delenv("SWARM_TOKEN", raising=False)
+        yield process
+
+
+def swarm(*arguments: str) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as exit:
+        return int(exit.code or 0)
+
+
+def answer(capsys: Capture, *arguments: str) -> Any:
+    """What a command with --json says, as data."""
+    assert swarm(*arguments, "--json") == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+# -- without a server -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "start", "--help"], ["serve", "--help"], ["try", "--help"]])
+def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(arguments: list[str]) -> None:
+    heavy = ("torch", "vllm", "fastapi", "uvicorn", "httpx", "openai")
+    code = (
+        "import sys\nfrom swarm.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        f"sys.exit(','.join(m for m in {heavy!r} if m in sys.modules) or 0)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert "usage: swarm" in done.stdout
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["run", "status", "--url", "http://127.0.0.1:9"], 1, "start one with `swarm serve`"),
+        (["run", "status", "--url", "nonsense"], 1, "it looks like http://"),
+        (["runn"], 2, "did you mean run?"),
+        (["run", "status", "--watsh"], 2, "did you mean --watch?"),
+        (["run", "start", "--set", "optimizer.learning_rte=1"], 2, "did you mean 'optimizer.learning_rate'?"),
+        (["run", "start", "--set", "optimizer"], 2, "write path=value"),
+        (["run", "start", "--set", "batch.group_size=1"], 2, "at least 2"),
+        (["run", "start", "/nowhere/spec.json"], 2, "cannot read /nowhere/spec.json"),
+        (["run", "patch", "--url", "http://127.0.0.1:9"], 2, "nothing to change"),
+        (["episode", "claim"], 2, "which task?"),
+        (["episode", "end", "--reward", "1"], 2, "which episode?"),
+        (["ledger", "--reason", "ecpired"], 2, "did you mean expired?"),
+        (["try", "no_such_module:f", "--task", "x"], 1, "no module 'no_such_module'"),
+        (["try", "json:dumpz", "--task", "x"], 1, "did you mean 'dump"),
+        (["models", "get", "smolm2-135m"], 1, "did you mean 'smollm2-135m'?"),
+    ],
+)
+def test_an_error_is_one_clear_line(
+    arguments: list[str], code: int, said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SWARM_URL", "SWARM_TOKEN", "SWARM_EPISODE", "SWARM_LEASE"):
+        monkeypatch.delenv(name, raising=False)
+    assert swarm(*arguments) == code
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_an_error_is_json_where_that_was_asked_for(capsys: Capture) -> None:
+    assert swarm("run", "status", "--url", "http://127.0.0.1:9", "--json") == 1
+    assert "swarm serve" in json.loads(capsys.readouterr().err)["error"]
+
+
+def test_models_are_listed(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_MODELS", str(tmp_path))
+    assert answer(capsys, "models", "list") == {"cached": [], "known": ["smollm2-135m"]}
+
+
+# -- with one ---------------------------------------------------------------------------------------------------------
+
+
+def start(capsys: Capture, *arguments: str) -> str:
+    sizes = ["--set", "batch.tasks=1", "--set", "batch.group_size=2"]
+    return str(answer(capsys, "run", "start", *sizes, *arguments)["run_id"])
+
+
+def ask(grant: dict[str, Any], text: str) -> str:
+    body = {"model": "policy", "messages": [{"role": "user", "content": text}]}
+    headers = {"Authorization": f"Bearer {grant['api_key']}"}
+    reply = httpx.post(f"{grant['base_url']}/chat/completions", json=body, headers=headers, trust_env=False)
+    return str(reply.raise_for_status().json()["choices"][0]["message"]["content"])
+
+
+@pytest.mark.usefixtures("server")
+def test_a_run_is_started_changed_followed_and_stopped(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "spec.toml").write_text("seed = 7\n[optimizer]\nlearning_rate = 4e-5\n")
+    run_id = start(capsys, str(tmp_path / "spec.toml"), "--key", "k")
+    assert start(capsys, str(tmp_path / "spec.toml"), "--key", "k") == run_id
+    status = answer(capsys, "run", "status")
+    assert status["run"]["spec"]["optimizer"]["learning_rate"] == 4e-5
+    assert status["server"]["run_id"] == run_id
+    assert answer(capsys, "run", "patch", "--set", "optimizer.learning_rate=1e-5")["config_version"] == 2
+    assert swarm("run", "patch", "--if-version", "1", "--set", "max_staleness=0") == 1
+    assert swarm("run", "start", "--set", "seed=8") == 1
+    assert run_id in capsys.readouterr().err
+    assert swarm("run", "status") == 0
+    assert "no steps yet" in capsys.readouterr().out
+    assert swarm("run", "stop") == 0
+    assert swarm("run", "status", run_id, "--watch") == 1
+    assert "stopped" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("server")
+def test_a_black_box_agent_is_trained_from_a_shell(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = start(capsys, "--set", "limits.steps=1")
+    for number, reward in enumerate(["1.0", "0.0"]):
+        assert swarm("episode", "claim", "--task", "t-1") == 0
+        (tmp_path / "grant.json").write_text(capsys.readouterr().out)
+        ask(json.loads((tmp_path / "grant.json").read_text()), f"Repeat w{number}")
+        assert swarm("episode", "end", str(tmp_path / "grant.json"), "--reward", reward, "--metric", "turns=1") == 0
+        assert json.loads(capsys.readouterr().out)["status"] == "pooled"
+    assert swarm("run", "status", run_id, "--watch") == 0
+    assert "complete" in capsys.readouterr().out
+    assert swarm("ledger", "--run-id", run_id) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all("trained at step 1" in line or "in_step at step 1" in line for line in lines)
+    claim = {"task_id": "t-2", "kind": "eval"}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(claim)))
+    grant = answer(capsys, "episode", "claim", "-")
+    monkeypatch.setenv("SWARM_EPISODE", grant["episode_id"])
+    monkeypatch.setenv("SWARM_LEASE", grant["lease"])
+    assert answer(capsys, "episode", "abort", "--reason", "had enough")["detail"] == "had enough"
+    assert swarm("episode", "end", "--reward", "1") == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("server")
+def test_a_claim_can_be_exported_to_a_shell(capsys: Capture) -> None:
+    start(capsys)
+    assert swarm("episode", "claim", "--task", "t", "--kind", "eval", "--export") == 0
+    names = [line.split("=")[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == [f"export {name}" for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "SWARM_EPISODE", "SWARM_LEASE")]
+
+
+ROLLOUTS = """
+import httpx
+from swarm.client import Outcome
+
+async def good(episode, task):
+    body = {"model": "policy", "messages": [{"role": "user", "content": task.query}], **episode.sampling}
+    async with httpx.AsyncClient(base_url=episode.base_url, headers={"Authorization": f"Bearer {episode.api_key}"}) as http:
+        answer = (await http.post("chat/completions", json=body)).raise_for_status().json()
+    return Outcome(reward=0.25 if answer["choices"] else 0.0)
+
+async def bad(episode, task):
+    raise KeyError(task.metadata["name"])
+
+def plain(episode, task):
+    return 1.0
+"""
+
+
+@pytest.mark.usefixtures("server")
+def test_a_rollout_is_tried_without_training(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "agent.py").write_text(ROLLOUTS)
+    run_id = start(capsys)
+    assert swarm("try", f"{tmp_path}/agent.py:good", "--task", "Repeat hello", "--temperature", "0.5") == 0
+    shown = capsys.readouterr().out
+    assert "reward 0.25" in shown
+    assert '"Repeat hello"' in shown
+    assert "temperature 0.5" in shown
+    assert swarm("try", f"{tmp_path}/agent.py:bad", "--task", "x", "--metadata", '{"name": "nemo"}') == 1
+    shown = capsys.readouterr().out
+    assert "Traceback" in shown
+    assert "KeyError: 'nemo'" in shown
+    assert swarm("try", f"{tmp_path}/agent.py:plain", "--task", "x") == 1
+    assert "async def" in capsys.readouterr().err
+    tried = answer(capsys, "try", f"{tmp_path}/agent.py:good", "--task", "Repeat hi")
+    assert tried["failure"] is None
+    assert swarm("trace", tried["trace"]["entry"]["episode_id"]) == 0
+    assert "call 0" in capsys.readouterr().out
+    assert answer(capsys, "run", "status", run_id)["run"]["step"] == 0
+    assert swarm("ledger", "--kind", "eval", "--reason", "aborted", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "dropped"
