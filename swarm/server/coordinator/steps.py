@@ -232,7 +232,7 @@ class StepBook:
         assert run is not None
         if run.row.status != "running":
             detail = f"run {run.run_id} is {run.row.status}; only a running one can be changed"
-            raise Refusal(ErrorCode.OVER_LIMIT, detail, status=run.row.status)
+            raise Refusal(ErrorCode.OVER_LIMIT, detail, run_status=run.row.status)
         if if_match is not None and if_match != run.config_version:
             detail = f"the config is at version {run.config_version}, not {if_match}; read it and try again"
             raise Refusal(ErrorCode.CONFIG_CONFLICT, detail, config_version=run.config_version)
