@@ -44,10 +44,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def try_rollout(args: argparse.Namespace) -> int:
     """Exit code 0 when the rollout came to a reward, 1 when it crashed."""
     from swarm.cli.records import trace_text
+    from swarm.client.errors import WorkflowFault
     from swarm.client.workflow import load_rollout
 
     task = _task(args)
-    attempt = asyncio.run(_try(args, load_rollout(args.rollout), task))
+    try:
+        rollout = load_rollout(args.rollout)
+    except WorkflowFault:
+        raise
+    except Exception:  # noqa: BLE001 - the module is the person's own; its traceback is what they asked to see
+        attempt = _Attempt(failure=traceback.format_exc())
+    else:
+        attempt = asyncio.run(_try(args, rollout, task))
     if args.json:
         trace = None if attempt.trace is None else attempt.trace.model_dump(mode="json")
         print(json.dumps({"reward": attempt.reward, "failure": attempt.failure, "trace": trace}))

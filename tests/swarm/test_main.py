@@ -94,6 +94,12 @@ def test_an_error_is_one_clear_line(
     assert captured.out == ""
 
 
+def test_a_rollout_file_that_cannot_be_imported_shows_its_traceback(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "agent.py").write_text("import no_such_library\n")
+    assert swarm("try", f"{tmp_path}/agent.py:f", "--task", "x") == 1
+    assert "no_such_library" in capsys.readouterr().out
+
+
 def test_an_error_is_json_where_that_was_asked_for(capsys: Capture) -> None:
     assert swarm("run", "status", "--url", "http://127.0.0.1:9", "--json") == 1
     assert "swarm serve" in json.loads(capsys.readouterr().err)["error"]

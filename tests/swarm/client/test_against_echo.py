@@ -196,6 +196,21 @@ async def test_a_trial_that_was_killed_goes_on_where_it_stopped(event: str, tmp_
         await check_whole(server.url, run_id)
 
 
+async def test_a_trial_that_is_told_to_stop_gives_its_episodes_back(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "state", "--log-level", "warning", "--echo-latency-s", "0.2") as server:
+        async with SwarmClient(server.url) as swarm:
+            run_id = (await swarm.start_run(spec())).run_id
+            process = trial(blueprint(server, run_id, tmp_path / "b.json"))
+            async for status in swarm.statuses(wait_s=1.0):
+                if status.pool.running:
+                    break
+            process.send_signal(signal.SIGTERM)
+            code, _, err = finished(process)
+            assert code == 1
+            assert "SIGTERM" in err
+            assert (await swarm.status()).pool.running == 0
+
+
 async def test_a_trial_fails_with_its_traceback_when_its_rollouts_do(
     echo_server: ServerProcess, tmp_path: Path
 ) -> None:

