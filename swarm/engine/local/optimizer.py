@@ -1,0 +1,104 @@
+"""AdamW over a model's weights, one weight at a time while it is in the cache: clip, step, measure the change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from swarm.engine.seam import TrainingRefused
+from swarm.protocol.runspec import OptimizerSpec
+
+_STATE = ("step", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(slots=True)
+class WeightsChange:
+    """Squared norms, in double precision."""
+
+    moved: float = 0.0
+    before: float = 0.0
+
+    def add(self, other: WeightsChange) -> None:
+        self.moved += other.moved
+        self.before = self.before or other.before
+
+    @property
+    def relative(self) -> float:
+        return math.sqrt(self.moved / self.before) if self.before else 0.0
+
+
+class Optimizer:
+    """Moments live as long as the run does; `forget` begins anew.
+
+    Gradients are kept and zeroed instead of freed: giving half a gigabyte back at each step costs more than a step.
+    """
+
+    def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
+        self._weights = dict(weights)
+        self._parts: dict[str, AdamW] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        self._parts = {name: AdamW([weight], fused=True) for name, weight in self._weights.items()}
+
+    def begin(self) -> None:
+        """Zero the gradients."""
+        for weight in self._weights.values():
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            else:
+                weight.grad.zero_()
+
+    def grad_norm(self) -> float:
+        """Over all weights, before clipping."""
+        return math.sqrt(sum(float(torch.linalg.vector_norm(_grad(weight))) ** 2 for weight in self._weights.values()))
+
+    @torch.no_grad()
+    def step(self, spec: OptimizerSpec, learning_rate: float) -> tuple[float, WeightsChange]:
+        """One update. Returns the gradient norm before clipping, and by how much the weights changed.
+
+        Raises: TrainingRefused, with no weight touched, when the gradient is not finite.
+        """
+        norm = self.grad_norm()
+        if not math.isfinite(norm):
+            raise TrainingRefused(f"the gradient norm is {norm}; lower optimizer.learning_rate or look at the rewards")
+        shrink = min(1.0, spec.max_grad_norm / (norm + 1e-6))
+        change = WeightsChange()
+        for name, weight in self._weights.items():
+            part = self._parts[name]
+            part.param_groups[0]["lr"] = learning_rate
+            part.param_groups[0]["weight_decay"] = spec.weight_decay
+            if shrink < 1.0:
+                _grad(weight).mul_(shrink)
+            before = weight.detach().clone()
+            change.before += float(torch.linalg.vector_norm(before)) ** 2
+            part.step()
+            change.moved += float(torch.linalg.vector_norm(before.sub_(weight))) ** 2
+        return norm, change
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments and step counts as `name/exp_avg`, …; empty before the first step."""
+        return {
+            f"{name}/{key}": part.state[self._weights[name]][key]
+            for name, part in self._parts.items()
+            if part.state
+            for key in _STATE
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Raises: KeyError when a weight's moments are missing, unless there are none at all."""
+        self.forget()
+        for name, part in self._parts.items():
+            if state:
+                part.state[self._weights[name]] = {key: state[f"{name}/{key}"].clone() for key in _STATE}
+
+
+def _grad(weight: nn.Parameter) -> Tensor:
+    if weight.grad is None:
+        raise ValueError("gradients are made by `begin`")
+    return weight.grad
