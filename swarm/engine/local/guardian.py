@@ -8,17 +8,23 @@ killed processes is removed. Imports the standard library alone.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-SHARED_MEMORY = "/dev/shm/"
+SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.|torch_)[^/ ]*$")
+"""Shared memory as multiprocessing and torch name it. Files of other names belong to someone who asked for them."""
+LOOK_EVERY_S = 10.0
+_KILL_LIMIT_S = 10.0
 
 
 def main(argv: list[str]) -> int:
@@ -37,8 +43,10 @@ def main(argv: list[str]) -> int:
     )
     for fd in passed_fds:
         os.close(fd)
+    segments: set[str] = set()
     while (status := _reap(child.pid)) is None:
-        readable, _, _ = select.select([alive_fd, wake_read], [], [])
+        readable, _, _ = select.select([alive_fd, wake_read], [], [], LOOK_EVERY_S)
+        segments |= _segments(_descendants(os.getpid()))  # now, since nobody maps them once it has ended by itself
         if wake_read in readable:
             os.read(wake_read, 4096)
         if stop_asked:
@@ -46,7 +54,7 @@ def main(argv: list[str]) -> int:
             os.kill(child.pid, signal.SIGTERM)
         if alive_fd in readable and not os.read(alive_fd, 1):
             break
-    _end_all(child.pid)
+    _end_all(child.pid, segments)
     code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
     return code if code >= 0 else 128 - code
 
@@ -70,47 +78,93 @@ def _reap(child: int) -> int | None:
             return None
 
 
-def _end_all(child: int) -> None:
-    """Kill the child's group, and what left the group but came from it; then free the shared memory they held."""
-    segments: set[str] = set()
-    try:
-        for pid in _descendants(os.getpid()):
-            segments |= _segments_of(pid)
+def _end_all(child: int, segments: set[str]) -> None:
+    """Kill the child's group, what left the group but came from it, and free the shared memory they held."""
+    with contextlib.suppress(ProcessLookupError):  # the group ended by itself
         os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # the group ended by itself
-    while pids := _descendants(os.getpid()):
-        for pid in pids:
-            segments |= _segments_of(pid)
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # ended meanwhile
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            break
-    for path in segments:
-        Path(path).unlink(missing_ok=True)
+    until = time.monotonic() + _KILL_LIMIT_S
+    while (pids := _descendants(os.getpid())) and time.monotonic() < until:
+        segments |= _segments(pids)
+        _kill(pids)
+        _reap(child)
+        time.sleep(0.005)
+    _free(segments)
+
+
+def end_session(leader: int, started: int) -> None:
+    """Kill what is left of a guardian's session after the guardian itself was killed, and free its shared memory.
+
+    started: the guardian's start time (`start_time`), so that a later process with its id is left alone.
+    """
+    if start_time(leader) not in (None, started):
+        return
+    segments: set[str] = set()
+    until = time.monotonic() + _KILL_LIMIT_S
+    while (pids := _session(leader, started)) and time.monotonic() < until:
+        segments |= _segments(pids)
+        _kill(pids)
+        time.sleep(0.005)
+    _free(segments)
+
+
+def start_time(pid: int) -> int | None:
+    """When a process began, in the system's ticks since its start; None when there is no such process."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def _session(leader: int, started: int) -> list[int]:
+    """Living processes of a session that began no earlier than its leader."""
+    pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    found = [(pid, fields) for pid in pids if (fields := _stat(pid)) is not None]
+    return [
+        pid for pid, fields in found if int(fields[3]) == leader and fields[0] != "Z" and int(fields[19]) >= started
+    ]
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the state on; None when there is no such process, or no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
 
 
 def _descendants(pid: int) -> list[int]:
     """Every living process below `pid`, as far as the system tells."""
-    try:
-        children = [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []  # ended meanwhile, or a system without /proc
-    return children + [below for child in children for below in _descendants(child)]
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children += [int(text) for text in task.read_text().split()]
+        except OSError:
+            continue  # ended meanwhile
+    alive = [child for child in children if (fields := _stat(child)) is not None and fields[0] != "Z"]
+    return alive + [below for child in alive for below in _descendants(child)]
 
 
-def _segments_of(pid: int) -> set[str]:
-    """Shared-memory files that a process maps and that are still named."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return set()  # ended meanwhile
-    paths = (line[line.index(SHARED_MEMORY) :] for line in maps.splitlines() if SHARED_MEMORY in line)
-    return {path for path in paths if not path.endswith(" (deleted)")}
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # ended meanwhile
+
+
+def _segments(pids: list[int]) -> set[str]:
+    """Shared-memory files that these processes map."""
+    found: set[str] = set()
+    for pid in pids:
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        except OSError:
+            continue  # ended meanwhile
+        found |= {match[0] for line in maps.splitlines() if (match := SEGMENT.search(line))}
+    return found
+
+
+def _free(segments: set[str]) -> None:
+    for path in segments:
+        Path(path).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from foundation.clock import Clock
 from foundation.logs import redact
+from foundation.paths import write_atomically
 from swarm.engine.local import guardian
 from swarm.engine.seam import EngineDown, EngineHealth
 
@@ -47,14 +48,17 @@ class ChildFailed(EngineDown):
 class ChildProcess:
     """One running child. It dies with this process, whatever ends this process."""
 
-    def __init__(self, command: ChildCommand, process: asyncio.subprocess.Process, alive_fd: int) -> None:
+    def __init__(self, command: ChildCommand, process: asyncio.subprocess.Process, alive_fd: int, began: int) -> None:
         self.command = command
         self._process = process
+        self._began = began
         self._alive_fd: int | None = alive_fd
 
     @classmethod
     async def start(cls, command: ChildCommand) -> ChildProcess:
         """Start the command in a session of its own."""
+        session_file = command.log_path.with_name(command.log_path.name + ".session")
+        _end_left_over(session_file)
         guard_fd, alive_fd = os.pipe()
         passed = ",".join(str(fd) for fd in command.pass_fds)
         try:
@@ -74,7 +78,9 @@ class ChildProcess:
             raise
         finally:
             os.close(guard_fd)
-        return cls(command, process, alive_fd)
+        began = guardian.start_time(process.pid) or 0
+        write_atomically(session_file, f"{process.pid} {began}".encode())
+        return cls(command, process, alive_fd, began)
 
     @property
     def running(self) -> bool:
@@ -88,6 +94,8 @@ class ChildProcess:
         """Exit status of the command; 128 + signal when a signal ended it."""
         code = await self._process.wait()
         self._let_go()
+        if code < 0:  # the guardian itself was killed, and could not clean up
+            guardian.end_session(self._process.pid, self._began)
         return code
 
     async def stop(self, grace_s: float = 5.0) -> None:
@@ -98,7 +106,7 @@ class ChildProcess:
         self._let_go()  # the guardian kills whatever is left
         if not await self._ended_within(_KILL_LIMIT_S):
             self._signal(signal.SIGKILL)
-            await self._process.wait()
+            await self.wait()
 
     def last_lines(self, count: int = 12) -> str:
         """The end of its log, with secrets taken out."""
@@ -131,6 +139,15 @@ class ChildProcess:
         if self._alive_fd is not None:
             os.close(self._alive_fd)
             self._alive_fd = None
+
+
+def _end_left_over(session_file: Path) -> None:
+    """End what a server that was killed together with its guardian may have left of the same child."""
+    try:
+        leader, began = (int(text) for text in session_file.read_text().split())
+    except (FileNotFoundError, ValueError):
+        return  # there was none, or it was being written when the power went
+    guardian.end_session(leader, began)
 
 
 def _fresh_log(path: Path) -> BinaryIO:

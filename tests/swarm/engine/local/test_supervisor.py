@@ -140,6 +140,27 @@ async def test_stopping_a_child_ends_its_own_children_and_frees_their_shared_mem
     assert not segment_is_there(segment)
 
 
+async def test_what_a_killed_guardian_leaves_is_ended_before_the_next_start(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = textwrap.dedent(f"""
+        import subprocess, sys, time
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        open({str(note)!r}, "w").write(str(child.pid))
+        print("up", flush=True)
+        time.sleep(600)
+    """)
+    async with supervised(tmp_path, code) as supervisor:
+        await supervisor.boot()
+        inner = int(note.read_text())
+        assert supervisor.child is not None
+        os.kill(supervisor.child.guardian_pid, signal.SIGKILL)
+        await until(lambda: not supervisor.health.ready)
+        await supervisor.boot()
+        assert not alive(inner)
+        assert alive(int(note.read_text()))
+    assert not alive(int(note.read_text()))
+
+
 async def test_a_child_dies_with_a_server_that_is_killed(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     child_code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
