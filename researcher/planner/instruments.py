@@ -1,0 +1,174 @@
+"""Instruments on this machine: found, read from `study.toml`, validated, hashed.
+
+Looks in `studies/` of the clone and in the folders of `RESEARCHER_STUDIES`; a folder may also be given directly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from foundation.strict import explain, nearest
+from researcher.models import Factor, Instrument, Scalar
+from researcher.planner.refusals import PlanningRefused
+from swarm.protocol.runspec import RunSpec, merge_patch
+
+DECLARATION = "study.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class InstrumentFolder:
+    """An instrument as it lies on this machine. code: SHA-256 over the files of its folder."""
+
+    instrument: Instrument
+    path: Path
+    code: str
+
+
+def available(environ: Mapping[str, str] | None = None) -> list[InstrumentFolder]:
+    """Every instrument, by name.
+
+    Raises: PlanningRefused when a declaration is wrong, or two instruments have one name.
+    """
+    found = [read_instrument(path) for root in _roots(environ) for path in _declared(root)]
+    twice = [name for name, count in Counter(each.instrument.name for each in found).items() if count > 1]
+    if twice:
+        places = ", ".join(str(each.path) for each in found if each.instrument.name == twice[0])
+        raise PlanningRefused(f"two instruments are called {twice[0]!r} ({places}); rename one in its {DECLARATION}")
+    return sorted(found, key=lambda each: each.instrument.name)
+
+
+def open_instrument(name: str, environ: Mapping[str, str] | None = None) -> InstrumentFolder:
+    """By name, or by folder.
+
+    Raises: PlanningRefused with the nearest names.
+    """
+    if (Path(name) / DECLARATION).is_file():
+        return read_instrument(Path(name))
+    if os.sep in name:
+        raise PlanningRefused(f"no instrument in {name!r}: the folder holds no {DECLARATION}")
+    known = available(environ)
+    for each in known:
+        if each.instrument.name == name:
+            return each
+    names = [each.instrument.name for each in known]
+    guess = nearest(name, names)
+    hint = f"did you mean {guess!r}?" if guess else f"there are: {', '.join(names) or 'none'}"
+    raise PlanningRefused(f"no instrument is called {name!r}; {hint}", [guess] if guess else names)
+
+
+def read_instrument(path: Path) -> InstrumentFolder:
+    """Read and check one folder.
+
+    Raises: PlanningRefused naming the file and each bad field, misspelt ones with the nearest name.
+    """
+    file = path / DECLARATION
+    try:
+        instrument = Instrument.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except tomllib.TOMLDecodeError as error:
+        raise PlanningRefused(f"{file} is not valid TOML: {error}") from error
+    except ValidationError as error:
+        problems = [str(problem) for problem in explain(error, Instrument)]
+        raise PlanningRefused(f"{file}: {'; '.join(problems)}", problems) from error
+    problems = [*_inconsistencies(instrument), *_wrong_targets(instrument)]
+    if not (path / instrument.workflow).is_file():
+        problems.append(f"workflow: there is no file {instrument.workflow!r} in the folder")
+    if problems:
+        raise PlanningRefused(f"{file}: {'; '.join(problems)}", problems)
+    return InstrumentFolder(instrument, path.resolve(), folder_digest(path))
+
+
+def folder_digest(path: Path) -> str:
+    """SHA-256 over names and contents of the folder's files; caches and hidden files do not count."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix()):
+        parts = file.relative_to(path).parts
+        if not file.is_file() or file.suffix == ".pyc" or any(p.startswith(".") or p == "__pycache__" for p in parts):
+            continue
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        digest.update(f"{'/'.join(parts)}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def level_problem(factor: Factor, level: Scalar) -> str | None:
+    """Why a factor cannot take this level, in words; None when it can."""
+    if factor.type in ("choice", "bool"):
+        allowed = factor.choices if factor.type == "choice" else (False, True)
+        return None if level in allowed else f"{factor.name} is one of {', '.join(map(str, allowed))}, not {level}"
+    if isinstance(level, bool | str):
+        return f"{factor.name} takes numbers, not {level}"
+    if factor.type == "int" and level != int(level):
+        return f"{factor.name} takes whole numbers, not {level:g}"
+    if (factor.low is not None and level < factor.low) or (factor.high is not None and level > factor.high):
+        return f"{factor.name} goes from {_bound(factor.low)} to {_bound(factor.high)}; {level:g} lies outside"
+    return None
+
+
+def nested(path: str, value: object) -> dict[str, object]:
+    """`nested("a.b", 1)` is `{"a": {"b": 1}}`."""
+    head, _, rest = path.partition(".")
+    return {head: nested(rest, value) if rest else value}
+
+
+def _roots(environ: Mapping[str, str] | None) -> list[Path]:
+    env = os.environ if environ is None else environ
+    further = [Path(part).expanduser() for part in env.get("RESEARCHER_STUDIES", "").split(os.pathsep) if part]
+    return [Path(__file__).resolve().parents[2] / "studies", *further]
+
+
+def _declared(root: Path) -> Iterable[Path]:
+    if (root / DECLARATION).is_file():
+        return [root]
+    return sorted(file.parent for file in root.glob(f"*/{DECLARATION}"))
+
+
+def _inconsistencies(instrument: Instrument) -> Iterable[str]:
+    for what, names in (
+        ("factors", [factor.name for factor in instrument.factors]),
+        ("metrics", [metric.name for metric in instrument.metrics]),
+    ):
+        for name, count in Counter(names).items():
+            if count > 1:
+                yield f"{what}: {name!r} is declared {count} times"
+    metrics = [metric.name for metric in instrument.metrics]
+    if instrument.defaults.metric not in metrics:
+        yield f"defaults.metric: {instrument.defaults.metric!r} is none of {', '.join(metrics)}"
+    if instrument.defaults.max_seeds < instrument.defaults.seeds:
+        yield "defaults.max_seeds: must not be below defaults.seeds"
+    for metric in instrument.metrics:
+        if metric.margin <= 0:
+            yield f"metrics.{metric.name}.margin: must be above 0"
+        if metric.kind == "steps_to_threshold" and metric.threshold is None:
+            yield f"metrics.{metric.name}.threshold: steps_to_threshold needs one"
+    for factor in instrument.factors:
+        if factor.type == "choice" and not factor.choices:
+            yield f"factors.{factor.name}.choices: a choice needs them"
+        elif problem := level_problem(factor, factor.default):
+            yield f"factors.{factor.name}.default: {problem}"
+
+
+def _wrong_targets(instrument: Instrument) -> Iterable[str]:
+    """Targets that nothing answers to. A run target is tried on a RunSpec."""
+    for factor in instrument.factors:
+        room, _, path = factor.target.partition(".")
+        if factor.target == "study.steps" or (room == "task" and path):
+            continue
+        if room != "run" or not path:
+            yield f"factors.{factor.name}.target: {factor.target!r} is none of run.<field>, task.<name>, study.steps"
+            continue
+        try:
+            RunSpec.model_validate(merge_patch(instrument.defaults.run, nested(path, factor.default)))
+        except ValidationError as error:
+            problems = "; ".join(str(problem) for problem in explain(error, RunSpec))
+            yield f"factors.{factor.name}: {problems}"
+
+
+def _bound(value: float | None) -> str:
+    return "anything" if value is None else f"{value:g}"

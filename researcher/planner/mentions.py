@@ -1,0 +1,190 @@
+"""What a topic mentions: factors, choices of factors, metrics and models, found by their names and aliases.
+
+The longest phrase wins. Misspelt names are found too, and never taken for what they resemble: see `misspelt`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from researcher.models import Factor, Instrument, Metric, Scalar
+from researcher.planner.wording import BETTER, LESS, MORE, QUALITIES, WORSE, Token, phrase, words
+
+ALIKE = 0.85
+_VOID = words("schedule scheduler decay warmup warm annealing estimator normalisation normalization distribution")
+"""After a factor's name these make another thing of it: a learning rate schedule is no learning rate."""
+_COMPARING = BETTER | WORSE | MORE | LESS | QUALITIES | words("how learn learning train training")
+_MODEL_NAME = re.compile(r"\b(?=[\w.\-]*\d)[A-Za-z]{3,}[\w.]*(?:-[\w.]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """Tokens [start, end) name `what`. choice: a level that was named together with its factor."""
+
+    start: int
+    end: int
+    what: Factor | Metric
+    choice: Scalar | None = None
+    weak: bool = False
+    """A metric recognised only by a word of comparing, such as `faster`."""
+
+
+def mentions(instrument: Instrument, found: Sequence[Token]) -> list[Mention]:
+    """Everything that the topic names, in its order, without overlaps."""
+    dictionary = _dictionary(instrument)
+    longest = max(len(keys) for keys in dictionary)
+    result: list[Mention] = []
+    at = 0
+    while at < len(found):
+        for length in range(min(longest, len(found) - at), 0, -1):
+            keys = tuple(token.key for token in found[at : at + length])
+            if keys in dictionary and not _voided(found, at + length):
+                what, choice = dictionary[keys]
+                weak = isinstance(what, Metric) and all(key in _COMPARING for key in keys)
+                result.append(Mention(at, at + length, what, choice, weak))
+                at += length
+                break
+        else:
+            at += 1
+    named = {m.what.name for m in result if isinstance(m.what, Factor) and m.choice is None}
+    return [m for m in result if m.choice is None or m.what.name in named or _several_choices(result, m)]
+
+
+def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> list[tuple[str, str]]:
+    """Phrases of the topic that are nearly the name of a factor or metric: (as written, the name it resembles).
+
+    A metric's name in another form (`accurate`) is no misspelling; `inflected` finds those.
+    """
+    taken = {i for mention in named for i in range(mention.start, mention.end)}
+    mentioned = {mention.what.name for mention in named}
+    has_metric = any(isinstance(mention.what, Metric) for mention in named)
+    result: list[tuple[float, str, str]] = []
+    for thing in _things(instrument):
+        if thing.name in mentioned or (isinstance(thing, Metric) and has_metric):
+            continue
+        for keys in _phrases(thing):
+            for at, written in _windows(found, len(keys), taken):
+                likeness = _likeness(written, keys)
+                if likeness >= ALIKE and not (isinstance(thing, Metric) and _same_root(written, keys)):
+                    result.append((likeness, " ".join(token.text for token in found[at : at + len(keys)]), thing.name))
+    best: dict[str, tuple[float, str, str]] = {}
+    for hit in sorted(result, reverse=True):
+        best.setdefault(hit[1], hit)
+    return [(text, name) for _, text, name in best.values()]
+
+
+def inflected(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> Mention | None:
+    """A metric named in another form of its word: `accurate` for accuracy."""
+    taken = {i for mention in named for i in range(mention.start, mention.end)}
+    for metric in instrument.metrics:
+        for keys in _phrases(metric):
+            for at, written in _windows(found, len(keys), taken):
+                if _likeness(written, keys) >= ALIKE and _same_root(written, keys):
+                    return Mention(at, at + len(keys), metric)
+    return None
+
+
+def nearest_names(instrument: Instrument, found: Sequence[Token]) -> list[str]:
+    """All factors, then all metrics; each by how much a word of the topic resembles one of its names."""
+    written = [token.key for token in found if token.kind == "word"]
+
+    def closeness(thing: Factor | Metric) -> float:
+        parts = [" ".join(keys) for keys in _phrases(thing)]
+        return max((SequenceMatcher(None, word, part).ratio() for word in written for part in parts), default=0.0)
+
+    factors = sorted(instrument.factors, key=closeness, reverse=True)
+    metrics = sorted(instrument.metrics, key=closeness, reverse=True)
+    return [factor.name for factor in factors] + [metric.name for metric in metrics]
+
+
+def keyword_hits(instrument: Instrument, found: Sequence[Token]) -> int:
+    """How many of the instrument's keywords, and of its own name, the topic contains."""
+    keys = [token.key for token in found]
+    wanted = {phrase(word) for word in (instrument.name, *instrument.keywords)}
+    return sum(_contains(keys, each) for each in wanted if each)
+
+
+def split_models(topic: str, models: Iterable[str]) -> tuple[str, list[str], list[str]]:
+    """The topic without model names, the available models that it names, and names of models that are not available."""
+    known, unknown = [], []
+    by_length = sorted(models, key=len, reverse=True)
+
+    def take(match: re.Match[str]) -> str:
+        text = match.group().rstrip(".-")
+        fits = [model for model in by_length if _plain(text) and _plain(model).startswith(_plain(text))]
+        if fits:
+            known.append(fits[0])
+        elif _looks_like_a_model(text):
+            unknown.append(text)
+        else:
+            return match.group()
+        return " model "
+
+    return _MODEL_NAME.sub(take, topic), known, unknown
+
+
+def _dictionary(instrument: Instrument) -> dict[tuple[str, ...], tuple[Factor | Metric, Scalar | None]]:
+    dictionary: dict[tuple[str, ...], tuple[Factor | Metric, Scalar | None]] = {}
+    for thing in _things(instrument):
+        for keys in _phrases(thing):
+            dictionary.setdefault(keys, (thing, None))
+    for factor in instrument.factors:
+        for choice in factor.choices:
+            if factor.type == "choice" and (keys := phrase(str(choice))):
+                dictionary.setdefault(keys, (factor, choice))
+    return dictionary
+
+
+def _things(instrument: Instrument) -> list[Factor | Metric]:
+    return [*instrument.factors, *instrument.metrics]
+
+
+def _phrases(thing: Factor | Metric) -> list[tuple[str, ...]]:
+    return [keys for keys in dict.fromkeys(phrase(name) for name in (thing.name, *thing.aliases)) if keys]
+
+
+def _voided(found: Sequence[Token], end: int) -> bool:
+    return end < len(found) and found[end].key in _VOID
+
+
+def _several_choices(result: Sequence[Mention], mention: Mention) -> bool:
+    own = {other.choice for other in result if other.what == mention.what and other.choice is not None}
+    return len(own) >= 2
+
+
+def _windows(found: Sequence[Token], length: int, taken: set[int]) -> Iterable[tuple[int, tuple[str, ...]]]:
+    for at in range(len(found) - length + 1):
+        window = found[at : at + length]
+        if not taken & set(range(at, at + length)) and all(token.kind == "word" for token in window):
+            yield at, tuple(token.key for token in window)
+
+
+def _likeness(written: tuple[str, ...], keys: tuple[str, ...]) -> float:
+    """Short names and words of comparing resemble nothing: too much else looks like them."""
+    one, other = " ".join(written), " ".join(keys)
+    if len(other) < 5 or (len(written) == 1 and one in _COMPARING):
+        return 0.0
+    return SequenceMatcher(None, one, other).ratio()
+
+
+def _same_root(written: tuple[str, ...], keys: tuple[str, ...]) -> bool:
+    one, other = " ".join(written), " ".join(keys)
+    return one[:6] == other[:6] and len(one) >= 6
+
+
+def _contains(keys: Sequence[str], wanted: tuple[str, ...]) -> bool:
+    return any(tuple(keys[at : at + len(wanted)]) == wanted for at in range(len(keys) - len(wanted) + 1))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _looks_like_a_model(text: str) -> bool:
+    """Letters with a size or version, such as Qwen2.5-0.5B or llama-3; not `step5` or `top-5`."""
+    return bool(
+        re.match(r"(?i)(?:[a-z]{3,}-?\d+(?:\.\d+)?(?:-\w[\w.]*)+|[a-z]{4,}-?\d+(?:\.\d+)?-?\d*[bm]?)$", text)
+    ) and (not re.match(r"(?i)(?:steps?|seeds?|lr|top|size|group|batch|digits?|temp\w*|rate|tokens?)-?\d", text))

@@ -1,0 +1,147 @@
+"""The words of a topic: text → tokens with numbers in all usual forms, and the vocabulary of comparing.
+
+English only. Knows nothing of factors, metrics or instruments.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Literal
+
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_DASHES = str.maketrans({"−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "’": "'", "→": " to "})
+
+_NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+(?:\.\d+)?|\.\d+)"
+_TOKEN = re.compile(
+    rf"""
+      (?P<power>(?:{_NUMBER}\s*[x×*·]\s*)?10\s*\^\s*[({{]?\s*[-+]?\d+[)}}]?|{_NUMBER}\s*[x×*·]\s*10[-+]\d+)(?![\w.]*[a-z])
+    | (?P<times>{_NUMBER}(?:x|×)(?![a-z0-9]))
+    | (?P<number>(?:(?<![\w)])-)?{_NUMBER}(?:e[-+]?\d+)?)(?P<percent>\s?%)?(?!\w)
+    | (?P<word>[a-z]+'[a-z]+|\d*[a-z][a-z0-9]*)
+    | (?P<mark>->|=>|[^\s\w])
+    """,
+    re.VERBOSE,
+)
+
+
+def words(text: str) -> frozenset[str]:
+    """A vocabulary, written as a line of text."""
+    return frozenset(text.split())
+
+
+NUMBER_WORDS = {
+    "zero": 0, "one": 1, "single": 1, "two": 2, "double": 2, "three": 3, "triple": 3, "four": 4, "five": 5, "six": 6,
+    "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14,
+    "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20, "thirty": 30,
+    "forty": 40, "fifty": 50, "sixty": 60, "hundred": 100,
+}  # fmt: skip
+
+BETTER = words(
+    "better best faster fastest quicker quickest sooner earlier easier easiest improve improved improving improvement help "
+    "helped helping helpful beat beating outperform outperformed outperforming superior benefit benefited beneficial boost "
+    "boosted boosting speed accelerate accelerated accelerating win cheaper worth exceed surpass gain good well"
+)
+WORSE = words(
+    "worse worst slower slowest hurt hurting harm harmed harming harmful degrade degraded degrading degradation impair "
+    "impaired damage damaged damaging inferior slow later harder hinder hindered bad badly collapse collapsing"
+)
+MORE = words(
+    "higher highest high increase increased increasing raise raised raising more most greater greatest larger largest large "
+    "bigger biggest big longer grow growing rise rising up"
+)
+LESS = words(
+    "lower lowest low lowering lowered decrease decreased decreasing reduce reduced reducing reduction less least fewer fewest "
+    "smaller smallest small shorter drop dropping shrink shrinking down"
+)
+QUALITIES = words(
+    "efficient efficiency fast quick speed performance stable stability quality robust effective reliable reliability"
+)
+"""`more` of these is better, whatever the metric counts."""
+SCALES = {
+    "doubling": 2.0, "double": 2.0, "doubled": 2.0, "twice": 2.0, "halving": 0.5, "halve": 0.5, "halved": 0.5, "half": 0.5,
+    "tripling": 3.0, "tripled": 3.0, "triple": 3.0, "quadrupling": 4.0, "quadrupled": 4.0, "quadruple": 4.0,
+    "tenfold": 10.0, "twofold": 2.0,
+}  # fmt: skip
+SWITCHED_ON = words("adding add added using use enabling enabled enable activating include including introducing")
+SWITCHED_OFF = words("without no removing remove removed dropping disabling disabled disable omitting")
+ARTICLES = words("a an the any some its of our this that")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One word, number or mark. key: singular and lower case; what phrases are compared by.
+
+    value: of a number or a number word. times: a factor to multiply by (`10x`, `ten times`), never a level.
+    """
+
+    text: str
+    key: str
+    kind: Literal["word", "number", "times", "mark"]
+    value: float | None = None
+
+
+def tokens(text: str) -> list[Token]:
+    """The tokens of a text. Hyphens and underscores inside words count as spaces."""
+    found = []
+    for match in _TOKEN.finditer(_normalised(text)):
+        found.append(_token(match))
+    return _with_times(found)
+
+
+def phrase(text: str) -> tuple[str, ...]:
+    """The keys by which a name or alias is recognised."""
+    return tuple(token.key for token in tokens(text) if token.kind != "mark")
+
+
+def number_text(value: float) -> str:
+    """A number as a person writes it: 4e-5, 0.7, 16."""
+    return re.sub(r"e([+-]?)0*(\d)", lambda m: f"e{m.group(1).replace('+', '')}{m.group(2)}", f"{value:.10g}")
+
+
+def _normalised(text: str) -> str:
+    # Superscripts first: NFKC would turn 10⁻⁵ into 10-5.
+    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda m: "^" + m.group().translate(_SUPERSCRIPTS), text)
+    text = unicodedata.normalize("NFKC", text.translate(_DASHES)).translate(_DASHES).lower()
+    text = text.replace("**", "^").replace("_", " ")
+    text = re.sub(r"(?<=[a-z])(?<!\de)-(?=[a-z0-9.])", " ", text)
+    return re.sub(r"(?<=\d)-(?=[a-z])", " ", text)
+
+
+def _token(match: re.Match[str]) -> Token:
+    text = match.group()
+    if match.group("power"):
+        return Token(text, text, "number", _power(text))
+    if match.group("times"):
+        return Token(text, text, "times", float(text[:-1].replace(",", "")))
+    if match.group("number"):
+        value = float(match.group("number").replace(",", ""))
+        value = value / 100 if match.group("percent") else value
+        return Token(text, number_text(value), "number", value)
+    if match.group("word"):
+        word = text.removesuffix("'s")
+        return Token(text, _singular(word), "word", NUMBER_WORDS.get(word))
+    return Token(text, text, "mark")
+
+
+def _power(text: str) -> float:
+    """`1x10^-5`, `10^-5`, `4·10-5`."""
+    mantissa, _, exponent = re.sub(r"[\s(){}]", "", text).rpartition("10")
+    return float(f"{mantissa.rstrip('x×*·').replace(',', '') or 1}e{int(exponent.lstrip('^'))}")
+
+
+def _singular(word: str) -> str:
+    plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
+    return word[:-1] if plural else word
+
+
+def _with_times(found: list[Token]) -> list[Token]:
+    """`10 times` and `tenfold`: the number is what to multiply by."""
+    result: list[Token] = []
+    for i, token in enumerate(found):
+        following = found[i + 1].key if i + 1 < len(found) else ""
+        if token.value is not None and following in ("time", "fold", "x"):
+            token = Token(token.text, token.key, "times", token.value)
+        result.append(token)
+    return result
