@@ -1,0 +1,127 @@
+"""The numbers of a report. Each is a claim: a name, an expression, its value, and how it is printed.
+
+All rules of printing are here: templates and drawings never format a number themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import StrEnum
+
+from researcher.analysis.power import MOST_SEEDS
+from researcher.models import Claim, Metric
+from researcher.report.expressions import Evaluator
+from researcher.report.records import Records
+from researcher.report.vocabulary import Value
+
+ABSENT = "not measured"
+
+
+class Style(StrEnum):
+    """How a value is printed. VALUE and DIFF take the decimals of a metric (`decimals_of`)."""
+
+    WORD = "word"
+    COUNT = "count"
+    SEEDS = "seeds"
+    VALUE = "value"
+    DIFF = "diff"
+    PLAIN = "plain"
+    PERCENT = "percent"
+    P = "p"
+    SECONDS = "seconds"
+    SHORT = "short"
+
+
+class Ledger:
+    """Collects the claims of one report, in the order in which they are made."""
+
+    def __init__(self, records: Records) -> None:
+        self._evaluator = Evaluator(records)
+        self._claims: dict[str, Claim] = {}
+
+    @property
+    def claims(self) -> list[Claim]:
+        return list(self._claims.values())
+
+    def claim(self, name: str, expression: str, style: Style, decimals: int = 0) -> Claim:
+        """A new claim, evaluated now.
+
+        Raises: ValueError when the name stands for something else already; as `Evaluator.value`.
+        """
+        value = self._evaluator.value(expression)
+        made = Claim(name=name, expression=expression, value=value, text=printed(value, style, decimals))
+        known = self._claims.setdefault(name, made)
+        if known != made:
+            raise ValueError(f"claim {name!r} is {known.expression} already; {expression} needs a name of its own")
+        return known
+
+
+def decimals_of(metric: Metric) -> int:
+    """Decimals that show a fiftieth of the metric's smallest effect of interest, and no more."""
+    return max(0, math.ceil(-math.log10(metric.margin / 50))) if metric.margin > 0 else 3
+
+
+def printed(value: Value, style: Style, decimals: int = 0) -> str:
+    """`value` as the report prints it; `ABSENT` for None."""
+    if value is None:
+        return ABSENT
+    if isinstance(value, str):
+        return value[:12] if style is Style.SHORT else value
+    if style in (Style.VALUE, Style.DIFF):
+        return _fixed(value, decimals, signed=style is Style.DIFF)
+    return _PRINTERS[style](value)
+
+
+def _fixed(value: float, decimals: int, *, signed: bool = False) -> str:
+    rounded = round(value, decimals) + 0.0  # no negative zero
+    sign = "−" if rounded < 0 else "+" if signed and rounded > 0 else ""
+    return f"{sign}{abs(rounded):,.{decimals}f}"
+
+
+def _count(value: float) -> str:
+    return _fixed(value, 0)
+
+
+def _seeds(value: float) -> str:
+    return f"{_count(MOST_SEEDS)} or more" if value >= MOST_SEEDS else _count(value)
+
+
+def _plain(value: float) -> str:
+    """Three digits that count, small and large numbers as powers of ten."""
+    if value == int(value) and abs(value) < 1e6:
+        return _count(value)
+    return f"{value:.3g}".replace("-", "−", 1) if value < 0 else f"{value:.3g}"
+
+
+def _percent(value: float) -> str:
+    share = 100 * value
+    if 99.95 <= share < 100:
+        return "above 99.9 %"
+    return f"{share:.0f} %" if math.isclose(share, round(share), abs_tol=1e-9) else f"{share:.1f} %"
+
+
+def _p(value: float) -> str:
+    return "below 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _seconds(value: float) -> str:
+    if value < 120:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {seconds} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min"
+
+
+_PRINTERS: dict[Style, Callable[[float], str]] = {
+    Style.WORD: _plain,
+    Style.COUNT: _count,
+    Style.SEEDS: _seeds,
+    Style.PLAIN: _plain,
+    Style.PERCENT: _percent,
+    Style.P: _p,
+    Style.SECONDS: _seconds,
+    Style.SHORT: _plain,
+}

@@ -1,0 +1,364 @@
+"""What stands on the page: every section's claims and quotations, before any wording. Templates only place them.
+
+A quotation (a question, a reason, an arm's name) is printed as recorded; a number is a claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from researcher.analysis.samples import deciding_stage
+from researcher.models import Arm, Claim, Effect, Hypothesis, Metric, Plan, Stage, StudyData, TrialRecord, TrialStatus
+from researcher.report.claims import Ledger, Style, decimals_of
+from researcher.report.drawing import Interval, effects, learning_curves, sparkline
+from researcher.report.expressions import call
+from researcher.report.records import Records
+
+Claims = dict[str, Claim]
+"""By the short name that templates use."""
+_CURVE = "reward_mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HypothesisPart:
+    hypothesis: Hypothesis
+    stage: Stage
+    """The one that decides."""
+    verdict: str
+    reason: str
+    measured: bool
+    claims: Claims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmPart:
+    arm: Arm
+    claims: Claims
+    levels: Claims
+    summaries: dict[str, Claims]
+    """By metric: mean, sd, iqm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPart:
+    trial: TrialRecord
+    claims: Claims
+    finals: Claims
+    """By metric."""
+    spark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPart:
+    """One decision of the path."""
+
+    after: str
+    action: str
+    to: str | None
+    reason: str
+    claims: Claims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentinelPart:
+    name: str
+    state: Claim
+    findings: list[tuple[str, str, Claim, tuple[str, ...]]]
+    """Severity, text, value, arms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """All of a report but its words."""
+
+    data: StudyData
+    plan: Plan
+    outcome: str
+    """`decided`, `underpowered`, `halted` (a rule could not be evaluated), or `open` while stages are not over."""
+    study: Claims
+    budget: Claims
+    stages: list[tuple[Stage, Claims]]
+    hypotheses: list[HypothesisPart]
+    arms: list[ArmPart]
+    trials: list[TrialPart]
+    failed: list[TrialPart]
+    noise: list[tuple[Metric, Claims]]
+    sentinels: list[SentinelPart]
+    path: list[StepPart]
+    cost: Claims
+    censored: list[tuple[Metric, Claim]]
+    """Metrics with trials that never reached their threshold, and how many."""
+    metrics: list[Metric]
+    """Those of the hypotheses first."""
+    curves: str
+    effects: str
+    claims: list[Claim]
+
+    @property
+    def only(self) -> HypothesisPart | None:
+        """The hypothesis, where the plan has one."""
+        return self.hypotheses[0] if len(self.hypotheses) == 1 else None
+
+    def with_verdict(self, verdict: str) -> list[HypothesisPart]:
+        return [part for part in self.hypotheses if part.verdict == verdict]
+
+    def with_state(self, severity: str) -> list[SentinelPart]:
+        return [part for part in self.sentinels if severity in str(part.state.value)]
+
+
+def page(records: Records) -> Page:
+    """Everything that the report of these records says.
+
+    Raises: RecordsDisagree when a stored number is not what its series give.
+    """
+    ledger, plan = Ledger(records), records.plan
+    metrics = _metrics(plan)
+    study = _study(ledger)
+    hypotheses = [_hypothesis(ledger, records, one) for one in plan.hypotheses]
+    trials = [_trial(ledger, trial, metrics) for trial in records.data.trials]
+    decided = [metric for metric in metrics if any(h.metric == metric.name for h in plan.hypotheses)]
+    return Page(
+        data=records.data,
+        plan=plan,
+        outcome=_outcome(records),
+        study=study,
+        budget=_budget(ledger, plan),
+        stages=[(stage, _stage(ledger, stage)) for stage in plan.stages],
+        hypotheses=hypotheses,
+        arms=[_arm(ledger, arm, metrics) for arm in plan.arms],
+        trials=trials,
+        failed=[part for part in trials if part.trial.status is TrialStatus.FAILED],
+        noise=[(metric, _noise(ledger, metric)) for metric in decided],
+        sentinels=_sentinels(ledger, records),
+        path=[_step(ledger, decision.after, records) for decision in records.path],
+        cost=_cost(ledger),
+        censored=_censored(ledger, metrics),
+        metrics=metrics,
+        curves=learning_curves(_by_arm(records), _CURVE, "mean training reward"),
+        effects=effects([_interval(part) for part in hypotheses if part.measured]),
+        claims=ledger.claims,
+    )
+
+
+def _outcome(records: Records) -> str:
+    last = records.path[-1] if records.path else None
+    if last is None or last.action == "stage":
+        return "open"
+    if last.action == "underpowered":
+        return "underpowered"
+    planned = any(branch.stage == last.after and branch.reason == last.reason for branch in records.plan.branches)
+    return "decided" if planned else "halted"
+
+
+def _metrics(plan: Plan) -> list[Metric]:
+    first = list(dict.fromkeys(hypothesis.metric for hypothesis in plan.hypotheses))
+    return [plan.metric(name) for name in first] + [metric for metric in plan.metrics if metric.name not in first]
+
+
+# -- sections -----------------------------------------------------------------------------------------------------------
+
+
+def _study(ledger: Ledger) -> Claims:
+    asked = {
+        "plan_hash": (call("plan_hash"), Style.WORD),
+        "version": (call("plan", "version"), Style.COUNT),
+        "steps": (call("plan", "steps"), Style.COUNT),
+        "heldout_tasks": (call("plan", "heldout_tasks"), Style.COUNT),
+        "heldout_episodes": (call("plan", "heldout_episodes"), Style.COUNT),
+        "heldout_temperature": (call("plan", "heldout_temperature"), Style.PLAIN),
+        "power": (call("plan", "power"), Style.PERCENT),
+        "sigma_confidence": (call("plan", "sigma_confidence"), Style.PERCENT),
+        "hypotheses": (call("count_hypotheses"), Style.COUNT),
+        "trials": (call("count_trials"), Style.COUNT),
+    }
+    for status in ("done", "failed", "open"):
+        asked[status] = (call("count_trials", status=status), Style.COUNT)
+    for verdict in ("supported", "refuted", "equivalent", "inconclusive", "invalid"):
+        asked[verdict] = (call("count_verdicts", verdict), Style.COUNT)
+    for severity in ("invalid", "warning", "unchecked"):
+        asked[f"findings_{severity}"] = (call("count_findings", severity), Style.COUNT)
+    return {name: ledger.claim(f"study.{name}", text, style) for name, (text, style) in asked.items()}
+
+
+def _budget(ledger: Ledger, plan: Plan) -> Claims:
+    styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT, "tokens": Style.COUNT}
+    limits = plan.budget.model_dump()
+    return {
+        kind: ledger.claim(f"budget.{kind}", call("budget", kind), style)
+        for kind, style in styles.items()
+        if limits[kind] is not None
+    }
+
+
+def _stage(ledger: Ledger, stage: Stage) -> Claims:
+    claims = {
+        name: ledger.claim(f"stage.{stage.id}.{name}", f"{call('stage', stage.id)}.{name}", Style.COUNT)
+        for name in ("seeds", "max_seeds", "first_seed")
+    }
+    made = call("count_trials", stage=stage.id)
+    return {**claims, "trials": ledger.claim(f"stage.{stage.id}.trials", made, Style.COUNT)}
+
+
+_EFFECT = {
+    "diff": Style.DIFF,
+    "low": Style.DIFF,
+    "high": Style.DIFF,
+    "mean_baseline": Style.VALUE,
+    "mean_treatment": Style.VALUE,
+    "level": Style.PERCENT,
+    "method": Style.WORD,
+    "n_baseline": Style.COUNT,
+    "n_treatment": Style.COUNT,
+    "failed_baseline": Style.COUNT,
+    "failed_treatment": Style.COUNT,
+    "p_value": Style.P,
+    "p_adjusted": Style.P,
+    "p_equivalence": Style.P,
+}
+
+
+def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis) -> HypothesisPart:
+    id, decimals = hypothesis.id, decimals_of(records.plan.metric(hypothesis.metric))
+    asked = {
+        "verdict": (call("verdict", id), Style.WORD),
+        "reason": (call("verdict_reason", id), Style.WORD),
+        "margin": (call("margin", id), Style.VALUE),
+        "alpha": (call("alpha", id), Style.PLAIN),
+        "planned_effect": (call("plan", "planned_effect"), Style.VALUE),
+        "power": (call("power", id), Style.PERCENT),
+        "seeds_needed": (call("seeds_needed", id), Style.SEEDS),
+        "most_seeds": (call("most_seeds", id), Style.COUNT),
+        "detectable": (call("detectable", id), Style.VALUE),
+    }
+    asked |= {field: (f"{call('effect', id)}.{field}", style) for field, style in _EFFECT.items()}
+    claims = {name: ledger.claim(f"{id}.{name}", text, style, decimals) for name, (text, style) in asked.items()}
+    record = records.conclusions.verdict(id)
+    return HypothesisPart(
+        hypothesis=hypothesis,
+        stage=deciding_stage(records.plan, hypothesis),
+        verdict=record.verdict.value,
+        reason=record.reason,
+        measured=isinstance(records.conclusions.effects[id], Effect),
+        claims=claims,
+    )
+
+
+def _arm(ledger: Ledger, arm: Arm, metrics: Sequence[Metric]) -> ArmPart:
+    name = f"arm.{arm.name}"
+    counts = {
+        status: ledger.claim(f"{name}.{status}", call("count_trials", arm=arm.name, status=status), Style.COUNT)
+        for status in ("done", "failed", "open")
+    }
+    counts["trials"] = ledger.claim(f"{name}.trials", call("count_trials", arm=arm.name), Style.COUNT)
+    summaries = {
+        metric.name: {
+            word: ledger.claim(
+                f"{name}.{metric.name}.{word}",
+                call(word, metric.name, arm=arm.name),
+                Style.VALUE,
+                decimals_of(metric),
+            )
+            for word in ("mean", "sd", "iqm")
+        }
+        for metric in metrics
+    }
+    levels = {
+        factor: ledger.claim(f"{name}.{factor}", call("level", arm.name, factor), Style.PLAIN) for factor in arm.levels
+    }
+    return ArmPart(arm=arm, claims=counts, levels=levels, summaries=summaries)
+
+
+def _trial(ledger: Ledger, trial: TrialRecord, metrics: Sequence[Metric]) -> TrialPart:
+    name = f"trial.{trial.arm}.{trial.seed}"
+    finals = {
+        metric.name: ledger.claim(
+            f"{name}.{metric.name}",
+            call("final", metric.name, arm=trial.arm, seed=trial.seed),
+            Style.VALUE,
+            decimals_of(metric),
+        )
+        for metric in metrics
+    }
+    claims = {
+        "tries": ledger.claim(f"{name}.tries", call("tries", arm=trial.arm, seed=trial.seed), Style.COUNT),
+        "fingerprint": ledger.claim(
+            f"{name}.fingerprint", call("fingerprint", arm=trial.arm, seed=trial.seed), Style.SHORT
+        ),
+    }
+    return TrialPart(trial=trial, claims=claims, finals=finals, spark=sparkline(trial.series.get(_CURVE, ())))
+
+
+def _noise(ledger: Ledger, metric: Metric) -> Claims:
+    decimals = decimals_of(metric)
+    return {
+        word: ledger.claim(f"noise.{metric.name}.{word}", call(word, metric.name), style, decimals)
+        for word, style in (("sigma", Style.VALUE), ("sigma_upper", Style.VALUE), ("sigma_n", Style.COUNT))
+    }
+
+
+def _sentinels(ledger: Ledger, records: Records) -> list[SentinelPart]:
+    found = list(enumerate(records.conclusions.findings))
+    parts = []
+    for name in records.plan.sentinels:
+        own = [
+            (
+                finding.severity,
+                finding.text,
+                ledger.claim(f"finding.{number}", f"{call('finding', number)}.value", Style.PLAIN),
+                finding.arms,
+            )
+            for number, finding in found
+            if finding.name == name
+        ]
+        state = ledger.claim(f"sentinel.{name}", call("sentinel", name), Style.WORD)
+        parts.append(SentinelPart(name=name, state=state, findings=own))
+    return parts
+
+
+def _step(ledger: Ledger, after: str, records: Records) -> StepPart:
+    decision = next(one for one in records.path if one.after == after)
+    styles = {"seeds": Style.COUNT, "seeds_needed": Style.SEEDS, "power": Style.PERCENT, "action": Style.WORD}
+    claims = {
+        field: ledger.claim(f"decision.{after}.{field}", f"{call('decision', after)}.{field}", style)
+        for field, style in styles.items()
+    }
+    return StepPart(after=after, action=decision.action, to=decision.to, reason=decision.reason, claims=claims)
+
+
+def _cost(ledger: Ledger) -> Claims:
+    asked = {
+        "span_s": (call("span_s"), Style.SECONDS),
+        "trial_s": (call("trial_s"), Style.SECONDS),
+        "step_s": (call("total", "step_s"), Style.SECONDS),
+        "attempts": (call("attempts"), Style.COUNT),
+        "sampled_tokens": (call("sampled_tokens"), Style.COUNT),
+        "tokens_called": (call("total", "tokens_called"), Style.COUNT),
+        "tokens_merged": (call("total", "tokens_merged"), Style.COUNT),
+        "tokens_trained": (call("total", "tokens_trained"), Style.COUNT),
+    }
+    return {name: ledger.claim(f"cost.{name}", text, style) for name, (text, style) in asked.items()}
+
+
+def _censored(ledger: Ledger, metrics: Sequence[Metric]) -> list[tuple[Metric, Claim]]:
+    asked = [metric for metric in metrics if metric.kind == "steps_to_threshold"]
+    counts = [
+        (metric, ledger.claim(f"censored.{metric.name}", call("never_reached", metric.name), Style.COUNT))
+        for metric in asked
+    ]
+    return [(metric, claim) for metric, claim in counts if claim.value]
+
+
+def _by_arm(records: Records) -> list[tuple[str, list[TrialRecord]]]:
+    return [(arm.name, [trial for trial in records.done if trial.arm == arm.name]) for arm in records.plan.arms]
+
+
+def _interval(part: HypothesisPart) -> Interval:
+    return Interval(
+        label=f"{part.hypothesis.id}  {part.hypothesis.treatment}",
+        verdict=part.verdict,
+        diff=part.claims["diff"],
+        low=part.claims["low"],
+        high=part.claims["high"],
+        margin=part.hypothesis.margin,
+    )

@@ -1,0 +1,132 @@
+"""The records behind a report, checked before use: each final is computed again from its series and compared.
+
+Pure: no SQL, no clock. Knows nothing of claims, styles or files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+from researcher.analysis.conclusions import Conclusions, conclude
+from researcher.analysis.decide import Decision, decide
+from researcher.analysis.metrics import MetricMissing, finals
+from researcher.models import Hypothesis, Stage, StudyData, TrialRecord, TrialStatus
+
+ENDED = (TrialStatus.DONE, TrialStatus.FAILED)
+_CLOSE = 1e-9
+"""Relative difference that another machine's arithmetic may make."""
+
+
+class RecordsDisagree(ValueError):
+    """A stored number is not what the records behind it give; the text names trial and metric."""
+
+
+class Records:
+    """A study's records and what follows from them, computed once."""
+
+    def __init__(self, data: StudyData) -> None:
+        self.data = data
+        self.plan = data.plan
+        self._checked: dict[str, RecordsDisagree | None] = {}
+
+    @cached_property
+    def done(self) -> list[TrialRecord]:
+        return [trial for trial in self.data.trials if trial.status is TrialStatus.DONE]
+
+    @cached_property
+    def conclusions(self) -> Conclusions:
+        """Raises: RecordsDisagree when a finished trial lacks a metric."""
+        try:
+            return conclude(self.plan, self.data.trials)
+        except ValueError as error:
+            self.check_all()
+            raise RecordsDisagree(str(error)) from error
+
+    @cached_property
+    def path(self) -> tuple[Decision, ...]:
+        """The plan's own branches from its first stage on, each decided on the trials of the stages up to it."""
+        stages = {stage.id: stage for stage in self.plan.stages}
+        stage, seeds = self.plan.stages[0], self.plan.stages[0].seeds
+        seen: list[str] = []
+        decisions: list[Decision] = []
+        while stage.id not in seen and self._over(stage, seeds):
+            seen.append(stage.id)
+            self.check_all()
+            decision = decide(self.plan, stage.id, [trial for trial in self.data.trials if trial.stage in seen])
+            decisions.append(decision)
+            if decision.action != "stage" or decision.to is None:
+                break
+            stage = stages[decision.to]
+            seeds = decision.seeds or stage.seeds
+        return tuple(decisions)
+
+    def hypothesis(self, id: str) -> Hypothesis:
+        return next(hypothesis for hypothesis in self.plan.hypotheses if hypothesis.id == id)
+
+    def trial(self, arm: str, seed: int) -> TrialRecord | None:
+        return next((trial for trial in self.data.trials if trial.arm == arm and trial.seed == seed), None)
+
+    def check(self, metric: str) -> None:
+        """Compute `metric` again for every finished trial.
+
+        Raises: RecordsDisagree for the first trial whose stored final differs, is absent, or cannot be computed.
+        """
+        if metric not in self._checked:
+            self._checked[metric] = self._disagreement(metric)
+        found = self._checked[metric]
+        if found is not None:
+            raise found
+
+    def check_all(self) -> None:
+        """As `check`, for the metrics of all hypotheses: what verdicts and decisions rest on."""
+        for hypothesis in self.plan.hypotheses:
+            self.check(hypothesis.metric)
+
+    def _disagreement(self, name: str) -> RecordsDisagree | None:
+        metric = self.plan.metric(name)
+        for trial in self.done:
+            stored = trial.finals.get(name)
+            try:
+                computed = finals([metric], trial.series)[name]
+            except MetricMissing as missing:
+                return RecordsDisagree(f"trial {trial.key}: {missing}")
+            if stored is None:
+                return RecordsDisagree(
+                    f"trial {trial.key} is done but no {name!r} is stored; its series give {computed!r}"
+                )
+            if not same_number(stored, computed):
+                return RecordsDisagree(
+                    f"trial {trial.key}: {name!r} is stored as {stored!r}, but its series give {computed!r}"
+                )
+        return None
+
+    def _over(self, stage: Stage, seeds: int) -> bool:
+        """Whether every trial that the stage asks for has ended."""
+        found = [self.trial(arm, stage.first_seed + seed) for arm in stage.arms for seed in range(seeds)]
+        return all(trial is not None and trial.status in ENDED for trial in found)
+
+
+def same_number(one: float, other: float) -> bool:
+    """Equal but for rounding."""
+    return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=1e-12)
+
+
+def fingerprint(trial: TrialRecord) -> str:
+    """SHA-256 over everything that is recorded of a trial: one changed value at any step changes it."""
+    fields = trial.model_dump(mode="json")
+    fields["series"] = {name: sorted(points) for name, points in trial.series.items()}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def mean_curve(trials: Sequence[TrialRecord], series: str) -> list[tuple[int, float]]:
+    """The mean of a series over trials at each step that all of them have."""
+    lines = [dict(trial.series.get(series, ())) for trial in trials]
+    if not lines:
+        return []
+    shared = sorted(set.intersection(*(set(line) for line in lines)))
+    return [(step, math.fsum(line[step] for line in lines) / len(lines)) for step in shared]

@@ -1,0 +1,322 @@
+"""The words of the expression language: what a claim may ask of the records. Each public word is listed in `WORDS`.
+
+A word answers with a number, a text, None (the records cannot tell: not enough trials, not recorded), or named fields.
+It raises where it is asked for what the plan does not have, and where stored numbers disagree with their series.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from researcher.analysis.comparisons import iqm
+from researcher.analysis.metrics import never_reached
+from researcher.analysis.power import (
+    NoiseFloor,
+    detectable_effect,
+    hypothesis_power,
+    hypothesis_seeds,
+    measured_noise,
+    planning_alpha,
+)
+from researcher.analysis.samples import NotEnoughTrials, deciding_stage, seeds_of
+from researcher.models import Effect, Hypothesis, Metric, Stage, TrialRecord, TrialStatus, Verdict
+from researcher.report.records import Records, fingerprint
+
+Value = float | int | str | None
+Fields = Mapping[str, Value]
+Answer = Value | Fields
+
+
+class UnknownName(ValueError):
+    """An expression names what this study does not have."""
+
+
+class Vocabulary:
+    """All words, over one study."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._plan = records.plan
+
+    # -- hypotheses ---------------------------------------------------------------------------------------------------
+
+    def effect(self, hypothesis: str) -> Answer:
+        """Fields of the effect (researcher.models.Effect), or None."""
+        self._check(hypothesis)
+        found = self._records.conclusions.effects[hypothesis]
+        return found.model_dump() if isinstance(found, Effect) else None
+
+    def verdict(self, hypothesis: str) -> Value:
+        self._check(hypothesis)
+        return self._records.conclusions.verdict(hypothesis).verdict.value
+
+    def verdict_reason(self, hypothesis: str) -> Value:
+        self._check(hypothesis)
+        return self._records.conclusions.verdict(hypothesis).reason
+
+    def count_verdicts(self, verdict: str) -> Value:
+        """Hypotheses with that verdict."""
+        self._records.check_all()
+        wanted = Verdict(verdict)
+        return sum(record.verdict is wanted for record in self._records.conclusions.verdicts)
+
+    def margin(self, hypothesis: str) -> Value:
+        return self._hypothesis(hypothesis).margin
+
+    def alpha(self, hypothesis: str) -> Value:
+        return self._hypothesis(hypothesis).alpha
+
+    def most_seeds(self, hypothesis: str) -> Value:
+        """Seeds per arm that the plan allows in the stage that decides."""
+        return deciding_stage(self._plan, self._hypothesis(hypothesis)).max_seeds
+
+    def seeds_needed(self, hypothesis: str) -> Value:
+        """Seeds per arm that show the planned effect with the planned power, on the upper bound of σ."""
+        self._check(hypothesis)
+        return _or_none(lambda: hypothesis_seeds(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
+
+    def power(self, hypothesis: str) -> Value:
+        """For the planned effect, at the most seeds that the plan allows, on the upper bound of σ."""
+        self._check(hypothesis)
+        return _or_none(lambda: hypothesis_power(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
+
+    def detectable(self, hypothesis: str) -> Value:
+        """The smallest effect that the trials that were finished could show with the planned power."""
+        self._check(hypothesis)
+        asked = self._hypothesis(hypothesis)
+        noise, found = self._noise(asked.metric), self._records.conclusions.effects[hypothesis]
+        if noise is None or not isinstance(found, Effect):
+            return None
+        seeds, alpha = min(found.n_baseline, found.n_treatment), planning_alpha(self._plan, asked)
+        size = detectable_effect(seeds, sigma=noise.upper, alpha=alpha, power=self._plan.power)
+        return size if math.isfinite(size) else None
+
+    # -- metrics ------------------------------------------------------------------------------------------------------
+
+    def final(self, metric: str, *, arm: str, seed: int) -> Value:
+        """One trial's metric; None when the trial is not done."""
+        self._metric(metric)
+        self._arm(arm)
+        trial = self._records.trial(arm, seed)
+        if trial is None or trial.status is not TrialStatus.DONE:
+            return None
+        self._records.check(metric)
+        return trial.finals[metric]
+
+    def mean(self, metric: str, *, arm: str, stage: str | None = None) -> Value:
+        """Over the arm's finished trials, or those on the seeds of one stage."""
+        values = self._finals(metric, arm, stage)
+        return float(np.mean(values)) if values else None
+
+    def sd(self, metric: str, *, arm: str, stage: str | None = None) -> Value:
+        """Sample standard deviation."""
+        values = self._finals(metric, arm, stage)
+        return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+    def iqm(self, metric: str, *, arm: str, stage: str | None = None) -> Value:
+        """Interquartile mean."""
+        values = self._finals(metric, arm, stage)
+        return iqm(np.array(values)) if values else None
+
+    def never_reached(self, metric: str) -> Value:
+        """Finished trials whose `steps_to_threshold` stands for "not within this trial"."""
+        asked = self._metric(metric)
+        self._records.check(metric)
+        return sum(never_reached(asked, trial.series) for trial in self._records.done)
+
+    def sigma(self, metric: str) -> Value:
+        """Standard deviation between seeds, by the noise-floor stage."""
+        noise = self._noise(metric)
+        return None if noise is None else noise.sigma
+
+    def sigma_upper(self, metric: str) -> Value:
+        """Its one-sided upper confidence bound, at the plan's confidence."""
+        noise = self._noise(metric)
+        return None if noise is None else noise.upper
+
+    def sigma_n(self, metric: str) -> Value:
+        """Trials that σ was measured on."""
+        noise = self._noise(metric)
+        return None if noise is None else noise.n
+
+    # -- trials -------------------------------------------------------------------------------------------------------
+
+    def count_trials(self, *, arm: str | None = None, stage: str | None = None, status: str | None = None) -> Value:
+        """stage: the one that made them. status: as in researcher.models.TrialStatus, or `open` for all not ended."""
+        trials = self._trials(arm)
+        if stage is not None:
+            trials = [trial for trial in trials if trial.stage == self._stage(stage).id]
+        if status == "open":
+            return sum(trial.status not in (TrialStatus.DONE, TrialStatus.FAILED) for trial in trials)
+        wanted = None if status is None else TrialStatus(status)
+        return sum(wanted is None or trial.status is wanted for trial in trials)
+
+    def attempts(self, *, arm: str | None = None) -> Value:
+        return sum(trial.attempt for trial in self._trials(arm))
+
+    def tries(self, *, arm: str, seed: int) -> Value:
+        """Attempts at one trial."""
+        trial = self._records.trial(arm, seed)
+        return None if trial is None else trial.attempt
+
+    def total(self, series: str, *, arm: str | None = None) -> Value:
+        """Sum over steps and finished trials; None when a finished trial did not record it."""
+        lines = [trial.series.get(series) for trial in self._trials(arm) if trial.status is TrialStatus.DONE]
+        if not all(lines):
+            return None
+        return math.fsum(value for line in lines for _, value in line or ())
+
+    def sampled_tokens(self, *, arm: str | None = None) -> Value:
+        """Tokens sampled in the training episodes of finished trials; None where one did not record them."""
+        tokens = 0.0
+        for trial in self._trials(arm):
+            if trial.status is TrialStatus.DONE:
+                episodes, each = trial.series.get("episodes"), dict(trial.series.get("sampled_tokens_mean", ()))
+                if not episodes or any(step not in each for step, _ in episodes):
+                    return None
+                tokens += math.fsum(count * each[step] for step, count in episodes)
+        return tokens
+
+    def trial_s(self, *, arm: str | None = None) -> Value:
+        """Wall seconds of ended trials together, from the first attempt's intent to the end."""
+        spans = [(trial.started_at, trial.ended_at) for trial in self._trials(arm)]
+        return math.fsum(end - start for start, end in spans if start is not None and end is not None)
+
+    def span_s(self) -> Value:
+        """Wall seconds from the first trial's beginning to the last one's end."""
+        starts = [trial.started_at for trial in self._records.data.trials if trial.started_at is not None]
+        ends = [trial.ended_at for trial in self._records.data.trials if trial.ended_at is not None]
+        return max(ends) - min(starts) if starts and ends else None
+
+    def fingerprint(self, *, arm: str, seed: int) -> Value:
+        """SHA-256 over all that is recorded of a trial."""
+        trial = self._records.trial(arm, seed)
+        return None if trial is None else fingerprint(trial)
+
+    # -- sentinels and decisions --------------------------------------------------------------------------------------
+
+    def sentinel(self, name: str) -> Value:
+        """`quiet`, or the severities of what it found. Without a finished trial nothing was checked."""
+        if name not in self._plan.sentinels:
+            raise UnknownName(f"the plan has no sentinel {name!r}; it has {list(self._plan.sentinels)}")
+        if not self._records.done:
+            return "unchecked"
+        seen = [finding.severity for finding in self._records.conclusions.findings if finding.name == name]
+        return ", ".join(dict.fromkeys(seen)) or "quiet"
+
+    def finding(self, number: int) -> Answer:
+        """Severity, text and value of one finding, counted from 0."""
+        findings = self._records.conclusions.findings
+        if not 0 <= number < len(findings):
+            raise UnknownName(f"there are {len(findings)} findings; number {number} is not one of them")
+        found = findings[number]
+        return {"name": found.name, "severity": found.severity, "text": found.text, "value": found.value}
+
+    def count_findings(self, severity: str) -> Value:
+        return sum(finding.severity == severity for finding in self._records.conclusions.findings)
+
+    def decision(self, stage: str) -> Answer:
+        """What the plan's branches say after a stage (researcher.analysis.decide.Decision); None while it is not over."""
+        self._stage(stage)
+        found = next((decision for decision in self._records.path if decision.after == stage), None)
+        if found is None:
+            return None
+        names = ("after", "action", "to", "seeds", "seeds_needed", "power", "reason")
+        return {name: getattr(found, name) for name in names}
+
+    # -- the plan -----------------------------------------------------------------------------------------------------
+
+    def plan(self, field: str) -> Value:
+        """A field of the plan that is a number or a text."""
+        found = self._plan.model_dump().get(field)
+        if not isinstance(found, int | float | str):
+            raise UnknownName(f"the plan has no single value {field!r}")
+        return found
+
+    def plan_hash(self) -> Value:
+        """Computed from the plan itself."""
+        return self._plan.digest()
+
+    def budget(self, kind: str) -> Value:
+        limits = self._plan.budget.model_dump()
+        if kind not in limits:
+            raise UnknownName(f"the plan has no budget {kind!r}; it has {sorted(limits)}")
+        found: float | int | None = limits[kind]
+        return found
+
+    def stage(self, id: str) -> Answer:
+        stage = self._stage(id)
+        return {"seeds": stage.seeds, "max_seeds": stage.max_seeds, "first_seed": stage.first_seed}
+
+    def level(self, arm: str, factor: str) -> Value:
+        """At which level an arm sets a factor."""
+        levels = self._arm(arm)
+        if factor not in levels:
+            raise UnknownName(f"arm {arm!r} does not set {factor!r}; it sets {sorted(levels)}")
+        found = levels[factor]
+        return str(found).lower() if isinstance(found, bool) else found
+
+    def count_hypotheses(self) -> Value:
+        return len(self._plan.hypotheses)
+
+    # -- by name ------------------------------------------------------------------------------------------------------
+
+    def _hypothesis(self, id: str) -> Hypothesis:
+        known = {hypothesis.id: hypothesis for hypothesis in self._plan.hypotheses}
+        if id not in known:
+            raise UnknownName(f"the plan has no hypothesis {id!r}; it has {sorted(known)}")
+        return known[id]
+
+    def _check(self, hypothesis: str) -> None:
+        self._records.check(self._hypothesis(hypothesis).metric)
+
+    def _metric(self, name: str) -> Metric:
+        known = {metric.name: metric for metric in self._plan.metrics}
+        if name not in known:
+            raise UnknownName(f"the plan has no metric {name!r}; it has {sorted(known)}")
+        return known[name]
+
+    def _arm(self, name: str) -> Mapping[str, bool | int | float | str]:
+        known = {arm.name: arm for arm in self._plan.arms}
+        if name not in known:
+            raise UnknownName(f"the plan has no arm {name!r}; it has {sorted(known)}")
+        return known[name].levels
+
+    def _stage(self, id: str) -> Stage:
+        known = {stage.id: stage for stage in self._plan.stages}
+        if id not in known:
+            raise UnknownName(f"the plan has no stage {id!r}; it has {sorted(known)}")
+        return known[id]
+
+    def _trials(self, arm: str | None) -> list[TrialRecord]:
+        if arm is not None:
+            self._arm(arm)
+        return [trial for trial in self._records.data.trials if arm in (None, trial.arm)]
+
+    def _finals(self, metric: str, arm: str, stage: str | None) -> list[float]:
+        self._metric(metric)
+        self._records.check(metric)
+        trials = self._trials(arm)
+        within = trials if stage is None else seeds_of(self._stage(stage), trials)
+        return [trial.finals[metric] for trial in within if trial.status is TrialStatus.DONE]
+
+    def _noise(self, metric: str) -> NoiseFloor | None:
+        self._metric(metric)
+        self._records.check(metric)
+        try:
+            return measured_noise(self._plan, self._records.data.trials, metric)
+        except NotEnoughTrials:
+            return None
+
+
+WORDS = frozenset(name for name in vars(Vocabulary) if not name.startswith("_"))
+
+
+def _or_none(compute: Callable[[], float | int]) -> float | int | None:
+    try:
+        return compute()
+    except NotEnoughTrials:
+        return None

@@ -1,0 +1,123 @@
+"""The report as files: Markdown with its drawings beside it, and one self-contained HTML file.
+
+What is written follows from the records alone (no time of writing, no paths), so that it can be rendered again and compared.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from foundation.logs import redact
+from foundation.paths import write_atomically
+from researcher.models import Claim, StudyData, Verdict
+from researcher.report.drawing import standalone
+from researcher.report.page import Page, page
+from researcher.report.records import Records
+
+TEMPLATES = Path(__file__).parent / "templates"
+_MARKS = re.compile(r"([\\`*\[\]<|])")
+_LONGEST_QUOTATION = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What `write_report` left behind. files: `markdown`, `html` and, where there is something to draw, `curves`, `effects`."""
+
+    folder: Path
+    files: dict[str, str]
+    claims: list[Claim]
+
+
+def write_report(data: StudyData, folder: Path) -> Written:
+    """Write the report of a study into `folder`, over an earlier one.
+
+    Raises: RecordsDisagree when a stored number is not what its series give: such a study has no report.
+    """
+    whole = page(Records(data))
+    files = {}
+    for kind, (name, text) in render(whole).items():
+        write_atomically(folder / name, text.encode())
+        files[kind] = str(folder / name)
+    return Written(folder=folder, files=files, claims=whole.claims)
+
+
+def render(whole: Page) -> dict[str, tuple[str, str]]:
+    """File name and text by kind."""
+    found = {
+        "markdown": ("report.md", _tidy(_markdown().get_template("report.md.jinja").render(page=whole))),
+        "html": ("report.html", _html().get_template("report.html.jinja").render(page=whole).lstrip()),
+    }
+    for kind, svg in (("curves", whole.curves), ("effects", whole.effects)):
+        if svg:
+            found[kind] = (f"{kind}.svg", standalone(svg))
+    return found
+
+
+@cache
+def _markdown() -> Environment:
+    made = _environment(autoescape=False)
+    made.filters["t"] = _quoted
+    made.globals |= {"n": _plain_claim, "code": _code}
+    return made
+
+
+@cache
+def _html() -> Environment:
+    made = _environment(autoescape=True)
+    made.filters["t"] = _short
+    made.globals |= {"n": _marked_claim, "code": _html_code, "drawing": Markup}
+    return made
+
+
+def _environment(*, autoescape: bool) -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.globals["verdicts"] = [verdict.value for verdict in Verdict]
+    return made
+
+
+def _plain_claim(claim: Claim) -> str:
+    return _quoted(claim.text)
+
+
+def _marked_claim(claim: Claim) -> Markup:
+    value = "" if claim.value is None else claim.value
+    return Markup('<data value="{}" title="{}">{}</data>').format(value, claim.expression, claim.text)
+
+
+def _code(name: str) -> str:
+    """A name in Markdown: code spans take no escapes, so that what would end one is replaced."""
+    return f"`{' '.join(name.split()).replace('`', chr(0x2019)).replace('|', chr(0xA6))}`"
+
+
+def _html_code(name: str) -> Markup:
+    return Markup("<code>") + escape(name) + Markup("</code>")
+
+
+def _short(text: str) -> str:
+    """A quotation, on one line, cut where it is very long, without secrets."""
+    line = " ".join(redact(text).split())
+    return line if len(line) <= _LONGEST_QUOTATION else f"{line[:_LONGEST_QUOTATION]} …"
+
+
+def _quoted(text: str) -> str:
+    """A quotation in Markdown: it makes no table, link, or tag."""
+    return _MARKS.sub(r"\\\1", _short(text))
+
+
+def _tidy(text: str) -> str:
+    """No two blank lines in a row, none between the items of a list."""
+    text = re.sub(r"\n{3,}", "\n\n", text.strip() + "\n")
+    return re.sub(r"(?m)^(- .*)\n\n(?=- )", r"\1\n", text)
