@@ -159,6 +159,7 @@ def _segments(pids: list[int]) -> set[str]:
         except OSError:
             continue  # ended meanwhile
         found |= {match[0] for line in maps.splitlines() if (match := SEGMENT.search(line))}
+        found |= {str(path) for path in Path("/dev/shm").glob(f"sem.loky-{pid}-*")}  # mapped under another name
     return found
 
 

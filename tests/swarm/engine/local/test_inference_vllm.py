@@ -40,6 +40,12 @@ async def until(holds: Callable[[], Awaitable[bool]], limit_s: float = 30.0) -> 
             await asyncio.sleep(0.05)
 
 
+async def _sampled(vllm: VllmInference, requests: int) -> list[int]:
+    """Tokens so far of each request in flight; zeros for those that have not begun."""
+    counts = list((await vllm.sampled_so_far()).values())
+    return [*counts, *[0] * (requests - len(counts))]
+
+
 async def _down(vllm: VllmInference) -> bool:
     return not vllm.health.ready
 
@@ -82,14 +88,15 @@ def test_the_answer_shows_what_the_client_asked_for_and_no_more(vllm: VllmInfere
 
 
 def test_logprobs_are_those_after_temperature(vllm: VllmInference, vllm_loop: LoopThread) -> None:
-    """At T=2 all log-probabilities of the vocabulary's head follow from those at T=1; the raw ones would be equal."""
-    hot = vllm_loop.run(vllm.sample(ask(temperature=2.0, max_tokens=1, logprobs=True, top_logprobs=5)))
-    cool = vllm_loop.run(vllm.sample(ask(temperature=1.0, max_tokens=1, logprobs=True, top_logprobs=5)))
-    tops = [
-        [entry["logprob"] for entry in sampled.answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]]
-        for sampled in (hot, cool)
-    ]
-    assert tops[0][-1] - tops[0][-2] == pytest.approx((tops[1][-1] - tops[1][-2]) / 2, abs=1e-3)
+    """At T=2 two tokens lie half as far apart as at T=1; the raw log-probabilities would be equal."""
+    gaps = []
+    for temperature in (2.0, 1.0):
+        request = ask(temperature=temperature, max_tokens=1, logprobs=True, top_logprobs=5)
+        (entry,) = vllm_loop.run(vllm.sample(request)).answer["choices"][0]["logprobs"]["content"]
+        of = {top["token"]: top["logprob"] for top in entry["top_logprobs"]}
+        gaps.append(of["2"] - of["The"])
+    assert gaps[0] == pytest.approx(gaps[1] / 2, abs=1e-3)
+    assert gaps[0] > 0.1
 
 
 def test_equal_seeds_give_equal_tokens_and_many_seeded_prompts_at_once_are_served(
@@ -147,11 +154,13 @@ def test_weights_change_under_calls_in_flight_and_every_token_says_which_sampled
         long = {"max_tokens": 120, "ignore_eos": True}
         tasks = [asyncio.create_task(vllm.sample(ask(seed=seed, **long))) for seed in range(4)]
         several = asyncio.create_task(vllm.sample(ask(n=2, **long)))
-        events = []
+        events: list[SampledEvent] = []
+        change: asyncio.Task[None] | None = None
         async for event in vllm.stream(ask(**long)):
             events.append(event)
             if len(events) == 20:
                 change = asyncio.create_task(vllm.publish(smollm2, version(2)))
+        assert change is not None
         await change
         after = await vllm.sample(ask())
         return [*await asyncio.gather(*tasks), await several], events, after
@@ -172,7 +181,6 @@ def test_weights_change_under_calls_in_flight_and_every_token_says_which_sampled
     assert len(steps) == 120
     assert steps == sorted(steps)
     assert set(steps) == {1, 2}
-    assert steps.count(1) >= 18
     assert [span.version.step for span in after.choices[0].versions] == [2]
 
 

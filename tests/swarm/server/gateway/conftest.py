@@ -1,0 +1,138 @@
+"""The server's surface in a thread, over whatever engine, for agents that use a real SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from foundation.clock import SystemClock
+from foundation.ids import RandomIds
+from swarm.engine.echo import EchoEngine
+from swarm.engine.local.inference import VllmInference
+from swarm.engine.seam import Engine
+from swarm.protocol.episodes import EpisodeTrace
+from swarm.server.app import create_app
+from swarm.server.coordinator.conductor import Conductor
+from swarm.server.coordinator.desk import Desk
+from swarm.server.gateway.gateway import Gateway
+from swarm.server.keys import ControlTokens, Keyring
+from tests.fakes.sampling_engine import SamplingEngine
+from tests.vllm_fixture import LoopThread
+
+SPEC = {"seed": 1, "batch": {"tasks": 64, "group_size": 2}, "sampling": {"temperature": 0.7, "max_tokens": 24}}
+
+
+class Episode:
+    """A claimed episode: an SDK client bound to it, and what was recorded."""
+
+    def __init__(self, http: httpx.Client, grant: dict[str, Any]) -> None:
+        self._http = http
+        self.grant = grant
+        self.id: str = grant["episode_id"]
+        self.sdk = openai.OpenAI(base_url=grant["base_url"], api_key=grant["api_key"], max_retries=0)
+
+    def raw(self, body: dict[str, Any], **headers: str) -> httpx.Response:
+        """A request as some other client would send it."""
+        auth = {"authorization": f"Bearer {self.grant['api_key']}"}
+        return self._http.post(f"{self.grant['base_url']}/chat/completions", json=body, headers=auth | headers)
+
+    def trace(self) -> EpisodeTrace:
+        answer = self._http.get(f"/swarm/v1/episodes/{self.id}/trace").raise_for_status()
+        return EpisodeTrace.model_validate_json(answer.content)
+
+    def end(self) -> httpx.Response:
+        return self._http.post(f"/swarm/v1/episodes/{self.id}:end", json={"lease": self.grant["lease"], "reward": 1.0})
+
+
+class Served:
+    """A running server with an open run."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx.Client(base_url=url, timeout=120)
+        self.run_id = self.http.post("/swarm/v1/runs", json={"spec": SPEC}).raise_for_status().json()["run_id"]
+        self._claims = 0
+
+    def claim(self) -> Episode:
+        self._claims += 1
+        body = {"run_id": self.run_id, "client_id": "test", "task_id": f"task-{self._claims}"}
+        return Episode(self.http, self.http.post("/swarm/v1/episodes:claim", json=body).raise_for_status().json())
+
+
+@contextlib.contextmanager
+def _served(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Served]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    clock, ids, closing = SystemClock(), RandomIds(), asyncio.Event()
+    server: uvicorn.Server
+    started: Future[None] = Future()
+
+    async def run() -> None:
+        nonlocal server
+        desk = Desk.open(state_dir / "pool", engine.info, clock=clock, ids=ids)
+        await desk.start()
+        app = create_app(
+            desk=desk,
+            gateway=Gateway(desk, engine, clock, ids),
+            info=engine.info,
+            keys=Keyring.open(state_dir / "secret"),
+            tokens=ControlTokens(admin=None, client=None),
+            clock=clock,
+            closing=closing,
+        )
+        conductor = asyncio.create_task(Conductor(desk, engine, clock=clock, runs_dir=state_dir / "runs").run())
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=2))
+        started.set_result(None)
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            conductor.cancel()
+            await asyncio.gather(conductor, return_exceptions=True)
+            await desk.close()
+
+    serving = asyncio.run_coroutine_threadsafe(run(), loop.loop)
+    try:
+        wait({started, serving}, timeout=30, return_when=FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        served = Served(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        yield served
+        served.http.close()
+    finally:
+        loop.loop.call_soon_threadsafe(closing.set)
+        loop.loop.call_soon_threadsafe(lambda: setattr(server, "should_exit", True))
+        serving.result(30)
+        listener.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[Engine], AbstractContextManager[Served]]]:
+    """Serve any engine, in a loop of its own."""
+    thread = LoopThread()
+    yield lambda engine: _served(thread, engine, tmp_path)
+    thread.close()
+
+
+@pytest.fixture
+def served(serve: Callable[[Engine], AbstractContextManager[Served]]) -> Iterator[Served]:
+    """A server with the echo engine."""
+    with serve(EchoEngine(model="echo")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def served_vllm(
+    vllm: VllmInference, vllm_loop: LoopThread, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """A server over real vLLM."""
+    with _served(vllm_loop, SamplingEngine(vllm), tmp_path_factory.mktemp("served")) as running:
+        yield running

@@ -1,0 +1,220 @@
+"""The gateway over HTTP with the echo engine: defaults, agents, repeats, streams, disconnects, lost leases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from swarm.engine.echo import EchoEngine
+from swarm.engine.seam import Engine, EngineDown, EngineHealth, Sampled, SampleRequest
+from tests.swarm.server.gateway.conftest import SPEC, Episode, Served
+
+ASK: list[Any] = [{"role": "user", "content": "Repeat red"}]
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "policy", "messages": ASK, **fields}
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def text_of(chunks: list[dict[str, Any]]) -> str:
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+
+
+def test_a_call_is_recorded_with_the_runs_defaults_and_the_episodes_seed(served: Served) -> None:
+    episode = served.claim()
+    answer = episode.raw(body()).raise_for_status().json()
+    (call,) = episode.trace().calls
+    assert call.sampling.temperature == SPEC["sampling"]["temperature"]  # type: ignore[index]
+    assert call.sampling.max_tokens == 24
+    assert call.sampling.seed is not None
+    assert call.sampling.reproducible
+    assert call.complete
+    assert (call.index, call.agent, call.dialect) == (0, None, "chat.completions")
+    assert len(call.sampled_ids) == len(call.logprobs) == answer["usage"]["completion_tokens"]
+    assert call.versions[-1].end == len(call.sampled_ids)
+    assert call.answer["choices"][0]["message"] == answer["choices"][0]["message"]
+    assert call.request["messages"] == ASK
+
+
+def test_what_the_client_states_wins_and_bent_sampling_is_marked(served: Served) -> None:
+    episode = served.claim()
+    episode.raw(body(temperature=0.5, max_completion_tokens=9, seed=4)).raise_for_status()
+    for bent in ({"temperature": 0}, {"top_p": 0.9}, {"top_k": 5}, {"tool_choice": "required", "tools": [tool()]}):
+        episode.raw(body(**bent)).raise_for_status()
+    stated, *bent_calls = episode.trace().calls
+    assert (stated.sampling.temperature, stated.sampling.max_tokens, stated.sampling.seed) == (0.5, 9, 4)
+    assert stated.sampling.reproducible
+    assert [call.sampling.reproducible for call in bent_calls] == [False] * 4
+
+
+def tool() -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"word": {"type": "string"}}}
+    return {"type": "function", "function": {"name": "say", "parameters": parameters}}
+
+
+def test_agents_are_named_by_header_or_by_model(served: Served) -> None:
+    episode = served.claim()
+    episode.raw(body(), **{"X-Agent-Name": "judge"}).raise_for_status()
+    episode.raw(body(model="echo@solver")).raise_for_status()
+    episode.raw(body(model="policy@critic")).raise_for_status()
+    assert [call.agent for call in episode.trace().calls] == ["judge", "solver", "critic"]
+
+
+def test_another_model_is_refused_and_counts_nothing(served: Served) -> None:
+    episode = served.claim()
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        episode.sdk.chat.completions.create(model="gpt-0", messages=ASK)
+    with pytest.raises(openai.BadRequestError, match="messages"):
+        episode.sdk.chat.completions.create(model="policy", messages=[])
+    assert episode.trace().calls == []
+
+
+def test_every_choice_is_a_record_of_its_own(served: Served) -> None:
+    episode = served.claim()
+    answer = episode.raw(body(n=3)).raise_for_status().json()
+    records = episode.trace().calls
+    assert [record.answer["choices"] for record in records] == [[choice] for choice in answer["choices"]]
+    assert len({record.call_id for record in records}) == 3
+    echo = {"role": "assistant", "content": answer["choices"][1]["message"]["content"]}
+    episode.raw(body(messages=[*ASK, echo, *ASK])).raise_for_status()
+    assert episode.trace().calls[-1].parent_call_id in {record.call_id for record in records}
+
+
+def test_a_stream_gives_what_a_whole_answer_gives(served: Served) -> None:
+    whole, stream = served.claim(), served.claim()
+    answer = whole.raw(body(seed=5)).raise_for_status().json()
+    chunks = events(stream.raw(body(seed=5, stream=True, stream_options={"include_usage": True})).raise_for_status())
+    assert text_of(chunks) == answer["choices"][0]["message"]["content"]
+    assert chunks[-1]["usage"] == answer["usage"]
+    (one,), (other,) = whole.trace().calls, stream.trace().calls
+    assert (one.sampled_ids, one.logprobs, one.finish_reason) == (
+        other.sampled_ids,
+        other.logprobs,
+        other.finish_reason,
+    )
+    assert other.answer["choices"][0]["message"]["content"] == answer["choices"][0]["message"]["content"]
+
+
+def test_an_episode_may_end_as_soon_as_the_finish_reason_is_seen(served: Served) -> None:
+    episode = served.claim()
+    with episode.sdk.chat.completions.create(model="policy", messages=ASK, stream=True) as chunks:
+        for chunk in chunks:
+            if chunk.choices and chunk.choices[0].finish_reason:
+                episode.end().raise_for_status()
+                break
+    assert episode.trace().entry.calls == 1
+
+
+def test_an_equal_key_gives_the_recorded_answer_and_another_body_is_a_conflict(served: Served) -> None:
+    episode = served.claim()
+    first = episode.raw(body(), **{"Idempotency-Key": "k"}).raise_for_status()
+    again = episode.raw(body(), **{"Idempotency-Key": "k"}).raise_for_status()
+    other = episode.raw(body(max_tokens=2), **{"Idempotency-Key": "k"})
+    assert first.json() == again.json()
+    assert other.status_code == 409
+    assert other.json()["error"]["code"] == "idempotency_conflict"
+    assert len(episode.trace().calls) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_marked_retry_gets_the_lost_answer_and_an_equal_body_a_new_one(served: Served, stream: bool) -> None:
+    episode = served.claim()
+    fields = body(stream=stream)
+    first = episode.raw(fields).raise_for_status()
+    lost = episode.raw(fields).raise_for_status()
+    assert len(episode.trace().calls) == 2
+    retried = episode.raw(fields, **{"x-stainless-retry-count": "1"}).raise_for_status()
+    assert len(episode.trace().calls) == 2
+    if stream:
+        assert text_of(events(retried)) == text_of(events(lost))
+        assert events(retried)[-1]["choices"][0]["finish_reason"] == "stop"
+    else:
+        assert retried.json() == lost.json()
+        assert first.json()["id"] != lost.json()["id"]
+
+
+def test_parallel_calls_of_an_episode_are_all_recorded(served: Served) -> None:
+    episode = served.claim()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: episode.raw(body()).raise_for_status().json(), range(16)))
+    calls = episode.trace().calls
+    assert sorted(call.index for call in calls) == list(range(16))
+    assert len({call.sampling.seed for call in calls}) == 16
+    assert len(answers) == 16
+
+
+def test_a_client_that_hangs_up_leaves_a_partial_record(
+    serve: Callable[[Engine], AbstractContextManager[Served]],
+) -> None:
+    with serve(EchoEngine(model="echo", tokens_per_s=20)) as served:
+        episode = served.claim()
+        long = [{"role": "user", "content": "Repeat " + "x" * 200}]
+        with episode.sdk.chat.completions.create(
+            model="policy", messages=long, stream=True, max_tokens=150, timeout=20
+        ) as chunks:
+            for chunk in chunks:
+                if chunk.choices[0].delta.content:
+                    break
+        call = until_recorded(episode)
+        assert not call.complete
+        assert call.finish_reason is None
+        assert 0 < len(call.sampled_ids) == len(call.logprobs) < 150
+
+
+def until_recorded(episode: Episode) -> Any:
+    for _ in range(200):
+        if calls := episode.trace().calls:
+            return calls[0]
+    raise AssertionError("nothing was recorded")
+
+
+def test_a_call_of_an_ended_episode_is_refused(served: Served) -> None:
+    episode = served.claim()
+    episode.raw(body()).raise_for_status()
+    episode.end().raise_for_status()
+    answer = episode.raw(body())
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "lease_lost"
+
+
+class CrashingEngine(EchoEngine):
+    """Crashes at the first call, and is back a moment later."""
+
+    def __init__(self) -> None:
+        super().__init__(model="echo")
+        self.crashes = 1
+        self._heard: list[Callable[[EngineHealth], None]] = []
+
+    def subscribe(self, on_health: Callable[[EngineHealth], None]) -> None:
+        super().subscribe(on_health)
+        self._heard.append(on_health)
+
+    async def sample(self, request: SampleRequest) -> Sampled:
+        if self.crashes:
+            self.crashes -= 1
+            raise EngineDown("crashed")
+        return await super().sample(request)
+
+
+def test_a_call_that_meets_a_crashed_engine_is_answered_when_it_is_back(
+    serve: Callable[[Engine], AbstractContextManager[Served]],
+) -> None:
+    engine = CrashingEngine()
+    with serve(engine) as served:
+        episode = served.claim()
+        episode.raw(body()).raise_for_status()
+        assert engine.crashes == 0
+        assert len(episode.trace().calls) == 1
