@@ -29,7 +29,8 @@ class FaultyEngine(EchoEngine):
         self.crash_at: dict[str, int] = {}
         self.refuse: str | None = None
         """What the next training shall be refused with."""
-        self.untrained: Callable[[TrainBatch], dict[str, str]] = lambda batch: {}
+        self.untrained: Callable[[TrainBatch], dict[str, str]] | None = None
+        """What to say was left out, in place of the truth."""
         self.gate: asyncio.Event | None = None
         """When set, training waits for it."""
         self.made: list[TrainBatch] = []
@@ -66,8 +67,9 @@ class FaultyEngine(EchoEngine):
         self.made.append(batch)
         self.log.append(f"train {batch.step}")
         self._moment("trained")
-        untrained = self.untrained(batch)
-        return StepOutcome(step=outcome.step, metrics=outcome.metrics, untrained=untrained)
+        if self.untrained is not None:
+            outcome = StepOutcome(step=outcome.step, metrics=outcome.metrics, untrained=self.untrained(batch))
+        return outcome
 
     async def checkpoint(self) -> int:
         self._moment("checkpoint")

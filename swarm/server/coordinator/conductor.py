@@ -19,7 +19,6 @@ from swarm.engine.seam import (
     StepOutcome,
     TrainBatch,
     TrainerCrashed,
-    TrainingRefused,
 )
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.errors import ErrorCode, Refusal
@@ -50,6 +49,7 @@ class Conductor:
         self._runs_dir = runs_dir
         self._crashes = 0
         self._crashed_run = ""
+        self._acting_for = ""
 
     async def run(self) -> None:
         """Drive the server until cancelled. Subscribes to the engine's health and boots it first; leaves its shutdown to the caller."""
@@ -72,8 +72,11 @@ class Conductor:
 
     async def _next(self) -> None:
         """Do the most urgent thing, or wait for one."""
-        next_duty = await self._clerk.carry_out(lambda book: book.steps.next_duty())
+        # No await before the duty is begun: what it was decided on would be out of date.
+        next_duty = self._clerk.book.steps.next_duty()
+        self._clerk.turn()
         run = self._clerk.book.state.run
+        self._acting_for = run.run_id if run is not None else ""
         if run is None or next_duty.duty is Duty.WAIT:
             self._clerk.set_phase(self._resting_phase())
             await self._clerk.wait_for_work(next_duty.until)
@@ -222,8 +225,9 @@ class Conductor:
         """Fail the run, with the reason, where people look for it."""
         self._crashes = 0
         run = self._clerk.book.state.run
-        if run is None or run.row.released:
-            raise TrainingRefused(f"no run to blame: {reason}")
+        if run is None or run.row.released or run.run_id != self._acting_for:
+            self._say(f"gave up on {self._acting_for}, which was replaced already: {reason}")
+            return
         await self._for_certain(lambda book: book.steps.fail(reason))
 
     def _heard(self, health: EngineHealth) -> None:

@@ -57,6 +57,9 @@ class Feed:
     def changed(self, *, at_once: bool) -> None:
         """Something is different: tell everybody, now or soon."""
         if at_once:
+            if self._later is not None:
+                self._later.cancel()
+                self._later = None
             self._tell()
         elif self._later is None:
             self._later = asyncio.create_task(self._tell_later(), name="feed")

@@ -227,7 +227,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         try:
             granted = self.survives(fate, lambda book: book.episodes.claim(claim))
         except Refusal as refusal:
-            assert refusal.code in (ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED)
+            refused_with(refusal, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED)
             return None
         if granted is None or isinstance(granted, NotYet):
             return None
@@ -245,7 +245,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         try:
             call = self.survives(fate, lambda book: book.episodes.open_call(granted.episode_id, granted.lease))
         except Refusal as refusal:
-            assert refusal.code in (ErrorCode.LEASE_LOST, ErrorCode.NOT_FOUND)
+            refused_with(refusal, ErrorCode.LEASE_LOST, ErrorCode.NOT_FOUND)
             assert lease.gone
             return
         if call is None:
@@ -281,7 +281,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         try:
             receipt = late_end(row, lease.granted.episode_id, result)
         except Refusal as refusal:
-            assert refusal.code in (ErrorCode.LEASE_LOST, ErrorCode.NOT_FOUND)
+            refused_with(refusal, ErrorCode.LEASE_LOST, ErrorCode.NOT_FOUND)
             assert not lease.acknowledged
         else:
             assert receipt.status == "already_ended"
@@ -398,7 +398,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         except Died:
             pass
         except Refusal as refusal:
-            assert refusal.code is ErrorCode.STORAGE_FULL
+            refused_with(refusal, ErrorCode.STORAGE_FULL)
 
     def open(self, fate: str) -> None:
         run = self.book.state.run
@@ -517,6 +517,10 @@ class ExactlyOnce(RuleBasedStateMachine):
         assert again.groups_by_task == state.groups_by_task
         taken = {task: ordinals for task, ordinals in state.eval_ordinals.items() if ordinals}
         assert again.eval_ordinals == taken
+
+
+def refused_with(refusal: Refusal, *codes: ErrorCode) -> None:
+    assert refusal.code in codes, refusal.detail
 
 
 def recorded(episode_id: str, index: int, version: object) -> RecordedCall:

@@ -1,0 +1,429 @@
+"""Training goes on by itself: steps, checkpoints, limits, and every way in which an engine or a server can die."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+
+from foundation.clock import ManualClock
+from swarm.engine.seam import EngineHealth
+from swarm.protocol.episodes import DropReason
+from swarm.protocol.errors import ErrorCode
+from swarm.protocol.status import Phase, RunRequest
+from tests.fakes.engine import FaultyEngine
+from tests.swarm.server.coordinator.world import running, spec
+
+pytestmark = pytest.mark.anyio
+
+
+def made(engine: FaultyEngine) -> list[list[str]]:
+    """Episodes of each step that stands in the trainer's weights."""
+    return [[e.episode_id for group in batch.groups for e in group.episodes] for batch in engine.made]
+
+
+async def test_a_run_trains_to_its_limit_and_everything_is_in_a_checkpoint(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin()
+        batches = [[lease.episode_id for lease in await world.batch()] for _ in range(3)]
+        await world.until_status("complete")
+        assert made(world.engine) == batches
+        assert await world.states() == ["trained 1"] * 4 + ["trained 2"] * 4 + ["trained 3"] * 4
+        report = await world.desk.report(run_id)
+        assert (report.step, report.status, report.reason) == (3, "complete", "reached its limit of 3 steps")
+        assert [step.step for step in report.steps] == [1, 2, 3]
+        assert [step.step for step in (await world.desk.report(run_id, since_step=2)).steps] == [3]
+        checkpoints = [line for line in world.engine.log if line.startswith("checkpoint")]
+        assert checkpoints == ["checkpoint 2", "checkpoint 3"]
+
+
+async def test_a_step_reports_the_trainers_metrics_and_the_servers(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin()
+        first = await world.claim("t-1")
+        world.clock.advance(7)
+        await world.call(first)
+        await world.end(first, 1.0, success=True)
+        await world.episode("t-1", 0.0)
+        await world.episode("t-2", 0.0)
+        await world.episode("t-2", 0.0)
+        await world.until_step(1)
+        values = (await world.desk.report(run_id)).steps[0].values
+        assert (values["episodes"], values["groups"], values["success_rate"]) == (4, 2, 0.25)
+        assert (values["generate_s"], values["sync_s"], values["step_s"]) == (7, 0, 7)
+        assert (values["staleness_mean"], values["staleness_max"]) == (0, 0)
+        assert values["sampled_tokens_mean"] > 0
+        assert {"reward_mean", "loss", "grad_norm", "train_s"} <= set(values)
+        assert all(math.isfinite(value) for value in values.values())
+
+
+async def test_episodes_that_had_no_part_in_the_loss_are_dropped_with_the_trainers_reason(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 1})
+        for task, reward in (("t-1", 1.0), ("t-1", 1.0), ("t-2", 0.0), ("t-2", 1.0)):
+            await world.episode(task, reward)
+        await world.until_status("complete")
+        assert await world.states() == ["dropped zero_variance"] * 2 + ["trained 1"] * 2
+        page = await world.desk.ledger(step=1)
+        assert [entry.task_id for entry in page.entries] == ["t-2", "t-2"]
+
+
+async def test_groups_with_equal_rewards_do_not_count_for_an_informative_batch(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"rule": "informative_tasks"}, limits={"steps": 1})
+        await world.episode("t-0", 1.0)
+        await world.episode("t-0", 1.0)
+        await world.batch()
+        await world.until_status("complete")
+        assert await world.states() == ["dropped zero_variance"] * 2 + ["trained 1"] * 4
+
+
+async def test_a_batch_can_be_cut_by_the_number_of_episodes(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"rule": "episodes", "episodes": 3}, limits={"steps": 1})
+        await world.batch()
+        await world.until_status("complete")
+        assert await world.states() == ["trained 1"] * 4
+
+
+async def test_a_batch_lists_groups_in_the_order_they_were_opened_and_episodes_by_slot(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 1})
+        leases = [await world.claim(task) for task in ("t-2", "t-1", "t-2", "t-1")]
+        for lease in reversed(leases):
+            await world.call(lease)
+            await world.end(lease, float(lease.slot or 0))
+        await world.until_status("complete")
+        ordered = [leases[0], leases[2], leases[1], leases[3]]
+        assert made(world.engine) == [[lease.episode_id for lease in ordered]]
+
+
+async def test_with_no_staleness_allowed_claims_wait_while_the_step_is_made(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        world.engine.gate = asyncio.Event()
+        await world.batch()
+        await world.until_phase(Phase.UPDATING)
+        assert (await world.refused(world.claim("t-3"))).code is ErrorCode.DRAINING
+        waiting = asyncio.create_task(world.claim("t-3", wait_s=60))
+        await world.passes(1)
+        assert not waiting.done()
+        world.engine.gate.set()
+        assert (await waiting).weights_version.step == 1
+
+
+async def test_with_staleness_allowed_claims_go_on_as_far_as_the_bound_lets_them(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(max_staleness=1)
+        world.engine.gate = asyncio.Event()
+        await world.batch()
+        await world.until_phase(Phase.UPDATING)
+        for task in ("t-3", "t-4"):
+            await world.claim(task)
+        assert (await world.refused(world.claim("t-5"))).code is ErrorCode.DRAINING
+
+
+async def test_groups_that_are_too_stale_when_a_batch_is_made_are_dropped(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin(max_staleness=1, limits={"steps": None})
+        slow = [await world.claim("slow", idle_limit_s=10_000) for _ in range(2)]
+        for lease in slow:
+            await world.call(lease)  # sampled by the weights of step 0
+        for step in (1, 2):
+            await world.batch()
+            await world.until_step(step)
+        for lease in slow:
+            await world.end(lease)
+        await world.batch()
+        await world.until_step(3)
+        assert (await world.states())[:2] == ["dropped stale"] * 2
+        values = (await world.desk.report(run_id)).steps[-1].values
+        assert values["staleness_max"] <= 1
+
+
+# -- evaluation and ends ------------------------------------------------------------------------------------------------
+
+
+async def test_after_the_limit_eval_episodes_go_on_with_the_last_weights_and_train_claims_are_refused(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 1})
+        await world.batch()
+        await world.until_status("complete")
+        refusal = await world.refused(world.claim("t-1"))
+        assert (refusal.code, refusal.fields["run_status"]) == (ErrorCode.OVER_LIMIT, "complete")
+        assert "limit of 1 steps" in refusal.detail
+        lease = await world.episode("e-1", 0.5, kind="eval")
+        assert (lease.group_id, lease.slot, lease.weights_version.step) == (None, None, 1)
+        entry = await world.desk.entry(lease.episode_id)
+        assert (entry.state, entry.reason, entry.reward) == ("dropped", DropReason.EVAL, 0.5)
+
+
+async def test_eval_claims_that_wait_for_the_limit_never_see_older_weights(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 1})
+        world.engine.gate = asyncio.Event()
+        await world.batch()
+        last = asyncio.create_task(world.claim("t-1", wait_s=60))
+        await world.until_phase(Phase.UPDATING)
+        world.engine.gate.set()
+        assert (await world.refused(last)).code is ErrorCode.OVER_LIMIT
+        assert (await world.claim("e-1", kind="eval")).weights_version.step == 1
+
+
+async def test_a_new_run_takes_the_place_of_a_complete_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        first = await world.begin(limits={"steps": 1})
+        await world.batch()
+        await world.until_status("complete")
+        evaluating = await world.claim("e-1", kind="eval")
+        second = await world.begin()
+        assert (await world.desk.entry(evaluating.episode_id)).reason is DropReason.RUN_ENDED
+        assert (await world.claim("t-1")).weights_version.step == 0
+        assert (await world.desk.report(first)).status == "complete"
+        assert (await world.desk.report(second)).status == "running"
+
+
+async def test_a_run_that_took_longer_than_its_wall_time_is_complete(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": None, "wall_s": 100})
+        await world.episode("t-1")
+        held = await world.claim("t-2")
+        await world.passes(101)
+        await world.until_status("complete")
+        assert await world.states() == ["dropped run_ended"] * 2
+        assert (await world.refused(world.end(held))).code is ErrorCode.LEASE_LOST
+
+
+async def test_a_run_that_sampled_its_tokens_is_complete(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": None, "tokens": 2})
+        await world.episode("t-1")
+        await world.until_status("complete")
+        assert "sampled tokens" in ((await world.desk.report(world.run_id)).reason or "")
+
+
+async def test_a_stop_lets_running_episodes_finish_checkpoints_and_goes_idle(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin(limits={"steps": None})
+        await world.batch()
+        await world.until_step(1)
+        held = await world.claim("t-1")
+        await world.desk.stop_run(run_id)
+        await world.until_phase(Phase.DRAINING)
+        assert (await world.refused(world.claim("t-2"))).code is ErrorCode.DRAINING
+        await world.call(held)
+        await world.end(held)
+        await world.until_phase(Phase.IDLE)
+        assert await world.states() == ["trained 1"] * 4 + ["dropped run_ended"]
+        status = await world.desk.status()
+        assert (status.run_id, status.engine.warm) == (None, True)
+        assert (await world.desk.report(run_id)).status == "stopped"
+        assert (await world.refused(world.claim("t-1"))).code is ErrorCode.OVER_LIMIT
+        assert (await world.desk.stop_run(run_id)).status == "stopped"
+
+
+async def test_a_stop_does_not_wait_longer_than_its_drain_limit(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin(limits={"drain_limit_s": 50})
+        await world.claim("t-1")
+        await world.desk.stop_run(run_id)
+        await world.until_phase(Phase.DRAINING)
+        await world.passes(51)
+        await world.until_phase(Phase.IDLE)
+        assert await world.states() == ["dropped run_ended"]
+
+
+async def test_a_checkpoint_can_be_asked_for(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin()
+        assert (await world.desk.request_checkpoint(run_id)).step == 0
+        await world.batch()
+        await world.until_step(1)
+        reference = await world.desk.request_checkpoint(run_id)
+        assert (reference.step, reference.path) == (1, str(tmp_path / "runs" / run_id))
+        assert await world.states() == ["trained 1"] * 4
+
+
+async def test_a_changed_learning_rate_holds_from_the_next_step_on(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin(limits={"steps": 2})
+        await world.batch()
+        await world.until_step(1)
+        await world.desk.patch_run(run_id, {"optimizer": {"learning_rate": 3e-4}}, None, "tester")
+        await world.batch()
+        await world.until_status("complete")
+        assert [batch.spec.optimizer.learning_rate for batch in world.engine.made] == [1e-5, 3e-4]
+        assert [step.config_version for step in (await world.desk.report(run_id)).steps] == [1, 2]
+
+
+# -- crashes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["train", "trained", "checkpoint", "checkpointed", "serve"])
+async def test_a_trainer_that_dies_is_brought_back_by_replaying_recorded_batches(tmp_path: Path, moment: str) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 5}, checkpoint={"every_steps": 3})
+        batches = []
+        for step in range(1, 6):
+            if step == 3:
+                world.engine.crash_at[moment] = 1
+            batch = asyncio.create_task(world.batch())
+            await world.hurry(batch.done)
+            batches.append([lease.episode_id for lease in await batch])
+        await world.hurry(lambda: world.has_status("complete"))
+        assert world.engine.crash_at[moment] == 0
+        assert made(world.engine) == batches
+        assert await world.states() == [f"trained {step}" for step in range(1, 6) for _ in range(4)]
+        assert [batch.step for batch in world.engine.made] == [1, 2, 3, 4, 5]
+
+
+async def test_a_restarted_server_goes_on_with_its_run_by_itself(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        await world.begin(checkpoint={"every_steps": 2})
+        first = await world.batch()
+        await world.until_step(1)
+        ended = await world.episode("t-1", 1.0)
+        open_one = await world.claim("t-1")
+        server_id = (await world.desk.status()).server_id
+        run_id = world.run_id
+    again = FaultyEngine().adopt(engine)
+    async with running(tmp_path, again, clock) as world:
+        world.run_id = run_id
+        await world.until_phase(Phase.ROLLING)
+        assert (await world.desk.status()).server_id == server_id
+        assert again.log == ["serve 0", "open 0", "train 1", "serve 1"]
+        assert made(again) == [[lease.episode_id for lease in first]]
+        assert (await world.desk.entry(open_one.episode_id)).reason is DropReason.SERVER_RESTARTED
+        assert (await world.refused(world.end(open_one))).code is ErrorCode.LEASE_LOST
+        assert (await world.end(ended, 1.0, success=True)).status == "already_ended"
+        mate = await world.episode("t-1", 0.0)
+        assert (mate.group_id, mate.weights_version.step) == (ended.group_id, 1)
+        await world.episode("t-2", 0.0)
+        await world.episode("t-2", 1.0)
+        await world.desk.request_checkpoint(run_id)
+        assert (await world.states()).count("trained 2") == 4
+
+
+async def test_a_step_in_the_middle_of_which_the_server_died_is_made_with_its_journalled_batch(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    engine.gate = asyncio.Event()
+    async with running(tmp_path, engine, clock) as world:
+        run_id = await world.begin(limits={"steps": 1})
+        batch = await world.batch()
+        await world.until_phase(Phase.UPDATING)
+    async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
+        await world.until_status("complete")
+        assert made(world.engine) == [[lease.episode_id for lease in batch]]
+        assert await world.states() == ["trained 1"] * 4
+        assert [step.step for step in (await world.desk.report(run_id)).steps] == [1]
+
+
+async def test_a_complete_run_is_served_again_after_a_restart(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        run_id = await world.begin(limits={"steps": 1})
+        await world.batch()
+        await world.until_status("complete")
+    async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
+        world.run_id = run_id
+        lease = await world.claim("e-1", kind="eval", wait_s=60)
+        assert lease.weights_version.step == 1
+
+
+async def test_training_that_is_refused_fails_the_run_with_the_reason(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin()
+        world.engine.refuse = "the loss is not finite"
+        await world.batch()
+        await world.until_status("failed")
+        report = await world.desk.report(run_id)
+        assert (report.status, report.reason) == ("failed", "the loss is not finite")
+        assert await world.states() == ["dropped run_ended"] * 4
+        entry = (await world.desk.ledger()).entries[0]
+        assert "the loss is not finite" in (entry.detail or "")
+        assert (await world.refused(world.claim("t-1"))).code is ErrorCode.ENGINE_FAILED
+        await world.begin()  # the next run is not harmed
+        assert (await world.claim("t-1")).slot == 0
+
+
+async def test_an_outcome_that_cannot_be_true_fails_the_run(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        world.engine.untrained = lambda batch: {"ep-of-another-batch": "zero_variance"}
+        await world.batch()
+        await world.until_status("failed")
+
+
+async def test_a_trainer_that_dies_again_and_again_on_one_step_fails_the_run(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        world.engine.crash_at["train"] = 100
+        await world.batch()
+        await world.hurry(lambda: world.has_status("failed"))
+        assert "the trainer died at train" in ((await world.desk.report(world.run_id)).reason or "")
+
+
+async def test_inference_that_came_back_is_given_the_weights_again_before_anyone_claims(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        await world.batch()
+        await world.until_step(1)
+        await world.until_phase(Phase.ROLLING)
+        world.engine.log.clear()
+        world.engine.tell(EngineHealth(ready=False, booting=True, reason="killed", failures=1))
+        status = await world.desk.status()
+        assert (status.phase, status.engine.failures) == (Phase.BOOTING, 1)
+        assert (await world.refused(world.claim("t-1"))).code is ErrorCode.NOT_ROLLING
+        world.engine.tell(EngineHealth(ready=True, failures=1))
+        assert (await world.claim("t-1", wait_s=60)).weights_version.step == 1
+        assert world.engine.log == ["serve 1"]
+
+
+async def test_an_engine_that_failed_for_good_is_said_to_have_failed(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin()
+        world.engine.tell(EngineHealth(ready=False, failed_for_good=True, reason="out of memory", failures=5))
+        status = await world.desk.status()
+        assert status.phase is Phase.FAILED
+        assert status.failed is not None
+        assert status.failed.reason == "out of memory"
+        refusal = await world.refused(world.claim("t-1"))
+        assert refusal.code is ErrorCode.ENGINE_FAILED
+        assert "out of memory" in refusal.detail
+        assert (await world.refused(world.desk.request_checkpoint(run_id))).code is ErrorCode.ENGINE_FAILED
+
+
+async def test_a_full_disk_holds_training_up_and_loses_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 1})
+        world.engine.gate = asyncio.Event()
+        await world.batch()
+        await world.until_phase(Phase.UPDATING)
+        await world.desk.clerk.settled()
+        world.store._db.execute("PRAGMA query_only = ON")
+        world.engine.gate.set()
+        for _ in range(5):
+            await world.passes(1)
+        assert made(world.engine)
+        world.store._db.execute("PRAGMA query_only = OFF")
+        await world.hurry(lambda: world.has_status("complete"))
+        assert await world.states() == ["trained 1"] * 4
+        assert [batch.step for batch in world.engine.made] == [1]
+
+
+async def test_runs_of_a_server_do_not_share_checkpoints(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        for _ in range(2):
+            await world.begin(limits={"steps": 1})
+            await world.batch()
+            await world.until_status("complete")
+        assert len({path.parent for path in (tmp_path / "runs").glob("*/*")}) == 2
+        request = RunRequest(spec=spec())
+        await world.desk.create_run(request, by="tester")
+        await world.until_phase(Phase.ROLLING)
+        assert (await world.desk.status()).weights_version is not None

@@ -1,0 +1,423 @@
+"""What clients may rely on: leases, groups, claims, ends, runs. Time is a ManualClock; disk and engine are real enough."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from swarm.engine.seam import EngineHealth
+from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, EpisodeResult
+from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.status import Phase, RunRequest
+from tests.swarm.server.coordinator.world import World, running, spec
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with running(tmp_path) as world:
+        await world.begin()
+        yield world
+
+
+# -- leases -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_reward_sent_after_the_lease_ran_out_is_refused_and_changes_nothing(world: World) -> None:
+    lease = await world.claim(idle_limit_s=60)
+    await world.call(lease)
+    await world.passes(61)
+    refusal = await world.refused(world.end(lease))
+    assert refusal.code is ErrorCode.LEASE_LOST
+    assert "no call and no renewal for 60 s" in refusal.detail
+    assert await world.states() == ["dropped expired"]
+
+
+async def test_a_lease_that_ran_out_is_refused_even_before_the_timer_comes_round(world: World) -> None:
+    lease = await world.claim(idle_limit_s=60)
+    world.clock.advance(61)
+    assert (await world.refused(world.end(lease))).code is ErrorCode.LEASE_LOST
+    assert await world.states() == ["dropped expired"]
+
+
+async def test_calls_and_renewals_refresh_the_lease(world: World) -> None:
+    lease = await world.claim(idle_limit_s=60)
+    await world.passes(50)
+    await world.call(lease)
+    await world.passes(50)
+    expires_at = await world.desk.renew(lease.episode_id, EpisodeRenewal(lease=lease.lease))
+    assert expires_at == world.clock.now() + 60
+    await world.passes(50)
+    assert (await world.end(lease)).status == "pooled"
+
+
+async def test_while_a_call_is_open_the_idle_limit_stands_still(world: World) -> None:
+    lease = await world.claim(idle_limit_s=60)
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    await world.passes(500)
+    assert world.desk.close_call(opened, await world.sampled(opened))
+    await world.passes(59)
+    assert (await world.end(lease)).status == "pooled"
+
+
+async def test_max_episode_s_ends_an_episode_even_in_the_middle_of_a_call(world: World) -> None:
+    lease = await world.claim(max_episode_s=100)
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    await world.passes(101)
+    assert not world.desk.close_call(opened, await world.sampled(opened))
+    assert await world.states() == ["dropped expired"]
+
+
+async def test_a_late_call_of_a_lost_lease_is_discarded_and_says_so(world: World) -> None:
+    lease = await world.claim()
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    await world.desk.abort(lease.episode_id, EpisodeAbort(lease=lease.lease, reason="crash"))
+    next_holder = await world.claim()
+    assert not world.desk.close_call(opened, await world.sampled(opened))
+    assert (await world.desk.trace(lease.episode_id)).calls == []
+    assert (await world.desk.trace(next_holder.episode_id)).calls == []
+    with pytest.raises(Refusal, match="closed"):
+        world.desk.open_call(lease.episode_id, lease.lease)
+
+
+async def test_leases_stand_still_while_the_engine_is_down(world: World) -> None:
+    lease = await world.claim(idle_limit_s=60)
+    world.engine.tell(EngineHealth(ready=False, booting=True, reason="crashed"))
+    await world.passes(10_000)
+    assert (await world.desk.status()).phase is Phase.BOOTING
+    world.engine.tell(EngineHealth(ready=True))
+    await world.until_phase(Phase.ROLLING)
+    await world.passes(59)
+    await world.call(lease)
+    assert (await world.end(lease)).status == "pooled"
+
+
+async def test_a_lease_that_is_not_the_episodes_own_is_refused(world: World) -> None:
+    lease, other = await world.claim("t-1"), await world.claim("t-2")
+    refusal = await world.refused(world.desk.end(lease.episode_id, EpisodeResult(lease=other.lease, reward=1)))
+    assert refusal.code is ErrorCode.LEASE_LOST
+    assert (await world.refused(world.desk.entry("ep-unknown"))).code is ErrorCode.NOT_FOUND
+    assert await world.states() == ["running", "running"]
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_repeated_end_is_answered_already_ended(world: World) -> None:
+    lease = await world.claim()
+    await world.call(lease)
+    assert (await world.end(lease, 0.5, idempotency_key="k")).status == "pooled"
+    assert (await world.end(lease, 0.5, idempotency_key="k")).status == "already_ended"
+    assert (await world.end(lease, 0.5)).status == "already_ended"
+    assert (await world.refused(world.end(lease, 0.7, idempotency_key="k"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
+    assert (await world.refused(world.end(lease, 0.7))).code is ErrorCode.LEASE_LOST
+    assert (await world.desk.entry(lease.episode_id)).reward == 0.5
+
+
+async def test_an_episode_that_ends_without_a_call_is_not_trained_and_its_slot_is_offered_again(world: World) -> None:
+    lease = await world.claim()
+    await world.end(lease)
+    again = await world.claim()
+    assert (again.group_id, again.slot) == (lease.group_id, lease.slot)
+    entry = await world.desk.entry(lease.episode_id)
+    assert (entry.state, entry.reason, entry.reward) == ("dropped", DropReason.NO_CALLS, 1.0)
+
+
+async def test_an_aborted_episode_keeps_the_clients_words_and_offers_its_slot_again(world: World) -> None:
+    first, second = await world.claim(), await world.claim()
+    abort = EpisodeAbort(lease=first.lease, reason="ValueError: no tool")
+    entry = await world.desk.abort(first.episode_id, abort)
+    assert (entry.reason, entry.detail) == (DropReason.ABORTED, "ValueError: no tool")
+    assert (await world.desk.abort(first.episode_id, abort)).reason is DropReason.ABORTED
+    again = await world.claim()
+    assert (again.group_id, again.slot) == (first.group_id, 0)
+    assert second.slot == 1
+
+
+async def test_everything_a_client_reports_is_in_the_ledger_and_every_token_in_the_trace(world: World) -> None:
+    lease = await world.claim(mix="math")
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    record = await world.sampled(opened)
+    world.desk.close_call(opened, record)
+    await world.end(lease, 0.25, success=False, metrics={"turns": 3}, metadata={"why": ["x"]}, agent_rewards={"a": 1})
+    trace = await world.desk.trace(lease.episode_id)
+    assert trace.calls == [record]
+    entry = trace.entry
+    assert (entry.state, entry.reward, entry.success, entry.metrics) == ("ended", 0.25, False, {"turns": 3})
+    assert (entry.metadata, entry.agent_rewards, entry.mix) == ({"why": ["x"]}, {"a": 1}, "math")
+    assert (entry.calls, entry.sampled_tokens) == (1, len(record.sampled_ids))
+
+
+# -- groups and claims ------------------------------------------------------------------------------------------------
+
+
+async def test_group_mates_share_task_client_version_and_config_version(world: World) -> None:
+    first = await world.claim("t-1")
+    assert (await world.claim("t-1")).group_id == first.group_id
+    other_code = await world.claim("t-1", client_version="2")
+    assert other_code.group_id != first.group_id
+
+
+async def test_after_a_config_change_the_same_task_opens_a_new_group(world: World) -> None:
+    first = await world.claim("t-1")
+    report = await world.desk.patch_run(world.run_id, {"optimizer": {"learning_rate": 2e-5}}, 1, "tester")
+    assert report.config_version == 2
+    second = await world.claim("t-1")
+    assert second.group_id != first.group_id
+    assert (await world.desk.entry(second.episode_id)).config_version == 2
+    assert (await world.desk.entry(first.episode_id)).config_version == 1
+
+
+async def test_no_group_opens_beyond_the_batch_when_nothing_may_be_stale(world: World) -> None:
+    await world.claim("t-1")
+    await world.claim("t-2")
+    refusal = await world.refused(world.claim("t-3"))
+    assert refusal.code is ErrorCode.DRAINING
+    assert refusal.fields["retry_after_s"] > 0
+    assert (await world.claim("t-2")).slot == 1
+
+
+async def test_a_claim_waits_for_a_slot_and_gets_it_when_one_is_lost(world: World) -> None:
+    held = [await world.claim(task) for task in ("t-1", "t-1", "t-2", "t-2")]
+    waiting = asyncio.create_task(world.claim("t-2", wait_s=30))
+    await world.passes(10)
+    assert not waiting.done()
+    await world.desk.abort(held[3].episode_id, EpisodeAbort(lease=held[3].lease, reason="x"))
+    assert (await waiting).group_id == held[3].group_id
+
+
+async def test_a_claim_that_waited_in_vain_is_refused_with_a_time_to_come_back(world: World) -> None:
+    for task in ("t-1", "t-1", "t-2", "t-2"):
+        await world.claim(task)
+    waiting = asyncio.create_task(world.claim("t-2", wait_s=30))
+    await world.passes(31)
+    refusal = await world.refused(waiting)
+    assert (refusal.code, refusal.fields["retry_after_s"]) == (ErrorCode.DRAINING, 1.0)
+
+
+async def test_a_claimant_that_goes_away_while_waiting_leaves_no_episode_behind(world: World) -> None:
+    held = [await world.claim(task) for task in ("t-1", "t-1", "t-2", "t-2")]
+    waiting = asyncio.create_task(world.claim("t-2", wait_s=30))
+    await world.passes(1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await world.desk.abort(held[3].episode_id, EpisodeAbort(lease=held[3].lease, reason="x"))
+    assert (await world.claim("t-2")).slot == 1
+    assert len(await world.states()) == 5
+
+
+async def test_a_repeated_claim_with_its_key_gets_the_same_lease(world: World) -> None:
+    first = await world.claim(idempotency_key="k")
+    assert await world.claim(idempotency_key="k", wait_s=5) == first
+    assert (await world.refused(world.claim("t-9", idempotency_key="k"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
+
+
+async def test_a_claim_repeated_while_it_waits_shares_one_lease(world: World) -> None:
+    held = [await world.claim(task) for task in ("t-1", "t-1", "t-2", "t-2")]
+    waiting = [asyncio.create_task(world.claim("t-2", wait_s=30, idempotency_key="k")) for _ in range(2)]
+    await world.passes(1)
+    await world.desk.abort(held[3].episode_id, EpisodeAbort(lease=held[3].lease, reason="x"))
+    first, second = await asyncio.gather(*waiting)
+    assert first == second
+
+
+async def test_a_group_out_of_patience_is_trained_as_it_is(world: World) -> None:
+    await world.episode("t-1", 1.0)
+    await world.passes(61)
+    status = await world.desk.status()
+    assert (status.pool.groups_ready, status.pool.groups_open) == (1, 0)
+    second = await world.claim("t-1")
+    assert second.slot == 0  # the partial group is closed: the task opened another
+
+
+async def test_a_group_out_of_patience_is_dropped_when_the_policy_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"partial_groups": "drop"})
+        await world.episode("t-1", 1.0)
+        await world.passes(61)
+        assert await world.states() == ["dropped partial_group"]
+
+
+async def test_patience_does_not_run_out_while_an_episode_of_the_group_runs(world: World) -> None:
+    slow = await world.claim("t-1", idle_limit_s=1000)
+    await world.episode("t-1", 1.0)
+    await world.passes(300)
+    assert await world.states() == ["running", "ended"]
+    await world.call(slow)
+    await world.end(slow, 0.0)
+    assert (await world.desk.status()).pool.groups_ready == 1
+
+
+async def test_a_group_that_lost_everyone_makes_room_after_its_patience(world: World) -> None:
+    for task in ("t-1", "t-2"):
+        lease = await world.claim(task)
+        await world.desk.abort(lease.episode_id, EpisodeAbort(lease=lease.lease, reason="x"))
+    waiting = asyncio.create_task(world.claim("t-3", wait_s=100))
+    await world.passes(61)
+    assert (await waiting).slot == 0
+
+
+async def test_seeds_of_calls_depend_on_task_group_slot_and_index_alone(tmp_path: Path) -> None:
+    async def seeds(folder: Path) -> list[int]:
+        async with running(folder) as world:
+            await world.begin(seed=5)
+            found = []
+            for task in ("t-1", "t-1", "t-2"):
+                lease = await world.claim(task)
+                for _ in range(2):
+                    opened = world.desk.open_call(lease.episode_id, lease.lease)
+                    world.desk.close_call(opened, None)
+                    found.append(opened.seed)
+            return found
+
+    first = await seeds(tmp_path / "a")
+    assert first == await seeds(tmp_path / "b")
+    assert len(set(first)) == 6
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_second_run_is_refused_while_one_is_running(world: World) -> None:
+    refusal = await world.refused(world.desk.create_run(RunRequest(spec=spec()), by="other"))
+    assert refusal.code is ErrorCode.SERVER_BUSY
+    assert refusal.fields == {"run_id": world.run_id, "holder": "tester"}
+
+
+async def test_the_same_key_starts_one_run(world: World) -> None:
+    await world.desk.stop_run(world.run_id)
+    await world.until_phase(Phase.IDLE)
+    request = RunRequest(spec=spec(), idempotency_key="k")
+    first = await world.desk.create_run(request, by="tester")
+    assert await world.desk.create_run(request, by="tester") == first
+    other = RunRequest(spec=spec(seed=9), idempotency_key="k")
+    assert (await world.refused(world.desk.create_run(other, by="tester"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
+
+
+async def test_a_spec_that_this_server_cannot_carry_out_names_each_bad_field(world: World) -> None:
+    await world.desk.stop_run(world.run_id)
+    await world.until_phase(Phase.IDLE)
+    wrong = spec(model="gpt-17", batch={"mix": {"math": {"ratio": 1}}, "max_pool_episodes": 3})
+    refusal = await world.refused(world.desk.create_run(RunRequest(spec=wrong), by="tester"))
+    assert refusal.code is ErrorCode.INVALID_SPEC
+    fields = [error["field"] for error in refusal.fields["errors"]]
+    assert fields == ["model", "batch.mix", "batch.max_pool_episodes"]
+
+
+async def test_a_patch_is_refused_when_it_is_misspelt_untunable_or_out_of_date(world: World) -> None:
+    async def patch(change: dict[str, object], if_match: int | None = None) -> Refusal:
+        return await world.refused(world.desk.patch_run(world.run_id, change, if_match, "tester"))
+
+    misspelt = await patch({"optimizer": {"learning_rte": 1e-5}})
+    assert misspelt.fields["errors"][0]["nearest"] == "optimizer.learning_rate"
+    assert (await patch({"optimiser": {}})).fields["errors"][0]["nearest"] == "optimizer"
+    assert "cannot be changed" in (await patch({"seed": 3})).detail
+    stale = await patch({"max_staleness": 1}, if_match=7)
+    assert (stale.code, stale.fields["config_version"]) == (ErrorCode.CONFIG_CONFLICT, 1)
+    assert (await world.desk.report(world.run_id)).config_version == 1
+
+
+async def test_a_change_is_kept_with_who_and_when(world: World) -> None:
+    await world.desk.patch_run(world.run_id, {"limits": {"steps": None}, "max_staleness": 1}, None, "ann")
+    report = await world.desk.report(world.run_id)
+    assert report.spec.limits.steps is None
+    [change] = report.changes
+    assert (change.config_version, change.by, change.at) == (2, "ann", world.clock.now())
+    assert change.patch == {"limits": {"steps": None}, "max_staleness": 1}
+
+
+async def test_claims_for_another_run_are_not_found(world: World) -> None:
+    assert (await world.refused(world.claim(run_id="run-other"))).code is ErrorCode.NOT_FOUND
+    assert (await world.refused(world.desk.report("run-other"))).code is ErrorCode.NOT_FOUND
+
+
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_restarted_client_learns_how_many_episodes_of_each_task_are_ended(world: World) -> None:
+    await world.episode("t-1")
+    await world.episode("t-2", client_id="c-2")
+    await world.end(await world.claim("t-2"))  # without a call: not an attempt
+    aborted = await world.claim("t-1")
+    await world.desk.abort(aborted.episode_id, EpisodeAbort(lease=aborted.lease, reason="x"))
+    await world.episode("e-1", kind="eval")
+    progress = [(p.task_id, p.kind, p.step, p.ended) for p in await world.desk.tasks()]
+    assert progress == [("t-1", "train", None, 1), ("t-2", "train", None, 1), ("e-1", "eval", 0, 1)]
+    assert [p.task_id for p in await world.desk.tasks(client_id="c-2")] == ["t-2"]
+
+
+async def test_the_ledger_comes_in_pages(world: World) -> None:
+    for _ in range(3):
+        await world.episode("e-1", kind="eval")
+    first = await world.desk.ledger(kind="eval", limit=2)
+    second = await world.desk.ledger(kind="eval", limit=2, after=first.next)
+    assert (len(first.entries), len(second.entries), second.next) == (2, 1, None)
+    assert (await world.refused(world.desk.ledger(after="x"))).code is ErrorCode.NOT_FOUND
+
+
+async def test_a_status_with_since_waits_for_a_change_or_for_its_time(world: World) -> None:
+    await world.passes(1)
+    status = await world.desk.status()
+    waiting = asyncio.create_task(world.desk.status(status.revision, 30))
+    await world.passes(10)
+    assert not waiting.done()
+    await world.passes(21)
+    assert (await waiting).revision == status.revision
+    waiting = asyncio.create_task(world.desk.status(status.revision, 30))
+    await world.passes(0)
+    await world.claim()
+    await world.passes(1)  # claims are told together, a moment later
+    changed = await waiting
+    assert changed.revision > status.revision
+    assert changed.pool.running == 1
+
+
+async def test_subscribers_hear_of_changes_and_log_lines_without_secrets(world: World) -> None:
+    events = world.desk.events()
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    world.desk.log("a client sent swl_verysecret")
+    heard = await first
+    assert (heard.kind, heard.data["line"]) == ("log", "a client sent [redacted]")
+    await world.desk.stop_run(world.run_id)
+    kinds = [(await anext(events)).kind for _ in range(2)]
+    assert sorted(kinds) == ["log", "status"]
+
+
+# -- a full disk ------------------------------------------------------------------------------------------------------
+
+
+async def test_with_a_full_disk_requests_are_refused_nothing_changes_and_later_ones_work(world: World) -> None:
+    lease = await world.claim("t-1")
+    await world.call(lease)
+    pages = world.store._db.execute("PRAGMA page_count").fetchone()[0]
+    world.store._db.execute(f"PRAGMA max_page_count = {pages}")
+    large = {"note": "x" * 200_000}
+    assert (await world.refused(world.end(lease, 1.0, metadata=large))).code is ErrorCode.STORAGE_FULL
+    assert await world.states() == ["running"]
+    assert await world.call(lease)
+    world.store._db.execute("PRAGMA max_page_count = 1000000")
+    assert (await world.end(lease, 1.0, metadata=large)).status == "pooled"
+    assert len((await world.desk.trace(lease.episode_id)).calls) == 2
+    assert await world.states() == ["ended"]
+
+
+async def test_what_was_decided_on_top_of_a_failed_write_is_refused_with_it(world: World) -> None:
+    lease = await world.claim("t-1")
+    await world.call(lease)
+    pages = world.store._db.execute("PRAGMA page_count").fetchone()[0]
+    world.store._db.execute(f"PRAGMA max_page_count = {pages}")
+    large = {"note": "x" * 200_000}
+    outcomes = await asyncio.gather(
+        world.refused(world.end(lease, metadata=large)),
+        world.refused(world.claim("t-1")),
+        world.refused(world.claim("t-2")),
+    )
+    assert {refusal.code for refusal in outcomes} == {ErrorCode.STORAGE_FULL}
+    world.store._db.execute("PRAGMA max_page_count = 1000000")
+    assert (await world.claim("t-1")).slot == 1
+    assert await world.states() == ["running", "running"]
