@@ -37,6 +37,8 @@ from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, RunReport, ServerStatus
 
 _log = logging.getLogger(__name__)
+_ABANDONED_DRAIN_S = 0.1
+"""How long a run drains when nobody is left to end its episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,7 @@ class AttemptRun:
                 return await self._swarm.start_run(spec, attempt.idempotency_key)
             except ServerBusy as busy:
                 await self._make_room(str(busy.fields.get("run_id")), deadline)
+                await self._clock.sleep(self._limits.look_s)
             except (InvalidSpec, IdempotencyConflict) as error:
                 raise AttemptFailed(f"the server refused the run: {_details(error)}") from error
 
@@ -161,7 +164,7 @@ class AttemptRun:
         except NotFound:
             return
         if self._is_over(labels.get("study")):
-            await self._swarm.stop_run(run_id)
+            await self._stop(run_id)
         elif self._clock.monotonic() >= deadline:
             raise ServerUnfit(f"{self._server.url} is busy with run {run_id}, which is none of this study's")
         await self._released(run_id, min(deadline, self._clock.monotonic() + self._limits.busy_s))
@@ -178,8 +181,7 @@ class AttemptRun:
     async def _released(self, run_id: str, deadline: float) -> None:
         """Returns when the run does not hold the server any more, or at the deadline."""
         async for status in self._swarm.statuses(wait_s=max(0.0, min(10.0, deadline - self._clock.monotonic()))):
-            held = status.run_id == run_id and status.phase is not Phase.IDLE
-            if not held or self._clock.monotonic() >= deadline:
+            if status.run_id != run_id or self._clock.monotonic() >= deadline:
                 return
             self._server.check()
             await self._clock.sleep(self._limits.look_s)
@@ -315,10 +317,17 @@ class AttemptRun:
         if run_id is None or self._server.unfit is not None:
             return
         try:
-            await self._swarm.stop_run(run_id)
+            await self._stop(run_id)
             await self._released(run_id, self._clock.monotonic() + self._limits.busy_s)
         except (SwarmError, ServerUnfit) as error:
             _log.warning("run %s could not be stopped: %s", run_id, error)
+
+    async def _stop(self, run_id: str) -> None:
+        """Stop a run whose client is gone: episodes that it left open are not waited for."""
+        report = await self._swarm.run(run_id)
+        if report.status == "running":
+            await self._swarm.patch_run(run_id, {"limits": {"drain_limit_s": _ABANDONED_DRAIN_S}})
+        await self._swarm.stop_run(run_id)
 
 
 def _details(error: Refusal) -> str:

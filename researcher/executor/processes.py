@@ -22,6 +22,9 @@ from foundation.clock import Clock
 
 _ENTRY = 'echo $$ > "$0" && exec "$@"'
 """What the new process does first, as a shell: say who it is, then become the command."""
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+_STARTING_S = 0.01
+"""How soon a process that was just started is asked again who it is."""
 _WATCH_S = 0.2
 """How often a process is looked at where the system cannot wake us when it ends."""
 
@@ -32,9 +35,10 @@ class Berth:
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.folder = folder
         self._clock = clock
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: int | None = None
+        self._exit_code: int | None = None
 
-    def start(self, command: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> int:
+    def start(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
         """Start `command`; returns its pid. Output is appended to the folder's logs.
 
         Raises: BlockingIOError when one lives here already.
@@ -44,20 +48,24 @@ class Berth:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._pid_file.unlink(missing_ok=True)
-            with open(self.folder / "out.log", "ab") as out, open(self.folder / "err.log", "ab") as err:
-                self._child = subprocess.Popen(
-                    ["/bin/sh", "-c", _ENTRY, str(self._pid_file), *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    env=dict(environ),
-                    cwd=cwd,
-                    pass_fds=(lock,),
-                    start_new_session=True,
-                )
+            os.set_inheritable(lock, True)
+            # Not subprocess.Popen: that wants to see the end of its child, and this one may outlive us.
+            self._child = os.posix_spawn(
+                "/bin/sh",
+                ["/bin/sh", "-c", _ENTRY, str(self._pid_file), *command],
+                environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, str(self.folder / "out.log"), _APPEND, 0o600),
+                    (os.POSIX_SPAWN_OPEN, 2, str(self.folder / "err.log"), _APPEND, 0o600),
+                ],
+                setsid=True,
+                setsigdef=[signal.SIGPIPE],
+            )
         finally:
             os.close(lock)
-        return self._child.pid
+        self._exit_code = None
+        return self._child
 
     def alive(self) -> bool:
         self._reap()
@@ -82,7 +90,8 @@ class Berth:
 
     def exit_code(self) -> int | None:
         """How the process ended, where this process started it; None for one that was adopted."""
-        return None if self._child is None else self._child.poll()
+        self._reap()
+        return self._exit_code
 
     async def ended(self) -> None:
         """Returns when nobody lives here any more."""
@@ -93,12 +102,11 @@ class Berth:
 
     async def end(self, grace_s: float) -> None:
         """Ask it to end, with all that it started; after `grace_s`, make it."""
-        if not self.alive():
-            return
         for number in (signal.SIGTERM, signal.SIGKILL):
-            pid = self.pid()
+            while (pid := self.pid()) is None and self.alive():
+                await self._clock.sleep(_STARTING_S)
             if pid is None:
-                break
+                return
             with suppress(ProcessLookupError):
                 os.killpg(pid, number)
             with suppress(TimeoutError):
@@ -122,8 +130,15 @@ class Berth:
 
     def _reap(self) -> None:
         """A child that ended stays as a zombie, without its lock, until it is asked for."""
-        if self._child is not None:
-            self._child.poll()
+        if self._child is None:
+            return
+        try:
+            pid, status = os.waitpid(self._child, os.WNOHANG)
+        except ChildProcessError:  # somebody else in this process asked for it first
+            self._child = None
+            return
+        if pid:
+            self._child, self._exit_code = None, os.waitstatus_to_exitcode(status)
 
 
 def started_at(pid: int) -> float | None:

@@ -60,7 +60,7 @@ class _Round:
     failures: Counter[str] = field(default_factory=Counter)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     durations: list[float] = field(default_factory=list)
-    over: int = 0
+    over: set[str] = field(default_factory=set)
     halted: bool = False
 
 
@@ -92,7 +92,7 @@ class Executor:
         this = _Round(work, on_progress, began=self._clock.monotonic(), total=len(trials))
         while not this.halted:
             this.queue = await self._reconciled(work, trials)
-            this.over = this.total - len(this.queue)
+            this.over = {trial.key for trial in trials} - set(this.queue)
             if not this.queue:
                 break
             if not self._pool.servers:
@@ -180,7 +180,7 @@ class Executor:
 
     def _over(self, this: _Round, key: str, note: str) -> None:
         self._spend(this.work, key)
-        this.over += 1
+        this.over.add(key)
         trial = self._store.trial(this.work.study_id, key)
         this.curves[key] = trial.series.get("reward_mean", [])
         self._tell(this, key, trial.status, len(this.curves[key]), note)
@@ -224,9 +224,8 @@ class Executor:
         """Trials that are not over at the pace of those that are; before the first, at the instrument's own guess."""
         done, guess = this.durations, self._setup.instrument.defaults.trial_s
         each_s = sum(done) / len(done) if done else guess
-        steps = {key: len(curve) / this.work.plan.steps for key, curve in this.curves.items()}
-        begun = sum(share for share in steps.values() if share < 1)
-        return max(0.0, each_s * (this.total - this.over - begun) / max(1, len(self._pool.servers)))
+        begun = sum(len(curve) / this.work.plan.steps for key, curve in this.curves.items() if key not in this.over)
+        return max(0.0, each_s * (this.total - len(this.over) - begun) / max(1, len(self._pool.servers)))
 
     # -- budget: trials, where the study has one ----------------------------------------------------------------------
 

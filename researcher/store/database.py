@@ -114,12 +114,12 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _migrate(connection: Connection, shown: str) -> None:
-    # Alembic takes a fifth of a second to import, and is needed only here.
+    # Alembic takes a fifth of a second to import, is needed only here, and would tell of its every plugin.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every plugin
     config = Config()
     config.set_main_option("script_location", str(migrations_dir()).replace("%", "%%"))
     config.attributes["connection"] = connection

@@ -1,0 +1,87 @@
+"""A researcher's process for kill tests: `python -m tests.fakes.study_driver HOME [METHOD:before|after[:N]]`.
+
+Runs the trials of one `repeat` study, adopted from wherever the last process left it. With a METHOD of the store it kills
+itself there (the N-th time), as a power cut would. Prints what the server's records say in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from researcher.executor.local_server import LocalServer
+from researcher.executor.servers import ServerPool
+from researcher.executor.trials import Executor
+from researcher.store.store import Store
+from tests.fakes.example_plan import ARMS
+from tests.fakes.repeat_study import repeat_plan, repeat_setup
+
+
+def armed(store: Store, where: str) -> None:
+    """Let a call of one method of the store be the last thing that this process does."""
+    method, moment, *rest = where.split(":")
+    left = [int(rest[0]) if rest else 1]
+    real = getattr(store, method)
+
+    def fatal(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and moment == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*args, **kwargs)
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(store, method, fatal)
+
+
+async def records(pool: ServerPool, store: Store, study: str) -> dict[str, Any]:
+    """What the server knows of each trial: attempts, run, episodes that were ended for good, by kind and fate."""
+    found = {}
+    for trial in store.trials(study):
+        attempts = store.attempts(study, trial.key)
+        run_id = str(attempts[-1].run_id)
+        swarm = pool.servers[0].swarm
+        entries = [entry async for entry in swarm.ledger(run_id=run_id) if entry.reward is not None]
+        report = await swarm.run(run_id)
+        found[f"{trial.arm}/{trial.seed}"] = {
+            "status": trial.status,
+            "attempts": len(attempts),
+            "run_id": run_id,
+            "finals": trial.finals,
+            "steps": [step.step for step in report.steps],
+            "trained": sum(entry.step is not None for entry in entries),
+            "evaluated": dict(Counter(str(entry.claimed_step) for entry in entries if entry.kind == "eval")),
+        }
+    return found
+
+
+async def drive(home: Path, where: str | None) -> None:
+    store = Store.open(f"sqlite:///{home}/researcher.db")
+    plan = repeat_plan()
+    if not store.studies():
+        store.save_plan(store.create_study("kill me", {}), plan)
+    study = store.resolve_study("latest")
+    token = store.acquire_lease(
+        study, f"process {os.getpid()}", 60, dead_owner=getattr(store.lease(study), "owner", None)
+    )
+    mine = store.fenced(study, token)
+    trials = mine.ensure_trials(study, "compare", [(arm, 0) for arm in ARMS])
+    if where:
+        armed(mine, where)
+    local = LocalServer(model="echo", engine="echo", folder=home / "server", arguments=("--log-level", "warning"))
+    async with ServerPool(mine, f"study {study}", local=local) as pool:
+        await Executor(mine, pool, repeat_setup(home / "studies")).run_trials(study, plan, trials)
+        print(json.dumps(await records(pool, mine, study)))  # noqa: T201 - the test reads it
+    mine.release_lease(study, token)
+    store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(drive(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None))

@@ -1,0 +1,82 @@
+"""The researcher may die at any instruction: each trial is run once, and its numbers are those of an undisturbed study."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundation.clock import SystemClock
+from researcher.executor.processes import Berth, child_environ
+from researcher.models import TrialStatus
+from researcher.store.store import Store
+from tests.fakes.repeat_study import repeat_plan
+
+pytestmark = pytest.mark.anyio
+
+KILLS = (
+    "record_intent:before",
+    "record_intent:after",  # intent is written, nothing is submitted
+    "record_submitted:before",  # the server has the run, SQL does not know
+    "record_submitted:after",
+    "record_client:before",  # the client runs, SQL does not know
+    "record_progress:after:2",  # in the middle of a trial
+    "finish_trial:before",
+    "finish_trial:after",  # between trials; the run is still on the server
+    "record_progress:after",  # in the second trial
+)
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[Path]:
+    yield tmp_path
+    for folder in [tmp_path / "server" / "process", *(tmp_path / "studies").glob("*/trials/*/*/*")]:
+        await Berth(folder, SystemClock()).end(grace_s=10)
+
+
+async def drive(home: Path, where: str | None = None) -> tuple[int, dict[str, Any]]:
+    arguments = ["-m", "tests.fakes.study_driver", str(home), *([where] if where else [])]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, env=child_environ(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), timeout=120)
+    assert process.returncode in (0, -signal.SIGKILL), err.decode()[-3000:]
+    return process.returncode or 0, json.loads(out) if out else {}
+
+
+async def test_killed_at_nine_moments_a_study_has_each_trial_once(
+    home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for where in KILLS:
+        code, _ = await drive(home, where)
+        assert code == -signal.SIGKILL, f"{where} was never reached"
+    code, found = await drive(home)
+    plan = repeat_plan()
+    assert code == 0
+    assert len({trial["run_id"] for trial in found.values()}) == len(found) == 2
+    for trial in found.values():
+        assert (trial["status"], trial["attempts"]) == (TrialStatus.DONE, 1)
+        assert trial["steps"] == list(range(1, plan.steps + 1))
+        assert trial["trained"] == plan.steps * 4 * 8
+        assert trial["evaluated"] == {"0": plan.heldout_tasks, str(plan.steps): plan.heldout_tasks}
+    quiet = tmp_path_factory.mktemp("quiet")
+    _, undisturbed = await drive(quiet)
+    assert {name: trial["finals"] for name, trial in undisturbed.items()} == {
+        name: trial["finals"] for name, trial in found.items()
+    }
+
+
+async def test_a_study_that_is_over_is_left_as_it_is(home: Path) -> None:
+    _, first = await drive(home)
+    store = Store.open(f"sqlite:///{home}/researcher.db")
+    before = store.trials(store.resolve_study("latest"))
+    _, again = await drive(home)
+    assert again == first
+    assert store.trials(store.resolve_study("latest")) == before
+    store.close()

@@ -1,0 +1,322 @@
+"""Trials on a real swarm server with the echo engine, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.serving import ServerProcess
+from foundation.clock import SystemClock
+from researcher.executor.attempts import TrialLimits
+from researcher.executor.errors import NoServersLeft
+from researcher.executor.local_server import LocalLimits, LocalServer
+from researcher.executor.processes import Berth
+from researcher.executor.servers import PoolLimits, ServerPool
+from researcher.executor.trials import Executor, Progress
+from researcher.models import Plan, TrialRecord, TrialStatus
+from researcher.store.errors import LeaseSuperseded, OverBudget
+from researcher.store.store import Store
+from swarm.client import SwarmClient
+from swarm.protocol.runspec import RunSpec
+from tests.fakes.example_plan import ARMS
+from tests.fakes.repeat_study import FOLDER, repeat_plan, repeat_setup
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = TrialLimits(
+    attempt_s=60, stall_s=20, client_restarts=1, first_backoff_s=0.01, busy_s=5, grace_s=5, check_s=0.3
+)
+SLOW = ("--echo-latency-s", "0.2")
+
+
+class Lab:
+    """One study of two arms, and a pool for it."""
+
+    def __init__(self, home: Path, store: Store, plan: Plan) -> None:
+        self.home = home
+        self.store = store
+        self.plan = plan
+        self.study = store.create_study("a topic", {})
+        store.save_plan(self.study, plan)
+        self.seen: list[Progress] = []
+
+    def trials(self, seeds: int = 1) -> list[TrialRecord]:
+        return self.store.ensure_trials(self.study, "compare", [(arm, seed) for seed in range(seeds) for arm in ARMS])
+
+    @asynccontextmanager
+    async def pool(
+        self, *urls: str, arguments: tuple[str, ...] = (), limits: PoolLimits | None = None
+    ) -> AsyncIterator[ServerPool]:
+        local = LocalServer(model="echo", engine="echo", folder=self.home / "server", arguments=arguments)
+        pool = ServerPool(self.store, f"study {self.study}", urls=urls, local=None if urls else local, limits=limits)
+        async with pool:
+            yield pool
+
+    async def run(
+        self,
+        pool: ServerPool,
+        trials: list[TrialRecord],
+        *,
+        instrument: Path = FOLDER,
+        limits: TrialLimits = LIMITS,
+        attempts: int = 2,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> list[TrialRecord]:
+        executor = Executor(
+            self.store, pool, repeat_setup(self.home / "studies", instrument), limits=limits, attempts=attempts
+        )
+        return await executor.run_trials(self.study, self.plan, trials, on_progress or self.seen.append)
+
+    def client_of(self, trial: TrialRecord, attempt: int = 1) -> Berth:
+        [folder] = (self.home / "studies").glob(f"*/trials/*/{trial.arm}-seed{trial.seed}/attempt{attempt}")
+        return Berth(folder, SystemClock())
+
+    def at_step(self, step: int, act: Callable[[Progress], None]) -> Callable[[Progress], None]:
+        """Do something once, when a trial has come that far."""
+        done: list[bool] = []
+
+        def watch(progress: Progress) -> None:
+            self.seen.append(progress)
+            if progress.step >= step and not done:
+                done.append(True)
+                act(progress)
+
+        return watch
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    store = Store.open(f"sqlite:///{tmp_path}/r.db")
+    yield Lab(tmp_path, store, repeat_plan())
+    store.close()
+
+
+def broken(tmp_path: Path, code: str) -> Path:
+    """The instrument with a workflow that goes wrong."""
+    folder = tmp_path / "broken"
+    shutil.copytree(FOLDER, folder)
+    workflow = folder / "workflow.py"
+    workflow.write_text(workflow.read_text().replace('    """Ask once; right is right."""\n', code))
+    return folder
+
+
+async def test_every_trial_is_run_and_recorded_from_the_servers_records(lab: Lab) -> None:
+    trials = lab.trials()
+    async with lab.pool() as pool:
+        done = await lab.run(pool, trials)
+        again = await lab.run(pool, trials)
+        assert pool.servers[0].owned
+    assert again == done
+    for trial in done:
+        assert (trial.status, trial.attempt) == (TrialStatus.DONE, 1)
+        assert set(trial.finals) == {"auc_reward", "heldout_accuracy"}
+        assert [step for step, _ in trial.series["reward_mean"]] == [1, 2, 3, 4]
+        assert len(trial.series["eval_reward_before"]) == len(trial.series["eval_success_after"]) == 8
+        assert trial.evidence is not None
+        assert trial.evidence.spec is not None
+        assert trial.evidence.spec["optimizer"]["learning_rate"] == lab.plan.arm(trial.arm).levels["learning_rate"]
+        assert trial.evidence.parameters == {"syllables": 2}
+        assert trial.evidence.changes == []
+        assert len(trial.evidence.heldout_tasks or []) == 8
+        assert not set(trial.evidence.heldout_tasks or []) & set(trial.evidence.train_tasks or [])
+        attempt = lab.store.attempts(lab.study, trial.key)[0]
+        assert (attempt.outcome, attempt.step) == ("done", 4)
+        assert (lab.client_of(trial).folder / "blueprint.json").is_file()
+        assert not lab.client_of(trial).alive()
+    last = {progress.key: progress for progress in lab.seen}
+    assert {progress.status for progress in last.values()} == {"done"}
+    assert [len(progress.curve) for progress in last.values()] == [4, 4]
+    assert min(progress.left_s or 0 for progress in lab.seen) == 0
+    assert not Berth(lab.home / "server" / "process", SystemClock()).alive()
+
+
+async def test_trials_are_spread_over_the_servers_that_are_given(lab: Lab, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "a") as one, ServerProcess(tmp_path / "b") as other:
+        async with lab.pool(one.url, other.url) as pool:
+            assert lab.store.server_lease(one.url) is not None
+            done = await lab.run(pool, lab.trials(seeds=2))
+        assert lab.store.server_lease(one.url) is None
+    assert {trial.status for trial in done} == {TrialStatus.DONE}
+    used = [lab.store.attempts(lab.study, trial.key)[0].server_url for trial in done]
+    assert set(used) == {one.url, other.url}
+
+
+async def test_a_client_that_was_killed_goes_on_where_it_stopped(lab: Lab) -> None:
+    trials = lab.trials()[:1]
+
+    def kill(_: Progress) -> None:
+        pid = lab.client_of(trials[0]).pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    async with lab.pool(arguments=SLOW) as pool:
+        [done] = await lab.run(pool, trials, on_progress=lab.at_step(2, kill))
+    assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
+    assert lab.client_of(trials[0]).tail("out.log", 100_000).count('"event": "train"') == 2
+
+
+async def test_a_client_that_stopped_moving_is_killed_from_outside_and_started_again(lab: Lab) -> None:
+    trials = lab.trials()[:1]
+
+    def freeze(_: Progress) -> None:
+        pid = lab.client_of(trials[0]).pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+
+    limits = TrialLimits(attempt_s=60, stall_s=2, client_restarts=1, first_backoff_s=0.01, grace_s=0.5, check_s=0.3)
+    async with lab.pool(arguments=SLOW) as pool:
+        [done] = await lab.run(pool, trials, on_progress=lab.at_step(2, freeze), limits=limits)
+    assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
+
+
+async def test_a_server_of_ours_that_was_killed_is_started_again_and_goes_on(lab: Lab) -> None:
+    trials = lab.trials()[:1]
+    server = Berth(lab.home / "server" / "process", SystemClock())
+
+    def kill(_: Progress) -> None:
+        pid = server.pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    quick = PoolLimits(local=LocalLimits(first_backoff_s=0.01))
+    async with lab.pool(arguments=SLOW, limits=quick) as pool:
+        [done] = await lab.run(pool, trials, on_progress=lab.at_step(2, kill))
+    assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
+
+
+async def test_a_trial_whose_client_always_fails_is_recorded_as_failed_with_its_last_words(
+    lab: Lab, tmp_path: Path
+) -> None:
+    folder = broken(tmp_path, '    raise RuntimeError("the moon is made of cheese")\n')
+    trials = lab.trials()[:1]
+    async with lab.pool() as pool:
+        [failed] = await lab.run(pool, trials, instrument=folder)
+        assert (await pool.servers[0].swarm.status()).run_id is None
+    assert (failed.status, failed.attempt) == (TrialStatus.FAILED, 2)
+    assert failed.reason is not None
+    assert "made of cheese" in failed.reason
+    assert [attempt.outcome for attempt in lab.store.attempts(lab.study, failed.key)] == ["failed", "failed"]
+
+
+async def test_an_attempt_may_not_take_longer_than_its_limit(lab: Lab) -> None:
+    limits = TrialLimits(attempt_s=0.5, grace_s=5, check_s=0.2)
+    trials = lab.trials()[:1]
+    async with lab.pool(arguments=SLOW) as pool:
+        [failed] = await lab.run(pool, trials, limits=limits, attempts=1)
+    assert failed.status == TrialStatus.FAILED
+    assert "longer than" in str(failed.reason)
+    assert not lab.client_of(failed).alive()
+
+
+async def test_a_stop_ends_what_runs_and_a_later_call_goes_on(lab: Lab) -> None:
+    trials = lab.trials()
+
+    def stop(_: Progress) -> None:
+        lab.store.request_stop(lab.study)
+
+    async with lab.pool(arguments=SLOW) as pool:
+        stopped = await lab.run(pool, trials, on_progress=lab.at_step(1, stop))
+        assert [trial.status for trial in stopped] == [TrialStatus.PLANNED, TrialStatus.PLANNED]
+        assert not lab.client_of(trials[0]).alive()
+        lab.store.clear_requests(lab.study)
+        done = await lab.run(pool, trials)
+    assert [(trial.status, trial.attempt) for trial in done] == [(TrialStatus.DONE, 2), (TrialStatus.DONE, 1)]
+
+
+async def test_a_pause_lets_what_runs_end(lab: Lab) -> None:
+    trials = lab.trials()
+
+    def pause(_: Progress) -> None:
+        lab.store.request_pause(lab.study)
+
+    async with lab.pool() as pool:
+        paused = await lab.run(pool, trials, on_progress=lab.at_step(1, pause))
+    assert [trial.status for trial in paused] == [TrialStatus.DONE, TrialStatus.PLANNED]
+
+
+async def test_interrupted_it_leaves_no_process_behind_and_goes_on_later_with_the_same_attempt(lab: Lab) -> None:
+    trials = lab.trials()[:1]
+    reached = asyncio.Event()
+    async with lab.pool(arguments=SLOW) as pool:
+        running = asyncio.create_task(lab.run(pool, trials, on_progress=lab.at_step(2, lambda _: reached.set())))
+        await reached.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not lab.client_of(trials[0]).alive()
+    assert not Berth(lab.home / "server" / "process", SystemClock()).alive()
+    async with lab.pool(arguments=SLOW) as pool:
+        [done] = await lab.run(pool, trials)
+    assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
+
+
+async def test_a_server_that_someone_else_uses_is_waited_for_and_then_given_up(lab: Lab, tmp_path: Path) -> None:
+    limits = TrialLimits(busy_s=0.5, grace_s=5, check_s=0.3)
+    with ServerProcess(tmp_path / "a") as server:
+        async with SwarmClient(server.url) as person:
+            run = await person.start_run(RunSpec.model_validate({"limits": {"steps": 3}}))
+            async with lab.pool(server.url) as pool:
+                with pytest.raises(NoServersLeft, match=run.run_id):
+                    await lab.run(pool, lab.trials()[:1], limits=limits)
+            assert (await person.status()).run_id == run.run_id
+    [trial] = lab.store.trials(lab.study)[:1]
+    assert trial.status == TrialStatus.PLANNED
+
+
+async def test_the_run_that_a_finished_study_left_behind_is_stopped(lab: Lab, tmp_path: Path) -> None:
+    from researcher.models import StudyStatus
+
+    earlier = lab.store.create_study("an earlier one", {})
+    lab.store.set_study_status(earlier, StudyStatus.DONE)
+    with ServerProcess(tmp_path / "a") as server:
+        async with SwarmClient(server.url) as swarm:
+            await swarm.start_run(RunSpec.model_validate({"labels": {"study": earlier}}))
+        async with lab.pool(server.url) as pool:
+            [done] = await lab.run(pool, lab.trials()[:1])
+    assert done.status == TrialStatus.DONE
+
+
+async def test_two_studies_do_not_share_a_server(lab: Lab, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "a") as server:
+        async with lab.pool(server.url):
+            with pytest.raises(NoServersLeft, match="is held by study"):
+                await ServerPool(lab.store, "study other", urls=[server.url]).open()
+
+
+async def test_a_server_that_cannot_start_is_one_clear_error(lab: Lab) -> None:
+    local = LocalServer(model="no-such-model", folder=lab.home / "server")
+    with pytest.raises(NoServersLeft, match="no-such-model"):
+        await ServerPool(lab.store, "x", local=local).open()
+
+
+async def test_nothing_is_started_beyond_the_budget(lab: Lab) -> None:
+    lab.store.set_budget(lab.study, "trials", 1)
+    async with lab.pool() as pool:
+        with pytest.raises(OverBudget):
+            await lab.run(pool, lab.trials())
+    assert [trial.status for trial in lab.store.trials(lab.study)] == [TrialStatus.DONE, TrialStatus.PLANNED]
+    assert lab.store.budget(lab.study)[0].spent == 1
+
+
+async def test_an_owner_that_was_superseded_writes_nothing_more(lab: Lab) -> None:
+    trials = lab.trials()[:1]
+    token = lab.store.acquire_lease(lab.study, "first", 60)
+    first = lab.store
+    lab.store = first.fenced(lab.study, token)
+
+    def supersede(_: Progress) -> None:
+        first.acquire_lease(lab.study, "second", 60, dead_owner="first")
+
+    async with lab.pool(arguments=SLOW) as pool:
+        with pytest.raises(LeaseSuperseded):
+            await lab.run(pool, trials, on_progress=lab.at_step(1, supersede))
+        assert lab.client_of(trials[0]).alive()  # the new owner goes on with it
+        await lab.client_of(trials[0]).end(grace_s=5)
+    assert first.trial(lab.study, trials[0].key).status == TrialStatus.RUNNING
