@@ -109,7 +109,7 @@ def _seconds(value: float) -> str:
     if value < 120:
         return f"{value:.1f} s"
     minutes, seconds = divmod(round(value), 60)
-    if minutes < 120:
+    if minutes < 60:
         return f"{minutes} min {seconds} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours:,} h {minutes} min"

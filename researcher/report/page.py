@@ -64,7 +64,7 @@ class StepPart:
 class SentinelPart:
     name: str
     state: Claim
-    findings: list[tuple[str, str, Claim, tuple[str, ...]]]
+    findings: Sequence[tuple[str, str, Claim, tuple[str, ...]]]
     """Severity, text, value, arms."""
 
 
@@ -298,7 +298,7 @@ def _noise(ledger: Ledger, metric: Metric) -> Claims:
 
 
 def _sentinels(ledger: Ledger, records: Records) -> list[SentinelPart]:
-    found = list(enumerate(records.conclusions.findings))
+    found = list(enumerate(records.findings))
     parts = []
     for name in records.plan.sentinels:
         own = [

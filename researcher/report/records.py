@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from researcher.analysis.conclusions import Conclusions, conclude
 from researcher.analysis.decide import Decision, decide
 from researcher.analysis.metrics import MetricMissing, finals
-from researcher.models import Hypothesis, Stage, StudyData, TrialRecord, TrialStatus
+from researcher.analysis.sentinels import SentinelFinding, inspect
+from researcher.models import Stage, StageKind, StudyData, TrialRecord, TrialStatus
 
 ENDED = (TrialStatus.DONE, TrialStatus.FAILED)
 _CLOSE = 1e-9
@@ -26,12 +27,16 @@ class RecordsDisagree(ValueError):
 
 
 class Records:
-    """A study's records and what follows from them, computed once."""
+    """A study's records and what follows from them, computed once.
 
-    def __init__(self, data: StudyData) -> None:
+    Args:  believe_finals: take stored finals as they are; only to say what they would give, never to report it.
+    """
+
+    def __init__(self, data: StudyData, *, believe_finals: bool = False) -> None:
         self.data = data
         self.plan = data.plan
-        self._checked: dict[str, RecordsDisagree | None] = {}
+        self._believe = believe_finals
+        self._checked: dict[tuple[str, str], RecordsDisagree | None] = {}
 
     @cached_property
     def done(self) -> list[TrialRecord]:
@@ -39,24 +44,32 @@ class Records:
 
     @cached_property
     def conclusions(self) -> Conclusions:
-        """Raises: RecordsDisagree when a finished trial lacks a metric."""
-        try:
-            return conclude(self.plan, self.data.trials)
-        except ValueError as error:
-            self.check_all()
-            raise RecordsDisagree(str(error)) from error
+        """Raises: RecordsDisagree when a final that a verdict rests on is not what its series give."""
+        self.check_all()
+        return conclude(self.plan, self.data.trials)
+
+    @cached_property
+    def findings(self) -> list[SentinelFinding]:
+        """Of the sentinels: these look at series and evidence, never at finals."""
+        return inspect(self.plan, self.data.trials)
 
     @cached_property
     def path(self) -> tuple[Decision, ...]:
-        """The plan's own branches from its first stage on, each decided on the trials of the stages up to it."""
+        """The plan's own branches from its first stage on, each decided on the trials of the stages up to it.
+
+        Raises: RecordsDisagree as `conclusions`, or when no branch of the plan holds.
+        """
+        self.check_all()
         stages = {stage.id: stage for stage in self.plan.stages}
         stage, seeds = self.plan.stages[0], self.plan.stages[0].seeds
         seen: list[str] = []
         decisions: list[Decision] = []
         while stage.id not in seen and self._over(stage, seeds):
             seen.append(stage.id)
-            self.check_all()
-            decision = decide(self.plan, stage.id, [trial for trial in self.data.trials if trial.stage in seen])
+            try:
+                decision = decide(self.plan, stage.id, [trial for trial in self.data.trials if trial.stage in seen])
+            except ValueError as error:
+                raise RecordsDisagree(str(error)) from error
             decisions.append(decision)
             if decision.action != "stage" or decision.to is None:
                 break
@@ -64,45 +77,46 @@ class Records:
             seeds = decision.seeds or stage.seeds
         return tuple(decisions)
 
-    def hypothesis(self, id: str) -> Hypothesis:
-        return next(hypothesis for hypothesis in self.plan.hypotheses if hypothesis.id == id)
-
     def trial(self, arm: str, seed: int) -> TrialRecord | None:
         return next((trial for trial in self.data.trials if trial.arm == arm and trial.seed == seed), None)
 
-    def check(self, metric: str) -> None:
-        """Compute `metric` again for every finished trial.
+    def check(self, metric: str, trials: Iterable[TrialRecord]) -> None:
+        """Compute `metric` again for each of `trials` that is done.
 
-        Raises: RecordsDisagree for the first trial whose stored final differs, is absent, or cannot be computed.
+        Raises: RecordsDisagree for the first one whose stored final differs, is absent, or cannot be computed.
         """
-        if metric not in self._checked:
-            self._checked[metric] = self._disagreement(metric)
-        found = self._checked[metric]
-        if found is not None:
-            raise found
+        for trial in trials:
+            if trial.status is TrialStatus.DONE:
+                key = (metric, trial.key)
+                if key not in self._checked:
+                    self._checked[key] = self._disagreement(metric, trial)
+                found = self._checked[key]
+                if found is not None:
+                    raise found
 
     def check_all(self) -> None:
         """As `check`, for the metrics of all hypotheses: what verdicts and decisions rest on."""
         for hypothesis in self.plan.hypotheses:
-            self.check(hypothesis.metric)
+            arms = (hypothesis.baseline, hypothesis.treatment)
+            self.check(hypothesis.metric, [trial for trial in self.done if trial.arm in arms])
+        for stage in self.plan.stages:
+            if stage.kind is StageKind.NOISE_FLOOR:
+                for hypothesis in self.plan.hypotheses:
+                    self.check(hypothesis.metric, [trial for trial in self.done if trial.arm in stage.arms])
 
-    def _disagreement(self, name: str) -> RecordsDisagree | None:
-        metric = self.plan.metric(name)
-        for trial in self.done:
-            stored = trial.finals.get(name)
-            try:
-                computed = finals([metric], trial.series)[name]
-            except MetricMissing as missing:
-                return RecordsDisagree(f"trial {trial.key}: {missing}")
-            if stored is None:
-                return RecordsDisagree(
-                    f"trial {trial.key} is done but no {name!r} is stored; its series give {computed!r}"
-                )
-            if not same_number(stored, computed):
-                return RecordsDisagree(
-                    f"trial {trial.key}: {name!r} is stored as {stored!r}, but its series give {computed!r}"
-                )
-        return None
+    def _disagreement(self, name: str, trial: TrialRecord) -> RecordsDisagree | None:
+        stored = trial.finals.get(name)
+        if stored is None or not math.isfinite(stored):
+            return RecordsDisagree(f"trial {trial.key} is done, but its {name!r} is stored as {stored!r}")
+        if self._believe:
+            return None
+        try:
+            computed = finals([self.plan.metric(name)], trial.series)[name]
+        except MetricMissing as missing:
+            return RecordsDisagree(f"trial {trial.key}: {missing}")
+        if same_number(stored, computed):
+            return None
+        return RecordsDisagree(f"trial {trial.key}: {name!r} is stored as {stored!r}, but its series give {computed!r}")
 
     def _over(self, stage: Stage, seeds: int) -> bool:
         """Whether every trial that the stage asks for has ended."""

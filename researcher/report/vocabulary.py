@@ -22,7 +22,7 @@ from researcher.analysis.power import (
     planning_alpha,
 )
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, seeds_of
-from researcher.models import Effect, Hypothesis, Metric, Stage, TrialRecord, TrialStatus, Verdict
+from researcher.models import Effect, Hypothesis, Metric, Stage, StageKind, TrialRecord, TrialStatus, Verdict
 from researcher.report.records import Records, fingerprint
 
 Value = float | int | str | None
@@ -59,7 +59,6 @@ class Vocabulary:
 
     def count_verdicts(self, verdict: str) -> Value:
         """Hypotheses with that verdict."""
-        self._records.check_all()
         wanted = Verdict(verdict)
         return sum(record.verdict is wanted for record in self._records.conclusions.verdicts)
 
@@ -103,7 +102,7 @@ class Vocabulary:
         trial = self._records.trial(arm, seed)
         if trial is None or trial.status is not TrialStatus.DONE:
             return None
-        self._records.check(metric)
+        self._records.check(metric, [trial])
         return trial.finals[metric]
 
     def mean(self, metric: str, *, arm: str, stage: str | None = None) -> Value:
@@ -124,7 +123,7 @@ class Vocabulary:
     def never_reached(self, metric: str) -> Value:
         """Finished trials whose `steps_to_threshold` stands for "not within this trial"."""
         asked = self._metric(metric)
-        self._records.check(metric)
+        self._records.check(metric, self._records.done)
         return sum(never_reached(asked, trial.series) for trial in self._records.done)
 
     def sigma(self, metric: str) -> Value:
@@ -204,19 +203,19 @@ class Vocabulary:
             raise UnknownName(f"the plan has no sentinel {name!r}; it has {list(self._plan.sentinels)}")
         if not self._records.done:
             return "unchecked"
-        seen = [finding.severity for finding in self._records.conclusions.findings if finding.name == name]
+        seen = [finding.severity for finding in self._records.findings if finding.name == name]
         return ", ".join(dict.fromkeys(seen)) or "quiet"
 
     def finding(self, number: int) -> Answer:
         """Severity, text and value of one finding, counted from 0."""
-        findings = self._records.conclusions.findings
+        findings = self._records.findings
         if not 0 <= number < len(findings):
             raise UnknownName(f"there are {len(findings)} findings; number {number} is not one of them")
         found = findings[number]
         return {"name": found.name, "severity": found.severity, "text": found.text, "value": found.value}
 
     def count_findings(self, severity: str) -> Value:
-        return sum(finding.severity == severity for finding in self._records.conclusions.findings)
+        return sum(finding.severity == severity for finding in self._records.findings)
 
     def decision(self, stage: str) -> Answer:
         """What the plan's branches say after a stage (researcher.analysis.decide.Decision); None while it is not over."""
@@ -271,7 +270,9 @@ class Vocabulary:
         return known[id]
 
     def _check(self, hypothesis: str) -> None:
-        self._records.check(self._hypothesis(hypothesis).metric)
+        """Everything that an effect rests on: Holm's adjustment ties each hypothesis to all others."""
+        self._hypothesis(hypothesis)
+        self._records.check_all()
 
     def _metric(self, name: str) -> Metric:
         known = {metric.name: metric for metric in self._plan.metrics}
@@ -298,14 +299,16 @@ class Vocabulary:
 
     def _finals(self, metric: str, arm: str, stage: str | None) -> list[float]:
         self._metric(metric)
-        self._records.check(metric)
         trials = self._trials(arm)
         within = trials if stage is None else seeds_of(self._stage(stage), trials)
+        self._records.check(metric, within)
         return [trial.finals[metric] for trial in within if trial.status is TrialStatus.DONE]
 
     def _noise(self, metric: str) -> NoiseFloor | None:
         self._metric(metric)
-        self._records.check(metric)
+        for stage in self._plan.stages:
+            if stage.kind is StageKind.NOISE_FLOOR:
+                self._records.check(metric, seeds_of(stage, self._records.data.trials))
         try:
             return measured_noise(self._plan, self._records.data.trials, metric)
         except NotEnoughTrials:

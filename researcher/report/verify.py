@@ -1,0 +1,199 @@
+"""Does a report still follow from the records? Every claim is computed again, offline; each difference is named.
+
+Checked: the plan's hash, the recorded verdicts and decisions, every claim's value and text, and the files byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from researcher.analysis.decide import Decision
+from researcher.models import Claim, Effect, StudyData, VerdictRecord
+from researcher.report.expressions import BadExpression, Evaluator
+from researcher.report.page import Page, page
+from researcher.report.records import Records, RecordsDisagree, same_number
+from researcher.report.vocabulary import UnknownName, Value
+from researcher.report.writer import render
+
+
+class Difference(BaseModel):
+    """One thing that the report says and the records do not."""
+
+    claim: str
+    """The claim's name; `plan`, `verdict H1`, `decision compare` or `file report.md` for what is not a claim."""
+    expression: str = ""
+    reported: Value = None
+    recomputed: Value = None
+    problem: str
+
+    def __str__(self) -> str:
+        asked = f" = {self.expression}" if self.expression else ""
+        return f"{self.claim}{asked}: reported {self.reported!r}, recomputed {self.recomputed!r}; {self.problem}"
+
+
+def verify(data: StudyData, claims: Sequence[Claim], files: Mapping[str, str]) -> list[Difference]:
+    """Everything in which report and records differ; empty when the report holds.
+
+    Args:  claims, files: as `write_report` returned them and the store kept them.
+    """
+    records = Records(data)
+    found = [*_plan(records), *_claims(records, claims)]
+    try:
+        whole = page(records)
+        found += [*_verdicts(records), *_decisions(records), *_completeness(whole, claims), *_files(whole, files)]
+    except (RecordsDisagree, UnknownName) as error:
+        found.append(Difference(claim="report", problem=f"it cannot be built from these records: {error}"))
+    return found
+
+
+def _plan(records: Records) -> Iterator[Difference]:
+    digest, frozen = records.plan.digest(), records.data.plan_hash
+    if digest != frozen:
+        yield Difference(
+            claim="plan", reported=frozen, recomputed=digest, problem="the plan was changed after it was frozen"
+        )
+
+
+def _claims(records: Records, claims: Sequence[Claim]) -> Iterator[Difference]:
+    """A trial's own claims come first: they lead to the record that was changed."""
+    evaluator, stored = Evaluator(records), Evaluator(Records(records.data, believe_finals=True))
+    for claim in sorted(claims, key=lambda claim: not claim.name.startswith("trial.")):
+        told = {"claim": claim.name, "expression": claim.expression, "reported": claim.value}
+        try:
+            value = evaluator.value(claim.expression)
+        except RecordsDisagree as error:
+            yield Difference(**told, recomputed=_as_stored(stored, claim), problem=str(error))
+            continue
+        except (BadExpression, UnknownName) as error:
+            yield Difference(**told, problem=str(error))
+            continue
+        if not _same(claim.value, value):
+            yield Difference(**told, recomputed=value, problem="the records give another value")
+
+
+def _as_stored(evaluator: Evaluator, claim: Claim) -> Value:
+    """What the stored finals give now, though their series say otherwise."""
+    try:
+        return evaluator.value(claim.expression)
+    except RecordsDisagree:
+        return None
+
+
+def _completeness(whole: Page, claims: Sequence[Claim]) -> Iterator[Difference]:
+    """The claims that the report must make, no more and no fewer, printed as they are printed now."""
+    wanted, kept = {claim.name: claim for claim in whole.claims}, {claim.name: claim for claim in claims}
+    for name in [*wanted, *(name for name in kept if name not in wanted)]:
+        now, then = wanted.get(name), kept.get(name)
+        if now is None or then is None:
+            what = (
+                "the report makes this claim, but it was not kept" if then is None else "the report makes no such claim"
+            )
+            one = now or then
+            yield Difference(claim=name, expression=one.expression if one else "", problem=what)
+        elif now.expression != then.expression:
+            problem = f"the report states it as {now.expression}"
+            yield Difference(claim=name, expression=then.expression, reported=then.value, problem=problem)
+        elif now.text != then.text and _same(now.value, then.value):
+            yield Difference(
+                claim=name,
+                expression=now.expression,
+                reported=then.text,
+                recomputed=now.text,
+                problem="it is printed otherwise",
+            )
+
+
+def _verdicts(records: Records) -> Iterator[Difference]:
+    recorded = {record.hypothesis: record for record in records.data.verdicts}
+    over = bool(records.path) and records.path[-1].action != "stage"
+    for now in records.conclusions.verdicts:
+        then = recorded.get(now.hypothesis)
+        subject = f"verdict {now.hypothesis}"
+        if then is None:
+            if over:
+                problem = "the study is over, but no verdict is recorded"
+                yield Difference(claim=subject, recomputed=now.verdict.value, problem=problem)
+        elif then.verdict is not now.verdict or then.reason != now.reason:
+            yield Difference(
+                claim=subject,
+                reported=f"{then.verdict}: {then.reason}",
+                recomputed=f"{now.verdict}: {now.reason}",
+                problem="the recorded verdict does not follow from the trials",
+            )
+        else:
+            yield from _effect(subject, then, now)
+
+
+def _effect(subject: str, then: VerdictRecord, now: VerdictRecord) -> Iterator[Difference]:
+    if then.effect is None or now.effect is None:
+        if then.effect is not now.effect:
+            yield Difference(claim=subject, problem="only one of the recorded and the recomputed verdict has an effect")
+        return
+    for field in Effect.model_fields:
+        old, new = getattr(then.effect, field), getattr(now.effect, field)
+        if not _same(old, new):
+            problem = f"the recorded effect's {field} does not follow from the trials"
+            yield Difference(claim=subject, expression=field, reported=old, recomputed=new, problem=problem)
+
+
+_DECIDED = ("action", "to", "seeds", "seeds_needed", "power", "reason")
+
+
+def _decisions(records: Records) -> Iterator[Difference]:
+    """The journal's decisions against the plan's branches. A study that was not conducted (a replay) has none."""
+    recorded: dict[str, dict[str, Any]] = {
+        event.detail["after"]: event.detail for event in records.data.events if event.kind == "decision"
+    }
+    computed: dict[str, Decision] = {decision.after: decision for decision in records.path}
+    for after in [*computed, *(name for name in recorded if name not in computed)] if recorded else []:
+        subject, now, then = f"decision {after}", computed.get(after), recorded.get(after)
+        if now is None or then is None:
+            one_sided = "it is not in the journal" if then is None else "it does not follow from plan and trials"
+            yield Difference(claim=subject, problem=one_sided)
+            continue
+        for field in _DECIDED:
+            if not _same(then.get(field), getattr(now, field)):
+                yield Difference(
+                    claim=subject,
+                    expression=field,
+                    reported=then.get(field),
+                    recomputed=getattr(now, field),
+                    problem="the recorded decision does not follow from plan and trials",
+                )
+
+
+def _files(whole: Page, files: Mapping[str, str]) -> Iterator[Difference]:
+    rendered = render(whole)
+    for kind in [*rendered, *(kind for kind in files if kind not in rendered)]:
+        path = Path(files[kind]) if kind in files else None
+        subject = f"file {path.name if path else rendered[kind][0]}"
+        if path is None:
+            yield Difference(claim=subject, problem="the report has such a file, but none was recorded")
+        elif kind not in rendered:
+            yield Difference(claim=subject, problem="the report has no such file")
+        elif not path.is_file():
+            yield Difference(claim=subject, problem="the file is missing; `researcher report` writes it again")
+        elif path.read_bytes() != rendered[kind][1].encode():
+            line = _first_difference(path.read_bytes().decode(errors="replace"), rendered[kind][1])
+            yield Difference(
+                claim=subject, reported=line[0], recomputed=line[1], problem=f"line {line[2]} was changed after writing"
+            )
+
+
+def _first_difference(then: str, now: str) -> tuple[str, str, int]:
+    """The first line that differs, as it is and as it should be, and its number."""
+    old, new = then.split("\n"), now.split("\n")
+    shared = min(len(old), len(new))
+    at = next((number for number in range(shared) if old[number] != new[number]), shared)
+    return ("".join(old[at : at + 1])[:200], "".join(new[at : at + 1])[:200], at + 1)
+
+
+def _same(one: object, other: object) -> bool:
+    """Equal; numbers but for rounding."""
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return same_number(one, other)
+    return one == other
