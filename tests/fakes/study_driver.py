@@ -56,7 +56,8 @@ async def records(pool: ServerPool, store: Store, study: str) -> dict[str, Any]:
             "run_id": run_id,
             "finals": trial.finals,
             "steps": [step.step for step in report.steps],
-            "trained": sum(entry.step is not None for entry in entries),
+            "in_steps": sum(step.values["episodes"] for step in report.steps),
+            "fates": dict(Counter(str(entry.reason or entry.state) for entry in entries if entry.kind == "train")),
             "evaluated": dict(Counter(str(entry.claimed_step) for entry in entries if entry.kind == "eval")),
         }
     return found

@@ -63,7 +63,8 @@ async def test_killed_at_nine_moments_a_study_has_each_trial_once(
     for trial in found.values():
         assert (trial["status"], trial["attempts"]) == (TrialStatus.DONE, 1)
         assert trial["steps"] == list(range(1, plan.steps + 1))
-        assert trial["trained"] == plan.steps * 4 * 8
+        assert trial["in_steps"] == plan.steps * 4 * 8
+        assert set(trial["fates"]) <= {"trained", "in_step", "zero_variance", "run_ended"}
         assert trial["evaluated"] == {"0": plan.heldout_tasks, str(plan.steps): plan.heldout_tasks}
     quiet = tmp_path_factory.mktemp("quiet")
     _, undisturbed = await drive(quiet)
