@@ -86,6 +86,7 @@ class Clerk:
     def start(self) -> None:
         """Begin to watch limits."""
         self._watch = asyncio.create_task(self._watch_limits(), name="limits")
+        self._watch.add_done_callback(lambda _: self._work.set())
 
     async def close(self) -> None:
         """Stop the timers, finish the writes under way, close the pool. Waiting claims get not_rolling."""
@@ -134,7 +135,12 @@ class Clerk:
         return await asyncio.get_running_loop().run_in_executor(self._slow_thread, query, self._slow_reader)
 
     async def wait_for_work(self, until: float) -> None:
-        """Return when something happened that the conductor should look at, or at `until` (Unix time, may be infinite)."""
+        """Return when something happened that the conductor should look at, or at `until` (Unix time, may be infinite).
+
+        Raises: what ended the watch over limits, which must never end by itself.
+        """
+        if self._watch is not None and self._watch.done():
+            self._watch.result()
         left_s = until - self.clock.now()
         await within(self.clock, None if left_s == math.inf else left_s, self._work.wait())
         self._work.clear()

@@ -169,7 +169,11 @@ class Desk:
             written = self.clerk.turn()
         if isinstance(answer, NotYet):
             return await self._claim_later(claim, answer)
-        await asyncio.shield(written)
+        try:
+            await asyncio.shield(written)
+        except asyncio.CancelledError:
+            self._abandon(claim, answer)
+            raise
         return answer
 
     async def _claim_later(self, claim: EpisodeClaim, reason: NotYet) -> GrantedLease:
@@ -178,22 +182,21 @@ class Desk:
         waiter = self.clerk.waiting.join(claim, reason)
         try:
             await within(self.clerk.clock, claim.wait_s, asyncio.shield(waiter.answer))
+            if waiter.granted is None and not waiter.answer.done():
+                raise waiter.reason.refusal()
+            return await asyncio.shield(waiter.answer)
         except asyncio.CancelledError:
-            self._abandon(waiter.answer, claim)
+            if waiter.granted is not None:
+                self._abandon(claim, waiter.granted)
             raise
         finally:
             self.clerk.waiting.give_up(waiter)
-        if not waiter.answer.done():
-            raise waiter.reason.refusal()
-        return waiter.answer.result()
 
-    def _abandon(self, answer: asyncio.Future[GrantedLease], claim: EpisodeClaim) -> None:
+    def _abandon(self, claim: EpisodeClaim, granted: GrantedLease) -> None:
         """The claimant went away just as it was granted: give the slot back, unless a repetition can still ask for it."""
-        if claim.idempotency_key is None and answer.done() and answer.exception() is None:
-            granted = answer.result()
-            if self._book.episodes.is_open(granted.episode_id):
-                self._book.episodes.abort(granted.episode_id, granted.lease, "the claimant went away before the answer")
-                self.clerk.turn()
+        if claim.idempotency_key is None and self._book.episodes.is_open(granted.episode_id):
+            self._book.episodes.abort(granted.episode_id, granted.lease, "the claimant went away before the answer")
+            self.clerk.turn()
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, storage_full."""

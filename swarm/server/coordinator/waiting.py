@@ -18,6 +18,8 @@ class Waiter:
     claim: EpisodeClaim
     answer: asyncio.Future[GrantedLease]
     reason: NotYet
+    granted: GrantedLease | None = None
+    """What was decided; `answer` has it once it is on disk."""
     claimants: int = 1
     """Requests that wait for this answer: the claim and its repetitions."""
 
@@ -72,6 +74,7 @@ class Waiting:
                 waiter.reason = answer
             else:
                 self._leave(waiter)
+                waiter.granted = answer
                 granted.append((waiter, answer))
         return granted
 

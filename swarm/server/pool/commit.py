@@ -67,6 +67,9 @@ class GroupCommit:
                     await loop.run_in_executor(self._thread, self._store.commit)
                 except (Refusal, sqlite3.Error) as error:
                     self._fail(batch, error)
+                except BaseException as error:
+                    self._fail(batch, error)  # a fault of ours: nobody may wait for an answer that never comes
+                    raise
                 else:
                     for _, future in batch:
                         if not future.done():
@@ -74,7 +77,7 @@ class GroupCommit:
         finally:
             self._draining = None
 
-    def _fail(self, batch: list[tuple[Sequence[Change], asyncio.Future[None]]], error: Exception) -> None:
+    def _fail(self, batch: list[tuple[Sequence[Change], asyncio.Future[None]]], error: BaseException) -> None:
         self._store.rollback()
         # What was queued meanwhile was decided on top of the batch that is lost, so it is lost too.
         lost, self._queue = batch + self._queue, []
