@@ -72,6 +72,8 @@ def read_instrument(path: Path) -> InstrumentFolder:
     file = path / DECLARATION
     try:
         instrument = Instrument.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanningRefused(f"{file} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise PlanningRefused(f"{file} is not valid TOML: {error}") from error
     except ValidationError as error:

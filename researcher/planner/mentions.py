@@ -69,7 +69,9 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
             for at, written in _windows(found, len(keys), taken):
                 likeness = _likeness(written, keys)
                 if likeness >= ALIKE and not (isinstance(thing, Metric) and _same_root(written, keys)):
-                    result.append((likeness, " ".join(token.text for token in found[at : at + len(keys)]), thing.name))
+                    # A name in full that was not taken for it: it is part of another thing, which is shown with it.
+                    end = at + len(keys) + (1 if likeness == 1 else 0)
+                    result.append((likeness, " ".join(token.text for token in found[at:end]), thing.name))
     best: dict[str, tuple[float, str, str]] = {}
     for hit in sorted(result, reverse=True):
         best.setdefault(hit[1], hit)
@@ -82,7 +84,7 @@ def inflected(instrument: Instrument, found: Sequence[Token], named: Sequence[Me
     for metric in instrument.metrics:
         for keys in _phrases(metric):
             for at, written in _windows(found, len(keys), taken):
-                if _likeness(written, keys) >= ALIKE and _same_root(written, keys):
+                if not set(written) <= _COMPARING and _same_root(written, keys):
                     return Mention(at, at + len(keys), metric)
     return None
 
@@ -172,7 +174,8 @@ def _likeness(written: tuple[str, ...], keys: tuple[str, ...]) -> float:
 
 def _same_root(written: tuple[str, ...], keys: tuple[str, ...]) -> bool:
     one, other = " ".join(written), " ".join(keys)
-    return one[:6] == other[:6] and len(one) >= 6
+    common = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return common >= 6 and common >= 0.6 * max(len(one), len(other))
 
 
 def _contains(keys: Sequence[str], wanted: tuple[str, ...]) -> bool:

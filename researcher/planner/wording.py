@@ -45,7 +45,7 @@ BETTER = words(
 )
 WORSE = words(
     "worse worst slower slowest hurt hurting harm harmed harming harmful degrade degraded degrading degradation impair "
-    "impaired damage damaged damaging inferior slow later harder hinder hindered bad badly collapse collapsing"
+    "impaired damage damaged damaging inferior slow later harder hinder hindered bad badly collapse collapsing break breaking"
 )
 MORE = words(
     "higher highest high increase increased increasing raise raised raising more most greater greatest larger largest large "
@@ -97,7 +97,11 @@ def phrase(text: str) -> tuple[str, ...]:
 
 def number_text(value: float) -> str:
     """A number as a person writes it: 4e-5, 0.7, 16."""
-    return re.sub(r"e([+-]?)0*(\d)", lambda m: f"e{m.group(1).replace('+', '')}{m.group(2)}", f"{value:.10g}")
+    text = f"{value:.10g}"
+    if 0 < abs(value) < 1e-3 and "e" not in text:
+        mantissa, _, exponent = f"{value:.9e}".partition("e")
+        text = f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
+    return re.sub(r"e([+-]?)0*(\d)", lambda m: f"e{m.group(1).replace('+', '')}{m.group(2)}", text)
 
 
 def _normalised(text: str) -> str:

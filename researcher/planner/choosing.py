@@ -1,0 +1,73 @@
+"""Which instrument and which model a topic is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foundation.strict import nearest
+from researcher.planner.instruments import InstrumentFolder, open_instrument
+from researcher.planner.matching import Reading, read
+from researcher.planner.mentions import keyword_hits, split_models
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.seam import PlanRequest
+from researcher.planner.wording import tokens
+
+
+def model_and_rest(request: PlanRequest) -> tuple[str | None, str]:
+    """The model that the topic names, if any, and the topic without it.
+
+    Raises: PlanningRefused for a model that is not available, or two.
+    """
+    own = [folder.instrument.model for folder in request.instruments]
+    available = list(dict.fromkeys([*own, *request.options.models]))
+    rest, known, unknown = split_models(request.topic, available)
+    if unknown:
+        guess = nearest(unknown[0].lower(), available)
+        hint = f"did you mean {guess!r}?" if guess else f"available: {', '.join(available) or 'none'}"
+        raise PlanningRefused(f"model {unknown[0]!r} is not available; {hint}", [guess] if guess else available)
+    if len(set(known)) > 1:
+        raise PlanningRefused(f"the topic names {' and '.join(dict.fromkeys(known))}; a study trains one model", known)
+    return (known[0] if known else None), rest
+
+
+def choose(topic: str, request: PlanRequest) -> tuple[InstrumentFolder, Reading]:
+    """The instrument that was asked for, else the one whose factors and keywords fit best.
+
+    Raises: PlanningRefused: the one that fits best says why it does not fit.
+    """
+    folders = _asked_for(request)
+    scores = {folder.path: keyword_hits(folder.instrument, tokens(topic)) for folder in folders}
+    readings: list[tuple[InstrumentFolder, Reading]] = []
+    refusals: list[tuple[int, PlanningRefused]] = []
+    for folder in folders:
+        try:
+            readings.append((folder, read(topic, folder.instrument)))
+        except PlanningRefused as refusal:
+            refusals.append((scores[folder.path], refusal))
+    if not readings:
+        raise max(refusals, key=lambda each: each[0])[1]
+    if refusals and request.options.instrument is None:
+        best_refused = max(refusals, key=lambda each: each[0])
+        if best_refused[0] > max(scores[folder.path] for folder, _ in readings):
+            raise best_refused[1]
+    most = max(scores[folder.path] for folder, _ in readings)
+    best = [each for each in readings if scores[each[0].path] == most]
+    if len(best) > 1:
+        names = [folder.instrument.name for folder, _ in best]
+        raise PlanningRefused(f"the topic fits {' and '.join(names)}; choose one with --instrument", names)
+    return best[0] if most or request.options.instrument else _unsaid(*best[0])
+
+
+def _asked_for(request: PlanRequest) -> Sequence[InstrumentFolder]:
+    if request.options.instrument is None:
+        if not request.instruments:
+            raise PlanningRefused("there is no instrument; put one under studies/ or name its folder by --instrument")
+        return request.instruments
+    named = [each for each in request.instruments if each.instrument.name == request.options.instrument]
+    return named or [open_instrument(request.options.instrument)]
+
+
+def _unsaid(folder: InstrumentFolder, reading: Reading) -> tuple[InstrumentFolder, Reading]:
+    instrument = folder.instrument
+    note = f"The topic names no instrument: it is asked of {instrument.name} ({instrument.title.lower()})."
+    return folder, reading.model_copy(update={"assumptions": (*reading.assumptions, note)})

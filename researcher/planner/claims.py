@@ -1,0 +1,180 @@
+"""What a topic claims: on which metric, in which direction, and which levels it sets against which.
+
+Works on tokens, mentions and levels that are already known; refuses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from researcher.models import Direction, Factor, Metric
+from researcher.planner.levels import Level
+from researcher.planner.mentions import Mention
+from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, QUALITIES, SCALES, WORSE, Token, words
+
+_COPULAS = words("is are be was were get become becoming becomes goe go stay remain end")
+_AGAINST = words(
+    "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing instead rather over"
+)
+_BESIDE = words("against vs versus compared compare relative")
+_CHANGES = words(
+    "from change changing switch switching go going move moving replace replacing raise raising increase increasing lower "
+    "lowering reduce reducing decrease decreasing drop dropping"
+)
+_BEATEN = words("beaten outperformed surpassed exceeded")
+_NOUNS = words("gain improvement")
+"""Names of metrics as often as claims."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opposition:
+    """Which levels are treatments and which are baselines, in the order of the topic."""
+
+    treatments: tuple[Level, ...]
+    baselines: tuple[Level, ...]
+
+
+def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
+    """Tokens of comparing that belong to this name: `higher` in "a higher learning rate", "the rate is higher".
+
+    Never a step from one name to the next: "higher lr, lower accuracy" has one each.
+    """
+    result = []
+    for i in range(mention.start - 1, max(-1, mention.start - 4), -1):
+        key = found[i].key
+        if key in MORE | LESS or key in SCALES or found[i].kind == "times":
+            result.append(i)
+        elif key not in ARTICLES | {"of", "time", "fold"}:
+            break
+    end = mention.end
+    while end < len(found) and found[end].key in _COPULAS:
+        end += 1
+    if end < len(found) and (end > mention.end or _ends_there(found, end)):
+        key = found[end].key
+        if key in MORE | LESS or key in SCALES:
+            result.append(end)
+    return result
+
+
+def direction(
+    found: Sequence[Token], named: Sequence[Mention], metric: Metric, opposition_at: Sequence[int]
+) -> Direction | None:
+    """The direction in which the treatment is said to move the metric; None when nothing is claimed.
+
+    opposition_at: tokens that are levels, never claims.
+    """
+    taken = set(opposition_at)
+    for mention in named:
+        if isinstance(mention.what, Factor):
+            taken |= {*range(mention.start, mention.end), *_own_modifiers(found, named, mention)}
+        elif not mention.weak:
+            taken |= {i for i in range(mention.start, mention.end) if found[i].key in _NOUNS}
+    better = metric.direction
+    for i, token in enumerate(found):
+        if i in taken:
+            continue
+        if token.key in _BEATEN:
+            return _opposite(better)
+        if token.key in WORSE or (token.key == "take" and found[min(i + 1, len(found) - 1)].key == "longer"):
+            return _opposite(better)
+        if token.key in BETTER and not _is_quality_object(found, i):
+            return better
+        if token.key in MORE | LESS and not _idle(found, i):
+            rises = token.key in MORE
+            if _quality_follows(found, i):
+                return better if rises else _opposite(better)
+            return "increase" if rises else "decrease"
+    return None
+
+
+def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> Opposition:
+    """Set levels against each other.
+
+    What follows `than`, `beat`, `instead of` is the baseline; `from A to B` makes A the baseline; of two levels without such
+    a word the second is the baseline; of more the default is, else the first.
+    """
+    first, last = levels[0].at, levels[-1].at
+    marked = _marked_baseline(found, levels)
+    if marked is not None:
+        return Opposition(tuple(level for level in levels if level is not marked), (marked,))
+    if _is_change(found, first, last) and len(levels) == 2:
+        return Opposition((levels[1],), (levels[0],))
+    for markers, repeatable in ((_AGAINST, False), (_BESIDE, len(levels) > 2)):
+        cuts = [i for i in range(first, last) if found[i].key in markers]
+        if cuts and not (repeatable and len(cuts) > 1):
+            before = tuple(level for level in levels if level.at < cuts[-1])
+            return Opposition(before, tuple(level for level in levels if level.at > cuts[-1]))
+    if any(
+        found[i].key in _BESIDE | {"than", "instead", "rather"} for i in range(max(0, first - 3), first)
+    ) and _comma_between(found, levels):
+        return Opposition(tuple(levels[1:]), (levels[0],))
+    if len(levels) == 2:
+        return Opposition((levels[0],), (levels[1],))
+    baseline = next((level for level in levels if level.value == default), levels[0])
+    return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
+
+
+def is_set_against(found: Sequence[Token], first: int, last: int) -> bool:
+    """Whether a word of comparing or listing stands between two tokens."""
+    between = {token.key for token in found[first:last]}
+    return bool(between & (_AGAINST | _BESIDE | {"and", "or", "/", ",", "to", "be"}))
+
+
+def _own_modifiers(found: Sequence[Token], named: Sequence[Mention], mention: Mention) -> list[int]:
+    """The factor's modifiers, without those that a metric has the better right to."""
+    metrics = {i for m in named if isinstance(m.what, Metric) for i in modifiers(found, m) if i < m.start}
+    return [i for i in modifiers(found, mention) if i not in metrics]
+
+
+def _ends_there(found: Sequence[Token], i: int) -> bool:
+    """`with the learning rate raised`: a participle behind the name, with nothing that it could describe."""
+    following = found[i + 1].key if i + 1 < len(found) else "?"
+    return found[i].key.endswith("ed") or following in {"?", ".", ",", "when", "if"}
+
+
+def _idle(found: Sequence[Token], i: int) -> bool:
+    """`most`, `large` and the like in passing: "at most", "up to", "more than 3", "low variance"."""
+    before, after = _key(found, i - 1), _key(found, i + 1)
+    if found[i].key in ("up", "down"):
+        return before not in ("go", "goe", "going", "come", "move")
+    if found[i].key in ("high", "low", "large", "small", "big"):
+        return before not in ("too", "so", "as")
+    return before == "at" and found[i].key in ("most", "least") and after != "?"
+
+
+def _quality_follows(found: Sequence[Token], i: int) -> bool:
+    return any(_key(found, j) in QUALITIES for j in (i + 1, i + 2))
+
+
+def _is_quality_object(found: Sequence[Token], i: int) -> bool:
+    """`speed` as a thing ("higher learning speed", "effect on speed") claims nothing by itself."""
+    return found[i].key in ("speed", "good", "well") and _key(found, i + 1) not in ("up", "upward")
+
+
+def _marked_baseline(found: Sequence[Token], levels: Sequence[Level]) -> Level | None:
+    for level in levels:
+        near = [_key(found, level.at + step) for step in (-3, -2, -1, 1)]
+        if any(key in ("baseline", "control", "reference") for key in near):
+            return level
+    return None
+
+
+def _is_change(found: Sequence[Token], first: int, last: int) -> bool:
+    """`from 4 to 8`, `raise the group size 4 to 8`, `replace 4 by 8`."""
+    between = [token.key for token in found[first:last]]
+    if not set(between) & {"to", "by", "with"} or set(between) & (_AGAINST | _BESIDE | {"and", "or"}):
+        return False
+    return any(token.key in _CHANGES for token in found[:first])
+
+
+def _comma_between(found: Sequence[Token], levels: Sequence[Level]) -> bool:
+    return any(found[i].key == "," for i in range(levels[0].at, levels[1].at))
+
+
+def _opposite(direction: Direction) -> Direction:
+    return "decrease" if direction == "increase" else "increase"
+
+
+def _key(found: Sequence[Token], i: int) -> str:
+    return found[i].key if 0 <= i < len(found) else ""

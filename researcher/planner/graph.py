@@ -1,0 +1,177 @@
+"""The planner's entry: `plan_study`. The built-in planner is a LangGraph graph of short nodes.
+
+    read → match → design → price → check → write
+
+Each node is pure and quick, and nothing outside is changed by any of them, so that a node that is run again after a crash
+does no harm. Given a database, the graph is checkpointed there under its thread; a finished thread gives its plan again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypedDict
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
+
+from researcher.models import Finding, Plan
+from researcher.planner.choosing import choose, model_and_rest
+from researcher.planner.design import checked, design, fitted, known_ids
+from researcher.planner.instruments import InstrumentFolder, available, read_instrument
+from researcher.planner.matching import Reading
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.seam import Planner, PlannerChoice, PlanOptions, PlanRequest
+
+__all__ = ["BuiltinPlanner", "PlanOptions", "PlanRequest", "Planner", "PlannerChoice", "plan_study"]
+
+NO_LLM = "No planner LLM is configured: planned by the built-in planner."
+_BUSY_S = 20.0
+
+
+async def plan_study(
+    topic: str,
+    options: PlanOptions,
+    *,
+    known: Sequence[Finding] = (),
+    instruments: Sequence[InstrumentFolder] | None = None,
+    llm: Planner | None = None,
+    checkpoints: str | None = None,
+    thread: str | None = None,
+) -> Plan:
+    """Turn a topic into a plan.
+
+    Args:
+        known: findings of earlier studies.
+        instruments: those to choose from; by default all on this machine, unless `options` names a folder.
+        llm: a planner that asks an LLM, where one is configured.
+        checkpoints: a database URL (SQLite or PostgreSQL) in which the graph keeps its place; None keeps nothing.
+        thread: name of that place, the study's id.
+    Raises: PlanningRefused: one clear line, with the nearest things that could be asked.
+    """
+    if instruments is None:
+        instruments = available()
+    request = PlanRequest(topic=topic, options=options, instruments=instruments, known=known)
+    if options.planner == "llm" and llm is None:
+        raise PlanningRefused(
+            "--planner llm needs a planner LLM, and none is configured here; plan with --planner builtin"
+        )
+    if llm is not None and options.planner != "builtin":
+        return await llm.plan(request)
+    plan = await BuiltinPlanner(checkpoints, thread).plan(request)
+    if options.planner == "auto":
+        plan = plan.model_copy(update={"assumptions": (*plan.assumptions, NO_LLM)})
+    return plan
+
+
+class BuiltinPlanner:
+    """Plans by the words of the topic and by design of experiments; asks nobody."""
+
+    name = "builtin"
+
+    def __init__(self, checkpoints: str | None = None, thread: str | None = None) -> None:
+        if checkpoints is not None and thread is None:
+            raise ValueError("checkpoints need a thread, the study's id")
+        self._checkpoints = checkpoints
+        self._thread = thread
+
+    async def plan(self, request: PlanRequest) -> Plan:
+        return await asyncio.to_thread(self._run, request)
+
+    def _run(self, request: PlanRequest) -> Plan:
+        with _saver(self._checkpoints) as saver:
+            graph = _graph(request).compile(checkpointer=saver)
+            if saver is None:
+                return Plan.model_validate(graph.invoke(_State(topic=request.topic))["plan"])
+            config: RunnableConfig = {"configurable": {"thread_id": f"plan/{self._thread}"}}
+            state = graph.get_state(config)
+            if state.values and not state.next:
+                return Plan.model_validate(state.values["plan"])
+            begun = bool(state.values)
+            return Plan.model_validate(graph.invoke(None if begun else _State(topic=request.topic), config)["plan"])
+
+
+class _State(TypedDict, total=False):
+    """What the nodes hand on: plain JSON values only, so that any saver can keep them."""
+
+    topic: str
+    model: str | None
+    rest: str
+    """The topic without the model's name."""
+    instrument: str
+    reading: dict[str, Any]
+    draft: dict[str, Any]
+    plan: dict[str, Any]
+
+
+def _graph(request: PlanRequest) -> StateGraph[_State, None, _State, _State]:
+    """The nodes, over one request."""
+
+    def folder(state: _State) -> InstrumentFolder:
+        return _folder(request, state["instrument"])
+
+    def read_topic(state: _State) -> _State:
+        model, rest = model_and_rest(request)
+        return {"model": model, "rest": rest}
+
+    def match(state: _State) -> _State:
+        chosen, reading = choose(state["rest"], request)
+        return {"instrument": str(chosen.path), "reading": reading.model_dump()}
+
+    def lay_out(state: _State) -> _State:
+        reading, chosen = Reading.model_validate(state["reading"]), folder(state)
+        model = state.get("model") or chosen.instrument.model
+        return {"draft": design(request.topic, model, chosen, reading, request.options).model_dump(mode="json")}
+
+    def price(state: _State) -> _State:
+        draft = Plan.model_validate(state["draft"])
+        return {"draft": fitted(draft, folder(state).instrument, request.options).model_dump(mode="json")}
+
+    def check(state: _State) -> _State:
+        return {"draft": checked(Plan.model_validate(state["draft"])).model_dump(mode="json")}
+
+    def write(state: _State) -> _State:
+        draft = Plan.model_validate(state["draft"])
+        plan = draft.model_copy(update={"known": known_ids(request.known, draft)})
+        return {"plan": plan.model_dump(mode="json")}
+
+    graph: StateGraph[_State, None, _State, _State] = StateGraph(_State)
+    steps = {"read": read_topic, "match": match, "design": lay_out, "price": price, "check": check, "write": write}
+    last = START
+    for name, node in steps.items():
+        graph.add_node(name, node)
+        graph.add_edge(last, name)
+        last = name
+    graph.add_edge(last, END)
+    return graph
+
+
+def _folder(request: PlanRequest, path: str) -> InstrumentFolder:
+    for each in request.instruments:
+        if str(each.path) == path:
+            return each
+    return read_instrument(Path(path))
+
+
+@contextmanager
+def _saver(url: str | None) -> Iterator[BaseCheckpointSaver[str] | None]:
+    """LangGraph's saver in the study's own database."""
+    if url is None:
+        yield None
+    elif url.startswith("sqlite:///"):
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"), check_same_thread=False, timeout=_BUSY_S)
+        try:
+            yield SqliteSaver(connection)
+        finally:
+            connection.close()
+    else:
+        scheme, _, rest = url.partition("://")
+        with PostgresSaver.from_conn_string(f"{scheme.split('+')[0]}://{rest}") as saver:
+            saver.setup()
+            yield saver

@@ -1,0 +1,319 @@
+"""Which number of a topic is a level of which factor.
+
+In this order: the factor right behind the number (`16 steps`), the factor before it (`a learning rate of 4e-5`), the list it
+stands in (`than with 1e-5`, `8 or 16 rollouts`), the only factor near it that has none. What is left is not guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from researcher.models import Factor, Scalar
+from researcher.planner.instruments import level_problem
+from researcher.planner.mentions import Mention
+from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, phrase, words
+
+SEPARATORS = words(", / ; - or and vs versus v than to against compared & nor over beat either both only") | {
+    "->",
+    "=>",
+}
+_LISTING = words(", / ; - or and vs versus v to & than against")
+_SCENES = words("with at for in using by")
+_GLUE = words("of = : is are at to set ( ) from between in with using being value level equal like into for at by")
+_LINKS = SEPARATORS | _GLUE | ARTICLES
+_BRIDGES = words("of = : ( a an the to")
+_PLAIN = (
+    SEPARATORS
+    | MORE
+    | LESS
+    | words(
+        "is are was doe do will can should would could compare use using try choose prefer if when whether with from "
+        "between at beat than as value setting level one instead rather outperform exceed by better worse faster slower "
+        "matter differ change which what among best"
+    )
+)
+"""What may stand before a number that bears no name of its own."""
+_HOURS = {
+    "second": 1.0,
+    "sec": 1.0,
+    "minute": 60.0,
+    "min": 60.0,
+    "hour": 3600.0,
+    "hr": 3600.0,
+    "h": 3600.0,
+    "day": 86_400.0,
+}
+_SHORT_TIME = re.compile(r"(\d+)(h|m|min|s|d)$")
+_SHORT_UNITS = {"h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "d": 86_400.0}
+_WITHIN = words("in within under budget for spend spending")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A level of `factor`, named at token `at`."""
+
+    at: int
+    factor: Factor
+    value: Scalar
+
+
+@dataclass(slots=True)
+class Placed:
+    """Where every number of a topic went."""
+
+    levels: list[Level] = field(default_factory=list)
+    seeds: int | None = None
+    budget_s: float | None = None
+    unplaced: list[Token] = field(default_factory=list)
+
+    def of(self, factor: Factor) -> list[Level]:
+        return sorted((level for level in self.levels if level.factor == factor), key=lambda level: level.at)
+
+
+def place(found: Sequence[Token], named: Sequence[Mention]) -> Placed:
+    """Levels by number, by choice and by switch (`with and without`), seeds, and a time budget."""
+    return _Placing(found, named).run()
+
+
+class _Placing:
+    """One topic's numbers, on their way to factors."""
+
+    def __init__(self, found: Sequence[Token], named: Sequence[Mention]) -> None:
+        self.found = found
+        self.factors = [m for m in named if isinstance(m.what, Factor) and m.choice is None]
+        self.owner = {i: m for m in named for i in range(m.start, m.end)}
+        self.placed = Placed()
+        self.levels: dict[int, Factor] = {}
+        inside = set(self.owner)
+        self.numbers = [i for i, t in enumerate(found) if t.kind == "number" and i not in inside]
+        self.spelled = [i for i, t in enumerate(found) if t.kind == "word" and t.value is not None and i not in inside]
+        self.named = named
+
+    def run(self) -> Placed:
+        self._settle_seeds_and_time()
+        for i in self.numbers + self.spelled:
+            factor = self._behind(i) or self._before(i)
+            if factor is not None:
+                self.levels[i] = factor
+        self._settle_lists()
+        self._settle_leftovers()
+        for i, factor in self.levels.items():
+            self.placed.levels.append(Level(i, factor, _typed(factor, self.found[i].value)))
+        for mention in self.named:
+            if isinstance(mention.what, Factor) and mention.choice is not None:
+                self.placed.levels.append(Level(mention.start, mention.what, mention.choice))
+        for factor in {m.what.name: m.what for m in self.factors if isinstance(m.what, Factor)}.values():
+            self._settle_switches(factor)
+            self._settle_default(factor)
+        return self.placed
+
+    def _settle_seeds_and_time(self) -> None:
+        for i in [*self.numbers, *self.spelled]:
+            value, following = self.found[i].value or 0.0, self._key(i + 1)
+            if following == "random" and self._key(i + 2) == "seed":
+                following = "seed"
+            limits = any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
+            if following == "seed":
+                self.placed.seeds = int(value)
+            elif following in _HOURS and limits and i + 1 not in self.owner:
+                self.placed.budget_s = value * _HOURS[following]
+            else:
+                continue
+            (self.numbers if i in self.numbers else self.spelled).remove(i)
+        for i, token in enumerate(self.found):
+            short = _SHORT_TIME.match(token.text)
+            if short and any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3)):
+                self.placed.budget_s = float(short.group(1)) * _SHORT_UNITS[short.group(2)]
+
+    def _key(self, i: int) -> str:
+        return self.found[i].key if 0 <= i < len(self.found) else ""
+
+    def _behind(self, i: int) -> Factor | None:
+        """`16 steps`, `two-digit`; not `4e-5 group size 8`, where the name has a number of its own."""
+        mention = self._factor_at(i + 1)
+        if mention is None:
+            return None
+        scale = self.found[i].key in SCALES and mention.end - mention.start > 1
+        own_number = self.found[mention.end].kind == "number" if mention.end < len(self.found) else False
+        if scale or (self._key(mention.end) in ("of", "=", ":") and self._number_at(mention.end + 1)):
+            return None
+        return None if own_number and self._before(i) else _factor(mention)
+
+    def _before(self, i: int) -> Factor | None:
+        """The factor that a chain of small words and other numbers leads back to."""
+        for j in range(i - 1, -1, -1):
+            mention = self.owner.get(j)
+            if mention is not None:
+                return _factor(mention) if mention in self.factors else None
+            token = self.found[j]
+            if token.value is None and token.key not in _LINKS:
+                return None
+            if token.key in _SCENES and j > 0 and self.found[j - 1].kind == "number":
+                return None  # `temperature 0.7 with 8 ...`: something else begins
+        return None
+
+    def _settle_lists(self) -> None:
+        """`than with 1e-5` follows the number before it; `8 or 16 rollouts` the one behind it."""
+        for i in sorted({*self.numbers, *self.spelled} - set(self.levels), reverse=True):
+            later = next((j for j in sorted(self.levels) if j > i), None)
+            if later is not None and all(self._key(j) in _LISTING for j in range(i + 1, later)):
+                self.levels[i] = self.levels[later]
+        for i in sorted({*self.numbers, *self.spelled} - set(self.levels)):
+            earlier = next((j for j in sorted(self.levels, reverse=True) if j < i), None)
+            if earlier is None or any(
+                m.what != self.levels[earlier] for j in range(earlier, i) if (m := self._factor_at(j)) is not None
+            ):
+                continue
+            listed = all(self._key(j) in SEPARATORS for j in range(earlier + 1, i))
+            if listed or (i in self.numbers and self._unnamed(i, self.levels[earlier])):
+                self.levels[i] = self.levels[earlier]
+
+    def _settle_leftovers(self) -> None:
+        """`Is 4e-5 a better learning rate`: the next factor that can take it, else the last one without a level."""
+        for i in self.numbers:
+            if i in self.levels:
+                continue
+            later = [m for m in self.factors if m.start > i][:1]
+            earlier = [m for m in self.factors if m.start < i and _factor(m) not in self.levels.values()][-1:]
+            fitting = [
+                _factor(m) for m in later + earlier if self._unnamed(i, _factor(m)) and self._fits(_factor(m), i)
+            ]
+            if fitting:
+                self.levels[i] = fitting[0]
+                self._settle_lists()
+            else:
+                self.placed.unplaced.append(self.found[i])
+
+    def _unnamed(self, i: int, factor: Factor) -> bool:
+        """Whether no other name stands before the number: `dropout of 0.1` is no level of anything known."""
+        own = {key for name in (factor.name, *factor.aliases) for key in phrase(name)}
+        j = i - 1
+        while self._key(j) in _BRIDGES:
+            j -= 1
+        return j < 0 or self._key(j) in _PLAIN | own or self.found[j].value is not None
+
+    def _fits(self, factor: Factor, i: int) -> bool:
+        number = factor.type in ("int", "float")
+        return number and level_problem(factor, _typed(factor, self.found[i].value)) is None
+
+    def _settle_switches(self, factor: Factor) -> None:
+        """`with and without KL`, `KL on or off`: levels of a factor that can be switched off."""
+        off = off_level(factor)
+        if off is None:
+            return
+        switches = [(i, on) for i, on in self._switches(factor) if i not in self.levels]
+        numbered = [level for level in self.placed.of(factor) if level.value != off]
+        if len({on for _, on in switches}) < 2 and not (numbered and any(not on for _, on in switches)):
+            return
+        for i, on in switches:
+            if not on or not numbered:
+                self.placed.levels.append(Level(i, factor, on_level(factor) if on else off))
+
+    def _switches(self, factor: Factor) -> list[tuple[int, bool]]:
+        """Tokens that switch `factor`, and whether on."""
+        result = []
+        for i, token in enumerate(self.found):
+            if i in self.owner or token.kind != "word":
+                continue
+            toward = self._toward(i)
+            if token.key in SWITCHED_OFF | {"with", "using", "adding"} and toward in (factor.name, None):
+                result.append((i, token.key not in SWITCHED_OFF))
+            elif token.key in ("on", "off") and self._about(i) == factor.name:
+                result.append((i, token.key == "on"))
+            elif token.key in ("true", "false") and self._about(i) == factor.name:
+                result.append((i, token.key == "true"))
+        if any(not on for _, on in result):
+            return result
+        return []
+
+    def _toward(self, i: int) -> str | None:
+        """What a preposition stands before: a factor's name, None for nothing more (`than without`), else other."""
+        for j in range(i + 1, min(i + 6, len(self.found))):
+            mention = self.owner.get(j)
+            if mention is not None:
+                return mention.what.name
+            key = self.found[j].key
+            if key in ("?", ".", "it", "that", "one") or j == len(self.found) - 1:
+                return None
+            if key not in ARTICLES | {"and", "or", "with", "without", "vs", "versus", "than", "/"}:
+                return "other"
+        return None if i == len(self.found) - 1 else "other"
+
+    def _about(self, i: int) -> str | None:
+        for j in range(i - 1, -1, -1):
+            if (mention := self.owner.get(j)) is not None:
+                return mention.what.name
+            if self.found[j].key not in {
+                "on",
+                "off",
+                "or",
+                "and",
+                "vs",
+                "versus",
+                "turned",
+                "switched",
+                "set",
+                "than",
+                "/",
+            }:
+                return None
+        return None
+
+    def _settle_default(self, factor: Factor) -> None:
+        """`than the default`: a level like any other."""
+        if any(level.value == factor.default for level in self.placed.of(factor)):
+            return
+        for i, token in enumerate(self.found):
+            if token.key in ("default", "usual", "standard") and i not in self.owner and self.placed.of(factor):
+                mention = self._factor_at(i + 1)
+                if mention is None or mention.what == factor:
+                    self.placed.levels.append(Level(i, factor, factor.default))
+                    return
+
+    def _factor_at(self, i: int) -> Mention | None:
+        mention = self.owner.get(i)
+        return mention if mention in self.factors else None
+
+    def _number_at(self, i: int) -> bool:
+        return i < len(self.found) and self.found[i].kind == "number"
+
+
+def off_level(factor: Factor) -> Scalar | None:
+    """The level at which the factor does nothing; None when it has none."""
+    if factor.type == "bool":
+        return False
+    if factor.type in ("int", "float") and level_problem(factor, 0) is None:
+        return _typed(factor, 0.0)
+    return None
+
+
+def on_level(factor: Factor) -> Scalar:
+    """A level at which it does something: the default, or a tenth of its range."""
+    if factor.type == "bool":
+        return True
+    if factor.default != off_level(factor):
+        return factor.default
+    return _typed(factor, rounded((factor.high if factor.high is not None else 1.0) / 10))
+
+
+def rounded(value: float) -> float:
+    """Two significant digits."""
+    return float(f"{value:.1e}")
+
+
+def _factor(mention: Mention) -> Factor:
+    if not isinstance(mention.what, Factor):
+        raise TypeError(f"{mention.what.name} is no factor")
+    return mention.what
+
+
+def _typed(factor: Factor, value: float | None) -> Scalar:
+    if value is None:
+        raise ValueError(f"no level of {factor.name}")
+    if factor.type == "int" and value == int(value):
+        return int(value)
+    if factor.type == "bool" and value in (0, 1):
+        return bool(value)
+    return float(value)

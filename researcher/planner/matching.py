@@ -1,0 +1,396 @@
+"""A topic, read against an instrument: which factor is varied over which levels, on which metric, claiming what.
+
+Any factor and any metric that the instrument declares. What is ambiguous, out of range or left over is refused with what
+could be asked instead; what the topic merely leaves open is filled and stated as an assumption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foundation.strict import StrictModel
+from researcher.models import Direction, Factor, Instrument, Metric, Scalar
+from researcher.planner.claims import Opposition, direction, is_set_against, modifiers, oppose
+from researcher.planner.instruments import level_problem
+from researcher.planner.levels import Level, Placed, off_level, on_level, place, rounded
+from researcher.planner.mentions import Mention, inflected, mentions, misspelt, nearest_names
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, SWITCHED_ON, Token, number_text, tokens, words
+
+_SCENE = words("with at on over for given when under in while keeping holding using")
+"""Before a level these make it the scene, not the question, where something else is asked about."""
+_MOVED = words("improve hurt affect increase decrease reduce lower raise boost influence harm degrade impact")
+_EFFECTS = words("effect impact influence")
+_BEFORE_OBJECT = words("the a an its on of to final mean average")
+_AFTER_OBJECT = words("? . , than more when with or and compared vs")
+_ANYTHING = words(
+    "learning training performance result outcome model agent policy grpo rl it thing anything quality the learner generalise"
+)
+
+
+class Reading(StrictModel):
+    """What a topic asks, in the instrument's terms. levels: of all arms; pairs: (treatment, baseline) as indices into it."""
+
+    factor: Factor
+    levels: tuple[Scalar, ...]
+    pairs: tuple[tuple[int, int], ...]
+    metric: Metric
+    direction: Direction
+    settings: tuple[tuple[Factor, Scalar], ...] = ()
+    seeds: int | None = None
+    budget_s: float | None = None
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Notes:
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        if line not in self.lines:
+            self.lines.append(line)
+
+
+def read(topic: str, instrument: Instrument) -> Reading:
+    """Raises: PlanningRefused, one clear line, with the nearest things that could be asked."""
+    found = tokens(topic)
+    instrument = _with_steps(instrument)
+    named = mentions(instrument, found)
+    _refuse_misspelt(topic, instrument, found, named)
+    if not any(isinstance(m.what, Metric) and not m.weak for m in named):
+        named += [m for m in [inflected(instrument, found, named)] if m is not None]
+    placed = place(found, named)
+    factors = [m for m in named if isinstance(m.what, Factor)]
+    if not factors:
+        raise _nothing_matched(topic, instrument, found)
+    if placed.unplaced:
+        raise PlanningRefused(
+            f"no factor of {instrument.name} could be tied to {placed.unplaced[0].text!r} in the topic; "
+            f"factors: {', '.join(nearest_names(instrument, found)[: len(instrument.factors)])}",
+            nearest_names(instrument, found),
+        )
+    _refuse_bad_levels(placed.levels)
+    notes = _Notes()
+    metric = _metric(instrument, found, named, notes)
+    factor = _asked_about(found, factors, placed, instrument)
+    opposition = _opposition(found, factor, factors, placed, notes)
+    return _reading(found, named, factor, opposition, metric, placed, notes)
+
+
+def _with_steps(instrument: Instrument) -> Instrument:
+    """Every instrument's trials have a length, declared as a factor or not."""
+    if any(factor.target == "study.steps" for factor in instrument.factors):
+        return instrument
+    steps = Factor(
+        name="steps",
+        target="study.steps",
+        type="int",
+        default=instrument.defaults.steps,
+        low=1,
+        aliases=("training steps", "optimiser steps", "optimizer steps", "number of steps", "updates"),
+    )
+    return instrument.model_copy(update={"factors": (*instrument.factors, steps)})
+
+
+def level_text(level: Scalar) -> str:
+    """A level as people write it."""
+    if isinstance(level, bool):
+        return "on" if level else "off"
+    return level if isinstance(level, str) else number_text(level)
+
+
+# -- what cannot be asked -------------------------------------------------------------------------------------------
+
+
+def _nothing_matched(topic: str, instrument: Instrument, found: Sequence[Token]) -> PlanningRefused:
+    near = nearest_names(instrument, found)
+    factors = ", ".join(near[: len(instrument.factors)])
+    metrics = ", ".join(near[len(instrument.factors) :])
+    return PlanningRefused(
+        f"{topic.strip()!r} names nothing that {instrument.name} can vary. Ask about one of its factors ({factors}) "
+        f"and one of its metrics ({metrics}), for example: {example(instrument)!r}",
+        near,
+    )
+
+
+def example(instrument: Instrument) -> str:
+    """A topic that this instrument can answer."""
+    for factor in instrument.factors:
+        if factor.type in ("int", "float"):
+            moved = _moved(factor, 1) or _moved(factor, -1)
+            if moved is not None:
+                name, default = factor.name.replace("_", " "), level_text(factor.default)
+                return f"Does a {name} of {level_text(moved)} learn faster than {default}?"
+    return f"What does {instrument.factors[0].name.replace('_', ' ')} do?"
+
+
+def _refuse_misspelt(topic: str, instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
+    wrong = misspelt(instrument, found, named)
+    if wrong:
+        hints = "; ".join(f"{text!r}: did you mean {name}?" for text, name in wrong[:3])
+        near = [name for _, name in wrong]
+        raise PlanningRefused(f"the topic names what {instrument.name} does not know. {hints}", near)
+
+
+def _refuse_bad_levels(levels: Sequence[Level]) -> None:
+    problems = [p for level in levels if (p := level_problem(level.factor, level.value))]
+    if problems:
+        raise PlanningRefused(problems[0], list(dict.fromkeys(level.factor.name for level in levels)))
+
+
+# -- the metric -----------------------------------------------------------------------------------------------------
+
+
+def _metric(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], notes: _Notes) -> Metric:
+    """The first metric that is named; one that is only hinted at by a word of comparing comes second."""
+    said = sorted((m for m in named if isinstance(m.what, Metric)), key=lambda m: (m.weak, m.start))
+    if said and isinstance(said[0].what, Metric):
+        others = {m.what.name for m in said if not m.weak} - {said[0].what.name}
+        if others:
+            notes.add(f"{said[0].what.name} decides; {', '.join(sorted(others))} is reported beside it.")
+        return said[0].what
+    unknown = _unknown_object(instrument, found, named)
+    if unknown:
+        near = nearest_names(instrument, found)[len(instrument.factors) :]
+        raise PlanningRefused(f"{unknown!r} is no metric of {instrument.name}; its metrics: {', '.join(near)}", near)
+    default = next(m for m in instrument.metrics if m.name == instrument.defaults.metric)
+    notes.add(f"The topic names no metric: {default.name} is measured, the default of {instrument.name}.")
+    return default
+
+
+def _unknown_object(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> str | None:
+    """What a topic says is moved, where that is nothing known: "the effect on perplexity"."""
+    owned = {i for m in named for i in range(m.start, m.end)}
+    known = _ANYTHING | {token.key for word in instrument.keywords for token in tokens(word)}
+    for i, token in enumerate(found[:-1]):
+        before = {each.key for each in found[max(0, i - 6) : i]}
+        moves = (token.key == "on" and before & _EFFECTS) or (token.key == "to" and i > 0 and found[i - 1].key == "do")
+        if i in owned or not (moves or token.key in _MOVED):
+            continue
+        j = i + 1
+        while j < len(found) - 1 and found[j].key in _BEFORE_OBJECT:
+            j += 1
+        if found[j].kind != "word" or found[j].value is not None or j in owned:
+            continue
+        ends = j + 1 >= len(found) or found[j + 1].key in _AFTER_OBJECT
+        if ends and found[j].key not in known | MORE | LESS | _AFTER_OBJECT:
+            return found[j].text
+    return None
+
+
+# -- the factor -----------------------------------------------------------------------------------------------------
+
+
+def _asked_about(found: Sequence[Token], factors: Sequence[Mention], placed: Placed, instrument: Instrument) -> Factor:
+    """The one factor that the topic varies.
+
+    That with several levels; else one that is raised, doubled or switched; else one of the run's own before the scene's.
+    """
+    things = list({m.what.name: m.what for m in factors if isinstance(m.what, Factor)}.values())
+    several = [factor for factor in things if len(_distinct(found, placed.of(factor))) > 1]
+    moved = [
+        factor for factor in things
+        if not placed.of(factor) and any(_is_moved(found, m) for m in factors if m.what == factor)
+    ]  # fmt: skip
+    if len(several) > 1 or (several and moved):
+        raise _several_asked([*several, *moved])
+    if several or moved:
+        return (several or moved)[0]
+    ranked = sorted(things, key=lambda factor: _rank(found, factor, factors, placed))
+    ranks = [_rank(found, factor, factors, placed)[0] for factor in ranked]
+    if len(ranked) > 1 and ranks[0] == ranks[1] and ranks[0] in (0, 2):
+        raise _several_asked(ranked[:2])
+    return ranked[0]
+
+
+def _several_asked(factors: Sequence[Factor]) -> PlanningRefused:
+    names = list(dict.fromkeys(factor.name for factor in factors))
+    return PlanningRefused(
+        f"the topic varies {' and '.join(names)} together, and then neither could be told from the other; "
+        "ask about one of them, and set the other for both arms (`with ...`)",
+        names,
+    )
+
+
+def _rank(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], placed: Placed) -> tuple[int, int]:
+    """Lower is likelier to be the question: levels beside the default, of the run, not as a scene; then by position."""
+    own = [m for m in factors if m.what == factor]
+    at = min(m.start for m in own)
+    levels = placed.of(factor)
+    scene = _is_scene(found, min([at, *(level.at for level in levels)]))
+    if not factor.target.startswith("run."):
+        return (3 if levels else 4), at
+    if levels:
+        changed = any(level.value != factor.default for level in levels)
+        return (0 if changed and not scene else 2), at
+    return 1, at
+
+
+def _is_scene(found: Sequence[Token], at: int) -> bool:
+    """Whether one of the three words before it sets the scene; `with A and B` sets both."""
+    before = [token.key for token in found[max(0, at - 3) : at]]
+    chained = any(token.key in _SCENE for token in found[max(0, at - 9) : at]) and "and" in before[-2:]
+    return chained or bool(set(before) & _SCENE)
+
+
+def _is_moved(found: Sequence[Token], mention: Mention) -> bool:
+    """Raised, lowered, doubled, added or taken away, without a level."""
+    near = [token.key for token in found[max(0, mention.start - 3) : mention.start]]
+    switched = off_level(mention.what) is not None if isinstance(mention.what, Factor) else False
+    return bool(modifiers(found, mention)) or (switched and bool(set(near) & (SWITCHED_ON | SWITCHED_OFF)))
+
+
+def _distinct(found: Sequence[Token], levels: Sequence[Level]) -> list[Level]:
+    """Levels without repeats; the same level twice stands when it is set against itself (a null study)."""
+    seen: list[Level] = []
+    for level in levels:
+        if level.value not in [other.value for other in seen]:
+            seen.append(level)
+    if len(seen) == 1 and len(levels) == 2 and is_set_against(found, levels[0].at, levels[1].at):
+        return list(levels)
+    return seen
+
+
+# -- the levels -----------------------------------------------------------------------------------------------------
+
+
+def _opposition(
+    found: Sequence[Token], factor: Factor, factors: Sequence[Mention], placed: Placed, notes: _Notes
+) -> Opposition:
+    own = [m for m in factors if m.what == factor and m.choice is None]
+    levels = _distinct(found, placed.of(factor))
+    if len(levels) > 1:
+        return oppose(found, levels, factor.default)
+    default = Level(-1, factor, factor.default)
+    if levels:
+        level = levels[0]
+        if level.value == factor.default:
+            raise PlanningRefused(
+                f"{factor.name}={level_text(level.value)} is the default of {factor.name}: name a second level to "
+                f"compare it with, for example {level_text(_moved(factor, 1) or _moved(factor, -1) or level.value)}",
+                [factor.name],
+            )
+        notes.add(
+            f"The topic names one level: the default, {factor.name}={level_text(factor.default)}, is the baseline."
+        )
+        return Opposition((level,), (default,))
+    chosen = _chosen(found, factor, own)
+    shown = ", ".join(level_text(value) for value in chosen)
+    notes.add(f"The topic names no level of {factor.name}: {shown} against the default, {level_text(factor.default)}.")
+    return Opposition(tuple(Level(-1, factor, value) for value in chosen), (default,))
+
+
+def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> list[Scalar]:
+    """Levels for a factor that has none in the topic: as it is said to be moved, else on either side of the default."""
+    near = {token.key for m in own for token in found[max(0, m.start - 3) : m.start]}
+    if factor.type == "choice":
+        return [choice for choice in factor.choices if choice != factor.default]
+    if factor.type == "bool":
+        return [not factor.default]
+    keys = [found[i] for m in own for i in modifiers(found, m)]
+    scaled = next(
+        (
+            SCALES.get(t.key, t.value if t.kind == "times" else None)
+            for t in keys
+            if t.key in SCALES or t.kind == "times"
+        ),
+        None,
+    )
+    if scaled is not None and not isinstance(factor.default, str):
+        return [_in_range(factor, _as_type(factor, rounded(factor.default * _inverse(scaled, keys))))]
+    off = off_level(factor)
+    if off is not None and near & SWITCHED_OFF and factor.default != off:
+        return [off]
+    if off is not None and factor.default == off:
+        return [on_level(factor)]
+    down = any(token.key in LESS for token in keys)
+    up = any(token.key in MORE for token in keys)
+    signs = [1] if up and not down else [-1] if down and not up else [-1, 1]
+    moved = [level for level in (_moved(factor, sign) for sign in signs) if level is not None]
+    if not moved:
+        raise PlanningRefused(f"{factor.name} cannot go further: its default is at the end of its range", [factor.name])
+    return moved
+
+
+def _inverse(scale: float, keys: Sequence[Token]) -> float:
+    """`10x lower` divides."""
+    return 1 / scale if scale > 1 and any(token.key in LESS for token in keys) else scale
+
+
+def _moved(factor: Factor, sign: int) -> Scalar | None:
+    """A level clearly above or below the default: a factor of four on a log scale, of two for counts, else half the way."""
+    if factor.type not in ("int", "float") or isinstance(factor.default, str):
+        return None
+    default = float(factor.default)
+    bound = factor.high if sign > 0 else factor.low
+    if factor.scale == "log" or factor.type == "int":
+        step = 4.0 if factor.scale == "log" else 2.0
+        level = default * step**sign
+        if bound is not None:
+            level = min(level, bound) if sign > 0 else max(level, bound)
+    else:
+        level = default + sign if bound is None else (default + bound) / 2
+    moved = _as_type(factor, rounded(level))
+    return None if moved == factor.default or level_problem(factor, moved) else moved
+
+
+def _as_type(factor: Factor, value: float) -> Scalar:
+    return max(1, round(value)) if factor.type == "int" else value
+
+
+def _in_range(factor: Factor, level: Scalar) -> Scalar:
+    if problem := level_problem(factor, level):
+        raise PlanningRefused(problem, [factor.name])
+    return level
+
+
+# -- together -------------------------------------------------------------------------------------------------------
+
+
+def _reading(
+    found: Sequence[Token],
+    named: Sequence[Mention],
+    factor: Factor,
+    opposition: Opposition,
+    metric: Metric,
+    placed: Placed,
+    notes: _Notes,
+) -> Reading:
+    arms = [*opposition.baselines, *opposition.treatments]
+    pairs = [
+        (len(opposition.baselines) + t, b)
+        for t in range(len(opposition.treatments))
+        for b in range(len(opposition.baselines))
+    ]
+    claimed = direction(found, named, metric, [level.at for level in placed.levels])
+    if claimed is None:
+        better = "more" if metric.direction == "increase" else "less"
+        notes.add(f"The topic claims no direction: tested as {better} {metric.name}; the other way reads as refuted.")
+    return Reading(
+        factor=factor,
+        levels=tuple(level.value for level in arms),
+        pairs=tuple(pairs),
+        metric=metric,
+        direction=claimed or metric.direction,
+        settings=_settings(factor, named, placed, notes),
+        seeds=placed.seeds,
+        budget_s=placed.budget_s,
+        assumptions=tuple(notes.lines),
+    )
+
+
+def _settings(
+    factor: Factor, named: Sequence[Mention], placed: Placed, notes: _Notes
+) -> tuple[tuple[Factor, Scalar], ...]:
+    """Levels of the other factors: the same for all arms."""
+    result: list[tuple[Factor, Scalar]] = []
+    for other in {m.what.name: m.what for m in named if isinstance(m.what, Factor)}.values():
+        if other == factor:
+            continue
+        levels = placed.of(other)
+        if levels:
+            result.append((other, levels[0].value))
+        else:
+            notes.add(f"{other.name} is named without a level: it stays at its default, {level_text(other.default)}.")
+    return tuple(result)

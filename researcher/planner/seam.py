@@ -1,0 +1,53 @@
+"""What every planner is given and gives: the built-in one, and one that asks an LLM.
+
+`tests/contracts/planner_contract.py` holds every implementation to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from researcher.models import Finding, Plan
+from researcher.planner.instruments import InstrumentFolder
+
+PlannerChoice = Literal["auto", "llm", "builtin"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What a person asked for beside the topic.
+
+    instrument: name or folder. models: names that are available beside the instruments' own. seeds: per arm, fixed.
+    budget_s: wall time. servers: how many trials run at once. allow_underpowered: run although the noise may be too loud.
+    """
+
+    instrument: str | None = None
+    planner: PlannerChoice = "auto"
+    seeds: int | None = None
+    budget_s: float | None = None
+    servers: int = 1
+    models: tuple[str, ...] = ()
+    allow_underpowered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A topic and everything that a plan may draw on."""
+
+    topic: str
+    options: PlanOptions
+    instruments: Sequence[InstrumentFolder]
+    known: Sequence[Finding] = ()
+
+
+class Planner(Protocol):
+    """Turns a request into a plan that can be frozen. Runs nothing, measures nothing, decides no verdict."""
+
+    @property
+    def name(self) -> str:
+        """What the plan says who made it: `builtin`, or the LLM's name."""
+
+    async def plan(self, request: PlanRequest) -> Plan:
+        """Raises: PlanningRefused when no plan can be made; never returns half a plan."""
