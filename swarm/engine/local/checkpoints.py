@@ -1,0 +1,171 @@
+"""Checkpoints of a run: weights, optimiser, random state, step and spec; whole or not there at all.
+
+One folder per step. It is written under a temporary name, synchronised, then renamed; a manifest with the hash of each
+file is checked before anything is loaded. Folders that were never finished are removed, never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ValidationError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from foundation.paths import write_atomically
+from swarm.engine.local.tensor_file import write_tensors
+from swarm.engine.seam import EngineError
+from swarm.protocol.runspec import RunSpec
+
+_LOG = logging.getLogger(__name__)
+_PREFIX = "step-"
+_UNFINISHED = ".unfinished-"
+_WEIGHTS, _MOMENTS, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+
+
+class TrainerState(BaseModel):
+    """What a checkpoint holds besides tensors. fingerprint: of the hosted model that the run began with."""
+
+    run_id: str
+    branch: int
+    step: int
+    fingerprint: str
+    spec: RunSpec
+    random_state: str
+    """torch's generator, in hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    state: TrainerState
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+
+
+class BrokenCheckpoint(EngineError):
+    """A checkpoint's files are not the ones that were written."""
+
+
+def write(directory: Path, checkpoint: Checkpoint, *, keep: int) -> None:
+    """Write it durably, in the place of one of the same step if there is one, and remove all but the newest `keep`.
+
+    Raises: OSError, with the older checkpoints untouched.
+    """
+    step = checkpoint.state.step
+    _remove_unfinished(directory)
+    unfinished = directory / f"{_UNFINISHED}{step}"
+    try:
+        unfinished.mkdir(parents=True)
+        _write_files(unfinished, checkpoint)
+        final = _folder(directory, step)
+        if final.exists():
+            final.rename(directory / f"{_UNFINISHED}replaced-{step}")
+        unfinished.rename(final)
+        _sync_folder(directory)
+        _remove_unfinished(directory)
+    except OSError:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    for old in steps(directory)[:-keep]:
+        _remove(directory, old)
+
+
+def steps(directory: Path) -> list[int]:
+    """Steps of the finished checkpoints, oldest first."""
+    names = (path.name.removeprefix(_PREFIX) for path in directory.glob(f"{_PREFIX}*"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def newest(directory: Path) -> Checkpoint | None:
+    """The newest whole checkpoint; broken ones are passed over. None: there is none."""
+    for step in reversed(steps(directory)):
+        try:
+            return read(directory, step)
+        except BrokenCheckpoint as error:
+            _LOG.error("%s; the one before it is tried", error)
+    return None
+
+
+def read(directory: Path, step: int) -> Checkpoint:
+    """Raises: EngineError when there is none of this step, BrokenCheckpoint when it is not what was written."""
+    folder = _folder(directory, step)
+    if not folder.is_dir():
+        raise EngineError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
+    try:
+        manifest: dict[str, str] = json.loads((folder / _MANIFEST).read_bytes())
+        for name, expected in manifest.items():
+            if _hash(folder / name) != expected:
+                raise BrokenCheckpoint(f"checkpoint {folder}: {name} has changed since it was written")
+        return Checkpoint(
+            state=TrainerState.model_validate_json((folder / _STATE).read_bytes()),
+            weights=load_file(folder / _WEIGHTS),
+            moments=load_file(folder / _MOMENTS),
+        )
+    except (OSError, ValueError, ValidationError) as error:
+        raise BrokenCheckpoint(f"checkpoint {folder} cannot be read: {error}") from error
+
+
+def forget_other_future(directory: Path, branch: int, step: int) -> None:
+    """A run goes on from `step` on a new branch: what older branches made after it does not count any more."""
+    for later in [other for other in steps(directory) if other > step]:
+        try:
+            state = TrainerState.model_validate_json((_folder(directory, later) / _STATE).read_bytes())
+        except (OSError, ValidationError):
+            continue  # broken: passed over when it is met
+        if state.branch < branch:
+            _remove(directory, later)
+
+
+def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
+    manifest = {
+        name: write_tensors(folder / name, tensors, {key: tensor.dtype for key, tensor in tensors.items()})
+        for name, tensors in ((_WEIGHTS, checkpoint.weights), (_MOMENTS, checkpoint.moments))
+    }
+    state = checkpoint.state.model_dump_json().encode()
+    manifest[_STATE] = hashlib.sha256(state).hexdigest()
+    write_atomically(folder / _STATE, state)
+    write_atomically(folder / _MANIFEST, json.dumps(manifest).encode())
+
+
+def _hash(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _folder(directory: Path, step: int) -> Path:
+    return directory / f"{_PREFIX}{step:08d}"
+
+
+def _remove(directory: Path, step: int) -> None:
+    """Out of sight first, so that a folder that is half removed is never taken for a checkpoint."""
+    doomed = directory / f"{_UNFINISHED}removed-{step}"
+    _folder(directory, step).rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _remove_unfinished(directory: Path) -> None:
+    for path in directory.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def random_state() -> str:
+    return bytes(torch.get_rng_state().tolist()).hex()
+
+
+def restore_random_state(text: str) -> None:
+    torch.set_rng_state(torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8))

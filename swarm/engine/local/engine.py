@@ -1,0 +1,151 @@
+"""The engine of one machine: vLLM's own server and a torch trainer as children, joined into one `Engine`.
+
+Weights go from the one to the other as safetensors in memory. Imports neither torch nor vllm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from foundation.clock import Clock
+from swarm.engine.local.inference import VllmInference
+from swarm.engine.local.supervisor import BackOff
+from swarm.engine.local.trainer import TrainerHandle
+from swarm.engine.local.vllm_server import VllmSettings
+from swarm.engine.local.weights_room import WeightsRoom
+from swarm.engine.seam import (
+    Dialect,
+    EngineError,
+    EngineHealth,
+    EngineInfo,
+    RunContext,
+    Sampled,
+    SampledEvent,
+    SampleRequest,
+    StepOutcome,
+    TrainBatch,
+)
+from swarm.models.folder import ModelFolder, sha256_of
+from swarm.protocol.episodes import WeightsVersion
+
+
+class LocalEngine:
+    """See `swarm.engine.seam.Engine`.
+
+    directory: for what outlives a crash of the server; logs: one file per child.
+    """
+
+    def __init__(
+        self,
+        model: ModelFolder,
+        *,
+        directory: Path,
+        logs: Path,
+        clock: Clock,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        back_off: BackOff | None = None,
+    ) -> None:
+        settings = VllmSettings(
+            model_dir=model.path,
+            model_name=model.name,
+            log_path=logs / "inference.log",
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+        )
+        self._info = EngineInfo(
+            backend="local",
+            device="cpu",
+            model=model.name,
+            fingerprint=model.fingerprint,
+            max_model_len=settings.model_len,
+        )
+        self._subscribers: list[Callable[[EngineHealth], None]] = []
+        self._health = EngineHealth(ready=False)
+        self._room = WeightsRoom(model.path, note=directory / "weights-room")
+        self.inference = VllmInference(settings, clock=clock, back_off=back_off)
+        self.inference.subscribe(self._tell)
+        self.trainer = TrainerHandle(
+            model, log_path=logs / "trainer.log", clock=clock, on_health=self._tell, back_off=back_off
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def subscribe(self, on_health: Callable[[EngineHealth], None]) -> None:
+        self._subscribers.append(on_health)
+
+    async def boot(self) -> None:
+        await asyncio.to_thread(self._room.open)
+        await asyncio.gather(self.inference.boot(), self.trainer.boot())
+
+    async def shutdown(self) -> None:
+        await asyncio.gather(self.inference.shutdown(), self.trainer.shutdown())
+        await asyncio.to_thread(self._room.close)
+
+    # -- tokens and sampling --------------------------------------------------------------------------------------
+
+    async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
+        return await self.inference.render(dialect, body, add_generation_prompt=add_generation_prompt)
+
+    def decode(self, ids: list[int]) -> str:
+        return self.inference.decode(ids)
+
+    async def sample(self, request: SampleRequest) -> Sampled:
+        return await self.inference.sample(request)
+
+    def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
+        return self.inference.stream(request)
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    async def open_run(self, run: RunContext, *, at_step: int | None = None) -> int:
+        step = await self.trainer.open_run(run, at_step)
+        version = WeightsVersion(run_id=run.run_id, branch=run.branch, step=step)
+        if step == 0:
+            await self.inference.publish(None, version)
+        else:
+            await self.serve(version)
+        return step
+
+    async def train(self, batch: TrainBatch) -> StepOutcome:
+        return await self.trainer.train(batch)
+
+    async def checkpoint(self) -> int:
+        return await self.trainer.checkpoint()
+
+    async def serve(self, version: WeightsVersion) -> None:
+        """Raises also: EngineError when the weights that were written are not those that were trained."""
+        slot = self._room.free_slot()
+        try:
+            step, trained = await self.trainer.export(slot / WeightsRoom.FILE)
+        except OSError as error:
+            raise EngineError(f"weights cannot be written to {slot}: {error}; make room there") from error
+        if step != version.step:
+            raise EngineError(f"weights of step {version.step} are to be served, but the trainer stands at step {step}")
+        if await asyncio.to_thread(sha256_of, slot / WeightsRoom.FILE) != trained:
+            raise EngineError(f"the weights in {slot} are not those that were trained; is its memory shared or full?")
+        await self.inference.publish(slot, version)
+        self._room.serves(slot)
+
+    # -- health ---------------------------------------------------------------------------------------------------
+
+    def _tell(self, _: EngineHealth) -> None:
+        """One health out of two: as good as the worse of the children."""
+        both = (self.inference.health, self.trainer.health)
+        reasons = [health.reason for health in both if health.reason is not None and not health.ready]
+        health = EngineHealth(
+            ready=all(health.ready for health in both),
+            booting=any(health.booting for health in both),
+            failed_for_good=any(health.failed_for_good for health in both),
+            reason="; ".join(reasons) or None,
+            failures=sum(health.failures for health in both),
+        )
+        if health != self._health:
+            self._health = health
+            for subscriber in self._subscribers:
+                subscriber(health)

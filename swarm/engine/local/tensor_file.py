@@ -1,0 +1,64 @@
+"""Tensors to safetensors files, without a second copy in memory, and hashed on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float64: "F64",
+    torch.int64: "I64",
+}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> str:
+    """Write each tensor in its type of `dtypes`; returns the file's SHA-256.
+
+    A file that is there is written over in place, since memory that was used before is much faster than fresh memory;
+    whoever needs it whole writes to a new name and renames. Raises: OSError.
+    """
+    digest = hashlib.sha256()
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as file:
+        with ThreadPoolExecutor(1) as hashing:
+            for chunk in _chunks(tensors, dtypes):
+                hashed = hashing.submit(digest.update, chunk)
+                _write_all(file.fileno(), chunk)
+                hashed.result()
+        file.truncate(file.tell())
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _chunks(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> Iterable[memoryview]:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * dtypes[name].itemsize
+        header[name] = {
+            "dtype": _NAMES[dtypes[name]],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for name, tensor in tensors.items():
+        raw = tensor.detach().to(dtypes[name]).contiguous().reshape(-1)
+        if raw.numel():
+            yield memoryview(raw.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
+
+
+def _write_all(descriptor: int, chunk: memoryview) -> None:
+    while len(chunk):
+        chunk = chunk[os.write(descriptor, chunk) :]

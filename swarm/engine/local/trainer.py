@@ -1,0 +1,242 @@
+"""The trainer as the control process sees it: a supervised child that is asked over a socket pair. Imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from foundation.clock import Clock
+from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
+from swarm.engine.local.vllm_server import child_environment
+from swarm.engine.local.wire import (
+    HEADER_BYTES,
+    READY,
+    Export,
+    Failure,
+    OpenRun,
+    Reply,
+    Request,
+    Train,
+    WriteCheckpoint,
+    frame,
+    length,
+)
+from swarm.engine.seam import (
+    EngineError,
+    EngineHealth,
+    RunContext,
+    StepOutcome,
+    TrainBatch,
+    TrainerCrashed,
+    TrainingRefused,
+)
+from swarm.models.folder import ModelFolder
+
+_BOOT_LIMIT_S = 300.0
+_REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""Freed memory is kept: giving it back and getting it again doubles the time of a step."""
+
+Command = OpenRun | Train | WriteCheckpoint | Export
+
+
+class _Connection:
+    """The socket to one child. It ends with the child, and every question under way with it."""
+
+    def __init__(self, child: ChildProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.child = child
+        self._writer = writer
+        self._number = 0
+        self._waiting: dict[int, asyncio.Future[Reply]] = {READY: asyncio.get_running_loop().create_future()}
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def greeting(self) -> Reply:
+        """What the child says when it is ready. Raises: ConnectionError."""
+        return await self._waiting[READY]
+
+    async def ask(self, command: Command) -> Reply:
+        """Raises: ConnectionError when the child ends before it answers."""
+        self._number += 1
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[self._number] = answer
+        if self._reading.done():
+            raise ConnectionResetError("the trainer has closed its socket")
+        self._writer.write(frame(Request(number=self._number, command=command)))
+        await self._writer.drain()
+        return await answer
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                size = length(await reader.readexactly(HEADER_BYTES))
+                reply = Reply.model_validate_json(await reader.readexactly(size))
+                waiting = self._waiting.get(reply.number)
+                if waiting is not None and not waiting.done():  # who asked may have been cancelled
+                    waiting.set_result(reply)
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(ConnectionResetError(f"the trainer has closed its socket: {error}"))
+                    waiting.exception()  # seen, even when nobody waits any more
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        self._writer.close()
+        await asyncio.gather(self._reading, self._writer.wait_closed(), return_exceptions=True)
+
+
+class TrainerHandle:
+    """Asks one thing at a time. A crash fails the question under way; the child is started again by itself."""
+
+    def __init__(
+        self,
+        model: ModelFolder,
+        *,
+        log_path: Path,
+        clock: Clock,
+        on_health: Callable[[EngineHealth], None],
+        back_off: BackOff | None = None,
+    ) -> None:
+        self._model = model
+        self._log_path = log_path
+        self._connection: _Connection | None = None
+        self._run_is_open = False
+        self._asking = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._on_health = on_health
+        self._supervisor = Supervisor(
+            start=self._start,
+            ready=self._ready,
+            on_health=self._heard,
+            clock=clock,
+            ready_limit_s=_BOOT_LIMIT_S,
+            back_off=back_off,
+        )
+
+    @property
+    def health(self) -> EngineHealth:
+        return self._supervisor.health
+
+    @property
+    def process_id(self) -> int | None:
+        """Guardian of the child, for operators and tests."""
+        return None if self._supervisor.child is None else self._supervisor.child.guardian_pid
+
+    async def boot(self) -> None:
+        """Start the child and wait until it is ready. Again: nothing. Raises: EngineDown with the reason."""
+        await self._supervisor.boot()
+
+    async def shutdown(self) -> None:
+        await self._supervisor.shutdown()
+        await self._drop_connection()
+
+    async def open_run(self, run: RunContext, at_step: int | None) -> int:
+        """Waits for a child that is being restarted. Raises: EngineDown, EngineError."""
+        await self._connected()
+        command = OpenRun(run_id=run.run_id, branch=run.branch, spec=run.spec, directory=run.directory, at_step=at_step)
+        self._run_is_open = True
+        return (await self._ask(command)).step
+
+    async def train(self, batch: TrainBatch) -> StepOutcome:
+        """Raises: TrainerCrashed, TrainingRefused."""
+        outcome = (await self._ask(Train(batch=batch))).outcome
+        if outcome is None:
+            raise EngineError("the trainer answered a step without its outcome")
+        return outcome
+
+    async def checkpoint(self) -> int:
+        """Raises: TrainerCrashed, OSError."""
+        return (await self._ask(WriteCheckpoint())).step
+
+    async def export(self, file: Path) -> tuple[int, str]:
+        """Step and SHA-256 of the weights that were written to `file`. Raises: TrainerCrashed, OSError."""
+        reply = await self._ask(Export(file=file))
+        if reply.sha256 is None:
+            raise EngineError("the trainer wrote weights without telling their hash")
+        return reply.step, reply.sha256
+
+    async def _ask(self, command: Command) -> Reply:
+        async with self._asking:
+            if self._connection is None or not self._run_is_open:
+                raise TrainerCrashed(self.health.reason or "no run is open in the trainer; open it (again)")
+            try:
+                reply = await self._connection.ask(command)
+            except ConnectionError as error:
+                child = self._connection.child
+                await self._drop_connection()
+                await child.stop(grace_s=0)
+                raise TrainerCrashed(
+                    f"the trainer ended during {command.command}; its log is {self._log_path}"
+                ) from error
+        if reply.failure is not None:
+            raise self._raised(reply.failure)
+        return reply
+
+    def _raised(self, failure: Failure) -> Exception:
+        match failure.kind:
+            case "refused":
+                return TrainingRefused(failure.text)
+            case "run_closed":
+                self._run_is_open = False
+                return TrainerCrashed(failure.text)
+            case "storage":
+                return OSError(failure.errno, failure.text)
+            case "engine":
+                return EngineError(failure.text)
+
+    async def _connected(self) -> None:
+        """Wait for a child that is ready. Raises: EngineDown when there will be none."""
+        while True:
+            await self._supervisor.settled()
+            if self._connection is not None:
+                return
+            await self._changed.wait()  # the supervisor has yet to see that the child is gone
+
+    def _heard(self, health: EngineHealth) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        self._on_health(health)
+
+    # -- the child ------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> ChildProcess:
+        await self._drop_connection()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                child = await ChildProcess.start(self._command(theirs.fileno()))
+            except OSError:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        self._connection = _Connection(child, *await asyncio.open_connection(sock=ours))
+        return child
+
+    async def _ready(self, child: ChildProcess) -> None:
+        connection = self._connection
+        if connection is None:
+            raise child.failed("has no connection")
+        try:
+            await connection.greeting()
+        except ConnectionError:
+            await self._drop_connection()
+            await child.wait()
+            raise child.failed("ended while it was starting") from None
+
+    def _command(self, descriptor: int) -> ChildCommand:
+        env = child_environment(os.environ) | _REUSE_MEMORY
+        argv = [
+            *(sys.executable, "-m", "swarm.engine.local.trainer_process"),
+            *("--model", str(self._model.path), "--fingerprint", self._model.fingerprint),
+            *("--socket", str(descriptor), "--threads", env["OMP_NUM_THREADS"]),
+        ]
+        return ChildCommand(name="trainer", argv=argv, env=env, log_path=self._log_path, pass_fds=(descriptor,))
+
+    async def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        self._run_is_open = False
+        if connection is not None:
+            await connection.close()

@@ -1,0 +1,107 @@
+"""The trainer's process: reads requests from a socket that it inherited, one at a time, and answers each.
+
+    python -m swarm.engine.local.trainer_process --model DIR --fingerprint SHA256 --socket FD --threads N
+
+What it cannot answer ends it; the control process sees the socket close, and the traceback is in its log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foundation import logs
+from foundation.clock import SystemClock
+from swarm.engine.local.wire import HEADER_BYTES, READY, Export, Failure, OpenRun, Reply, Request, Train, frame, length
+from swarm.engine.seam import EngineError, TrainingRefused
+
+if TYPE_CHECKING:
+    from swarm.engine.local.workshop import Workshop
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until the socket is closed."""
+    parser = argparse.ArgumentParser(prog="swarm.engine.local.trainer_process", allow_abbrev=False)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--fingerprint", required=True)
+    parser.add_argument("--socket", type=int, required=True, help="file descriptor of a connected stream socket")
+    parser.add_argument("--threads", type=int, required=True)
+    args = parser.parse_args(argv)
+    logs.configure()
+    try:
+        workshop = _open_workshop(args.model, args.fingerprint, args.threads)
+    except EngineError as error:
+        logging.getLogger(__name__).error("%s", error)
+        return 1
+    with socket.socket(fileno=args.socket) as connection:
+        connection.sendall(frame(Reply(number=READY)))
+        while (request := _receive(connection)) is not None:
+            connection.sendall(frame(_answer(workshop, request)))
+    return 0
+
+
+def _open_workshop(model: Path, fingerprint: str, threads: int) -> Workshop:
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from swarm.engine.local.forward import Policy
+    from swarm.engine.local.workshop import Workshop
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    return Workshop(Policy.load(model), fingerprint, SystemClock())
+
+
+def _receive(connection: socket.socket) -> Request | None:
+    """The next request; None when the other side is gone."""
+    header = _read(connection, HEADER_BYTES)
+    data = _read(connection, length(header)) if header is not None else None
+    return None if data is None else Request.model_validate_json(data)
+
+
+def _read(connection: socket.socket, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(min(size - len(parts), 1 << 20))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+def _answer(workshop: Workshop, request: Request) -> Reply:
+    try:
+        return _carry_out(workshop, request)
+    except TrainingRefused as error:
+        failure = Failure(kind="refused", text=str(error))
+    except EngineError as error:
+        from swarm.engine.local.workshop import RunClosed
+
+        failure = Failure(kind="run_closed" if isinstance(error, RunClosed) else "engine", text=str(error))
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        failure = Failure(kind="storage", text=f"{error.strerror or error}{where}", errno=error.errno or 0)
+    return Reply(number=request.number, failure=failure)
+
+
+def _carry_out(workshop: Workshop, request: Request) -> Reply:
+    number, command = request.number, request.command
+    if isinstance(command, OpenRun):
+        return Reply(number=number, step=workshop.open_run(command))
+    if isinstance(command, Train):
+        outcome = workshop.train(command.batch)
+        return Reply(number=number, step=outcome.step, outcome=outcome)
+    if isinstance(command, Export):
+        step, sha256 = workshop.export(command.file)
+        return Reply(number=number, step=step, sha256=sha256)
+    return Reply(number=number, step=workshop.checkpoint())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Frames between the control process and the trainer: a length of eight bytes, then JSON.
+
+Floats travel exactly (shortest form that reads back equal), not-a-number included, so that it is refused where it
+belongs and not lost on the way.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swarm.engine.seam import StepOutcome, TrainBatch
+from swarm.protocol.runspec import RunSpec
+
+HEADER_BYTES = 8
+READY = -1
+"""Number of the reply that nobody asked for: the trainer is ready."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+
+class OpenRun(_Message):
+    command: Literal["open_run"] = "open_run"
+    run_id: str
+    branch: int
+    spec: RunSpec
+    directory: Path
+    at_step: int | None
+
+
+class Train(_Message):
+    command: Literal["train"] = "train"
+    batch: TrainBatch
+
+
+class WriteCheckpoint(_Message):
+    command: Literal["checkpoint"] = "checkpoint"
+
+
+class Export(_Message):
+    """Write the current weights to `file`, in the type and under the names of the hosted checkpoint."""
+
+    command: Literal["export"] = "export"
+    file: Path
+
+
+class Request(_Message):
+    number: int
+    command: Annotated[OpenRun | Train | WriteCheckpoint | Export, Field(discriminator="command")]
+
+
+class Failure(_Message):
+    """refused: TrainingRefused. run_closed: no run is open (any more). storage: an OSError with its number."""
+
+    kind: Literal["refused", "engine", "run_closed", "storage"]
+    text: str
+    errno: int = 0
+
+
+class Reply(_Message):
+    """number: the request's, or READY. step: where the weights stand now."""
+
+    number: int
+    step: int = 0
+    outcome: StepOutcome | None = None
+    sha256: str | None = None
+    failure: Failure | None = None
+
+
+def frame(message: BaseModel) -> bytes:
+    data = message.model_dump_json().encode()
+    return len(data).to_bytes(HEADER_BYTES, "big") + data
+
+
+def length(header: bytes) -> int:
+    return int.from_bytes(header, "big")

@@ -1,0 +1,121 @@
+"""What the trainer process works on: one policy, and the run that is open on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foundation.clock import Clock
+from foundation.ids import derived_seed
+from swarm.engine.local import checkpoints
+from swarm.engine.local.checkpoints import Checkpoint, TrainerState
+from swarm.engine.local.forward import Policy
+from swarm.engine.local.learner import Learner
+from swarm.engine.local.tensor_file import write_tensors
+from swarm.engine.local.wire import OpenRun
+from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefused
+from swarm.protocol.runspec import RunSpec
+
+
+class RunClosed(EngineError):
+    """No run is open: none was opened, or a step left weights behind that belong to no step."""
+
+
+@dataclass(slots=True)
+class _OpenRun:
+    run_id: str
+    branch: int
+    spec: RunSpec
+    directory: Path
+    step: int
+
+
+class Workshop:
+    """fingerprint: of the hosted model; a checkpoint that began with other weights is refused."""
+
+    def __init__(self, policy: Policy, fingerprint: str, clock: Clock) -> None:
+        self._learner = Learner(policy, clock)
+        self._policy = policy
+        self._fingerprint = fingerprint
+        self._run: _OpenRun | None = None
+
+    def open_run(self, wanted: OpenRun) -> int:
+        """See `Engine.open_run`; serves nothing."""
+        self._run = None
+        if wanted.spec.parameters != "full":
+            raise EngineError("this engine trains all parameters: set parameters to 'full'")
+        wanted.directory.mkdir(parents=True, exist_ok=True)
+        if wanted.at_step is None:
+            found = checkpoints.newest(wanted.directory)
+        else:
+            found = checkpoints.read(wanted.directory, wanted.at_step) if wanted.at_step else None
+            checkpoints.forget_other_future(wanted.directory, wanted.branch, wanted.at_step)
+        if found is None:
+            self._policy.reset()
+            self._learner.optimizer.forget()
+            torch.manual_seed(derived_seed(wanted.spec.seed, "trainer"))
+        else:
+            self._restore(found)
+        step = found.state.step if found else 0
+        self._learner.half_way = False
+        self._run = _OpenRun(wanted.run_id, wanted.branch, wanted.spec, wanted.directory, step)
+        return step
+
+    def train(self, batch: TrainBatch) -> StepOutcome:
+        """See `Engine.train`."""
+        run = self._open()
+        if batch.step != run.step + 1:
+            raise TrainingRefused(f"a batch of step {batch.step}, but the weights stand at step {run.step}")
+        try:
+            outcome = self._learner.learn(batch)
+        except TrainingRefused:
+            if self._learner.half_way:
+                self._run = None
+            raise
+        run.step, run.spec = batch.step, batch.spec
+        return outcome
+
+    def checkpoint(self) -> int:
+        """See `Engine.checkpoint`. Step 0 is the hosted model itself and is not written. Raises: OSError."""
+        run = self._open()
+        if run.step:
+            state = TrainerState(
+                run_id=run.run_id,
+                branch=run.branch,
+                step=run.step,
+                fingerprint=self._fingerprint,
+                spec=run.spec,
+                random_state=checkpoints.random_state(),
+            )
+            made = Checkpoint(state=state, weights=self._weights(), moments=self._learner.optimizer.state())
+            checkpoints.write(run.directory, made, keep=run.spec.checkpoint.keep)
+        return run.step
+
+    def export(self, file: Path) -> tuple[int, str]:
+        """Write the current weights for serving; returns their step and the file's SHA-256. Raises: OSError."""
+        run = self._open()
+        dtypes = {name: weight.dtype for name, weight in self._policy.start.items()}
+        return run.step, write_tensors(file, self._weights(), dtypes)
+
+    def _restore(self, found: Checkpoint) -> None:
+        if found.state.fingerprint != self._fingerprint:
+            raise EngineError(
+                f"the checkpoint of step {found.state.step} began with model {found.state.fingerprint[:12]}, but "
+                f"{self._fingerprint[:12]} is hosted; serve the model that the run was started with"
+            )
+        with torch.no_grad():
+            for name, weight in self._policy.model.named_parameters():
+                weight.copy_(found.weights[name])
+        self._learner.optimizer.restore(found.moments)
+        checkpoints.restore_random_state(found.state.random_state)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: weight.detach() for name, weight in self._policy.model.named_parameters()}
+
+    def _open(self) -> _OpenRun:
+        if self._run is None:
+            raise RunClosed("no run is open in the trainer; open it (again)")
+        return self._run

@@ -1,0 +1,284 @@
+"""The trainer's process through its handle: steps, checkpoints, crashes. A real child, a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from foundation.clock import SystemClock
+from swarm.engine.local import checkpoints
+from swarm.engine.local.supervisor import BackOff
+from swarm.engine.local.trainer import TrainerHandle
+from swarm.engine.seam import EngineDown, EngineError, EngineHealth, RunContext, TrainerCrashed, TrainingRefused
+from swarm.models.folder import ModelFolder, sha256_of
+from swarm.protocol.runspec import RunSpec
+from tests.swarm.engine.batches import PROMPT, batch, branching_batch, call, episode, group
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def booted(model: ModelFolder, tmp_path: Path) -> AsyncIterator[TrainerHandle]:
+    heard: list[EngineHealth] = []
+    trainer = TrainerHandle(
+        model,
+        log_path=tmp_path / "trainer.log",
+        clock=SystemClock(),
+        on_health=heard.append,
+        back_off=BackOff(first_s=0.01, failures=3),
+    )
+    await trainer.boot()
+    assert heard[-1].ready
+    try:
+        yield trainer
+    finally:
+        await trainer.shutdown()
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def trainer(
+    anyio_backend: str, tiny_llama: ModelFolder, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[TrainerHandle]:
+    """One child for all tests that do not need their own: each opens a run of its own."""
+    async with booted(tiny_llama, tmp_path_factory.mktemp("trainer")) as handle:
+        yield handle
+
+
+def run_in(tmp_path: Path, **fields: Any) -> RunContext:
+    values: dict[str, Any] = {"run_id": "run-1", "branch": 0, "spec": RunSpec(), "directory": tmp_path / "run-1"}
+    return RunContext(**(values | fields))
+
+
+async def exported(trainer: TrainerHandle, file: Path) -> dict[str, Tensor]:
+    _, sha256 = await trainer.export(file)
+    assert sha256_of(file) == sha256
+    return load_file(file)
+
+
+def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def child_of(trainer: TrainerHandle) -> int:
+    """The trainer itself, below its guardian."""
+    guardian = trainer.process_id
+    return int(Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()[0])
+
+
+def big_batch(step: int) -> Any:
+    """Takes long enough to be killed in."""
+    groups = [
+        group(
+            f"g{number}",
+            *(
+                episode(f"{number}-{slot}", float(slot % 2), call(f"{number}/{slot}", range(1, 300), [slot, 3] * 120))
+                for slot in range(8)
+            ),
+        )
+        for number in range(4)
+    ]
+    return batch(*groups, step=step)
+
+
+async def test_what_is_exported_has_the_names_and_types_of_the_hosted_checkpoint(
+    trainer: TrainerHandle, tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    assert await trainer.open_run(run_in(tmp_path), None) == 0
+    hosted = load_file(tiny_llama.path / "model.safetensors")
+    assert equal(await exported(trainer, tmp_path / "w"), hosted)
+    outcome = await trainer.train(branching_batch())
+    assert outcome.step == 1
+    assert outcome.metrics["weights_change"] > 0
+    assert not equal(await exported(trainer, tmp_path / "w"), hosted)
+
+
+async def test_a_checkpoint_restores_bit_equal_weights_and_the_next_step_too(
+    tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    run = run_in(tmp_path)
+    async with booted(tiny_llama, tmp_path) as trainer:
+        with pytest.raises(TrainerCrashed, match="open it"):
+            await trainer.train(branching_batch())
+        await trainer.open_run(run, None)
+        for step in (1, 2):
+            await trainer.train(branching_batch(step=step))
+        assert await trainer.checkpoint() == 2
+        second = await exported(trainer, tmp_path / "second")
+        outcome = await trainer.train(branching_batch(step=3))
+        third = await exported(trainer, tmp_path / "third")
+    async with booted(tiny_llama, tmp_path) as trainer:
+        assert await trainer.open_run(run, None) == 2
+        assert equal(await exported(trainer, tmp_path / "w"), second)
+        again = await trainer.train(branching_batch(step=3))
+        assert equal(await exported(trainer, tmp_path / "w"), third)
+    assert {name: value for name, value in again.metrics.items() if name != "train_s"} == {
+        name: value for name, value in outcome.metrics.items() if name != "train_s"
+    }
+
+
+async def test_a_trainer_killed_in_a_step_comes_back_and_replays_to_the_same_weights(
+    trainer: TrainerHandle, tmp_path: Path
+) -> None:
+    run = run_in(tmp_path)
+    await trainer.open_run(run, None)
+    for step in (1, 2):
+        await trainer.train(branching_batch(step=step))
+        await trainer.checkpoint()
+    await trainer.train(big_batch(3))
+    expected = await exported(trainer, tmp_path / "w")
+
+    await trainer.open_run(run, None)
+    pending = asyncio.create_task(trainer.train(big_batch(3)))
+    await asyncio.sleep(0.05)
+    os.kill(child_of(trainer), signal.SIGKILL)
+    with pytest.raises(TrainerCrashed):
+        await pending
+    with pytest.raises(TrainerCrashed):
+        await trainer.train(big_batch(3))
+    assert await trainer.open_run(run, None) == 2
+    await trainer.train(big_batch(3))
+    assert equal(await exported(trainer, tmp_path / "w"), expected)
+
+
+async def test_a_run_is_reset_in_place(trainer: TrainerHandle, tiny_llama: ModelFolder, tmp_path: Path) -> None:
+    await trainer.open_run(run_in(tmp_path), None)
+    first = await trainer.train(branching_batch())
+    before = trainer.process_id
+    other = run_in(tmp_path, run_id="run-2", directory=tmp_path / "run-2")
+    assert await trainer.open_run(other, None) == 0
+    assert equal(await exported(trainer, tmp_path / "w"), load_file(tiny_llama.path / "model.safetensors"))
+    second = await trainer.train(branching_batch())
+    assert second.metrics["loss"] == first.metrics["loss"]
+    assert second.metrics["weights_change"] == first.metrics["weights_change"]
+    assert trainer.process_id == before
+
+
+async def test_a_half_written_checkpoint_is_never_loaded(trainer: TrainerHandle, tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    await trainer.open_run(run, None)
+    for step in (1, 2):
+        await trainer.train(branching_batch(step=step))
+        await trainer.checkpoint()
+    newest = run.directory / "step-00000002" / "weights.safetensors"
+    damaged = bytearray(newest.read_bytes())
+    damaged[-5] ^= 1
+    newest.write_bytes(damaged)
+    (run.directory / ".unfinished-3").mkdir()
+    assert await trainer.open_run(run, None) == 1
+    with pytest.raises(EngineError, match="changed since it was written"):
+        await trainer.open_run(run, 2)
+    await trainer.open_run(run, None)
+    await trainer.train(branching_batch(step=2))
+    assert await trainer.checkpoint() == 2
+    assert await trainer.open_run(run, 2) == 2
+    assert not list(run.directory.glob(".unfinished*"))
+
+
+async def test_only_the_newest_checkpoints_are_kept(trainer: TrainerHandle, tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    await trainer.open_run(run, None)
+    for step in (1, 2, 3, 4):
+        await trainer.train(branching_batch(step=step, checkpoint={"keep": 2}))
+        await trainer.checkpoint()
+    assert checkpoints.steps(run.directory) == [3, 4]
+
+
+async def test_a_new_branch_forgets_what_the_old_one_made_later(trainer: TrainerHandle, tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    await trainer.open_run(run, None)
+    for step in (1, 2, 3):
+        await trainer.train(branching_batch(step=step, checkpoint={"keep": 5}))
+        await trainer.checkpoint()
+    branch = dataclasses.replace(run, branch=1)
+    assert await trainer.open_run(branch, 1) == 1
+    assert await trainer.open_run(branch, None) == 1
+
+
+async def test_a_checkpoint_that_began_with_another_model_is_refused(trainer: TrainerHandle, tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    await trainer.open_run(run, None)
+    await trainer.train(branching_batch())
+    await trainer.checkpoint()
+    folder = run.directory / "step-00000001"
+    found = checkpoints.read(run.directory, 1)
+    state = found.state.model_copy(update={"fingerprint": "f" * 64})
+    checkpoints.write(run.directory, dataclasses.replace(found, state=state), keep=1)
+    assert folder.exists()
+    with pytest.raises(EngineError, match="serve the model that the run was started with"):
+        await trainer.open_run(run, None)
+
+
+async def test_a_directory_that_cannot_be_written_is_an_operating_system_error(
+    trainer: TrainerHandle, tmp_path: Path
+) -> None:
+    run = run_in(tmp_path)
+    await trainer.open_run(run, None)
+    await trainer.train(branching_batch())
+    run.directory.rmdir()
+    run.directory.write_text("in the way")
+    with pytest.raises(OSError):
+        await trainer.checkpoint()
+    run.directory.unlink()
+    assert await trainer.checkpoint() == 1
+
+
+async def test_refusals_cross_the_socket_and_leave_the_run_open(trainer: TrainerHandle, tmp_path: Path) -> None:
+    await trainer.open_run(run_in(tmp_path), None)
+    unsound = call("bad", PROMPT, [70, 71], logprobs=[-1.0, float("nan")])
+    with pytest.raises(TrainingRefused, match="not finite"):
+        await trainer.train(batch(group("a", episode("a1", 1.0, unsound), episode("a2", 0.0, call("b", PROMPT, [70])))))
+    with pytest.raises(TrainingRefused, match="stand at step 0"):
+        await trainer.train(branching_batch(step=2))
+    assert (await trainer.train(branching_batch())).step == 1
+
+
+async def test_adapters_are_refused_and_not_ignored(trainer: TrainerHandle, tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"parameters": {"rank": 4}})
+    with pytest.raises(EngineError, match="all parameters"):
+        await trainer.open_run(run_in(tmp_path, spec=spec), None)
+
+
+async def test_a_question_whose_asker_was_cancelled_does_not_shift_the_answers(
+    trainer: TrainerHandle, tmp_path: Path
+) -> None:
+    await trainer.open_run(run_in(tmp_path), None)
+    pending = asyncio.create_task(trainer.checkpoint())
+    await asyncio.sleep(0)
+    pending.cancel()
+    assert (await trainer.train(branching_batch())).step == 1
+
+
+async def test_a_model_that_cannot_be_trained_fails_the_boot_with_its_reason(
+    tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    broken = dataclasses.replace(tiny_llama, path=folder)
+    with pytest.raises(EngineDown, match="trainer ended"):
+        async with booted(broken, tmp_path):
+            pass
+
+
+def test_the_handle_imports_neither_torch_nor_vllm() -> None:
+    code = "import sys, swarm.engine.local.engine; sys.exit(bool({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
