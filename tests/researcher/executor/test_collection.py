@@ -1,0 +1,134 @@
+"""Either the server's records show a whole trial, or there is none. The server is played by canned answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from researcher.executor.collection import collect
+from researcher.executor.errors import EvidenceMissing
+from swarm.client import SwarmClient
+from swarm.protocol.blueprint import HeldOut, TrialBlueprint
+from swarm.protocol.episodes import DropReason, EpisodeState, LedgerEntry, LedgerPage
+from swarm.protocol.runspec import RunSpec
+from swarm.protocol.status import ConfigChange, Phase, RunReport, StepMetrics
+
+pytestmark = pytest.mark.anyio
+
+STEPS = 2
+BLUEPRINT = TrialBlueprint(
+    trial_key="hash/a/0",
+    server_url="http://server",
+    run_id="run-1",
+    instrument_dir="/i",
+    workflow="workflow.py",
+    code_version="c",
+    parameters={"digits": 1},
+    seed=0,
+    group_size=2,
+    concurrency=1,
+    heldout=HeldOut(tasks=2, episodes=2, temperature=1.0),
+)
+
+
+def report(**changes: Any) -> RunReport:
+    steps = [StepMetrics(step=n, at=float(n), config_version=1, values={"reward_mean": n / 10}) for n in (1, 2)]
+    first = ConfigChange(config_version=1, at=0.0, by="client", patch={})
+    fields = {"status": "complete", "step": STEPS, "steps": steps, "changes": [first], "phase": Phase.IDLE}
+    return RunReport(run_id="run-1", branch=0, spec=RunSpec(), config_version=1, started_at=0.0, **fields | changes)
+
+
+def episode(task: str, claimed_step: int, reward: float | None, **changes: Any) -> LedgerEntry:
+    fields: dict[str, Any] = {
+        "episode_id": f"ep-{task}-{claimed_step}-{reward}",
+        "run_id": "run-1",
+        "kind": "eval",
+        "task_id": task,
+        "mix": None,
+        "client_id": "c",
+        "client_version": "c",
+        "config_version": 1,
+        "group_id": None,
+        "slot": None,
+        "state": EpisodeState.DROPPED,
+        "reason": DropReason.EVAL,
+        "claimed_step": claimed_step,
+        "reward": reward,
+        "success": None if reward is None else reward == 1.0,
+        "sampled_tokens": 3,
+        "claimed_at": 0.0,
+    }
+    return LedgerEntry(**fields | changes)
+
+
+def whole() -> list[LedgerEntry]:
+    evaluated = [episode(task, step, float(step > 0)) for step in (0, STEPS) for task in ("b", "a") for _ in range(2)]
+    trained = {"kind": "train", "state": EpisodeState.TRAINED, "reason": None, "step": 1}
+    return [*evaluated, episode("t", 0, 0.5, **trained)]
+
+
+def server(run: RunReport, entries: list[LedgerEntry]) -> Callable[[httpx.Request], httpx.Response]:
+    """Hands the ledger out in pages of three."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/runs/run-1"):
+            return httpx.Response(200, content=run.model_dump_json())
+        after = int(request.url.params.get("after", 0))
+        following = str(after + 3) if after + 3 < len(entries) else None
+        page = LedgerPage(entries=entries[after : after + 3], next=following)
+        return httpx.Response(200, content=page.model_dump_json())
+
+    return answer
+
+
+async def collected(run: RunReport, entries: list[LedgerEntry]) -> Any:
+    transport = httpx.MockTransport(server(run, entries))
+    async with SwarmClient("http://server", transport=transport) as swarm:
+        return await collect(swarm, BLUEPRINT)
+
+
+async def test_series_come_from_steps_and_ledger_in_the_order_of_the_tasks() -> None:
+    entries = whole()
+    entries[2] = episode("a", 0, 1.0)
+    found = await collected(report(), entries)
+    assert found.series["reward_mean"] == [(1, 0.1), (2, 0.2)]
+    assert found.series["eval_reward_before"] == [(0, 1.0), (1, 0.0), (2, 0.0), (3, 0.0)]
+    assert found.series["eval_success_after"] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)]
+    assert found.sampled_tokens == 27
+    assert (found.evidence.train_tasks, found.evidence.heldout_tasks) == (["t"], ["a", "b"])
+    assert (found.evidence.changes, found.evidence.parameters) == ([], {"digits": 1})
+
+
+async def test_an_episode_too_many_is_left_out_and_an_aborted_one_does_not_count() -> None:
+    aborted = episode("a", 0, None, reason=DropReason.ABORTED)
+    found = await collected(report(), [aborted, *whole(), episode("a", 0, 1.0)])
+    assert [value for _, value in found.series["eval_reward_before"]] == [0.0] * 4
+
+
+async def test_a_change_by_hand_is_kept_as_evidence() -> None:
+    changes = [*report().changes, ConfigChange(config_version=2, at=1.0, by="admin", patch={"max_staleness": 2})]
+    found = await collected(report(changes=changes), whole())
+    assert [change["patch"] for change in found.evidence.changes] == [{"max_staleness": 2}]
+
+
+async def test_unknown_successes_are_not_made_up() -> None:
+    entries = [entry.model_copy(update={"success": None}) for entry in whole()]
+    assert "eval_success_after" not in (await collected(report(), entries)).series
+
+
+@pytest.mark.parametrize(
+    ("run", "entries", "says"),
+    [
+        (report(status="running", step=1), whole(), "running at step 1"),
+        (report(status="failed", reason="disk full"), whole(), "disk full"),
+        (report(steps=report().steps[1:]), whole(), "1 steps are recorded"),
+        (report(), whole()[1:], "before training: 3 of 4"),
+        (report(), [entry for entry in whole() if entry.claimed_step == 0], "after training: 0 of 4"),
+    ],
+)
+async def test_a_part_of_a_trial_is_refused(run: RunReport, entries: list[LedgerEntry], says: str) -> None:
+    with pytest.raises(EvidenceMissing, match=says):
+        await collected(run, entries)
