@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -36,8 +37,14 @@ KILLS = (
 @pytest.fixture
 async def home(tmp_path: Path) -> AsyncIterator[Path]:
     yield tmp_path
-    for folder in [tmp_path / "server" / "process", *(tmp_path / "studies").glob("*/trials/*/*/*")]:
-        await Berth(folder, SystemClock()).end(grace_s=10)
+    for berth in berths(tmp_path):
+        await berth.end(grace_s=10)
+
+
+def berths(home: Path) -> list[Berth]:
+    """Of the processes that live: the server's, and clients'."""
+    folders = [home / "server" / "process", *(home / "studies").glob("*/trials/*/*/*")]
+    return [berth for folder in folders if (berth := Berth(folder, SystemClock())).alive()]
 
 
 async def drive(home: Path, where: str | None = None) -> tuple[int, dict[str, Any]]:
@@ -71,6 +78,21 @@ async def test_killed_at_nine_moments_a_study_has_each_trial_once(
     assert {name: trial["finals"] for name, trial in undisturbed.items()} == {
         name: trial["finals"] for name, trial in found.items()
     }
+
+
+async def test_after_a_power_cut_in_the_middle_of_a_trial_it_goes_on(home: Path) -> None:
+    code, _ = await drive(home, "record_progress:after:2")
+    assert code == -signal.SIGKILL
+    for berth in berths(home):
+        pid = berth.pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await berth.ended()
+    _, found = await drive(home)
+    for trial in found.values():
+        assert (trial["status"], trial["attempts"]) == (TrialStatus.DONE, 1)
+        assert trial["in_steps"] == repeat_plan().steps * 4 * 8
+        assert trial["evaluated"] == {"0": 8, "4": 8}
 
 
 async def test_a_study_that_is_over_is_left_as_it_is(home: Path) -> None:
