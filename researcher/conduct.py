@@ -119,7 +119,7 @@ class Conduct:
             "power": decision.power,
             "reason": decision.reason,
         }
-        known = [event.detail for event in self._store.events(study_id, limit=100_000) if event.kind == "decision"]
+        known = [event.detail for event in self._store.events(study_id, limit=100_000, kind="decision")]
         if detail not in known:
             self._store.record_event(study_id, "decision", detail)
         seeds = f" on {decision.seeds} seeds per arm" if decision.seeds else ""

@@ -91,9 +91,9 @@ def _json(command: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     args = parser().parse_args(argv)
-    from researcher import commands
+    from researcher.commands import run
 
-    return commands.run(args)
+    return run(args)
 
 
 if __name__ == "__main__":

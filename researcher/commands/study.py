@@ -12,6 +12,7 @@ from typing import Any
 from foundation import logs
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
+from foundation.ids import RandomIds
 from researcher.analysis.metrics import finals
 from researcher.commands import DONE, FAILED, OUT_OF_BUDGET
 from researcher.commands.home import Home, open_home, say, say_json
@@ -24,7 +25,8 @@ from researcher.executor.trials import Executor
 from researcher.models import Plan, StudyStatus
 from researcher.ownership import owned
 from researcher.planner.graph import PlanOptions, plan_study
-from researcher.planner.instruments import InstrumentFolder, available, open_instrument
+from researcher.planner.instruments import InstrumentFolder, open_instrument
+from researcher.store.database import default_url
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.view import View, view_for
 
@@ -43,7 +45,9 @@ def start_command(args: argparse.Namespace) -> int:
         servers=max(1, len(args.server)),
     )
     home = open_home()
-    plan = asyncio.run(plan_study(topic, options, known=home.store.findings()))
+    place = RandomIds().new("plan")
+    known = home.store.findings()
+    plan = asyncio.run(plan_study(topic, options, known=known, checkpoints=default_url(), thread=place))
     if args.dry_run:
         say_json(plan.model_dump(mode="json")) if args.json else say("\n".join(plan_lines(plan)))
         return DONE
@@ -161,6 +165,3 @@ def _close(outcome: Outcome, study_id: str, *, as_json: bool) -> int:
     if outcome.status is StudyStatus.DONE:
         return DONE
     return OUT_OF_BUDGET if "budget" in outcome.reason else FAILED
-
-
-__all__ = ["available", "resume_command", "seconds", "start_command"]
