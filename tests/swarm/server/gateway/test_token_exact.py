@@ -70,7 +70,11 @@ def assert_exact(calls: list[RecordedCall], vllm: VllmInference, loop: LoopThrea
         assert new.endswith("<|im_start|>assistant\n")
         assert str(call.request["messages"][-1]["content"]) in new
         rendered = loop.run(vllm.render("chat.completions", call.request))
-        assert vllm.decode(call.prompt_ids).split() == vllm.decode(rendered).split()
+        assert without_space(vllm.decode(call.prompt_ids)) == without_space(vllm.decode(rendered))
+
+
+def without_space(text: str) -> str:
+    return "".join(text.split())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -79,12 +83,12 @@ def test_an_echo_that_was_stripped_keeps_the_sampled_ids(
     served_vllm: Served, vllm: VllmInference, vllm_loop: LoopThread, turns: int, stream: bool
 ) -> None:
     episode = served_vllm.claim()
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "Say something about the number 0."}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Reply with the number 0 only."}]
     for turn in range(turns):
-        message = ask(episode, messages, stream=stream, temperature=1.0, max_tokens=400 if turn % 2 == 0 else 7)
+        message = ask(episode, messages, stream=stream, temperature=1.0, max_tokens=48 if turn % 2 == 0 else 1)
         parts = [{"type": "text", "text": message["content"].strip()}]
         echo = {"role": "assistant", "content": parts if turn % 2 else f"  {message['content'].strip()}\n"}
-        messages += [echo, {"role": "user", "content": f"And about the number {turn + 1}?"}]
+        messages += [echo, {"role": "user", "content": f"Now reply with the number {turn + 1} only."}]
     calls = episode.trace().calls
     assert [call.finish_reason for call in calls].count("length") >= turns // 2
     assert_exact(calls, vllm, vllm_loop)
