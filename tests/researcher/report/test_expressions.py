@@ -1,0 +1,141 @@
+"""The expression language says what the records say, and nothing else can be said in it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from researcher.models import StudyData
+from researcher.report.expressions import BadExpression, Evaluator, call
+from researcher.report.records import Records, RecordsDisagree
+from researcher.report.vocabulary import UnknownName
+from tests.fakes.concluded_study import BASE, supported, underpowered, with_failures
+
+
+def value(expression: str, data: StudyData | None = None) -> object:
+    return Evaluator(Records(data or supported())).value(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ('effect("H1").diff', 0.24),
+        ('effect("H1").mean_treatment - effect("H1").mean_baseline', 0.24),
+        ('mean("auc", arm="lr=base")', 0.31),
+        ('sd("auc", arm="lr=base")', float(np.std(BASE, ddof=1))),
+        ('iqm("auc", arm="lr=base", stage="compare")', 0.31),
+        ('final("auc", arm="lr=base", seed=0)', 0.30),
+        ('count_trials(arm="lr=base", status="done") / count_trials()', 0.5),
+        ('sigma("auc")', 0.01),
+        ('margin("H1") * 2', 0.2),
+        ('total("step_s", arm="lr=base")', 24.0),
+        ('plan("steps")', 4),
+        ('-level("lr=4e-05", "lr")', -4e-5),
+        ("1.5 + 2", 3.5),
+    ],
+)
+def test_words_answer_from_the_records(expression: str, expected: float) -> None:
+    assert value(expression) == pytest.approx(expected)
+
+
+def test_words_answer_with_texts_too() -> None:
+    assert value('verdict("H1")') == "supported"
+    assert value('decision("floor").to') == "compare"
+    assert value("plan_hash()") == supported().plan.digest()
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'effect("H1").diff',
+        'final("auc", arm="lr=4e-05", seed=0)',
+        'total("tokens_of_old")',
+        "sampled_tokens()",
+        'effect("H1").diff + 1',
+        "1 / 0",
+    ],
+)
+def test_what_the_records_cannot_tell_is_nothing_rather_than_a_number(expression: str) -> None:
+    assert value(expression, underpowered()) is None
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os')",
+        "().__class__",
+        "effect.__globals__",
+        'effect("H1").__class__',
+        "_records",
+        '_check("H1")',
+        "[1][0]",
+        "(lambda: 1)()",
+        'effect(*["H1"])',
+        'effect(**{"hypothesis": "H1"})',
+        "2 ** 9",
+        '"a" + 1',
+        "1 if 1 else 2",
+        "True",
+        "1 +",
+        'effect("H1")',
+        'effect("H1").wrong',
+        'mean("auc", arm=effect("H1"))',
+        'mean("auc", arms="lr=base")',
+        "1" * 600,
+        "(" * 300,
+    ],
+)
+def test_what_is_not_in_the_language_is_refused(expression: str) -> None:
+    with pytest.raises(BadExpression):
+        value(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'effect("H9").diff',
+        'mean("speed", arm="lr=base")',
+        'mean("auc", arm="lr=9")',
+        'stage("x").seeds',
+        'plan("arms")',
+    ],
+)
+def test_names_that_the_plan_does_not_have_are_refused_with_those_it_has(expression: str) -> None:
+    with pytest.raises(UnknownName, match="the plan has no"):
+        value(expression)
+
+
+def test_a_stored_final_that_its_series_do_not_give_is_an_error_that_names_trial_and_metric() -> None:
+    data = supported()
+    changed = data.trials[0].model_copy(update={"finals": {"auc": 0.9}})
+    evaluator = Evaluator(Records(dataclasses.replace(data, trials=(changed, *data.trials[1:]))))
+    for expression in ('final("auc", arm="lr=base", seed=0)', 'effect("H1").diff', 'sigma("auc")', 'verdict("H1")'):
+        with pytest.raises(RecordsDisagree, match=f"{changed.key}.*'auc'"):
+            evaluator.value(expression)
+    assert evaluator.value('final("auc", arm="lr=base", seed=1)') == pytest.approx(0.31)
+
+
+def test_a_finished_trial_without_its_series_or_its_final_is_an_error() -> None:
+    data = supported()
+    for change in ({"series": {}}, {"finals": {}}):
+        trials = (data.trials[0].model_copy(update=change), *data.trials[1:])
+        with pytest.raises(RecordsDisagree, match="auc"):
+            value('mean("auc", arm="lr=base")', dataclasses.replace(data, trials=trials))
+
+
+def test_failed_trials_count_as_failed_and_never_as_values() -> None:
+    data = with_failures()
+    assert value('count_trials(arm="lr=4e-05", status="failed")', data) == 1
+    assert value('effect("H1").n_treatment', data) == 2
+    assert value('effect("H1").failed_treatment', data) == 1
+    assert value('final("auc", arm="lr=4e-05", seed=2)', data) is None
+
+
+def test_calls_are_written_so_that_any_name_can_be_read_back() -> None:
+    name = 'a "quoted"\\ näme\n'
+    assert call("mean", "auc", arm="x", seed=0) == 'mean("auc", arm="x", seed=0)'
+    with pytest.raises(UnknownName) as refused:
+        value(call("mean", "auc", arm=name))
+    assert repr(name) in str(refused.value)

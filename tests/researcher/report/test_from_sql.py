@@ -1,0 +1,65 @@
+"""The report of a study that lies in SQL: what is written from the records is verified from the records."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from researcher.analysis.conclusions import conclude
+from researcher.conduct import report
+from researcher.models import StudyData
+from researcher.report.verify import verify
+from researcher.store.store import Store
+from tests.fakes.concluded_study import supported
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "researcher.db"
+
+
+@pytest.fixture
+def store(database: Path) -> Store:
+    return Store.open(f"sqlite:///{database}")
+
+
+def recorded(store: Store, data: StudyData) -> str:
+    """The same study, as a conduct leaves it in SQL."""
+    study_id = store.create_study(data.topic, {})
+    store.save_plan(study_id, data.plan)
+    for trial in data.trials:
+        (made,) = store.ensure_trials(study_id, trial.stage, [(trial.arm, trial.seed)])
+        store.record_intent(study_id, made.key, 1, "server", made.key, {})
+        store.record_submitted(study_id, made.key, "run-1", {})
+        store.finish_trial(study_id, made.key, trial.finals, trial.series)
+    for event in data.events:
+        store.record_event(study_id, event.kind, event.detail)
+    for record in conclude(data.plan, store.trials(study_id)).verdicts:
+        store.record_verdict(study_id, "compare", record)
+    return study_id
+
+
+def test_a_report_from_sql_verifies_and_one_altered_number_in_sql_is_named(
+    store: Store, database: Path, tmp_path: Path
+) -> None:
+    study_id = recorded(store, supported())
+    report(store, study_id, tmp_path / "reports")
+
+    def differences() -> list[str]:
+        data, claims = store.study_data(study_id), store.claims(study_id)
+        return [difference.claim for difference in verify(data, claims, store.report_files(study_id))]
+
+    assert differences() == []
+    with sqlite3.connect(database) as connection:
+        where = "name = 'auc' AND step IS NULL AND trial_key LIKE '%lr=base/2'"
+        connection.execute(f"UPDATE trial_metrics SET value = value + 0.0001 WHERE {where}")
+    found = differences()
+    assert found[0] == "trial.lr=base.2.auc"
+    assert "H1.diff" in found
+    with sqlite3.connect(database) as connection:
+        connection.execute(f"UPDATE trial_metrics SET value = value - 0.0001 WHERE {where}")
+        connection.execute("UPDATE trial_metrics SET value = 0 WHERE name = 'entropy' AND step = 3")
+    assert "trial.lr=base.0.fingerprint" in differences()
+    store.close()

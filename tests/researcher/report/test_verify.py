@@ -1,0 +1,149 @@
+"""A report holds exactly as long as the records say what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from researcher.models import StudyData, TrialRecord, Verdict
+from researcher.report.verify import Difference, verify
+from researcher.report.writer import Written, write_report
+from tests.fakes.concluded_study import STUDIES, many_arms, supported, with_failures
+
+
+def changed(data: StudyData, number: int, **fields: Any) -> StudyData:
+    trials = list(data.trials)
+    trials[number] = trials[number].model_copy(update=fields)
+    return dataclasses.replace(data, trials=tuple(trials))
+
+
+def with_point(trial: TrialRecord, name: str, value: float) -> dict[str, Any]:
+    line = trial.series[name]
+    return {**trial.series, name: [(line[0][0], value), *line[1:]]}
+
+
+def named(differences: list[Difference]) -> set[str]:
+    return {difference.claim for difference in differences}
+
+
+@pytest.fixture
+def data() -> StudyData:
+    return supported()
+
+
+@pytest.fixture
+def report(data: StudyData, tmp_path: Path) -> Written:
+    return write_report(data, tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_an_untouched_report_holds(name: str, tmp_path: Path) -> None:
+    data = STUDIES[name]()
+    written = write_report(data, tmp_path)
+    assert verify(data, written.claims, written.files) == []
+
+
+def test_every_altered_final_is_found_and_its_claims_are_named(data: StudyData, report: Written) -> None:
+    for number, trial in enumerate(data.trials):
+        found = verify(changed(data, number, finals={"auc": 0.9}), report.claims, report.files)
+        claim = f"trial.{trial.arm}.{trial.seed}.auc"
+        first = next(difference for difference in found if difference.claim == claim)
+        assert found[0] == first
+        assert first.expression == f'final("auc", arm="{trial.arm}", seed={trial.seed})'
+        assert (first.reported, first.recomputed) == (pytest.approx(trial.finals["auc"]), 0.9)
+        assert trial.key in first.problem
+        assert "H1.diff" in named(found)
+
+
+@pytest.mark.parametrize("series", ["reward_mean", "step_s", "entropy", "eval_reward_after"])
+def test_every_altered_value_of_a_step_is_found_and_a_claim_is_named(
+    data: StudyData, report: Written, series: str
+) -> None:
+    tampered = changed(data, 1, series=with_point(data.trials[1], series, 0.77))
+    assert "trial.lr=base.1.fingerprint" in named(verify(tampered, report.claims, report.files))
+
+
+def test_a_final_altered_together_with_its_series_is_found(data: StudyData, report: Written) -> None:
+    series = {**data.trials[0].series, "reward_mean": [(step, 0.1) for step in range(1, 5)]}
+    found = verify(changed(data, 0, finals={"auc": 0.1}, series=series), report.claims, report.files)
+    assert {"trial.lr=base.0.auc", "H1.diff", "H1.low", "noise.auc.sigma"} <= named(found)
+    diff = next(difference for difference in found if difference.claim == "H1.diff")
+    assert diff.reported == pytest.approx(0.24)
+    assert diff.recomputed == pytest.approx(0.24 + 0.2 / 3)
+
+
+def test_a_removed_or_renamed_failure_is_found(tmp_path: Path) -> None:
+    data = with_failures()
+    report = write_report(data, tmp_path)
+    without = dataclasses.replace(data, trials=data.trials[:-1])
+    assert "study.failed" in named(verify(without, report.claims, report.files))
+    other = changed(data, -1, reason="nothing to see")
+    assert named(verify(other, report.claims, report.files)) >= {"trial.lr=4e-05.2.fingerprint", "file report.md"}
+
+
+def test_a_plan_changed_after_it_was_frozen_is_found(data: StudyData, report: Written) -> None:
+    easier = data.plan.model_copy(update={"planned_effect": 0.3})
+    found = verify(dataclasses.replace(data, plan=easier), report.claims, report.files)
+    assert found[0].claim == "plan"
+    assert (found[0].reported, found[0].recomputed) == (data.plan_hash, easier.digest())
+
+
+def test_a_recorded_verdict_that_does_not_follow_is_found(data: StudyData, report: Written) -> None:
+    record = data.verdicts[0]
+    assert record.effect is not None
+    other = record.model_copy(update={"verdict": Verdict.REFUTED})
+    shifted = record.model_copy(update={"effect": record.effect.model_copy(update={"high": 9.0})})
+    for verdicts in ((other,), (shifted,), ()):
+        found = verify(dataclasses.replace(data, verdicts=verdicts), report.claims, report.files)
+        assert named(found) == {"verdict H1"}
+
+
+def test_a_recorded_decision_that_does_not_follow_is_found(data: StudyData, report: Written) -> None:
+    first = data.events[0]
+    more = first.model_copy(update={"detail": {**first.detail, "seeds": 99}})
+    found = verify(dataclasses.replace(data, events=(more, *data.events[1:])), report.claims, report.files)
+    assert [(one.claim, one.expression, one.reported) for one in found] == [("decision floor", "seeds", 99)]
+    found = verify(dataclasses.replace(data, events=data.events[:1]), report.claims, report.files)
+    assert named(found) == {"decision compare"}
+
+
+@pytest.mark.parametrize("kind", ["markdown", "html", "curves", "effects"])
+def test_one_changed_byte_in_a_file_is_found(data: StudyData, report: Written, kind: str) -> None:
+    path = Path(report.files[kind])
+    path.write_text(path.read_text().replace("0.240", "0.340", 1).replace("optimiser", "optimizer", 1))
+    (found,) = verify(data, report.claims, report.files)
+    assert found.claim == f"file {path.name}"
+    assert "line" in found.problem
+    path.unlink()
+    (missing,) = verify(data, report.claims, report.files)
+    assert "missing" in missing.problem
+
+
+def test_altered_missing_and_added_claims_are_found(data: StudyData, report: Written) -> None:
+    claims = {claim.name: claim for claim in report.claims}
+    diff = claims["H1.diff"]
+    for wrong in (
+        diff.model_copy(update={"value": 0.5}),
+        diff.model_copy(update={"text": "+0.500"}),
+        diff.model_copy(update={"expression": "0.24"}),
+        diff.model_copy(update={"expression": "open('x')"}),
+    ):
+        assert named(verify(data, [*({**claims, "H1.diff": wrong}).values()], report.files)) == {"H1.diff"}
+    fewer = [claim for claim in report.claims if claim.name != "H1.diff"]
+    assert named(verify(data, fewer, report.files)) == {"H1.diff"}
+    more = [*report.claims, diff.model_copy(update={"name": "H1.extra"})]
+    assert named(verify(data, more, report.files)) == {"H1.extra"}
+
+
+def test_a_report_that_was_never_written_does_not_hold(data: StudyData) -> None:
+    assert {"H1.diff", "file report.md", "file report.html"} <= named(verify(data, [], {}))
+
+
+def test_claims_survive_json(tmp_path: Path) -> None:
+    data = many_arms()
+    written = write_report(data, tmp_path)
+    again = [type(claim).model_validate_json(claim.model_dump_json()) for claim in written.claims]
+    assert verify(data, again, written.files) == []

@@ -1,0 +1,182 @@
+"""The written report: complete, readable, self-contained, and the same whenever it is written."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from researcher.models import StudyData
+from researcher.report.writer import TEMPLATES, Written, write_report
+from tests.fakes.concluded_study import (
+    STUDIES,
+    concluded,
+    equivalent,
+    inconclusive,
+    invalid,
+    many_arms,
+    supported,
+    two_arms,
+    underpowered,
+    unfinished,
+    with_failures,
+)
+from tests.fakes.study import failed_trial, study_plan, trials_with
+
+SECTIONS = [
+    "Answer",
+    "Plan",
+    "What was run",
+    "Effects",
+    "Noise floor",
+    "Learning curves",
+    "Sentinels",
+    "Decision path",
+    "Cost",
+    "Limits",
+    "What to ask next",
+]
+
+
+def markdown(data: StudyData, folder: Path) -> str:
+    return Path(write_report(data, folder).files["markdown"]).read_text()
+
+
+def answer(data: StudyData, folder: Path) -> str:
+    return markdown(data, folder).split("## Answer")[1].split("## Plan")[0].strip()
+
+
+@pytest.fixture(params=sorted(STUDIES))
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
+    return write_report(STUDIES[request.param](), tmp_path)
+
+
+def test_every_report_has_every_section(written: Written) -> None:
+    text = Path(written.files["markdown"]).read_text()
+    assert re.findall(r"(?m)^## (.*)$", text) == SECTIONS
+
+
+def test_the_answer_is_two_sentences(written: Written) -> None:
+    text = Path(written.files["markdown"]).read_text().split("## Answer")[1].split("## Plan")[0].strip()
+    assert len(re.findall(r"\.(?=\s|$)", text)) == 2
+    assert "\n" not in text
+
+
+def test_markdown_tables_have_as_many_cells_as_their_heads(written: Written) -> None:
+    tables = [
+        block for block in Path(written.files["markdown"]).read_text().split("\n\n") if block.lstrip().startswith("|")
+    ]
+    assert len(tables) >= 5
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.strip().splitlines()}) == 1
+        assert "<table>" in MarkdownIt("commonmark").enable("table").render(table)
+
+
+def test_the_html_fetches_nothing_and_runs_nothing(written: Written) -> None:
+    text = Path(written.files["html"]).read_text()
+    assert not re.search(r"https?://|@import|url\(|<script|<link|<iframe|<img|\bsrc=|\bon\w+=", text)
+    assert str(written.folder) not in text
+
+
+class _Tags(HTMLParser):
+    """Collects tags that are closed out of order."""
+
+    void = frozenset({"meta", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+def test_the_html_is_well_formed(written: Written) -> None:
+    tags = _Tags()
+    tags.feed(Path(written.files["html"]).read_text())
+    assert (tags.open, tags.wrong) == ([], [])
+
+
+def test_every_number_that_is_marked_as_a_claim_is_one(written: Written) -> None:
+    shown = re.findall(r'<data value="([^"]*)" title="([^"]*)">', Path(written.files["html"]).read_text())
+    known = {claim.expression.replace('"', "&#34;") for claim in written.claims}
+    assert len(shown) > 60
+    assert {title for _, title in shown} <= known
+    assert len({claim.name for claim in written.claims}) == len(written.claims)
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    one, other = write_report(many_arms(), tmp_path / "a"), write_report(many_arms(), tmp_path / "b")
+    assert one.files.keys() == other.files.keys() == {"markdown", "html", "curves", "effects"}
+    for kind, path in one.files.items():
+        assert Path(path).read_bytes() == Path(other.files[kind]).read_bytes()
+
+
+def test_no_digit_stands_in_the_prose_of_a_template() -> None:
+    found = sorted(TEMPLATES.glob("*.jinja"))
+    assert len(found) == 3
+    for template in found:
+        text = re.sub(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", "", template.read_text(), flags=re.DOTALL)
+        if ".html" in template.name:
+            text = re.sub(r"<style>.*?</style>|<[^>]*>", "", text, flags=re.DOTALL)
+        digits = [line.strip() for line in text.splitlines() if re.search(r"\d", line)]
+        assert digits == []
+
+
+def test_answers_say_what_the_verdict_says(tmp_path: Path) -> None:
+    assert "Supported: the difference" in answer(supported(), tmp_path)
+    assert "+0.240 (95 % interval" in answer(supported(), tmp_path)
+    assert "No difference that matters" in answer(equivalent(), tmp_path)
+    assert "Not decided" in answer(inconclusive(), tmp_path)
+    assert "No valid answer" in answer(invalid(), tmp_path)
+    assert "weights never changed" in answer(invalid(), tmp_path)
+    assert "Not answerable within this plan" in answer(underpowered(), tmp_path)
+    assert "not over" in answer(unfinished(), tmp_path)
+    assert "Of 3 hypotheses: 1 supported" in answer(many_arms(), tmp_path)
+
+
+def test_failures_are_in_the_denominators_and_named(tmp_path: Path) -> None:
+    text = markdown(with_failures(), tmp_path)
+    assert "6 trials: 5 done, 1 failed, 0 not ended." in text
+    assert "Failed: `lr=4e-05` seed 2" in text
+    assert "the client kept crashing" in text
+
+
+def test_without_finished_trials_sentinels_are_not_called_quiet(tmp_path: Path) -> None:
+    plan = study_plan(sentinels=("contention",))
+    text = markdown(concluded(plan, [failed_trial(plan, "lr=base", seed) for seed in range(3)]), tmp_path)
+    assert "`contention`: unchecked" in text
+    assert "quiet" not in text
+
+
+def test_quotations_cannot_become_markup_or_leak_keys(tmp_path: Path) -> None:
+    topic = "a | b <script>alert(1)</script> [x](y) sk-abcdefghijklmnop"
+    plan = study_plan()
+    data = concluded(plan, trials_with(plan, {"lr=base": (0.30, 0.31, 0.32)}), topic=topic)
+    files = write_report(data, tmp_path).files
+    html, text = (Path(files[kind]).read_text() for kind in ("html", "markdown"))
+    assert "<script" not in html
+    assert "<script" not in MarkdownIt("commonmark").render(text)
+    assert "](y)" not in text.replace("\\]", "")
+    assert "sk-abc" not in html + text
+
+
+def test_drawings_beside_the_markdown_stand_alone(tmp_path: Path) -> None:
+    written = write_report(two_arms((0.55, 0.56, 0.54)), tmp_path)
+    text = Path(written.files["markdown"]).read_text()
+    for kind in ("curves", "effects"):
+        assert f"]({kind}.svg)" in text
+        assert Path(written.files[kind]).read_text().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    assert Path(written.files["curves"]).read_text().count("<polyline") == 6 + 2
