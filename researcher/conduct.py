@@ -66,7 +66,6 @@ class Conduct:
                 self._store.set_study_status(study_id, StudyStatus.STOPPED, "stopped on request")
                 return Outcome(StudyStatus.STOPPED, "stopped on request; `researcher resume` goes on with it")
             folder = self._conclude(study_id, plan, decision, picture)
-        await asyncio.to_thread(self._sink.drain, study_id)
         return Outcome(StudyStatus.DONE, decision.reason, folder)
 
     async def _stages(self, study_id: str, plan: Plan, picture: StudyPicture) -> Decision | None:
@@ -140,18 +139,21 @@ class Conduct:
 
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str) -> AsyncIterator[None]:
-        """Keep the copy of the records up to date beside the work."""
-        task = asyncio.create_task(self._copy(study_id))
+        """Keep the copy of the records up to date beside the work. One copy at a time: the last one is waited for."""
+        enough = asyncio.Event()
+        task = asyncio.create_task(self._copy(study_id, enough))
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            enough.set()
+            await task
 
-    async def _copy(self, study_id: str) -> None:
-        while True:
-            await self._clock.sleep(_COPY_EVERY_S)
+    async def _copy(self, study_id: str, enough: asyncio.Event) -> None:
+        ended = asyncio.create_task(enough.wait())
+        while not enough.is_set():
+            pause = asyncio.create_task(self._clock.sleep(_COPY_EVERY_S))
+            await asyncio.wait((ended, pause), return_when=asyncio.FIRST_COMPLETED)
+            pause.cancel()
             sent = await asyncio.to_thread(self._sink.drain, study_id)
             logging.getLogger(__name__).debug("sent %d messages to MLflow", sent)
 
