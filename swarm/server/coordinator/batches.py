@@ -18,17 +18,16 @@ def groups_needed(batch: BatchSpec) -> int:
     return batch.tasks
 
 
-def may_open_group(spec: RunSpec, groups: Groups, *, step: int, versions_ahead: int) -> bool:
+def may_open_group(spec: RunSpec, groups: Groups, *, pooled: int, step: int, versions_ahead: int) -> bool:
     """Whether one more group can still be used within `max_staleness` and the limit of steps.
 
-    step: the newest that is done. versions_ahead: 1 while a step is made whose weights are not served yet, else 0. Each later
+    pooled: ended episodes that no batch has taken. step: the newest that is done. versions_ahead: 1 while a step is made whose weights are not served yet, else 0. Each later
     batch is one version further on.
     """
     batches = spec.max_staleness - versions_ahead + 1
     if spec.limits.steps is not None:
         batches = min(batches, spec.limits.steps - step - versions_ahead)
-    ended = sum(len(group.ended) for group in groups)
-    if ended >= spec.batch.max_pool_episodes:
+    if pooled >= spec.batch.max_pool_episodes:
         return False
     if spec.batch.rule == "episodes":
         expected = sum(group.row.size if group.open else len(group.ended) for group in groups)

@@ -118,7 +118,8 @@ class EpisodeBook:
         offered = state.groups.offer(key, state.lease_time)
         if offered is None:
             ahead = 0 if state.journalled is None else 1
-            if not may_open_group(run.spec, state.groups, step=run.step, versions_ahead=ahead):
+            pooled = len(state.pooled)
+            if not may_open_group(run.spec, state.groups, pooled=pooled, step=run.step, versions_ahead=ahead):
                 detail = f"the groups that step {run.step + ahead} and max_staleness allow are taken; wait for the step"
                 return NotYet(code=ErrorCode.DRAINING, detail=detail)
             offered = self._open_group(claim, run), 0

@@ -221,7 +221,8 @@ class StepBook:
         state.groups_by_task = {}
         state.eval_ordinals = {}
         state.situation.checkpoint_wanted = False
-        state.changes += [PutRun(row), PutConfig(config)]
+        traces_from = state.next_episode_seq - TRACES_KEPT
+        state.changes += [PutRun(row), PutConfig(config), FreeCalls(row.run_id, 0, traces_from)]
         state.turned = True
         state.log.append(f"run {row.run_id} started by {by}")
         return state.run

@@ -543,7 +543,7 @@ def recorded(episode_id: str, index: int, version: object) -> RecordedCall:
 
 TestExactlyOnce = ExactlyOnce.TestCase
 TestExactlyOnce.settings = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=80,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
