@@ -18,6 +18,8 @@ _AGAINST = words(
     "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing instead rather over"
 )
 _BESIDE = words("against vs versus compared compare relative")
+_AHEAD = words("compared relative instead rather against")
+"""Before the first level, with a comma behind it: `compared to 8, is 16 better?`"""
 _CHANGES = words(
     "from change changing switch switching go going move moving replace replacing raise raising increase increasing lower "
     "lowering reduce reducing decrease decreasing drop dropping"
@@ -105,9 +107,8 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
         if cuts and not (repeatable and len(cuts) > 1):
             before = tuple(level for level in levels if level.at < cuts[-1])
             return Opposition(before, tuple(level for level in levels if level.at > cuts[-1]))
-    if any(
-        found[i].key in _BESIDE | {"than", "instead", "rather"} for i in range(max(0, first - 3), first)
-    ) and _comma_between(found, levels):
+    ahead = {token.key for token in found[max(0, first - 8) : first]}
+    if ahead & _AHEAD and _comma_between(found, levels):
         return Opposition(tuple(levels[1:]), (levels[0],))
     if len(levels) == 2:
         return Opposition((levels[0],), (levels[1],))

@@ -31,7 +31,7 @@ _PLAIN = (
     | words(
         "is are was doe do will can should would could compare use using try choose prefer if when whether with from "
         "between at beat than as value setting level one instead rather outperform exceed by better worse faster slower "
-        "matter differ change which what among best"
+        "matter differ change which what among best baseline control reference treatment"
     )
 )
 """What may stand before a number that bears no name of its own."""
@@ -94,7 +94,8 @@ class _Placing:
     def run(self) -> Placed:
         self._settle_seeds_and_time()
         for i in self.numbers + self.spelled:
-            factor = self._behind(i) or self._before(i)
+            tied = self._key(i - 1) in ("of", "=") and self._factor_at(i - 2) is not None
+            factor = self._before(i) if tied else self._behind(i) or self._before(i)
             if factor is not None:
                 self.levels[i] = factor
         self._settle_lists()

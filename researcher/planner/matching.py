@@ -193,7 +193,7 @@ def _asked_about(found: Sequence[Token], factors: Sequence[Mention], placed: Pla
         factor for factor in things
         if not placed.of(factor) and any(_is_moved(found, m) for m in factors if m.what == factor)
     ]  # fmt: skip
-    if len(several) > 1 or (several and moved):
+    if len(several) + len(moved) > 1:
         raise _several_asked([*several, *moved])
     if several or moved:
         return (several or moved)[0]
@@ -219,7 +219,7 @@ def _rank(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], pl
     at = min(m.start for m in own)
     levels = placed.of(factor)
     scene = _is_scene(found, min([at, *(level.at for level in levels)]))
-    if not factor.target.startswith("run."):
+    if not factor.target.startswith("run.") and (levels or off_level(factor) is None):
         return (3 if levels else 4), at
     if levels:
         changed = any(level.value != factor.default for level in levels)
@@ -275,6 +275,11 @@ def _opposition(
             f"The topic names one level: the default, {factor.name}={level_text(factor.default)}, is the baseline."
         )
         return Opposition((level,), (default,))
+    off = off_level(factor)
+    if off is not None and _is_switched_off(found, own):
+        on = on_level(factor)
+        notes.add(f"The topic names no level of {factor.name}: {level_text(off)} against {level_text(on)}.")
+        return Opposition((Level(-1, factor, off),), (Level(-1, factor, on),))
     chosen = _chosen(found, factor, own)
     shown = ", ".join(level_text(value) for value in chosen)
     notes.add(f"The topic names no level of {factor.name}: {shown} against the default, {level_text(factor.default)}.")
@@ -283,7 +288,6 @@ def _opposition(
 
 def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> list[Scalar]:
     """Levels for a factor that has none in the topic: as it is said to be moved, else on either side of the default."""
-    near = {token.key for m in own for token in found[max(0, m.start - 3) : m.start]}
     if factor.type == "choice":
         return [choice for choice in factor.choices if choice != factor.default]
     if factor.type == "bool":
@@ -299,10 +303,7 @@ def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> l
     )
     if scaled is not None and not isinstance(factor.default, str):
         return [_in_range(factor, _as_type(factor, rounded(factor.default * _inverse(scaled, keys))))]
-    off = off_level(factor)
-    if off is not None and near & SWITCHED_OFF and factor.default != off:
-        return [off]
-    if off is not None and factor.default == off:
+    if factor.default == off_level(factor):
         return [on_level(factor)]
     down = any(token.key in LESS for token in keys)
     up = any(token.key in MORE for token in keys)
@@ -313,19 +314,27 @@ def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> l
     return moved
 
 
+def _is_switched_off(found: Sequence[Token], own: Sequence[Mention]) -> bool:
+    """`removing KL`, `without hints`, `turning hints off`."""
+    before = {token.key for m in own for token in found[max(0, m.start - 3) : m.start]}
+    after = {token.key for m in own for token in found[m.end : m.end + 1]}
+    return bool(before & SWITCHED_OFF or after & {"off", "removed", "disabled"})
+
+
 def _inverse(scale: float, keys: Sequence[Token]) -> float:
     """`10x lower` divides."""
     return 1 / scale if scale > 1 and any(token.key in LESS for token in keys) else scale
 
 
 def _moved(factor: Factor, sign: int) -> Scalar | None:
-    """A level clearly above or below the default: a factor of four on a log scale, of two for counts, else half the way."""
+    """A level clearly above or below the default: by a factor of two for counts, of four on a wide scale, else half the way."""
     if factor.type not in ("int", "float") or isinstance(factor.default, str):
         return None
     default = float(factor.default)
     bound = factor.high if sign > 0 else factor.low
-    if factor.scale == "log" or factor.type == "int":
-        step = 4.0 if factor.scale == "log" else 2.0
+    wide = factor.scale == "log" or (default > 0 and factor.high is not None and factor.high > 20 * default)
+    if wide or factor.type == "int":
+        step = 2.0 if factor.type == "int" else 4.0
         level = default * step**sign
         if bound is not None:
             level = min(level, bound) if sign > 0 else max(level, bound)

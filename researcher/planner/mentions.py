@@ -6,7 +6,7 @@ The longest phrase wins. Misspelt names are found too, and never taken for what 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -41,7 +41,7 @@ def mentions(instrument: Instrument, found: Sequence[Token]) -> list[Mention]:
     while at < len(found):
         for length in range(min(longest, len(found) - at), 0, -1):
             keys = tuple(token.key for token in found[at : at + length])
-            if keys in dictionary and not _voided(found, at + length):
+            if keys in dictionary and not _voided(found, at + length, dictionary):
                 what, choice = dictionary[keys]
                 weak = isinstance(what, Metric) and all(key in _COMPARING for key in keys)
                 result.append(Mention(at, at + length, what, choice, weak))
@@ -148,8 +148,8 @@ def _phrases(thing: Factor | Metric) -> list[tuple[str, ...]]:
     return [keys for keys in dict.fromkeys(phrase(name) for name in (thing.name, *thing.aliases)) if keys]
 
 
-def _voided(found: Sequence[Token], end: int) -> bool:
-    return end < len(found) and found[end].key in _VOID
+def _voided(found: Sequence[Token], end: int, dictionary: Container[tuple[str, ...]]) -> bool:
+    return end < len(found) and found[end].key in _VOID and (found[end].key,) not in dictionary
 
 
 def _several_choices(result: Sequence[Mention], mention: Mention) -> bool:

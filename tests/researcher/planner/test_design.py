@@ -1,0 +1,142 @@
+"""Plans are designed, priced before anything runs, and refused when they do not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from researcher.models import Arm, Effect, Finding, Plan, Verdict
+from researcher.planner.design import checked
+from researcher.planner.graph import NO_LLM, plan_study
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.seam import PlanOptions
+from tests.contracts.planner_contract import ARITHMETIC, KITCHEN, TOPIC
+
+pytestmark = pytest.mark.anyio
+EFFECT = Effect.model_construct()
+
+
+async def planned(topic: str = TOPIC, known: list[Finding] | None = None, **options: object) -> Plan:
+    wanted = PlanOptions(**options)  # type: ignore[arg-type]
+    return await plan_study(topic, wanted, instruments=[ARITHMETIC, KITCHEN], known=known or [])
+
+
+async def test_arms_are_named_after_their_levels() -> None:
+    plan = await planned()
+    assert [arm.name for arm in plan.arms] == ["learning_rate=1e-5", "learning_rate=1e-4"]
+    assert (plan.hypotheses[0].baseline, plan.hypotheses[0].treatment) == ("learning_rate=1e-5", "learning_rate=1e-4")
+
+
+async def test_equal_arms_both_run_under_names_of_their_own() -> None:
+    plan = await planned("Does a learning rate of 1e-5 learn sums faster than 1e-5?")
+    assert [arm.name for arm in plan.arms] == ["learning_rate=1e-5", "learning_rate=1e-5-again"]
+    assert plan.arms[0].levels == plan.arms[1].levels
+    assert set(plan.stages[-1].arms) == {arm.name for arm in plan.arms}
+
+
+async def test_swapped_arms_are_another_plan_with_the_same_arms() -> None:
+    one, other = await planned(), await planned(TOPIC.replace("1e-4 than with 1e-5", "1e-5 than with 1e-4"))
+    assert one.digest() != other.digest()
+    assert one.hypotheses[0].treatment == other.hypotheses[0].baseline
+    assert one.hypotheses[0].direction == other.hypotheses[0].direction
+
+
+async def test_settings_hold_for_all_arms() -> None:
+    plan = await planned("Does lr 1e-4 beat 1e-5 on two-digit sums with 16 steps and a group size of 4?")
+    assert (plan.task, plan.steps) == ({"digits": 2}, 16)
+    assert plan.run["batch"]["group_size"] == 4
+    assert plan.run["sampling"] == ARITHMETIC.instrument.defaults.run["sampling"]
+
+
+async def test_every_metric_is_recorded_and_the_asked_one_comes_first() -> None:
+    plan = await planned("Does lr 1e-4 raise held-out accuracy on sums more than 1e-5?")
+    assert plan.metrics[0].name == plan.hypotheses[0].metric == "heldout_accuracy"
+    assert {metric.name for metric in plan.metrics} == {metric.name for metric in ARITHMETIC.instrument.metrics}
+
+
+async def test_seeds_that_a_person_gives_are_neither_less_nor_more() -> None:
+    plan = await planned(seeds=4)
+    assert [(stage.seeds, stage.max_seeds) for stage in plan.stages] == [(4, 4), (4, 4)]
+    assert (await planned(TOPIC + " (6 seeds)", seeds=4)).stages[-1].seeds == 4
+    with pytest.raises(PlanningRefused, match="at least 2"):
+        await planned(seeds=1)
+
+
+async def test_the_power_rule_is_left_out_only_where_that_is_asked_for() -> None:
+    assert "power_below" in [branch.when.kind for branch in (await planned(seeds=2)).branches]
+    assert "power_below" not in [branch.when.kind for branch in (await planned(allow_underpowered=True)).branches]
+
+
+async def test_a_budget_between_least_and_most_takes_seeds_away_and_says_so() -> None:
+    plan = await planned(budget_s=8.5 * 60)
+    assert (plan.stages[-1].seeds, plan.stages[-1].max_seeds) == (3, 4)
+    assert plan.budget.trials == 8
+    assert any("pays for 4 seeds" in line for line in plan.assumptions)
+
+
+async def test_prices_follow_length_and_size_and_servers() -> None:
+    for topic in (TOPIC + " Over 24 steps.", TOPIC + " With a group size of 16."):
+        with pytest.raises(PlanningRefused, match="about 12 min, the budget is 11 min: give --budget 12m"):
+            await planned(topic, budget_s=660.0)
+    await planned(TOPIC + " Over 24 steps.", budget_s=660.0, servers=2)
+
+
+async def test_an_instruments_own_sigma_prices_seeds_and_warns() -> None:
+    topic = "Do hints raise the reward in the kitchen?"
+    plan = await planned(topic)
+    assert any("probably end the study as underpowered" in line for line in plan.assumptions)
+    paid = await planned(topic, budget_s=24 * 3600.0)
+    assert paid.stages[-1].max_seeds > 5
+    assert not any("underpowered" in line for line in paid.assumptions)
+
+
+async def test_the_model_in_the_topic_must_be_there() -> None:
+    assert (await planned("With SmolLM2-135M, " + TOPIC)).model.name == "smollm2-135m"
+    assert (await planned("With SmolLM2, " + TOPIC)).model.name == "smollm2-135m"
+    assert (await planned("With Qwen2.5-0.5B, " + TOPIC, models=("qwen2.5-0.5b",))).model.name == "qwen2.5-0.5b"
+    with pytest.raises(PlanningRefused, match=r"'Qwen2\.5-0\.5B' is not available; available: smollm2-135m"):
+        await planned("With Qwen2.5-0.5B, " + TOPIC)
+
+
+async def test_the_instrument_is_chosen_by_what_the_topic_is_about() -> None:
+    assert (await planned("Do 20 steps of cooking beat 10?")).instrument == "kitchen"
+    assert (await planned("Do 20 steps of adding numbers beat 10?")).instrument == "arithmetic"
+    assert (await planned("Do 20 steps beat 10?", instrument="kitchen")).instrument == "kitchen"
+    with pytest.raises(PlanningRefused, match="choose one with --instrument"):
+        await planned("Do 20 steps beat 10?")
+    with pytest.raises(PlanningRefused, match="kitchen can vary"):
+        await planned("What does temperature do?", instrument="kitchen")
+
+
+async def test_an_instrument_that_the_topic_does_not_name_is_stated_as_an_assumption() -> None:
+    plan = await plan_study("temperature 0.7 vs 1.0", PlanOptions(), instruments=[ARITHMETIC])
+    assert any("names no instrument" in line for line in plan.assumptions)
+
+
+async def test_without_an_instrument_nothing_is_planned() -> None:
+    with pytest.raises(PlanningRefused, match="there is no instrument"):
+        await plan_study(TOPIC, PlanOptions(), instruments=[])
+
+
+async def test_earlier_findings_on_the_same_factor_are_named() -> None:
+    def finding(name: str, factor: str) -> Finding:
+        return Finding(
+            id=name, study_id="s", plan_hash="h", instrument="arithmetic", model="m", factor=factor, metric="auc_reward",
+            statement="", verdict=Verdict.EQUIVALENT, at=0.0,
+        )  # fmt: skip
+
+    plan = await planned(known=[finding("f-1", "learning_rate"), finding("f-2", "temperature")])
+    assert plan.known == ("f-1",)
+
+
+async def test_a_planner_llm_is_asked_for_only_where_there_is_one() -> None:
+    with pytest.raises(PlanningRefused, match="--planner builtin"):
+        await planned(planner="llm")
+    assert NO_LLM in (await planned()).assumptions
+    assert NO_LLM not in (await planned(planner="builtin")).assumptions
+
+
+async def test_an_arm_that_no_server_would_take_is_refused_by_name() -> None:
+    plan = await planned()
+    broken = (*plan.arms[:1], Arm(name="learning_rate=-1", levels={"learning_rate": -1.0}))
+    with pytest.raises(PlanningRefused, match="arm learning_rate=-1 cannot be run"):
+        checked(plan.model_copy(update={"arms": broken}))

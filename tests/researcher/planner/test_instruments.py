@@ -1,0 +1,86 @@
+"""Instruments are found, checked and hashed; what is wrong in a declaration is named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from researcher.planner.instruments import available, folder_digest, open_instrument, read_instrument
+from researcher.planner.refusals import PlanningRefused
+from tests.contracts.planner_contract import ROOT
+
+KITCHEN = ROOT / "tests" / "instruments" / "kitchen"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(KITCHEN, tmp_path / "kitchen"))
+
+
+def edit(folder: Path, old: str, new: str) -> None:
+    file = folder / "study.toml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def test_instruments_of_the_clone_and_of_further_folders_are_found(folder: Path) -> None:
+    names = [each.instrument.name for each in available({"RESEARCHER_STUDIES": str(folder.parent)})]
+    assert names == ["arithmetic", "kitchen"]
+    assert [each.instrument.name for each in available({"RESEARCHER_STUDIES": str(folder)})] == names
+    assert [each.instrument.name for each in available({})] == ["arithmetic"]
+
+
+def test_an_instrument_is_opened_by_name_or_by_folder(folder: Path) -> None:
+    assert open_instrument("arithmetic", {}).path == (ROOT / "studies" / "arithmetic").resolve()
+    assert open_instrument(str(folder), {}).instrument.name == "kitchen"
+    with pytest.raises(PlanningRefused, match="did you mean 'arithmetic'"):
+        open_instrument("arithmetics", {})
+    with pytest.raises(PlanningRefused, match=r"holds no study\.toml"):
+        open_instrument(str(folder.parent), {})
+
+
+def test_two_instruments_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    with pytest.raises(PlanningRefused, match="two instruments are called 'kitchen'"):
+        available({"RESEARCHER_STUDIES": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('name = "schedule"\ntarget', 'name = "schedule"\ntarge', "did you mean 'factors.0.target'"),
+        ("trial_s = 30.0", "trial = 30.0", "defaults.trial_s"),
+        ('metric = "final_reward"', 'metric = "reward"', "defaults.metric"),
+        ('default = "constant"', 'default = "steady"', "one of constant, linear, cosine"),
+        ("run.optimizer.warmup", "run.optimizer.warm_up", "did you mean 'optimizer.warmup'"),
+        ("run.optimizer.warmup", "optimizer.warmup", "is none of run.<field>"),
+        ("default = 0.01\n", "default = 2.0\n", "from 0 to 1"),
+        ('name = "hints"', 'name = "warmup"', "declared 2 times"),
+        ("margin = 0.1", "margin = 0.0", "above 0"),
+        ('kind = "final_reward"', 'kind = "steps_to_threshold"', "needs one"),
+        ('workflow = "workflow.py"', 'workflow = "flow.py"', "no file 'flow.py'"),
+        ('name = "kitchen"', "name = kitchen", "not valid TOML"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_naming_the_field(folder: Path, old: str, new: str, says: str) -> None:
+    edit(folder, old, new)
+    with pytest.raises(PlanningRefused) as refused:
+        read_instrument(folder)
+    assert says in str(refused.value)
+    assert "study.toml" in str(refused.value)
+
+
+def test_the_digest_covers_every_file_but_caches(folder: Path) -> None:
+    before = folder_digest(folder)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "workflow.cpython-311.pyc").write_bytes(b"x")
+    (folder / ".hidden").write_text("x")
+    assert folder_digest(folder) == before
+    (folder / "workflow.py").write_text("# changed\n")
+    changed = folder_digest(folder)
+    assert changed != before
+    (folder / "workflow.py").rename(folder / "other.py")
+    assert folder_digest(folder) not in (before, changed)

@@ -1,0 +1,171 @@
+"""Topics as people write them, and what each is read as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from researcher.planner.matching import Reading, example, read
+from researcher.planner.refusals import PlanningRefused
+from tests.contracts.planner_contract import ARITHMETIC, KITCHEN
+
+UP, DOWN = "increase", "decrease"
+AUC, ACC, REWARD, STEPS = "auc_reward", "heldout_accuracy", "final_reward", "steps_to_threshold"
+
+# topic, factor, treatments, baselines, metric, direction
+ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
+    ("Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?", "learning_rate", [4e-5], [1e-5], AUC, UP),
+    ("Does GRPO learn one-digit sums faster with a learning rate of 1e-5 than with 4e-5?", "learning_rate", [1e-5], [4e-5], AUC, UP),
+    ("Is a learning rate of 1e-5 worse than 4e-5 for held-out accuracy?", "learning_rate", [1e-5], [4e-5], ACC, DOWN),
+    ("lr 4e-5 vs 1e-5", "learning_rate", [4e-5], [1e-5], AUC, UP),
+    ("learning_rate=1E-05 versus 0.00004", "learning_rate", [1e-5], [4e-5], AUC, UP),
+    ("Is 4×10^-5 a better learning rate than 10⁻⁵?", "learning_rate", [4e-5], [1e-5], ACC, UP),
+    ("Does 1·10⁻⁴ as a learning rate beat 1x10^-5?", "learning_rate", [1e-4], [1e-5], AUC, UP),
+    ("Compare group sizes 4 and 8 for one-digit sums", "group_size", [4], [8], AUC, UP),
+    ("Compare group sizes 8 and 4", "group_size", [8], [4], AUC, UP),
+    ("Compare group sizes 4, 8 and 16", "group_size", [4, 16], [8], AUC, UP),
+    ("Do group sizes 4 or 16 give a higher final reward than 8?", "group_size", [4, 16], [8], REWARD, UP),
+    ("Is group size 16 better than 4 and 8?", "group_size", [16], [4, 8], ACC, UP),
+    ("max tokens 5/15/25: which is best for accuracy?", "max_tokens", [15, 25], [5], ACC, UP),
+    ("higher lr → lower accuracy?", "learning_rate", [1.6e-4], [4e-5], ACC, DOWN),
+    ("What does temperature do to accuracy?", "temperature", [0.55, 1.5], [1.0], ACC, UP),
+    ("Does accuracy drop when the temperature rises?", "temperature", [1.5], [1.0], ACC, DOWN),
+    ("Does a learning rate of 1e-5 beat 1e-5?", "learning_rate", [1e-5], [1e-5], AUC, UP),
+    ("Is temperature between 0.7 and 1.0 of any consequence for the final reward?", "temperature", [0.7], [1.0], REWARD, UP),
+    ("Does training with and without KL differ in held-out reward?", "kl", [0.1], [0.0], "heldout_reward", UP),
+    ("Does GRPO learn faster without KL than with KL?", "kl", [0.0], [0.1], AUC, UP),
+    ("Does adding a KL penalty hurt accuracy?", "kl", [0.1], [0.0], ACC, DOWN),
+    ("Does removing the KL penalty hurt accuracy?", "kl", [0.0], [0.1], ACC, DOWN),
+    ("Is a KL penalty of 0.05 better than none?", "kl", [0.05], [0.0], ACC, UP),
+    ("Does KL of 0.2 beat no KL?", "kl", [0.2], [0.0], AUC, UP),
+    ("Does doubling the group size speed up learning?", "group_size", [16], [8], AUC, UP),
+    ("Would halving the temperature reduce held-out accuracy?", "temperature", [0.5], [1.0], ACC, DOWN),
+    ("Does a tenfold higher learning rate collapse training?", "learning_rate", [4e-4], [4e-5], AUC, DOWN),
+    ("Does a four times larger learning rate learn faster?", "learning_rate", [1.6e-4], [4e-5], AUC, UP),
+    ("Do 4 rollouts per prompt learn slower than 16?", "group_size", [4], [16], AUC, DOWN),
+    ("four or eight samples per task: which is better?", "group_size", [4], [8], ACC, UP),
+    ("Does the number of tasks per step matter: 4 or 16?", "tasks_per_step", [4], [16], AUC, UP),
+    ("Does a larger batch size take longer in wall-clock time?", "tasks_per_step", [16], [8], "wall_s", UP),
+    ("Does raising the learning rate from 1e-5 to 4e-5 increase the final reward?", "learning_rate", [4e-5], [1e-5], REWARD, UP),
+    ("Does lowering the temperature to 0.5 make answers more accurate?", "temperature", [0.5], [1.0], ACC, UP),
+    ("Instead of a group size of 8, is 16 better?", "group_size", [16], [8], ACC, UP),
+    ("Does a temperature of 0.7 instead of 1.0 lower the wall time?", "temperature", [0.7], [1.0], "wall_s", DOWN),
+    ("Compared to a group size of 8, does 16 need fewer steps to threshold?", "group_size", [16], [8], STEPS, DOWN),
+    ("Is 16 samples per task more sample-efficient than 8 samples per task?", "group_size", [16], [8], STEPS, DOWN),
+    ("Is one-digit addition easier than two-digit addition?", "digits", [1], [2], AUC, UP),
+    ("Do 20 steps beat 10 steps in held-out accuracy?", "steps", [20], [10], ACC, UP),
+    ("Is a learning rate of 4e-5 beaten by 1e-4?", "learning_rate", [4e-5], [1e-4], AUC, DOWN),
+    ("Is 1e-5 slower than the default learning rate?", "learning_rate", [1e-5], [4e-5], AUC, DOWN),
+    ("Does clipping at 0.3 rather than 0.2 help?", "clip_high", [0.3], [0.2], AUC, UP),
+    ("Which of 1e-5, 4e-5 and 1e-4 is the best learning rate?", "learning_rate", [1e-5, 1e-4], [4e-5], AUC, UP),
+    ("with temperature 0.7 against a baseline of 1.3, is the final reward higher?", "temperature", [0.7], [1.3], REWARD, UP),
+    ("Does a learning rate of 1e-5 learn slower?", "learning_rate", [1e-5], [4e-5], AUC, DOWN),
+]  # fmt: skip
+
+
+def sides(reading: Reading) -> tuple[list[Any], list[Any]]:
+    treatments = list(dict.fromkeys(treatment for treatment, _ in reading.pairs))
+    baselines = list(dict.fromkeys(baseline for _, baseline in reading.pairs))
+    return [reading.levels[i] for i in treatments], [reading.levels[i] for i in baselines]
+
+
+@pytest.mark.parametrize(("topic", "factor", "treatments", "baselines", "metric", "direction"), ASKED)
+def test_a_topic_is_read_as_it_is_meant(
+    topic: str, factor: str, treatments: list[Any], baselines: list[Any], metric: str, direction: str
+) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert reading.factor.name == factor
+    assert sides(reading) == (treatments, baselines)
+    assert reading.metric.name == metric
+    assert reading.direction == direction
+
+
+OF_EVERY_TYPE: list[tuple[str, str, list[Any], list[Any], str]] = [
+    ("Does a cosine schedule beat a constant one?", "schedule", ["cosine"], ["constant"], UP),
+    ("Compare constant, linear and cosine schedules", "schedule", ["linear", "cosine"], ["constant"], UP),
+    ("Does the learning rate schedule matter for the reward?", "schedule", ["linear", "cosine"], ["constant"], UP),
+    ("Do hints help?", "hints", [True], [False], UP),
+    ("Does reward rise with hints on rather than off?", "hints", [True], [False], UP),
+    ("Does training with hints give more reward than without?", "hints", [True], [False], UP),
+    ("Does turning hints off hurt?", "hints", [False], [True], DOWN),
+    ("Does a warm-up of 4 steps help?", "warmup", [4], [0], UP),
+    ("Does removing weight decay hurt?", "weight_decay", [0.0], [0.01], DOWN),
+]
+
+
+@pytest.mark.parametrize(("topic", "factor", "treatments", "baselines", "direction"), OF_EVERY_TYPE)
+def test_factors_of_every_type_can_be_asked_about(
+    topic: str, factor: str, treatments: list[Any], baselines: list[Any], direction: str
+) -> None:
+    reading = read(topic, KITCHEN.instrument)
+    assert (reading.factor.name, *sides(reading)) == (factor, treatments, baselines)
+    assert reading.direction == direction
+
+
+@pytest.mark.parametrize(
+    ("topic", "settings"),
+    [
+        ("Does lr 1e-4 beat 1e-5 on two-digit sums with 16 steps?", {"digits": 2, "steps": 16}),
+        ("Does clip high 0.3 outperform 0.2 over 20 steps?", {"steps": 20}),
+        ("Does temperature 0.7 with 8 or 16 rollouts per prompt help?", {"temperature": 0.7}),
+        (
+            "With a temperature of 0.7, is a learning rate of 1e-5 more sample efficient than 4e-5?",
+            {"temperature": 0.7},
+        ),
+        ("Does 4e-5 outperform 1e-5 (learning rate) when the group size is 4?", {"group_size": 4}),
+        ("Does a learning rate of 1e-5 with a group size of sixteen learn faster?", {"group_size": 16}),
+        ("lr 1e-4 vs 1e-5 on double-digit sums", {"digits": 2}),
+    ],
+)
+def test_levels_of_other_factors_are_the_same_for_all_arms(topic: str, settings: dict[str, Any]) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert {factor.name: level for factor, level in reading.settings} == settings
+
+
+def test_seeds_and_a_time_budget_may_stand_in_the_topic() -> None:
+    reading = read("In 2 hours and with 5 seeds, does a temperature of 0.7 beat 1.0?", ARITHMETIC.instrument)
+    assert (reading.seeds, reading.budget_s) == (5, 7200.0)
+
+
+def test_a_claim_that_is_not_made_is_stated_as_an_assumption() -> None:
+    reading = read("lr 4e-5 vs 1e-5", ARITHMETIC.instrument)
+    assert any("no direction" in line for line in reading.assumptions)
+    assert any("no metric" in line for line in reading.assumptions)
+    assert read("Does lr 4e-5 give a higher auc than 1e-5?", ARITHMETIC.instrument).assumptions == ()
+
+
+REFUSED = [
+    ("Is the moon made of cheese?", "names nothing that arithmetic can vary"),
+    ("", "names nothing"),
+    ("Is GRPO better than PPO?", "learning_rate"),
+    ("Does a learning rat of 4e-5 beat 1e-5?", "did you mean learning_rate"),
+    ("Does temprature 0.7 beat 1.0?", "did you mean temperature"),
+    ("Does lr 4e-5 reach a higher acuracy than 1e-5?", "did you mean heldout_accuracy"),
+    ("Does a learning rate schedule help?", "'learning rate schedule': did you mean learning_rate"),
+    ("Does a learning rate of 5 beat 1e-5?", "from 1e-07 to 0.001; 5 lies outside"),
+    ("Does a group size of 1 hurt?", "from 2 to 64"),
+    ("Does a group size of 4.5 help?", "whole numbers"),
+    ("Does dropout of 0.1 beat a temperature of 0.7?", "'0.1'"),
+    ("Does temperature 0.7 beat dropout 0.1?", "'0.1'"),
+    ("Does a learning rate of 4e-5 help?", "is the default"),
+    ("Does temperature 0.7 or 1.0 matter with lr 1e-5 or 4e-5?", "together"),
+    ("Does learning rate 1e-5 beat group size 16?", "together"),
+    ("Does doubling the group size and halving the temperature help?", "together"),
+    ("What is the effect of temperature on perplexity?", "'perplexity' is no metric"),
+    ("Does higher temperature improve exploration?", "'exploration' is no metric"),
+]
+
+
+@pytest.mark.parametrize(("topic", "says"), REFUSED)
+def test_what_cannot_be_asked_is_refused_with_what_could_be(topic: str, says: str) -> None:
+    with pytest.raises(PlanningRefused) as refused:
+        read(topic, ARITHMETIC.instrument)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert refused.value.nearest
+
+
+def test_the_example_in_a_refusal_can_itself_be_asked() -> None:
+    for folder in (ARITHMETIC, KITCHEN):
+        read(example(folder.instrument), folder.instrument)
