@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from researcher.analysis.decide import Decision, decide
 from researcher.executor.trials import Executor, Progress
 from researcher.models import Finding, Plan, Stage, StudyStatus, TrialRecord, TrialStatus, Verdict
 from researcher.report.writer import write_report
+from researcher.store.errors import OverBudget
 from researcher.store.store import Store
 from researcher.view import StudyPicture, TrialLine, View
 
@@ -60,8 +61,13 @@ class Conduct:
             study_id=study_id, topic=study.topic, planner=plan.planner, budget_s=plan.budget.wall_s, phase="running"
         )
         self._store.set_study_status(study_id, StudyStatus.RUNNING)
+        self._store.set_budget(study_id, "trials", plan.budget.trials)
         async with self._copying(study_id):
-            decision = await self._stages(study_id, plan, picture)
+            try:
+                decision = await self._stages(study_id, plan, picture)
+            except OverBudget as error:
+                self._store.set_study_status(study_id, StudyStatus.STOPPED, str(error))
+                raise
             if decision is None:
                 self._store.set_study_status(study_id, StudyStatus.STOPPED, "stopped on request")
                 return Outcome(StudyStatus.STOPPED, "stopped on request; `researcher resume` goes on with it")
@@ -97,8 +103,34 @@ class Conduct:
             self._see(progress, plan, picture)
 
         left = [trial for trial in trials if trial.status not in (TrialStatus.DONE, TrialStatus.FAILED)]
-        await self._executor.run_trials(study_id, plan, left, on_progress)
-        return not self._store.study(study_id).stop_requested
+        await self._within_budget(study_id, plan, self._executor.run_trials(study_id, plan, left, on_progress))
+        study = self._store.study(study_id)
+        return not (study.stop_requested or study.pause_requested)
+
+    async def _within_budget(self, study_id: str, plan: Plan, work: Awaitable[object]) -> None:
+        """Wait for work no longer than the wall time that is left. Time in which no trial ran does not count.
+
+        Raises: OverBudget.
+        """
+        spent_s = sum(self._worked_s(study_id, trial) for trial in self._store.trials(study_id))
+        working, timer = (
+            asyncio.ensure_future(work),
+            asyncio.create_task(self._clock.sleep(plan.budget.wall_s - spent_s)),
+        )
+        try:
+            await asyncio.wait((working, timer), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise OverBudget("wall_s", plan.budget.wall_s, 0.0)
+            await working
+        finally:
+            timer.cancel()
+            working.cancel()
+            await asyncio.gather(working, timer, return_exceptions=True)
+
+    def _worked_s(self, study_id: str, trial: TrialRecord) -> float:
+        """Seconds of work on a trial, up to its last sign of life."""
+        attempts = self._store.attempts(study_id, trial.key)
+        return sum((attempt.ended_at or attempt.heartbeat_at) - attempt.intent_at for attempt in attempts)
 
     def _see(self, progress: Progress, plan: Plan, picture: StudyPicture) -> None:
         line = picture.trials[progress.key]
