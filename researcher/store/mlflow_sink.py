@@ -7,12 +7,15 @@ is imported before the first `drain`.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from foundation.logs import redact
 from foundation.paths import user_data_dir
@@ -63,16 +66,16 @@ class MlflowSink:
         waiting = self._store.unsent(study_id)
         if not waiting:
             return 0
-        client, outage = self._open()
         studies: dict[str, _Study] = {}
         sent = 0
         for messages in _same(waiting):
             first = messages[0]
             try:
+                client = self._open()
                 if first.study_id not in studies:
                     studies[first.study_id] = self._study(client, first.study_id)
                 self._send(client, studies[first.study_id], first)
-            except outage as error:
+            except self._outages() as error:
                 logging.getLogger(__name__).warning("MLflow did not take %s: %s", first.kind, error)
                 self._store.mark_unsent(first.seq, redact(str(error))[:500])
                 break
@@ -83,25 +86,26 @@ class MlflowSink:
 
     def page(self, study_id: str) -> str:
         """The study's page in MLflow's UI, below its address."""
-        client, _ = self._open()
+        client = self._open()
         return f"#/experiments/{self._study(client, study_id).experiment_id}"
 
-    def _open(self) -> tuple[Any, tuple[type[Exception], ...]]:
-        # Bounded, so that an MLflow server that is away is noticed in seconds; and nothing is reported to its makers.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    def _outages(self) -> tuple[type[Exception], ...]:
+        """What a copy that cannot be written may raise: MLflow's own, its database's, the system's."""
         from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
 
-        outage = (MlflowException, OSError)
+        return (MlflowException, SQLAlchemyError, OSError)
+
+    def _open(self) -> Any:
+        """MLflow's client; its import takes seconds, so it waits for the first message."""
         if self._client is None:
+            from mlflow.tracking import MlflowClient
+
             for noisy in ("mlflow", "alembic"):
                 logging.getLogger(noisy).setLevel(logging.WARNING)
             if self.tracking_uri.startswith("sqlite:///"):
-                Path(self.tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+                _made_whole(Path(self.tracking_uri.removeprefix("sqlite:///")), MlflowClient)
             self._client = MlflowClient(self.tracking_uri)
-        return self._client, outage
+        return self._client
 
     def _study(self, client: Any, study_id: str) -> _Study:
         record = self._store.study(study_id)
@@ -263,3 +267,18 @@ def _points(trial: TrialRecord, started: float) -> Iterator[tuple[str, float, in
     for name, line in trial.series.items():
         for index, (step, value) in enumerate(line, start=1):
             yield name, value, began + (ended - began) * index // len(line), step
+
+
+def _made_whole(database: Path, client: Callable[[str], Any]) -> None:
+    """Let MLflow make its database under another name, and rename it: a kill in the middle leaves none, not half of one."""
+    if database.exists():
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with open(database.with_name(f".{database.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if database.exists():
+            return
+        unfinished = database.with_name(f".{database.name}.new")
+        unfinished.unlink(missing_ok=True)
+        client(f"sqlite:///{unfinished}").search_experiments(max_results=1)
+        unfinished.replace(database)

@@ -40,7 +40,7 @@ def sink(store: Store, home: Path) -> MlflowSink:
 def mlflow(sink: MlflowSink) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return sink._open()[0]
+        return sink._open()
 
 
 def a_study(store: Store) -> tuple[str, str, str]:
@@ -141,3 +141,15 @@ def test_an_outage_is_noted_and_caught_up(store: Store, sink: MlflowSink, mlflow
 def test_where_mlflow_is(tmp_path: Path) -> None:
     assert default_tracking_uri({"MLFLOW_TRACKING_URI": "http://m:5000"}) == "http://m:5000"
     assert default_tracking_uri({"RESEARCHER_HOME": str(tmp_path)}) == f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_a_kill_while_mlflow_makes_its_database_leaves_none_rather_than_half_of_one(
+    home: Path, sink: MlflowSink, store: Store
+) -> None:
+    half_made = home / ".mlflow.db.new"
+    half_made.write_bytes(b"cut short")
+    study, _, _ = a_study(store)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert sink.drain(study) > 0
+    assert not half_made.exists()
