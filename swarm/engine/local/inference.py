@@ -174,6 +174,7 @@ class VllmInference:
 
     async def _start(self) -> ChildProcess:
         self.settings.check_memory()
+        _LOG.info("starting inference: %s", self.settings.estimate())
         await self._drop_client()
         self._socket_dir = _private_dir()
         socket = self._socket_dir / "vllm.sock"

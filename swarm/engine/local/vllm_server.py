@@ -23,6 +23,9 @@ CHATML_TOOLS = Path(__file__).resolve().parents[2] / "models" / "chat_template.j
 _DEFAULT_MODEL_LEN = 4096
 _PROCESSES_BYTES = int(2.8 * GIB)
 """Three Python processes with torch in them, before any weights."""
+_FEW_CORES = 4
+_IMPORTS_S = 30.0
+_READ_BYTES_PER_S = 0.5 * GIB
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 _TOOL_PARSERS = (("<tool_call>", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"))
 
@@ -73,13 +76,15 @@ class VllmSettings:
 
     def memory_needed(self) -> int:
         """Bytes that a boot takes, roughly: processes, weights (twice while they are loaded), KV cache."""
-        weights = sum(file.stat().st_size for file in self.model_dir.glob("*.safetensors"))
-        return _PROCESSES_BYTES + 2 * weights + self.kv_bytes
+        return _PROCESSES_BYTES + 2 * self._weight_bytes() + self.kv_bytes
 
-    def seconds_to_boot(self) -> float:
-        """How long a boot takes, roughly, on an idle machine: imports, then reading the weights."""
-        weights = sum(file.stat().st_size for file in self.model_dir.glob("*.safetensors"))
-        return 30.0 + weights / (0.5 * GIB)
+    def estimate(self) -> str:
+        """What a boot takes, in words: memory, and the time on an idle machine (imports, then reading the weights)."""
+        seconds = _IMPORTS_S + self._weight_bytes() / _READ_BYTES_PER_S
+        return f"about {self.memory_needed() / GIB:.1f} GiB of memory and {seconds:.0f} s on an idle machine"
+
+    def _weight_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.model_dir.glob("*.safetensors"))
 
     def check_memory(self) -> None:
         """Raises: EngineDown when the machine has too little memory left for a boot."""
@@ -128,23 +133,30 @@ class VllmSettings:
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment: ours without keys and tokens, offline, with threads that sleep when they have nothing to do.
-
-    Spinning threads would take the cores from the trainer, which works on the same machine.
-    """
+    """The child's environment: ours without keys and tokens, offline, its threads set for this machine."""
     secret = ("KEY", "TOKEN", "SECRET", "PASSWORD")
     env = {name: value for name, value in environ.items() if not name.upper().endswith(secret)}
     paths = [str(_PACKAGE_ROOT), *filter(None, [env.get("PYTHONPATH")])]
-    return env | {
+    return _thread_settings(env) | {
         "PYTHONPATH": os.pathsep.join(paths),
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": env.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
-        "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", str(os.cpu_count() or 1)),
-        "OMP_WAIT_POLICY": "PASSIVE",
     }
+
+
+def _thread_settings(env: dict[str, str]) -> dict[str, str]:
+    """Threads that sleep while they wait: spinning ones take the cores from the trainer.
+
+    On a small machine vLLM's own binding would leave all but one core idle, so the system places the threads there.
+    """
+    settings = {"OMP_WAIT_POLICY": "PASSIVE"} | env
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if cores <= _FEW_CORES:
+        settings.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        settings.setdefault("OMP_NUM_THREADS", str(cores))
+    return settings
 
 
 def available_memory() -> int | None:
