@@ -39,7 +39,7 @@ def ask(episode: Episode, messages: list[Any], *, stream: bool, **fields: Any) -
     if not stream:
         answer = episode.sdk.chat.completions.create(model="policy", messages=messages, **fields)
         return answer.choices[0].message.model_dump(exclude_none=True)
-    content, calls = "", {}
+    content, calls = "", dict[int, dict[str, Any]]()
     for chunk in episode.sdk.chat.completions.create(model="policy", messages=messages, stream=True, **fields):
         for choice in chunk.choices:
             content += choice.delta.content or ""

@@ -1,0 +1,60 @@
+"""What is decided before vLLM is started: lengths, memory, template, environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.engine.local.vllm_server import GIB, VllmSettings, available_memory, child_environment
+from swarm.engine.seam import EngineDown, EngineError
+
+CONFIG = {"max_position_embeddings": 8192, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+CHATML = {"added_tokens": [{"content": "<|im_start|>"}, {"content": "<|im_end|>"}]}
+
+
+def settings(folder: Path, template: str = "", tokenizer: dict[str, Any] | None = None, **fields: Any) -> VllmSettings:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer or {}))
+    (folder / "chat_template.jinja").write_text(template)
+    return VllmSettings(model_dir=folder, model_name="m", log_path=folder / "log", **fields)
+
+
+def test_a_boot_that_memory_cannot_hold_is_refused_and_says_how_much_is_missing(tmp_path: Path) -> None:
+    available = available_memory()
+    assert available is not None
+    with pytest.raises(EngineDown, match=r"needs about .* GiB of memory to boot, .* GiB are free"):
+        settings(tmp_path, kv_cache_bytes=available + GIB).check_memory()
+
+
+def test_the_context_is_the_models_own_at_most(tmp_path: Path) -> None:
+    assert settings(tmp_path).model_len == 4096
+    assert settings(tmp_path, max_model_len=8192).model_len == 8192
+    with pytest.raises(EngineError, match="8192 tokens at most"):
+        _ = settings(tmp_path, max_model_len=9000).model_len
+
+
+def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="not a model checkpoint"):
+        _ = VllmSettings(model_dir=tmp_path, model_name="m", log_path=tmp_path / "log").model_len
+
+
+def test_our_template_stands_in_where_the_models_own_knows_no_tools(tmp_path: Path) -> None:
+    without_tools = settings(tmp_path, "{{ messages }}", CHATML)
+    assert without_tools.chat_template is not None
+    assert without_tools.chat_template.exists()
+    assert "hermes" in without_tools.command(tmp_path / "s").argv
+    assert settings(tmp_path, "{{ messages }}").chat_template is None  # no ChatML: nothing of ours would fit
+    own = settings(tmp_path, "{{ tools }}[TOOL_CALLS]", CHATML)
+    assert own.chat_template is None
+    assert "mistral" in own.command(tmp_path / "s").argv
+
+
+def test_the_child_gets_no_keys(tmp_path: Path) -> None:
+    env = child_environment({"OPENAI_API_KEY": "x", "SWARM_ADMIN_TOKEN": "y", "HOME": "/h", "PYTHONPATH": "/p"})
+    assert not {"OPENAI_API_KEY", "SWARM_ADMIN_TOKEN"} & set(env)
+    assert env["HOME"] == "/h"
+    assert env["PYTHONPATH"].endswith(":/p")
+    assert env["OMP_WAIT_POLICY"] == "PASSIVE"
