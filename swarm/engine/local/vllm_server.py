@@ -21,9 +21,12 @@ from swarm.engine.seam import EngineDown, EngineError
 GIB = 1 << 30
 CHATML_TOOLS = Path(__file__).resolve().parents[2] / "models" / "chat_template.jinja"
 _DEFAULT_MODEL_LEN = 4096
-_PROCESSES_BYTES = int(2.8 * GIB)
-"""Three Python processes with torch in them, before any weights."""
+_PROCESSES_BYTES = int(2.0 * GIB)
+"""Two Python processes with torch in them, before any weights."""
 _FEW_CORES = 4
+_IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The engine core runs the model itself. As two processes the core spins while it waits for the worker, and on two cores
+takes one of them from it. By name, because on the CPU vLLM turns the short form `uni` into two processes again."""
 _IMPORTS_S = 30.0
 _READ_BYTES_PER_S = 0.5 * GIB
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
@@ -102,6 +105,7 @@ class VllmSettings:
             *("--model", str(self.model_dir), "--served-model-name", self.model_name, "--uds", str(socket)),
             *("--dtype", self.dtype, "--max-model-len", str(self.model_len), "--max-num-seqs", str(self.max_num_seqs)),
             *("--kv-cache-memory-bytes", str(self.kv_bytes), "--enforce-eager", "--enable-scale-out"),
+            *("--distributed-executor-backend", _IN_PROCESS),
             *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(4096, self.model_len))),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", "swarm.engine.local.worker_extension.SampledCounts"),
