@@ -19,6 +19,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from foundation.clock import Clock
+from foundation.paths import write_atomically
 from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, recording_body
 from swarm.engine.local.supervisor import BackOff, ChildProcess, Supervisor
 from swarm.engine.local.vllm_client import VllmClient, path_of
@@ -40,6 +41,7 @@ _BOOT_LIMIT_S = 900.0
 _PROBE_EVERY_S = 0.2
 _PUBLISH_LIMIT_S = 120.0
 _MAX_SOCKET_PATH = 107
+_SOCKET_DIR_PREFIX = "swarm-"
 
 
 class VllmInference:
@@ -176,7 +178,7 @@ class VllmInference:
         self.settings.check_memory()
         _LOG.info("starting inference: %s", self.settings.estimate())
         await self._drop_client()
-        self._socket_dir = _private_dir()
+        self._socket_dir = _private_dir(self.settings.log_path.with_suffix(".socket-dir"))
         socket = self._socket_dir / "vllm.sock"
         self._client = VllmClient(socket)
         return await ChildProcess.start(self.settings.command(socket))
@@ -223,11 +225,18 @@ _RENDERED = ("messages", "tools", "tool_choice", "chat_template_kwargs", "docume
 """The fields of a request that its prompt depends on."""
 
 
-def _private_dir() -> Path:
-    """A new directory that only this user can enter, with room for a socket's name in the system's limit."""
+def _private_dir(note: Path) -> Path:
+    """A new directory that only this user can enter, with room for a socket's name in the system's limit.
+
+    note: remembers where it is, so that what a killed server left is removed by the next one.
+    """
+    if note.exists() and (left := Path(note.read_text())).name.startswith(_SOCKET_DIR_PREFIX):
+        shutil.rmtree(left, ignore_errors=True)
     for parent in (None, "/tmp"):
-        directory = Path(tempfile.mkdtemp(prefix="swarm-", dir=parent))
+        directory = Path(tempfile.mkdtemp(prefix=_SOCKET_DIR_PREFIX, dir=parent))
         if len(str(directory / "vllm.sock")) <= _MAX_SOCKET_PATH:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(note, str(directory).encode())
             return directory
         directory.rmdir()
     raise EngineError("the temporary directory's path is too long for a Unix socket; set TMPDIR to a shorter one")
