@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 
 from foundation.commandline import UsageError
@@ -43,13 +44,14 @@ def run(args: argparse.Namespace) -> int:
         return _fail(args, error, OUT_OF_BUDGET)
     except (StoreError, ExecutorError, SwarmError) as error:
         return _fail(args, error, FAILED)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except OSError as error:  # a full disk, a home that cannot be written: the system's own words say which
         return _fail(args, error, FAILED)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; `researcher resume` goes on\n")
         return 130
-    except BrokenPipeError:
-        return DONE
 
 
 def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:

@@ -15,10 +15,11 @@ import urllib.error
 import urllib.request
 import webbrowser
 
-from foundation.paths import memory_dir, model_cache_dir, user_data_dir
+from foundation.paths import memory_dir, user_data_dir
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import open_home, say, say_json
 from researcher.store.mlflow_sink import MlflowSink
+from swarm.models import cached_models
 
 _NEED_DISK_GB = 5.0
 _NEED_MEMORY_GB = 10.0
@@ -75,7 +76,7 @@ def _shared_memory() -> Row:
 
 
 def _model() -> Row:
-    cached = sorted(path.name for path in model_cache_dir().glob("*")) if model_cache_dir().is_dir() else []
+    cached = [folder.name for folder in cached_models()]
     return "models", True, ", ".join(cached) or "none yet; `swarm models get smollm2-135m` (a study does it by itself)"
 
 

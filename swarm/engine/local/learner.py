@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -18,32 +18,21 @@ from torch import Tensor
 from foundation.clock import Clock
 from foundation.ids import derived_seed
 from swarm.engine.lesson import Lesson, branches, reward_metrics, select, token_metrics, trainable_calls
-from swarm.engine.local.forward import MicroBatch, Policy
+from swarm.engine.local.forward import Policy
 from swarm.engine.local.grpo import Grpo
-from swarm.engine.local.head import Heads, descend
-from swarm.engine.local.loss import Objective, Place, TokenFacts, facts_of, places
+from swarm.engine.local.head import descend
+from swarm.engine.local.loss import Objective, TokenFacts, kl_to_start
 from swarm.engine.local.optimizer import Optimizer
-from swarm.engine.local.reading import read_logprobs, read_segment
+from swarm.engine.local.reading import Piece, pieces, read
 from swarm.engine.local.tally import Tally
 from swarm.engine.schedule import learning_rate_at
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
-from swarm.engine.tree import Branch, cut, grow
-from swarm.protocol.runspec import AlgorithmSpec, RunSpec
+from swarm.engine.tree import Branch
+from swarm.protocol.runspec import RunSpec
 
 _ALGORITHMS: dict[str, type[Grpo]] = {"grpo": Grpo}
-KL_SAMPLE = 256
+KL_SAMPLE = 128
 """With kl = 0 the KL to the first weights is only a metric: it is measured on whole calls with at least so many tokens."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """One step under way. old: log-probabilities before it, where the ratio needs them; start: under the first weights."""
-
-    objective: Objective
-    algorithm: AlgorithmSpec
-    tally: Tally
-    start: Mapping[Place, float]
-    old: Mapping[Place, float] | None
 
 
 class Learner:
@@ -79,20 +68,15 @@ class Learner:
 
     def _descend(self, made: Sequence[Branch], lessons: Sequence[Lesson], batch: TrainBatch, rate: float) -> Tally:
         """All epochs and minibatches."""
-        spec = batch.spec
-        several = spec.optimizer.epochs * spec.optimizer.minibatches > 1
-        step = _Step(
-            objective=_ALGORITHMS[spec.algorithm.name](spec.algorithm),
-            algorithm=spec.algorithm,
-            tally=Tally(),
-            start=self._start_logprobs(made, spec, batch.step),
-            old=read_logprobs(self.policy, made, at_start=False) if several else None,
-        )
-        tally = step.tally
+        spec, tally = batch.spec, Tally()
+        objective = _ALGORITHMS[spec.algorithm.name](spec.algorithm)
+        parts = [branches(part, spec.algorithm) for part in _minibatches(lessons, spec, batch.step)]
+        ready = [self._made_ready(part, spec, tally) for part in parts if part]
+        if not spec.algorithm.kl:
+            tally.kls.append(self._sampled_kl(made, spec, batch.step))
         for epoch in range(spec.optimizer.epochs):
-            parts = _minibatches(lessons, spec, batch.step, epoch)
-            for part in parts:
-                loss = self._accumulate(branches(part, spec.algorithm), step, first=epoch == 0)
+            for part in ready:
+                loss = self._accumulate(part, objective, tally, first=epoch == 0)
                 if not math.isfinite(loss):
                     raise TrainingRefused(f"step {batch.step}: the loss is {loss}")
                 tally.loss += loss / len(parts) if epoch == 0 else 0.0
@@ -102,33 +86,43 @@ class Learner:
                 tally.change.add(change)
         return tally
 
-    def _accumulate(self, made: Sequence[Branch], step: _Step, *, first: bool) -> float:
-        """The gradient of one minibatch, segment by segment; returns its loss."""
-        policy, tally, dtype = self.policy, step.tally, self.policy.compute_dtype
+    def _made_ready(self, part: Sequence[Branch], spec: RunSpec, tally: Tally) -> list[Piece]:
+        """A minibatch in pieces, with the log-probabilities that its loss compares with."""
+        ready = pieces(part, self.policy)
+        for piece in ready:
+            old_U = read(self.policy, piece)[0] if spec.optimizer.epochs * spec.optimizer.minibatches > 1 else None
+            start_U = None
+            if spec.algorithm.kl:
+                start_U, _ = read(self.policy, piece, at_start=True)
+            piece.facts = replace(piece.facts, old_U=old_U, start_U=start_U)
+        return ready
+
+    def _accumulate(self, part: Sequence[Piece], objective: Objective, tally: Tally, *, first: bool) -> float:
+        """The gradient of one minibatch; returns its loss."""
+        policy, dtype, total = self.policy, self.policy.compute_dtype, 0.0
         self.optimizer.begin()
         weight_VD = policy.output_weight.detach().to(dtype)
-        loss = 0.0
         with policy.autocast():
-            for segment in cut(grow(made), policy.segment_tokens):
-                heads = Heads.of(segment)
-                facts = facts_of(segment, made, step.old, step.start if step.algorithm.kl else None)
-                hidden_HD = policy.hidden(MicroBatch.of(segment, dtype))[heads.at_H]
+            for piece in part:
+                hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
                 with torch.autocast("cpu", enabled=False):
-                    slope_HD, logp_U, entropy_U, cost = descend(
-                        heads,
+                    slope_HD, logp_U, entropy_U, loss = descend(
+                        piece.heads,
                         hidden_HD.detach().to(dtype),
                         weight_VD,
                         policy.output_grad,
-                        partial(_price, step.objective, facts),
+                        partial(_price, objective, piece.facts),
                     )
                 torch.autograd.backward(hidden_HD, slope_HD.to(hidden_HD.dtype))
-                loss += cost
+                total += loss
                 tally.priced += len(logp_U)
-                tally.clipped += int(step.objective.clipped(logp_U, facts).sum())
+                tally.clipped += int(objective.clipped(logp_U, piece.facts).sum())
                 if first:
                     tally.tokens += len(logp_U)
-                    tally.look(places(segment, made), logp_U, entropy_U, facts.recorded_U, step.start)
-        return loss
+                    tally.look(logp_U, entropy_U, piece.facts.recorded_U)
+                    if piece.facts.start_U is not None:
+                        tally.kls.append(kl_to_start(logp_U, piece.facts.start_U))
+        return total
 
     def _look(self, batch: TrainBatch) -> Tally:
         """Nothing is trained: measure on what could have been."""
@@ -139,34 +133,35 @@ class Learner:
             for episode in group.episodes
             for call in trainable_calls(episode, batch.spec.algorithm)
         ]
-        start = self._start_logprobs(made, batch.spec, batch.step)
-        for segment in cut(grow(made), self.policy.segment_tokens):
-            logp_U, entropy_U = read_segment(self.policy, segment, at_start=False)
-            tally.look(places(segment, made), logp_U, entropy_U, facts_of(segment, made).recorded_U, start)
+        for piece in pieces(made, self.policy):
+            tally.look(*read(self.policy, piece), piece.facts.recorded_U)
+        tally.kls.append(self._sampled_kl(made, batch.spec, batch.step))
         return tally
 
-    def _start_logprobs(self, made: Sequence[Branch], spec: RunSpec, step: int) -> dict[Place, float]:
-        """Under the first weights: of all tokens where the loss needs them, else of a sample of the calls."""
+    def _sampled_kl(self, made: Sequence[Branch], spec: RunSpec, step: int) -> Tensor:
+        """KL to the first weights on a sample of the calls. Both are read over the same pieces, so that rounding cancels."""
         chosen = list(made)
-        if not spec.algorithm.kl:
-            random.Random(derived_seed(spec.seed, "kl", step)).shuffle(chosen)
-            tokens, count = 0, 0
-            while count < len(chosen) and tokens < KL_SAMPLE:
-                tokens += len(chosen[count].call.sampled_ids)
-                count += 1
-            chosen = chosen[:count]
-        return read_logprobs(self.policy, chosen, at_start=True)
+        random.Random(derived_seed(spec.seed, "kl", step)).shuffle(chosen)
+        tokens, count = 0, 0
+        while count < len(chosen) and tokens < KL_SAMPLE:
+            tokens += len(chosen[count].call.sampled_ids)
+            count += 1
+        found = [
+            kl_to_start(read(self.policy, piece)[0], read(self.policy, piece, at_start=True)[0])
+            for piece in pieces(chosen[:count], self.policy)
+        ]
+        return torch.cat(found) if found else torch.zeros(0)
 
 
 def _price(objective: Objective, facts: TokenFacts, logp_U: Tensor, entropy_U: Tensor, uses: slice) -> Tensor:
     return objective.loss(logp_U, entropy_U, facts.part(uses))
 
 
-def _minibatches(lessons: Sequence[Lesson], spec: RunSpec, step: int, epoch: int) -> list[list[Lesson]]:
+def _minibatches(lessons: Sequence[Lesson], spec: RunSpec, step: int) -> list[list[Lesson]]:
     """At most `minibatches` parts of nearly equal size.
 
     Episodes of a group stay together as far as the sizes allow, since they share their prompts; with several parts the
-    groups are shuffled in each epoch.
+    groups are shuffled.
     """
     count = min(spec.optimizer.minibatches, len(lessons))
     by_group: dict[int, list[Lesson]] = {}
@@ -174,7 +169,7 @@ def _minibatches(lessons: Sequence[Lesson], spec: RunSpec, step: int, epoch: int
         by_group.setdefault(lesson.group, []).append(lesson)
     groups = list(by_group.values())
     if count > 1:
-        random.Random(derived_seed(spec.seed, "minibatches", step, epoch)).shuffle(groups)
+        random.Random(derived_seed(spec.seed, "minibatches", step)).shuffle(groups)
     ordered = [lesson for group in groups for lesson in group]
     edges = [len(ordered) * number // count for number in range(count + 1)]
     return [ordered[first:last] for first, last in pairwise(edges)]

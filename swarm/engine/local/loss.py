@@ -5,7 +5,7 @@ Suffix of tensors: U uses (sampled tokens of trained calls).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,9 +16,6 @@ from swarm.engine.tree import Branch, Segment
 
 _MAX_GAP = 30.0
 """Log-ratios beyond this are cut, so that no exponential overflows."""
-
-Place = tuple[str, int]
-"""(call id, position): where a sampled token came from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,32 +52,13 @@ class Objective(Protocol):
         """Which uses got no gradient because their ratio left the clip range."""
 
 
-def places(segment: Segment, branches: Sequence[Branch]) -> list[Place]:
-    """Where each use of the segment came from, in order."""
-    return [
-        (branches[branch].call.call_id, position)
-        for branch, position in zip(segment.use_branch, segment.use_position, strict=True)
-    ]
-
-
-def facts_of(
-    segment: Segment,
-    branches: Sequence[Branch],
-    old: Mapping[Place, float] | None = None,
-    start: Mapping[Place, float] | None = None,
-) -> TokenFacts:
-    """Facts of all uses of the segment, in order."""
+def facts_of(segment: Segment, branches: Sequence[Branch]) -> TokenFacts:
+    """What is recorded of the segment's uses, in order."""
     uses = [(branches[branch], at) for branch, at in zip(segment.use_branch, segment.use_position, strict=True)]
-
-    def looked_up(known: Mapping[Place, float] | None) -> Tensor | None:
-        return None if known is None else torch.tensor([known[branch.call.call_id, at] for branch, at in uses])
-
     return TokenFacts(
         advantage_U=torch.tensor([branch.advantage for branch, _ in uses]),
         weight_U=torch.tensor([branch.weight for branch, _ in uses]),
         recorded_U=torch.tensor([branch.call.logprobs[at] for branch, at in uses]),
-        old_U=looked_up(old),
-        start_U=looked_up(start),
     )
 
 

@@ -1,34 +1,45 @@
-"""Log-probabilities and entropies of recorded tokens, without a gradient: under the current weights or the first ones."""
+"""A micro-batch made ready, and what the current or the first weights say of it without a gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from swarm.engine.local.forward import MicroBatch, Policy
 from swarm.engine.local.head import Heads, survey
-from swarm.engine.local.loss import Place, places
+from swarm.engine.local.loss import TokenFacts, facts_of
 from swarm.engine.tree import Branch, Segment, cut, grow
 
 
+@dataclass(slots=True, kw_only=True)
+class Piece:
+    """One segment of a tree as tensors, with what the loss needs to know of its uses.
+
+    All passes over a piece compute the same shapes, so that equal weights give equal numbers, bit for bit.
+    """
+
+    micro: MicroBatch
+    heads: Heads
+    facts: TokenFacts
+
+    @classmethod
+    def of(cls, segment: Segment, branches: Sequence[Branch], dtype: torch.dtype) -> Piece:
+        return cls(micro=MicroBatch.of(segment, dtype), heads=Heads.of(segment), facts=facts_of(segment, branches))
+
+
+def pieces(branches: Sequence[Branch], policy: Policy) -> list[Piece]:
+    """The tree over these branches, in pieces that fit into memory. Raises: TrainingRefused."""
+    return [Piece.of(segment, branches, policy.compute_dtype) for segment in cut(grow(branches), policy.segment_tokens)]
+
+
 @torch.no_grad()
-def read_segment(policy: Policy, segment: Segment, *, at_start: bool) -> tuple[Tensor, Tensor]:
-    """(logp_U, entropy_U) of the segment's uses."""
-    heads = Heads.of(segment)
-    micro = MicroBatch.of(segment, policy.compute_dtype)
+def read(policy: Policy, piece: Piece, *, at_start: bool = False) -> tuple[Tensor, Tensor]:
+    """(logp_U, entropy_U) of the piece's uses, under the current weights or the first ones."""
     with policy.autocast():
-        hidden_TD = policy.start_hidden(micro) if at_start else policy.hidden(micro)
+        hidden_TD = policy.start_hidden(piece.micro) if at_start else policy.hidden(piece.micro)
     weight_VD = policy.start_output_weight if at_start else policy.output_weight
     dtype = policy.compute_dtype
-    return survey(heads, hidden_TD[heads.at_H].to(dtype), weight_VD.to(dtype))
-
-
-def read_logprobs(policy: Policy, made: Sequence[Branch], *, at_start: bool) -> dict[Place, float]:
-    """Log-probability, after temperature, of every sampled token of these branches."""
-    known: dict[Place, float] = {}
-    for segment in cut(grow(made), policy.segment_tokens):
-        logp_U, _ = read_segment(policy, segment, at_start=at_start)
-        known.update(zip(places(segment, made), logp_U.tolist(), strict=True))
-    return known
+    return survey(piece.heads, hidden_TD[piece.heads.at_H].to(dtype), weight_VD.to(dtype))

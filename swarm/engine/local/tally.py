@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from swarm.engine.local.loss import Place, kl_to_start
 from swarm.engine.local.optimizer import WeightsChange
 
 
@@ -22,23 +21,14 @@ class Tally:
     priced: int = 0
     clipped: int = 0
     change: WeightsChange = field(default_factory=WeightsChange)
+    kls: list[Tensor] = field(default_factory=list)
     _entropies: list[Tensor] = field(default_factory=list)
     _mismatches: list[Tensor] = field(default_factory=list)
-    _kls: list[Tensor] = field(default_factory=list)
 
-    def look(
-        self,
-        at: Sequence[Place],
-        logp_U: Tensor,
-        entropy_U: Tensor,
-        recorded_U: Tensor,
-        start: Mapping[Place, float],
-    ) -> None:
-        """Some tokens, met first. start: log-probabilities under the first weights, of those where they are known."""
+    def look(self, logp_U: Tensor, entropy_U: Tensor, recorded_U: Tensor) -> None:
+        """Some tokens, met first."""
         self._entropies.append(entropy_U)
         self._mismatches.append((logp_U - recorded_U).abs())
-        known = [index for index, place in enumerate(at) if place in start]
-        self._kls.append(kl_to_start(logp_U[known], torch.tensor([start[at[index]] for index in known])))
 
     def metrics(self) -> dict[str, float]:
         mismatch = torch.cat(self._mismatches) if self._mismatches else torch.zeros(1)
@@ -49,7 +39,7 @@ class Tally:
             "weights_change": self.change.relative,
             "tokens_trained": float(self.tokens),
             "entropy": _mean(self._entropies),
-            "kl_to_start": _mean(self._kls),
+            "kl_to_start": _mean(self.kls),
             "logprob_mismatch_mean": float(mismatch.mean()),
             "logprob_mismatch_max": float(mismatch.max()),
         }
