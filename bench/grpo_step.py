@@ -1,0 +1,223 @@
+"""How long does one GRPO step take, beside TRL on the same model, tasks and lengths?
+
+A step is 64 completions of at most 32 tokens (8 sums, 8 completions of each), one optimiser step, and whatever it takes
+until the next completions come from the new weights. Ours: the local engine, driven as the server drives it (64 calls at
+once, batch, train, serve). TRL's: `GRPOTrainer` in an environment of its own, in the fastest of the precisions that it
+offers; each of them makes a first step that is not counted, and the faster one goes on. Then the two take turns, so that
+whatever else this machine does meets both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from bench.sums import GROUP_SIZE, LEARNING_RATE, MAX_TOKENS, TASKS, Sum, score, sums
+from foundation.clock import SystemClock
+from foundation.ids import derived_seed
+from swarm.engine.local.engine import LocalEngine
+from swarm.engine.seam import RunContext, SampleRequest, TrainBatch, TrainCall, TrainEpisode, TrainGroup
+from swarm.models import resolve
+from swarm.protocol.episodes import WeightsVersion
+from swarm.protocol.runspec import RunSpec
+
+_ROOT = Path(__file__).resolve().parents[1]
+_LOCK = _ROOT / "requirements" / "trl.txt"
+_ENVIRONMENT = _ROOT / ".venv-trl"
+_PRECISIONS = ("float32", "autocast")
+_SPEC = RunSpec.model_validate(
+    {
+        "optimizer": {"learning_rate": LEARNING_RATE},
+        "batch": {"tasks": TASKS, "group_size": GROUP_SIZE},
+        "sampling": {"max_tokens": MAX_TOKENS},
+    }
+)
+
+
+class Ours:
+    """The local engine under one run."""
+
+    def __init__(self, engine: LocalEngine, run_dir: Path) -> None:
+        self._engine = engine
+        self._run = RunContext(run_id="bench", branch=0, spec=_SPEC, directory=run_dir)
+        self._clock = SystemClock()
+
+    async def open(self) -> None:
+        await self._engine.open_run(self._run)
+
+    async def step(self, number: int) -> dict[str, float]:
+        """Seconds of each part, and how many tokens there were."""
+        began = self._clock.monotonic()
+        groups = await asyncio.gather(*(self._group(number, at, task) for at, task in enumerate(sums(number))))
+        sampled = self._clock.monotonic()
+        outcome = await self._engine.train(TrainBatch(step=number, spec=_SPEC, groups=list(groups)))
+        trained = self._clock.monotonic()
+        await self._engine.serve(WeightsVersion(run_id="bench", branch=0, step=number))
+        served = self._clock.monotonic()
+        tokens = sum(len(call.sampled_ids) for group in groups for episode in group.episodes for call in episode.calls)
+        return {
+            "seconds": served - began,
+            "generate_s": sampled - began,
+            "train_s": trained - sampled,
+            "sync_s": served - trained,
+            "sampled_tokens": tokens,
+            "reward_mean": outcome.metrics["reward_mean"],
+            "tokens_trained": outcome.metrics["tokens_trained"],
+        }
+
+    async def _group(self, step: int, at: int, task: Sum) -> TrainGroup:
+        episodes = await asyncio.gather(*(self._episode(step, at, slot, task) for slot in range(GROUP_SIZE)))
+        return TrainGroup(group_id=f"{step}-{at}", task_id=task.question, episodes=list(episodes))
+
+    async def _episode(self, step: int, at: int, slot: int, task: Sum) -> TrainEpisode:
+        body = {
+            "messages": [{"role": "user", "content": task.question}],
+            "temperature": 1.0,
+            "max_tokens": MAX_TOKENS,
+            "seed": derived_seed("bench", step, at, slot),
+        }
+        sampled = await self._engine.sample(SampleRequest(dialect="chat.completions", body=body))
+        choice = sampled.choices[0]
+        name = f"{step}-{at}-{slot}"
+        call = TrainCall(
+            call_id=name,
+            agent=None,
+            prompt_ids=sampled.prompt_ids,
+            sampled_ids=choice.sampled_ids,
+            logprobs=choice.logprobs,
+            temperature=1.0,
+            versions=choice.versions,
+            truncated=choice.finish_reason == "length",
+        )
+        reward = score(sampled.answer["choices"][0]["message"]["content"] or "", task.total)
+        return TrainEpisode(episode_id=name, reward=reward, agent_rewards=None, calls=[call])
+
+
+class Trl:
+    """TRL in a process of its own; makes a step when it is told to."""
+
+    def __init__(self, model: Path, precision: str, log: Path) -> None:
+        self.precision = precision
+        self._log = log
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                [
+                    *(str(_ENVIRONMENT / "bin" / "python"), "-m", "bench.trl_grpo"),
+                    *("--model", str(model), "--precision", precision),
+                ],
+                cwd=_ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def step(self) -> float:
+        """Seconds of its next step."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        while True:
+            said = self._said()
+            if "seconds" in said:
+                return float(said["seconds"])
+
+    def _said(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"TRL ended: {self._log.read_text()[-2000:]}")
+        return dict(json.loads(line)) if line.startswith("{") else {}
+
+
+def ensure_trl() -> None:
+    """Make TRL's environment from its lock, unless it is there already."""
+    marker = _ENVIRONMENT / "lock.txt"
+    if marker.exists() and marker.read_bytes() == _LOCK.read_bytes():
+        return
+    print(f"Setting up {_ENVIRONMENT.name} from requirements/{_LOCK.name} ...", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(_ENVIRONMENT)], check=True)
+    pip = [str(_ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "-r", str(_LOCK)], check=True, stdout=sys.stderr)
+    marker.write_bytes(_LOCK.read_bytes())
+
+
+@contextmanager
+def fastest_trl(model: Path, logs: Path) -> Iterator[Trl]:
+    """TRL in its faster precision, after one step that warmed it up."""
+    firsts: dict[str, float] = {}
+    for precision in _PRECISIONS:
+        with Trl(model, precision, logs / f"trl-{precision}.log") as trl:
+            firsts[precision] = trl.step()
+            say(side="trl", precision=precision, warm_up=True, seconds=firsts[precision])
+            if precision == _PRECISIONS[-1] and firsts[precision] == min(firsts.values()):
+                yield trl
+                return
+    best = min(firsts, key=firsts.__getitem__)
+    with Trl(model, best, logs / f"trl-{best}-again.log") as trl:
+        trl.step()
+        yield trl
+
+
+async def measure(model_name: str, steps: int, home: Path) -> dict[str, Any]:
+    model = resolve(model_name)
+    engine = LocalEngine(model, directory=home, logs=home, clock=SystemClock(), max_model_len=1024)
+    ours, theirs = [], []
+    try:
+        await engine.boot()
+        side = Ours(engine, home / "run")
+        await side.open()
+        await side.step(1)
+        with fastest_trl(model.path, home) as trl:
+            for number in range(2, steps + 2):
+                own = await side.step(number)
+                say(side="ours", step=number, **own)
+                ours.append(own["seconds"])
+                theirs.append(await asyncio.to_thread(trl.step))
+                say(side="trl", step=number, precision=trl.precision, seconds=theirs[-1])
+            precision = trl.precision
+    finally:
+        await engine.shutdown()
+    return {
+        "s_per_step": round(median(ours), 3),
+        "trl_s_per_step": round(median(theirs), 3),
+        "ratio": round(median(theirs) / median(ours), 2),
+        "trl_precision": precision,
+        "steps": steps,
+    }
+
+
+def say(**fields: Any) -> None:
+    rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
+    print(json.dumps(rounded), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.grpo_step", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps of each side")
+    args = parser.parse_args()
+    ensure_trl()
+    with tempfile.TemporaryDirectory(prefix="swarm-bench-") as home:
+        say(bench="grpo_step", **asyncio.run(measure(args.model, args.steps, Path(home))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

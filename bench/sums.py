@@ -1,0 +1,34 @@
+"""The task of the step benches, for both sides alike: one-digit sums, asked in one fixed way. Standard library alone."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+TASKS = 8
+GROUP_SIZE = 8
+MAX_TOKENS = 32
+LEARNING_RATE = 4e-5
+_NUMBER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    question: str
+    total: int
+
+
+def sums(step: int) -> list[Sum]:
+    """The tasks of one step, the same in every process."""
+    draw = random.Random(step)
+    pairs = [(draw.randint(1, 9), draw.randint(1, 9)) for _ in range(TASKS)]
+    return [Sum(f"What is {a}+{b}? Answer with the number only.", a + b) for a, b in pairs]
+
+
+def score(answer: str, total: int) -> float:
+    """1 for the bare number, 0.5 when it is the last number of a longer answer, else 0."""
+    numbers = _NUMBER.findall(answer)
+    if not numbers or int(numbers[-1]) != total:
+        return 0.0
+    return 1.0 if answer.strip() == str(total) else 0.5
