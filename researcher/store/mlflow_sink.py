@@ -26,6 +26,8 @@ from researcher.store.store import Store
 
 KEY = "swarm.key"
 """The tag by which a run is found again: `stage:<id>`, `trial:<key>` or `report`."""
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+"""MLflow would retry for minutes by itself; here the outbox does that, and nobody waits."""
 _METRICS_PER_BATCH = 1000  # MLflow refuses more
 
 
@@ -98,6 +100,8 @@ class MlflowSink:
     def _open(self) -> Any:
         """MLflow's client; its import takes seconds, so it waits for the first message."""
         if self._client is None:
+            for name, value in _PATIENCE.items():
+                os.environ.setdefault(name, value)
             from mlflow.tracking import MlflowClient
 
             for noisy in ("mlflow", "alembic"):

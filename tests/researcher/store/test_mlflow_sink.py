@@ -144,12 +144,12 @@ def test_where_mlflow_is(tmp_path: Path) -> None:
 
 
 def test_a_kill_while_mlflow_makes_its_database_leaves_none_rather_than_half_of_one(
-    home: Path, sink: MlflowSink, store: Store
+    tmp_path: Path, store: Store
 ) -> None:
-    half_made = home / ".mlflow.db.new"
+    half_made = tmp_path / ".mlflow.db.new"
     half_made.write_bytes(b"cut short")
     study, _, _ = a_study(store)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert sink.drain(study) > 0
+        assert MlflowSink(store, f"sqlite:///{tmp_path}/mlflow.db").drain(study) > 0
     assert not half_made.exists()
