@@ -10,6 +10,9 @@ from researcher.commands.home import open_home, say, say_json
 from researcher.conduct import report
 from researcher.ownership import owned_now
 from researcher.report.verify import verify
+from researcher.store.errors import NotFound
+
+_SHOWN = 12
 
 
 def report_command(args: argparse.Namespace) -> int:
@@ -32,13 +35,17 @@ def verify_command(args: argparse.Namespace) -> int:
     home = open_home()
     study_id = home.store.resolve_study(args.study)
     claims = home.store.claims(study_id)
+    if not claims:
+        raise NotFound(f"{study_id} has no report to verify yet; `researcher status {study_id}` says how it is doing")
     differences = verify(home.store.study_data(study_id), claims, home.store.report_files(study_id))
     if args.json:
         rows = [difference.model_dump() for difference in differences]
         say_json({"study": study_id, "claims": len(claims), "differences": rows})
     else:
-        for difference in differences:
+        for difference in differences[:_SHOWN]:
             say(str(difference))
+        if len(differences) > _SHOWN:
+            say(f"... and {len(differences) - _SHOWN} more, which follow from these; --json shows all")
         verdict = f"{len(differences)} differ" if differences else "all recompute"
         say(f"{study_id}: {len(claims)} claims, {verdict}")
     return FAILED if differences else DONE
