@@ -15,6 +15,8 @@ from swarm.client.errors import EpisodeUnfinished, LeaseLost, NotFound
 from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
 from swarm.protocol.errors import SwarmError
 
+GIVE_BACK_S = 2.0
+"""How long a client that is told to stop waits for a grant that is on its way, so as to give it back."""
 RENEWALS_PER_IDLE_LIMIT = 3
 REASON_CHARS = 8_000
 
@@ -139,9 +141,25 @@ class Episode:
     async def __aenter__(self) -> Episode:
         if not self.claim.run_id:
             self.claim = self.claim.model_copy(update={"run_id": await self._desk.current_run_id()})
-        self._grant = await self._desk.claim(self.claim)
+        self._grant = await self._claimed()
         self._renewing = asyncio.create_task(self._renew_while_alive())
         return self
+
+    async def _claimed(self) -> EpisodeGrant:
+        """The grant. When nobody waits for it any more, one that is on its way is given back, not left to run out."""
+        claiming = asyncio.ensure_future(self._desk.claim(self.claim))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            enough = asyncio.ensure_future(self._clock.sleep(GIVE_BACK_S))
+            await asyncio.wait((claiming, enough), return_when=asyncio.FIRST_COMPLETED)
+            enough.cancel()
+            if claiming.done() and not claiming.cancelled() and claiming.exception() is None:
+                self._grant = claiming.result()
+                self._abort_reason = "the client stopped before it began"
+                await self._abort_quietly()
+            claiming.cancel()
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

