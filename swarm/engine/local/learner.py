@@ -31,7 +31,7 @@ from swarm.engine.tree import Branch
 from swarm.protocol.runspec import RunSpec
 
 _ALGORITHMS: dict[str, type[Grpo]] = {"grpo": Grpo}
-KL_SAMPLE = 128
+KL_SAMPLE = 64
 """With kl = 0 the KL to the first weights is only a metric: it is measured on whole calls with at least so many tokens."""
 
 
@@ -139,16 +139,19 @@ class Learner:
         return tally
 
     def _sampled_kl(self, made: Sequence[Branch], spec: RunSpec, step: int) -> Tensor:
-        """KL to the first weights on a sample of the calls. Both are read over the same pieces, so that rounding cancels."""
-        chosen = list(made)
-        random.Random(derived_seed(spec.seed, "kl", step)).shuffle(chosen)
-        tokens, count = 0, 0
-        while count < len(chosen) and tokens < KL_SAMPLE:
-            tokens += len(chosen[count].call.sampled_ids)
-            count += 1
+        """KL to the first weights on neighbouring calls, from a place drawn anew at each step.
+
+        Neighbours share their prompts, which makes this cheap. Both weights read the same pieces, so that rounding cancels.
+        """
+        first = random.Random(derived_seed(spec.seed, "kl", step)).randrange(len(made) or 1)
+        chosen: list[Branch] = []
+        for branch in [*made[first:], *made[:first]]:
+            chosen.append(branch)
+            if sum(len(other.call.sampled_ids) for other in chosen) >= KL_SAMPLE:
+                break
         found = [
             kl_to_start(read(self.policy, piece)[0], read(self.policy, piece, at_start=True)[0])
-            for piece in pieces(chosen[:count], self.policy)
+            for piece in pieces(chosen, self.policy)
         ]
         return torch.cat(found) if found else torch.zeros(0)
 
