@@ -28,9 +28,10 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        parsed, unknown = self.parse_known_args(args, namespace)
+        given = list(sys.argv[1:] if args is None else args)
+        parsed, unknown = self.parse_known_args(given, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self._chosen(given).error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -49,14 +50,18 @@ class Parser(argparse.ArgumentParser):
             for name, parser in action.choices.items()
         }
 
+    def _chosen(self, given: Sequence[str]) -> Parser:
+        """The innermost command that was named, to which misspelt options belong."""
+        for word in given:
+            if word in self.commands():
+                return self.commands()[word]._chosen(given[given.index(word) + 1 :])
+        return self
+
     def _hint(self, message: str) -> str:
         if (unknown := _UNKNOWN.search(message)) is not None:
-            guess = nearest(unknown.group(1).split()[0].split("=")[0], self._all_options())
+            guess = nearest(unknown.group(1).split()[0].split("=")[0], self.options())
         elif (choice := _CHOICE.search(message)) is not None:
             guess = nearest(choice.group(1), self.commands())
         else:
             guess = None
         return f" (did you mean {guess}?)" if guess else ""
-
-    def _all_options(self) -> list[str]:
-        return self.options() + [name for parser in self.commands().values() for name in parser._all_options()]

@@ -76,12 +76,20 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument(
         "--budget", metavar="TIME", help="wall time such as 90m or 8h; what does not fit is refused beforehand"
     )
-    start.add_argument("--seeds", type=int, metavar="N", help="seeds per arm (default: what the noise floor asks for)")
-    start.add_argument("--max-parallel", type=int, metavar="N", help="trials at once (default: one per server)")
+    start.add_argument(
+        "--seeds", type=_count, metavar="N", help="seeds per arm (default: what the noise floor asks for)"
+    )
+    start.add_argument("--max-parallel", type=_count, metavar="N", help="trials at once (default: one per server)")
     start.add_argument(
         "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
     )
     _json(start)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1; got {text!r}")
+    return int(text)
 
 
 def _json(command: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foundation.commandline import UsageError
 from foundation.paths import user_data_dir
 from researcher.store.store import Store
 
@@ -28,7 +29,10 @@ class Home:
 def open_home() -> Home:
     """Raises: StoreError when the database cannot be used."""
     root = user_data_dir()
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the data directory {root} cannot be used ({error.strerror}); set RESEARCHER_HOME") from error
     return Home(root, Store.open())
 
 

@@ -110,10 +110,12 @@ def instruments_command(args: argparse.Namespace) -> int:
 
 def plan_lines(plan: Plan) -> list[str]:
     """A plan as a person reads it."""
+    varied = {factor.name for factor in plan.factors if factor.target == "study.steps"}
+    length = "steps as the arm says" if varied & set(plan.arms[0].levels) else f"{plan.steps} steps a trial"
     lines = [
         f"question    {plan.question}",
         f"hash        {plan.digest()}  (version {plan.version}, planner {plan.planner})",
-        f"instrument  {plan.instrument} {plan.instrument_version}, model {plan.model.name}, {plan.steps} steps a trial",
+        f"instrument  {plan.instrument} {plan.instrument_version}, model {plan.model.name}, {length}",
     ]
     lines += [f"arm         {arm.name}: {', '.join(f'{k}={v}' for k, v in arm.levels.items())}" for arm in plan.arms]
     for hypothesis in plan.hypotheses:

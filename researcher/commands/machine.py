@@ -29,7 +29,8 @@ _PACKAGES = ("vllm", "torch", "transformers", "mlflow", "langgraph", "sqlalchemy
 
 def doctor_command(args: argparse.Namespace) -> int:
     """Check what a study on this machine needs; 1 when something is missing."""
-    rows = [*_packages(), _disk(), _memory(), _shared_memory(), _model(), _database()]
+    home = open_home()
+    rows = [*_packages(), _disk(), _memory(), _shared_memory(), _model(), ("database", True, home.store.url)]
     if args.json:
         say_json([{"check": name, "ok": ok, "detail": detail} for name, ok, detail in rows])
     else:
@@ -60,7 +61,6 @@ def _version(name: str) -> str:
 
 def _disk() -> Row:
     root = user_data_dir()
-    root.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(root).free / 1e9
     return "disk", free >= _NEED_DISK_GB, f"{free:.0f} GB free at {root}; a study wants {_NEED_DISK_GB:.0f}"
 
@@ -78,11 +78,6 @@ def _shared_memory() -> Row:
 def _model() -> Row:
     cached = [folder.name for folder in cached_models()]
     return "models", True, ", ".join(cached) or "none yet; `swarm models get smollm2-135m` (a study does it by itself)"
-
-
-def _database() -> Row:
-    home = open_home()
-    return "database", True, home.store.url
 
 
 def ui_command(args: argparse.Namespace) -> int:

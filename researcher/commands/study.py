@@ -52,7 +52,7 @@ def start_command(args: argparse.Namespace) -> int:
         say_json(plan.model_dump(mode="json")) if args.json else say("\n".join(plan_lines(plan)))
         return DONE
     choices = {
-        "instrument": args.instrument,
+        "instrument": _place(args.instrument),
         "planner": args.planner,
         "servers": args.server,
         "engine": args.engine,
@@ -97,6 +97,11 @@ def _topic(given: str) -> str:
     if not given.strip():
         raise UsageError("the topic is empty; ask a question, such as those of `researcher instruments`")
     return given.strip()
+
+
+def _place(instrument: str | None) -> str | None:
+    """A folder's whole path, so that `resume` finds it from anywhere; a name as it is."""
+    return str(Path(instrument).resolve()) if instrument and Path(instrument).is_dir() else instrument
 
 
 def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = None) -> int:
