@@ -37,6 +37,9 @@ _UNITS_S = (86_400.0, 3600.0, 60.0, 1.0)
 def start_command(args: argparse.Namespace) -> int:
     """Plan, freeze, conduct, report."""
     topic = _topic(args.topic)
+    for url in args.server:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"--server {url!r} is no address; write it as http://host:8642")
     options = PlanOptions(
         instrument=args.instrument,
         planner=args.planner,
@@ -131,7 +134,7 @@ async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None) -
             at_most=choices.get("max_parallel"),
             clock=clock,
         )
-        view.say("waiting for the swarm server ...")
+        view.say(f"waiting for {', '.join(choices['servers']) or 'the swarm server that starts on this machine'} ...")
         async with pool:
             executor = Executor(store, pool, _setup(home, folder))
             conduct = Conduct(store, executor, MlflowSink(store), view, clock, home.studies)
