@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from bench.sums import GROUP_SIZE, LEARNING_RATE, MAX_TOKENS, TASKS, score, sums
+from bench.sums import GROUP_SIZE, LEARNING_RATE, MAX_TOKENS, PRECISIONS, TASKS, score, sums
 
 _STEPS = 64
 
@@ -19,7 +19,7 @@ _STEPS = 64
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--precision", choices=("float32", "autocast", "bfloat16"), required=True)
+    parser.add_argument("--precision", choices=PRECISIONS, required=True)
     parser.add_argument("--per-device", type=int, default=16, help="completions per forward pass")
     args = parser.parse_args()
     trainer = _trainer(args.model, args.precision, args.per_device)
