@@ -138,7 +138,7 @@ class Trl:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"TRL ended: {self._log.read_text()[-2000:]}")
+            raise RuntimeError(f"TRL ended with status {self._process.wait()}: {self._log.read_text()[-2000:]}")
         return dict(json.loads(line)) if line.startswith("{") else {}
 
 
@@ -149,7 +149,7 @@ def ensure_trl() -> None:
         return
     print(f"Setting up {_ENVIRONMENT.name} from requirements/{_LOCK.name} ...", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(_ENVIRONMENT)], check=True)
-    pip = [str(_ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip = [str(_ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", "-r", str(_LOCK)], check=True, stdout=sys.stderr)
     marker.write_bytes(_LOCK.read_bytes())
 

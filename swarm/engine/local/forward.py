@@ -166,10 +166,10 @@ class Policy:
 
 
 def _segment_tokens(model: PreTrainedModel) -> int:
-    """How many tokens are computed at once: their activations, kept for the backward pass, fill about 3 GiB."""
+    """How many tokens are computed at once: their activations, kept for the backward pass, fill about 1.5 GiB."""
     config = model.config.get_text_config()
     per_layer = 60 * config.hidden_size + 18 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    return int(max(256, min(4096, 3 * (1 << 30) // (per_layer * config.num_hidden_layers))))
+    return int(max(256, min(4096, 3 * (1 << 29) // (per_layer * config.num_hidden_layers))))
 
 
 def _tree_attention(
