@@ -98,6 +98,7 @@ class Crew:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._history = _History()
         self._failing = 0
+        self._last_crash = ""
         self._report = CrewReport()
 
     async def work(self, tasks: TaskStream) -> CrewReport:
@@ -183,8 +184,8 @@ class Crew:
             self._failing += fate is _Fate.CRASHED
             if self._failing >= max(LEAST_FAILING_UNITS, size):
                 raise RolloutsFailing(
-                    f"{self._failing} episodes in a row crashed in all of their {self._retries + 1} attempts; "
-                    f"mend the rollout (the last traceback is in the log and in the ledger of task {task.id!r})"
+                    f"{self._failing} episodes in a row crashed in all of their {self._retries + 1} attempts, the last "
+                    f"with {self._last_crash}; mend the rollout (its traceback is in the log and in the ledger)"
                 )
         finally:
             claimed.set()
@@ -223,8 +224,9 @@ class Crew:
             if current is not None and current.cancelling():
                 raise
             return _given_up(episode, "the lease was lost or the rollout cancelled itself")
-        except Exception:
+        except Exception as error:
             log.exception("the rollout of task %s crashed (episode %s)", task.id, episode.id)
+            self._last_crash = traceback.format_exception_only(error)[-1].strip()
             return _given_up(episode, traceback.format_exc())
         return _Fate.ENDED
 

@@ -65,7 +65,7 @@ class LocalEngine:
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._health = EngineHealth(ready=False)
-        self._room = WeightsRoom(model.path, note=directory / "weights-room")
+        self._room = WeightsRoom(model.path)
         self.inference = VllmInference(settings, clock=clock, back_off=back_off)
         self.inference.subscribe(self._tell)
         self.trainer = TrainerHandle(

@@ -2,65 +2,87 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
-from foundation.paths import memory_dir, write_atomically
+from foundation.paths import memory_dir
 from swarm.engine.seam import EngineError
 
 _SLOTS = ("a", "b")
+_PREFIX = "swarm-weights"
 
 
 class WeightsRoom:
-    """note: a file that remembers where the room is, so that the next server removes what a killed one left."""
+    """Its directory is locked while it is open, so that whoever opens a room next removes those of killed servers.
+
+    path: the directory while the room is open, else None.
+    """
 
     FILE = "model.safetensors"
 
-    def __init__(self, model_dir: Path, *, note: Path) -> None:
+    def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
-        self._note = note
-        self._path: Path | None = None
+        self.path: Path | None = None
+        self._lock: int | None = None
         self._served: Path | None = None
 
     def open(self) -> None:
         """Make the directory, with the model's configuration in each slot. Again: nothing. Raises: OSError."""
-        if self._path is not None:
+        if self.path is not None:
             return
-        self._remove_remembered()
-        path = Path(tempfile.mkdtemp(prefix=f"swarm-weights-{os.getuid()}-", dir=memory_dir()))
-        write_atomically(self._note, str(path).encode())
+        for left in memory_dir().glob(f"{_PREFIX}-{os.getuid()}-*"):
+            _remove_if_free(left)
+        path, self._lock = _made_and_locked()
         for slot in _SLOTS:
             (path / slot).mkdir(mode=0o700)
             for file in self._model_dir.iterdir():
                 if file.is_file() and file.suffix in (".json", ".jinja", ".txt") and "safetensors" not in file.name:
                     shutil.copyfile(file, path / slot / file.name)
-        self._path = path
+        self.path = path
 
     def close(self) -> None:
         """Remove it."""
-        path, self._path, self._served = self._path, None, None
-        if path is not None:
-            shutil.rmtree(path)
-            self._note.unlink(missing_ok=True)
+        path, lock = self.path, self._lock
+        self.path = self._lock = self._served = None
+        if path is not None and lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
 
     def free_slot(self) -> Path:
         """The slot that is not served: inference may need the other one again after a crash."""
-        if self._path is None:
+        if self.path is None:
             raise EngineError("the engine is not booted")
-        return next(self._path / slot for slot in _SLOTS if self._path / slot != self._served)
+        return next(self.path / slot for slot in _SLOTS if self.path / slot != self._served)
 
     def serves(self, slot: Path) -> None:
         """Inference has these weights now."""
         self._served = slot
 
-    def _remove_remembered(self) -> None:
-        """Only what looks like a room of ours is removed, whatever the note says."""
-        try:
-            path = Path(self._note.read_text())
-        except FileNotFoundError:
-            return
-        if path.parent == memory_dir() and path.name.startswith(f"swarm-weights-{os.getuid()}-"):
-            shutil.rmtree(path, ignore_errors=True)
-        self._note.unlink()
+
+def _made_and_locked() -> tuple[Path, int]:
+    """A new room. Between its making and its locking another server may take it for a dead one's: then one more."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getuid()}-", dir=memory_dir()))
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return path, lock
+        os.close(lock)
+
+
+def _remove_if_free(path: Path) -> None:
+    """Remove a room that no living process holds."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(lock)
