@@ -173,7 +173,7 @@ def fastest_trl(model: Path, precisions: Sequence[str], logs: Path) -> Trl:
 
 async def measure(model_name: str, steps: int, precisions: Sequence[str], home: Path) -> dict[str, Any]:
     model = resolve(model_name)
-    engine = LocalEngine(model, directory=home, logs=home, clock=SystemClock(), max_model_len=1024)
+    engine = LocalEngine(model, logs=home, clock=SystemClock(), max_model_len=1024)
     ours, theirs = [], []
     try:
         await engine.boot()

@@ -120,9 +120,7 @@ def _local(args: argparse.Namespace) -> _Hosted:
     folder = resolve(args.model)
 
     def engine(state: StateDir, clock: Clock) -> Engine:
-        return LocalEngine(
-            folder, directory=state.engine_dir, logs=state.logs_dir, max_model_len=args.max_model_len, clock=clock
-        )
+        return LocalEngine(folder, logs=state.logs_dir, max_model_len=args.max_model_len, clock=clock)
 
     return _Hosted(f"{folder.name}@{folder.fingerprint[:12]}", engine)
 

@@ -77,10 +77,6 @@ class StateDir:
         return self.path / "runs"
 
     @property
-    def engine_dir(self) -> Path:
-        return self.path / "engine"
-
-    @property
     def logs_dir(self) -> Path:
         return self.path / "logs"
 

@@ -33,16 +33,12 @@ from swarm.protocol.episodes import WeightsVersion
 
 
 class LocalEngine:
-    """See `swarm.engine.seam.Engine`.
-
-    directory: for what outlives a crash of the server; logs: one file per child.
-    """
+    """See `swarm.engine.seam.Engine`. logs: a directory, one file per child."""
 
     def __init__(
         self,
         model: ModelFolder,
         *,
-        directory: Path,
         logs: Path,
         clock: Clock,
         max_model_len: int | None = None,

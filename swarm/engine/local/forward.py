@@ -5,7 +5,7 @@ Suffixes of tensors: T tokens of a micro-batch, D hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from swarm.engine.seam import EngineError
 from swarm.engine.tree import Segment
 
 _ATTENTION = "prefix_tree"
-_TILE = 128
+_TILE = 64
 """Queries per tile of the attention."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -34,37 +34,72 @@ class UnsupportedModel(EngineError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
-    """A segment as tensors. Attention is computed in tiles: some queries in a row, and the keys that any of them may see.
+class Tiles:
+    """Tiles of about equal width: B of them, each with Q queries in a row and the K keys that any of these may see.
 
-    sizes: queries per tile. keys: positions of all tiles' keys. masks: per tile [queries, keys], 0 at ancestors and the
-    token itself, -inf elsewhere. In depth-first order the keys outside a tile are the path above its first token.
+    query_BQ, key_BK: positions. Short tiles are filled up: queries with the last one again, keys with ones that no query sees.
+    mask_BQK: 0 at ancestors and the token itself, -inf elsewhere.
+    """
+
+    query_BQ: Tensor
+    key_BK: Tensor
+    mask_BQK: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """A segment as tensors.
+
+    In depth-first order the keys outside a tile are the path above its first token. place_T: where each token's result lies
+    in those of all tiles, one behind the other.
     """
 
     token_T: Tensor
     depth_T: Tensor
-    sizes: list[int]
-    keys: Tensor
-    masks: list[Tensor]
+    tiles: list[Tiles]
+    place_T: Tensor
 
     @classmethod
     def of(cls, segment: Segment, dtype: torch.dtype) -> MicroBatch:
         end_T = torch.tensor(segment.end)
-        sizes, keys, masks = [], [], []
-        for first in range(0, len(segment.token), _TILE):
-            query = torch.arange(first, min(first + _TILE, len(segment.token)))
-            key = torch.cat([torch.tensor(segment.above(first), dtype=torch.long), query])
-            seen = (query[:, None] >= key) & (query[:, None] < end_T[key])
-            sizes.append(len(query))
-            keys.append(key)
-            masks.append(torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf))
+        count = len(segment.token)
+        spans = [range(first, min(first + _TILE, count)) for first in range(0, count, _TILE)]
+        keys = [[*segment.above(span.start), *span] for span in spans]
+        places, before = torch.empty(count, dtype=torch.long), 0
+        tiles = []
+        for group in _alike([len(key) for key in keys]):
+            tiles.append(_stacked([spans[tile] for tile in group], [keys[tile] for tile in group], end_T, dtype))
+            width = tiles[-1].query_BQ.shape[1]
+            for tile in group:
+                span = spans[tile]
+                places[span.start : span.stop] = torch.arange(before, before + len(span))
+                before += width
         return cls(
-            token_T=torch.tensor(segment.token),
-            depth_T=torch.tensor(segment.depth),
-            sizes=sizes,
-            keys=torch.cat(keys),
-            masks=masks,
+            token_T=torch.tensor(segment.token), depth_T=torch.tensor(segment.depth), tiles=tiles, place_T=places
         )
+
+
+def _alike(widths: Sequence[int]) -> list[list[int]]:
+    """Which tiles go together: the widest of a group has at most a quarter more keys than the narrowest."""
+    groups: list[list[int]] = []
+    for tile in sorted(range(len(widths)), key=widths.__getitem__):
+        if groups and widths[tile] <= 1.25 * widths[groups[-1][0]]:
+            groups[-1].append(tile)
+        else:
+            groups.append([tile])
+    return groups
+
+
+def _stacked(spans: Sequence[range], keys: Sequence[Sequence[int]], end_T: Tensor, dtype: torch.dtype) -> Tiles:
+    queries, width = max(map(len, spans)), max(map(len, keys))
+    query_BQ = torch.tensor([[*span, *[span[-1]] * (queries - len(span))] for span in spans])
+    key_BK = torch.tensor([[*key, *[-1] * (width - len(key))] for key in keys])
+    filling = key_BK < 0
+    key_BK = key_BK.masked_fill(filling, 0)
+    query, key = query_BQ[:, :, None], key_BK[:, None, :]
+    seen = (query >= key) & (query < end_T[key]) & ~filling[:, None, :]
+    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
+    return Tiles(query_BQ=query_BQ, key_BK=key_BK, mask_BQK=mask)
 
 
 class Policy:
@@ -76,6 +111,7 @@ class Policy:
         self.start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         self.model.float()
         self.compute_dtype = torch.float32
+        self._cast: tuple[tuple[int, torch.dtype], Tensor] | None = None
         self.segment_tokens = _segment_tokens(model)
 
     @classmethod
@@ -104,6 +140,15 @@ class Policy:
         weight = self.model.get_output_embeddings().weight
         assert isinstance(weight, nn.Parameter)
         return weight
+
+    @property
+    def cast_output_weight(self) -> Tensor:
+        """[V, D] in the compute type, without gradient; cast once for each state of the weight."""
+        weight = self.output_weight.detach()
+        state = (weight._version, self.compute_dtype)
+        if self._cast is None or self._cast[0] != state:
+            self._cast = (state, weight.to(self.compute_dtype))
+        return self._cast[1]
 
     @property
     def output_grad(self) -> Tensor:
@@ -166,10 +211,10 @@ class Policy:
 
 
 def _segment_tokens(model: PreTrainedModel) -> int:
-    """How many tokens are computed at once: their activations, kept for the backward pass, fill about 1.5 GiB."""
+    """How many tokens are computed at once: their activations, kept for the backward pass, fill about 2 GiB."""
     config = model.config.get_text_config()
     per_layer = 60 * config.hidden_size + 18 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    return int(max(256, min(4096, 3 * (1 << 29) // (per_layer * config.num_hidden_layers))))
+    return int(max(256, min(4096, (1 << 31) // (per_layer * config.num_hidden_layers))))
 
 
 def _tree_attention(
@@ -191,25 +236,34 @@ def _tree_attention(
     """
     if sliding_window is not None:
         raise UnsupportedModel("models with sliding-window attention cannot be trained on prefix trees")
-    kv_heads = key.shape[1]
-    groups = query.shape[1] // kv_heads
-    dtype = micro.masks[0].dtype
-    keys = key.to(dtype)[0].index_select(1, micro.keys)
-    values = value.to(dtype)[0].index_select(1, micro.keys)
-    queries = query.to(dtype)[0].view(kv_heads, groups, *query.shape[2:])
-    tiles = []
-    widths = [mask.shape[1] for mask in micro.masks]
-    for q, k, v, mask in zip(
-        torch.split(queries, micro.sizes, 2),
-        torch.split(keys, widths, 1),
-        torch.split(values, widths, 1),
-        micro.masks,
-        strict=True,
-    ):
-        flat = q.reshape(1, kv_heads, -1, q.shape[-1])
-        seen = scaled_dot_product_attention(flat, k[None], v[None], attn_mask=mask.repeat(groups, 1), scale=scaling)
-        tiles.append(seen.reshape(q.shape))
-    return torch.cat(tiles, dim=2).flatten(0, 1).transpose(0, 1)[None], None
+    heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[-1]
+    groups = heads // kv_heads
+    dtype = micro.tiles[0].mask_BQK.dtype
+    rows = [tensor.to(dtype)[0].transpose(0, 1) for tensor in (query, key, value)]  # [T, heads, d]
+    results = []
+    for tiles in micro.tiles:
+        (count, queries), keys = tiles.query_BQ.shape, tiles.key_BK.shape[1]
+        q = (
+            rows[0]
+            .index_select(0, tiles.query_BQ.flatten())
+            .view(count, queries, kv_heads, groups, width)
+            .permute(0, 2, 3, 1, 4)
+        )
+        k, v = (
+            row.index_select(0, tiles.key_BK.flatten()).view(count, keys, kv_heads, width).transpose(1, 2)
+            for row in rows[1:]
+        )
+        seen = scaled_dot_product_attention(
+            q.reshape(count, kv_heads, groups * queries, width),
+            k,
+            v,
+            attn_mask=tiles.mask_BQK.repeat(1, groups, 1)[:, None],
+            scale=scaling,
+        )
+        results.append(
+            seen.view(count, kv_heads, groups, queries, width).permute(0, 3, 1, 2, 4).reshape(-1, heads, width)
+        )
+    return torch.cat(results).index_select(0, micro.place_T)[None], None
 
 
 def _refuse_other_logits(model: PreTrainedModel) -> None:

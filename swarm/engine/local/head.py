@@ -13,8 +13,8 @@ from torch import Tensor
 
 from swarm.engine.tree import Segment
 
-CHUNK_LOGITS = 16_000_000
-"""So many logits are held at a time: 64 MB in float32, and three times as much at the peak."""
+CHUNK_LOGITS = 32_000_000
+"""So many logits are held at a time: 128 MB in float32, and three times as much at the peak."""
 
 Price = Callable[[Tensor, Tensor, slice], Tensor]
 """(logp_U, entropy_U, which uses) → their loss, a scalar. Gradients flow into the first two."""
@@ -109,8 +109,9 @@ def descend(
 
 def _distribution(heads: Heads, at: slice, uses: slice, logits_HV: Tensor) -> _Chunk:
     scaled_HV = logits_HV.float().div_(heads.temperature_H[at, None])
-    log_norm_H = scaled_HV.logsumexp(-1)
-    prob_HV = (scaled_HV - log_norm_H[:, None]).exp_()
+    prob_HV = scaled_HV.softmax(-1)
+    top_H, top_token_H = scaled_HV.max(-1)
+    log_norm_H = top_H - prob_HV.gather(1, top_token_H[:, None])[:, 0].log()
     mean_H = torch.bmm(prob_HV[:, None, :], scaled_HV[:, :, None])[:, 0, 0]
     head_U = heads.head_U[uses] - at.start
     return _Chunk(scaled_HV, log_norm_H, prob_HV, log_norm_H - mean_H, head_U, heads.token_U[uses])

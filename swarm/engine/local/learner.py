@@ -101,7 +101,6 @@ class Learner:
         """The gradient of one minibatch; returns its loss."""
         policy, dtype, total = self.policy, self.policy.compute_dtype, 0.0
         self.optimizer.begin()
-        weight_VD = policy.output_weight.detach().to(dtype)
         with policy.autocast():
             for piece in part:
                 hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
@@ -109,7 +108,7 @@ class Learner:
                     slope_HD, logp_U, entropy_U, loss = descend(
                         piece.heads,
                         hidden_HD.detach().to(dtype),
-                        weight_VD,
+                        policy.cast_output_weight,
                         policy.output_grad,
                         partial(_price, objective, piece.facts),
                     )
