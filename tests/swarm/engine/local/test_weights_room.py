@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from swarm.engine.local.weights_room import WeightsRoom
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from swarm.engine.local.weights_room import WeightsRoom
+room = WeightsRoom(Path(sys.argv[1]))
+room.open()
+print(room.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_server_s_room_is_removed_by_the_next_and_a_living_one_s_is_not(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    living, room = WeightsRoom(tmp_path), WeightsRoom(tmp_path)
+    living.open()
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None
+        left = Path(killed.stdout.readline().strip())
+        assert left.is_dir()
+        killed.send_signal(signal.SIGKILL)
+    room.open()
+    try:
+        assert not left.exists()
+        assert living.path is not None
+        assert (living.path / "a" / "config.json").read_text() == "{}"
+    finally:
+        paths = [living.path, room.path]
+        living.close()
+        room.close()
+    assert not any(path is not None and path.exists() for path in paths)
+
+
+def test_the_served_slot_is_never_the_free_one(tmp_path: Path) -> None:
+    room = WeightsRoom(tmp_path)
+    room.open()
+    try:
+        first = room.free_slot()
+        room.serves(first)
+        assert room.free_slot() != first
+    finally:
+        room.close()
