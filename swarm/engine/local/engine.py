@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
-from swarm.engine.local.inference import VllmInference
+from swarm.engine.local.inference import VllmInference, WeightsRefused
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.trainer import TrainerHandle
 from swarm.engine.local.vllm_server import VllmSettings
@@ -123,9 +123,8 @@ class LocalEngine:
             raise EngineError(f"weights cannot be written to {slot}: {error}; make room there") from error
         if step != version.step:
             raise EngineError(f"weights of step {version.step} are to be served, but the trainer stands at step {step}")
-        if await asyncio.to_thread(sha256_of, slot / WeightsRoom.FILE) != trained:
-            raise EngineError(f"the weights in {slot} are not those that were trained; is its memory shared or full?")
-        await self.inference.publish(slot, version)
+        approval = asyncio.create_task(_approve(slot / WeightsRoom.FILE, trained))
+        await self.inference.publish(slot, version, approval=approval)
         self._room.serves(slot)
 
     # -- health ---------------------------------------------------------------------------------------------------
@@ -145,3 +144,9 @@ class LocalEngine:
             self._health = health
             for subscriber in self._subscribers:
                 subscriber(health)
+
+
+async def _approve(file: Path, trained: str) -> None:
+    """Raises: WeightsRefused when the file does not hold the weights that were trained."""
+    if await asyncio.to_thread(sha256_of, file) != trained:
+        raise WeightsRefused(f"the weights in {file} are not those that were trained; is its memory shared or full?")

@@ -102,6 +102,29 @@ def _stacked(spans: Sequence[range], keys: Sequence[Sequence[int]], end_T: Tenso
     return Tiles(query_BQ=query_BQ, key_BK=key_BK, mask_BQK=mask)
 
 
+class _Cast:
+    """A lower-precision copy of a weight, made anew when the weight has changed."""
+
+    def __init__(self, weight: nn.Parameter, dtype: torch.dtype) -> None:
+        self._weight = weight
+        self._state = weight._version
+        self._copy = weight.detach().to(dtype).requires_grad_()
+        self._copy.register_post_accumulate_grad_hook(self._hand_on)  # type: ignore[no-untyped-call]
+
+    def current(self) -> Tensor:
+        if self._state != self._weight._version:
+            with torch.no_grad():
+                self._copy.copy_(self._weight)
+            self._state = self._weight._version
+        return self._copy
+
+    def _hand_on(self, copy: Tensor) -> None:
+        if self._weight.grad is None or copy.grad is None:
+            raise ValueError("gradients are made by `Optimizer.begin`")
+        self._weight.grad.add_(copy.grad)
+        copy.grad = None
+
+
 class Policy:
     """One model. `start` holds the weights that every run begins with, in the type they are stored in."""
 
@@ -110,8 +133,10 @@ class Policy:
         self.model = model.train(False)  # no dropout: the sampler has none
         self.start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         self.model.float()
+        # A gradient of the rows that were read, not of the whole table.
+        model.get_input_embeddings().sparse = True  # type: ignore[assignment]
         self.compute_dtype = torch.float32
-        self._cast: tuple[tuple[int, torch.dtype], Tensor] | None = None
+        self._casts: dict[str, _Cast] = {}
         self.segment_tokens = _segment_tokens(model)
 
     @classmethod
@@ -143,12 +168,9 @@ class Policy:
 
     @property
     def cast_output_weight(self) -> Tensor:
-        """[V, D] in the compute type, without gradient; cast once for each state of the weight."""
-        weight = self.output_weight.detach()
-        state = (weight._version, self.compute_dtype)
-        if self._cast is None or self._cast[0] != state:
-            self._cast = (state, weight.to(self.compute_dtype))
-        return self._cast[1]
+        """[V, D] in the compute type, without gradient."""
+        weight = self.output_weight
+        return weight.detach() if self.compute_dtype is torch.float32 else self._cast("output", weight).detach()
 
     @property
     def output_grad(self) -> Tensor:
@@ -165,14 +187,24 @@ class Policy:
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Weights are cast once inside one of these. Not to be shared by passes with and without gradient."""
+        """Matrices are multiplied in the compute type."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.compute_dtype is torch.bfloat16):
             yield
 
     def hidden(self, micro: MicroBatch) -> Tensor:
         """Last hidden states of the current weights, [T, D]."""
         embedded = self.model.get_input_embeddings()(micro.token_T)
-        return self._run(self._body, micro, embedded)
+        casts = {
+            name: self._cast(name, weight) for name, weight in self._body.named_parameters() if self._is_cast(weight)
+        }
+        return self._run(lambda **inputs: functional_call(self._body, casts, (), inputs), micro, embedded)
+
+    def _cast(self, name: str, weight: nn.Parameter) -> Tensor:
+        """The weight in the compute type, cast once for each state of it; what is its gradient is added to the weight's."""
+        cast = self._casts.get(name)
+        if cast is None:
+            cast = self._casts[name] = _Cast(weight, self.compute_dtype)
+        return cast.current()
 
     def start_hidden(self, micro: MicroBatch) -> Tensor:
         """The same, of the start weights. Equal to `hidden` bit for bit as long as nothing was trained."""

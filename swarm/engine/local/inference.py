@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,10 @@ _PROBE_EVERY_S = 0.2
 _PUBLISH_LIMIT_S = 120.0
 _MAX_SOCKET_PATH = 107
 _SOCKET_DIR_PREFIX = "swarm-"
+
+
+class WeightsRefused(EngineError):
+    """The weights that were to be served are not those that were trained."""
 
 
 class VllmInference:
@@ -137,12 +141,15 @@ class VllmInference:
 
     # -- weights --------------------------------------------------------------------------------------------------
 
-    async def publish(self, weights_dir: Path | None, version: WeightsVersion) -> None:
+    async def publish(
+        self, weights_dir: Path | None, version: WeightsVersion, *, approval: Awaitable[None] | None = None
+    ) -> None:
         """Serve other weights in place, under `version`; calls in flight go on over the change.
 
         weights_dir: safetensors under the checkpoint's own names, best in memory; keep them until the next publish, a child
         that crashed is started with them again. None: the hosted model's own weights. When the change itself fails the child
-        is started anew with the new weights. Raises: EngineDown when that fails too.
+        is started anew with the new weights. approval: looks at the weights meanwhile; those it refuses answer no call.
+        Raises: WeightsRefused, and those of before are served; EngineDown when nothing can be served any more.
         """
         async with self._publishing:
             if weights_dir is None and self._weights_dir is None:
@@ -150,20 +157,32 @@ class VllmInference:
                 return
             try:
                 async with asyncio.timeout(_PUBLISH_LIMIT_S):
-                    await self._change_weights(weights_dir, version)
-            except (EngineError, TimeoutError) as error:
-                _LOG.warning("weights could not be changed in place (%r); starting inference anew", error)
-                self._weights_dir = weights_dir
-                self._spans.change(version, {})
+                    await self._change_weights(weights_dir, version, approval)
+            except WeightsRefused:
                 await self._supervisor.restart()
                 await self._supervisor.settled()
+                raise
+            except (EngineError, TimeoutError) as error:
+                _LOG.warning("weights could not be changed in place (%r); starting inference anew", error)
+                try:
+                    if approval is not None:
+                        await approval
+                    self._weights_dir = weights_dir
+                    self._spans.change(version, {})
+                finally:
+                    await self._supervisor.restart()
+                    await self._supervisor.settled()
 
-    async def _change_weights(self, weights_dir: Path | None, version: WeightsVersion) -> None:
+    async def _change_weights(
+        self, weights_dir: Path | None, version: WeightsVersion, approval: Awaitable[None] | None
+    ) -> None:
         client = self._serving()
         await client.pause()
         counts = await client.sampled_counts()
         await client.reload_weights(weights_dir or self.settings.model_dir)
         await client.forget_prefixes()
+        if approval is not None:
+            await approval
         self._weights_dir = weights_dir
         self._spans.change(version, counts)
         await client.resume()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.optim import AdamW
 
 from swarm.engine.seam import TrainingRefused
@@ -78,6 +79,7 @@ class Optimizer:
             before = weight.detach().clone()
             change.before += float(torch.linalg.vector_norm(before)) ** 2
             part.step()
+            increment_version(weight)  # fused steps do not, and copies in another type must hear of it
             change.moved += float(torch.linalg.vector_norm(before.sub_(weight))) ** 2
         return norm, change
 

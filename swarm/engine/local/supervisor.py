@@ -242,6 +242,7 @@ class Supervisor:
     async def restart(self) -> None:
         """Kill a child that hangs; it is started again as after a crash."""
         if self._child is not None:
+            self._tell(EngineHealth(ready=False, booting=True, failures=self.health.failures, reason="is started anew"))
             await self._child.stop(grace_s=0)
 
     async def _keep_alive(self) -> None:

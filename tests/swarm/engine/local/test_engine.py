@@ -12,6 +12,7 @@ import pytest
 
 from foundation.clock import SystemClock
 from swarm.engine.local.engine import LocalEngine
+from swarm.engine.local.inference import WeightsRefused
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.seam import EngineHealth, RunContext, TrainBatch, TrainEpisode, TrainerCrashed, TrainGroup
 from swarm.models import resolve
@@ -124,6 +125,32 @@ async def test_weights_of_another_step_are_not_served(engine: LocalEngine, run_s
     await engine.train(await batch_of(engine, run_spec, 1))
     with pytest.raises(Exception, match="trainer stands at step 1"):
         await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=2))
+
+
+async def test_weights_that_changed_on_their_way_answer_no_call(
+    engine: LocalEngine, run_spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunContext(run_id="run-changed", branch=0, spec=run_spec, directory=tmp_path)
+    await engine.open_run(run)
+    before = await engine.sample(request(chat("Say red", seed=3)))
+    await engine.train(await batch_of(engine, run_spec, 1))
+    export = engine.trainer.export
+
+    async def changing(file: Path) -> tuple[int, str]:
+        step, sha256 = await export(file)
+        with file.open("r+b") as written:
+            written.seek(-2, os.SEEK_END)
+            written.write(bytes(2))
+        return step, sha256
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.trainer, "export", changing)
+        with pytest.raises(WeightsRefused, match="not those that were trained"):
+            await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=1))
+    again = await engine.sample(request(chat("Say red", seed=3)))
+    assert again.choices[0].sampled_ids == before.choices[0].sampled_ids
+    assert again.choices[0].versions[0].version.step == 0
+    await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=1))
 
 
 async def test_a_call_over_a_change_of_weights_can_be_trained(

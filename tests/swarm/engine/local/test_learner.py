@@ -235,3 +235,13 @@ def test_a_model_whose_logits_cannot_be_recomputed_is_refused(tiny_llama: ModelF
     config.write_text(config.read_text().replace("{", '{"final_logit_softcapping": 30.0,', 1))
     with pytest.raises(UnsupportedModel, match="softcapping"):
         Policy.load(folder)
+
+
+def test_a_step_in_bfloat16_begins_with_the_weights_that_the_step_before_made(tiny_llama: ModelFolder) -> None:
+    learner, fresh = learner_of(tiny_llama), learner_of(tiny_llama)
+    learner.learn(branching_batch(dtype="bfloat16", optimizer=FREE))
+    with torch.no_grad():
+        for name, weight in fresh.policy.model.named_parameters():
+            weight.copy_(weights_of(learner)[name])
+    second = branching_batch(step=2, dtype="bfloat16", optimizer=FREE)
+    assert learner.learn(second).metrics["grad_norm"] == fresh.learn(second).metrics["grad_norm"]
