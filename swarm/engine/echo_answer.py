@@ -232,13 +232,13 @@ def _forced_tool(body: dict[str, Any]) -> tuple[str, str | None] | None:
     """Name and first string argument of the tool that must be called; None when the answer is free text."""
     choice = body.get("tool_choice")
     tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
-    if choice in (None, "none", "auto"):
+    if choice in (None, "none", "auto") or (isinstance(choice, dict) and "function" not in choice):
         return None
     name = str(next(iter(tools), None) if choice == "required" else choice.get("function", {}).get("name"))
     if name not in tools:
         raise refused(f"tool_choice names {name!r}, which is not among the tools {sorted(tools)}")
-    properties = (tools[name].get("parameters") or {}).get("properties") or {}
-    strings = [str(key) for key, schema in properties.items() if schema.get("type") in (None, "string")]
+    properties = _properties(tools[name].get("parameters"))
+    strings = [key for key, schema in properties.items() if _object(schema).get("type") in (None, "string")]
     return name, (strings[0] if strings else None)
 
 
@@ -247,8 +247,16 @@ def _json_key(body: dict[str, Any]) -> str | None:
     wanted = body.get("response_format") or {}
     if wanted.get("type", "text") == "text":
         return None
-    properties = ((wanted.get("json_schema") or {}).get("schema") or {}).get("properties") or {}
-    return str(next(iter(properties), "value"))
+    properties = _properties(_object(wanted.get("json_schema")).get("schema"))
+    return next(iter(properties), "value")
+
+
+def _properties(schema: Any) -> dict[str, Any]:
+    return _object(_object(schema).get("properties"))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _stops(body: dict[str, Any]) -> list[str]:

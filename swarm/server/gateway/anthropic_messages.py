@@ -15,6 +15,7 @@ from swarm.server.gateway.dialect import (
     check_count,
     check_object_lists,
     check_objects,
+    check_stops,
     without_none,
 )
 from swarm.server.gateway.errors import bad_request
@@ -50,9 +51,7 @@ class AnthropicMessages:
         check_objects(body, "tool_choice", "thinking", "output_config")
         check_objects(body.get("output_config") or {}, "format")
         check_object_lists(body, "tools")
-        stops = body.get("stop_sequences")
-        if stops is not None and not (isinstance(stops, list) and all(isinstance(stop, str) for stop in stops)):
-            raise bad_request("stop_sequences must be a list of texts", "stop_sequences")
+        check_stops(body, "stop_sequences")
         check_chat({name: body.get(name) for name in _PASSED})
 
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
@@ -81,10 +80,8 @@ def _tools(body: JsonObject) -> JsonObject:
     """Tools, and which of them must be called. Raises: RequestRefused for a tool that the client would not run itself."""
     functions: list[JsonObject] = []
     for tool in body.get("tools") or ():
-        if not isinstance(tool.get("input_schema"), dict):
-            text = (
-                f"the tool {tool.get('name')!r} has no input_schema; tools that the provider runs are not served here"
-            )
+        if not isinstance(tool.get("input_schema"), dict) or not isinstance(tool.get("name"), str):
+            text = f"the tool {tool.get('name')!r} has no name or no input_schema; tools that the provider runs are not served here"
             raise bad_request(text, "tools")
         told: JsonObject = {name: tool.get(name) for name in ("name", "description", "strict")}
         told["parameters"] = {"type": "object"} | tool["input_schema"]
@@ -99,7 +96,7 @@ def _tools(body: JsonObject) -> JsonObject:
         if choice.get("name") not in names:
             raise bad_request(f"tool_choice names {choice.get('name')!r}, which is not among {names}", "tool_choice")
         return asked | {"tool_choice": {"type": "function", "function": {"name": choice["name"]}}}
-    if choice.get("type") not in _TOOL_CHOICES:
+    if choice.get("type") not in list(_TOOL_CHOICES):
         raise bad_request(
             f"tool_choice.type must be auto, any, tool or none, got {choice.get('type')!r}", "tool_choice"
         )

@@ -14,10 +14,11 @@ from swarm.protocol.episodes import RecordedCall
 from swarm.server.gateway.dialect import (
     Form,
     JsonObject,
-    check_count,
+    check_choices,
     check_numbers,
     check_object_lists,
     check_objects,
+    check_stops,
     data_frame,
 )
 from swarm.server.gateway.errors import ErrorAnswer, bad_request
@@ -70,7 +71,10 @@ class ChatCompletions:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
             raise bad_request("messages must be a list of at least one object", "messages")
+        for message in messages:
+            _check_message(message)
         check_chat(body)
+        _check_tools(body)
         for name in ("add_generation_prompt", "continue_final_message", "echo", "chat_template"):
             if body.get(name) not in (None, name == "add_generation_prompt"):
                 text = f"{name} is not served here: prompts are recorded as the model's own template makes them"
@@ -101,10 +105,37 @@ class ChatTelling:
 
 def check_chat(body: JsonObject) -> None:
     """Refuse fields of a chat completion that cannot be what they are."""
-    check_count(body, "n")
+    check_choices(body)
+    check_stops(body, "stop")
     check_numbers(body, *_NUMBERS)
     check_objects(body, "response_format", "stream_options", "chat_template_kwargs", "logit_bias")
+    check_objects(body.get("response_format") or {}, "json_schema")
     check_object_lists(body, "tools")
+
+
+def _check_message(message: Message) -> None:
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not isinstance(message.get("role"), str):
+        raise bad_request("each message must have a role", "messages")
+    parts = content if isinstance(content, list) else []
+    if not (content is None or isinstance(content, str | list)) or not all(isinstance(p, dict | str) for p in parts):
+        raise bad_request("content must be a text or a list of parts", "messages")
+    if calls is not None and not (isinstance(calls, list) and all(map(_names_function, calls))):
+        raise bad_request("tool_calls must be a list of objects, each with a function and its name", "messages")
+
+
+def _check_tools(body: JsonObject) -> None:
+    if not all(map(_names_function, body.get("tools") or ())):
+        raise bad_request("each tool must have a function with a name", "tools")
+    choice = body.get("tool_choice")
+    named = isinstance(choice, dict) and (choice.get("type") != "function" or _names_function(choice))
+    if not (choice in (None, "none", "auto", "required") or named):
+        raise bad_request("tool_choice must be none, auto, required, or name a function", "tool_choice")
+
+
+def _names_function(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def prompt_settings(body: JsonObject) -> JsonObject:

@@ -15,9 +15,10 @@ from swarm.server.gateway.chat import DONE
 from swarm.server.gateway.dialect import (
     Form,
     JsonObject,
-    check_count,
+    check_choices,
     check_numbers,
     check_objects,
+    check_stops,
     data_frame,
 )
 from swarm.server.gateway.errors import ErrorAnswer, bad_request
@@ -62,10 +63,11 @@ class Completions:
     form: Form = TextForm()
 
     def check(self, body: JsonObject) -> None:
-        prompts_of(body)
-        check_count(body, "n")
+        check_choices(body, prompts=len(prompts_of(body)))
+        check_stops(body, "stop")
         check_numbers(body, "temperature", "top_p", "top_k", "seed", "max_tokens", "logprobs")
         check_objects(body, "response_format", "stream_options", "logit_bias")
+        check_objects(body.get("response_format") or {}, "json_schema")
         if body.get("prompt_embeds") is not None or body.get("prompt_logprobs") is not None:
             raise bad_request("prompts are recorded as ids: send text or ids, and ask for no prompt_logprobs", "prompt")
         if body.get("echo"):

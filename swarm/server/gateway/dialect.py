@@ -17,6 +17,8 @@ from swarm.protocol.episodes import RecordedCall
 from swarm.server.gateway.errors import ErrorAnswer, bad_request
 
 JsonObject = dict[str, Any]
+MOST_CHOICES = 1024
+"""Answers that one request may ask for, over all of its prompts."""
 
 
 class Assembly(Protocol):
@@ -122,6 +124,22 @@ def check_count(body: JsonObject, name: str) -> None:
     value = body.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise bad_request(f"{name} must be a whole number of at least 1, got {value!r}", name)
+
+
+def check_choices(body: JsonObject, prompts: int = 1) -> None:
+    """Raises: RequestRefused for an `n` that is no count, or more answers than one request may ask for."""
+    check_count(body, "n")
+    wanted = prompts * int(body.get("n") or 1)
+    if wanted > MOST_CHOICES:
+        raise bad_request(f"one request may ask for {MOST_CHOICES} answers, not {wanted}; send several", "n")
+
+
+def check_stops(body: JsonObject, name: str) -> None:
+    """Raises: RequestRefused for a field that is there and neither a text nor a list of texts."""
+    value = body.get(name)
+    texts = [value] if isinstance(value, str) else value
+    if value is not None and not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
+        raise bad_request(f"{name} must be a text or a list of texts", name)
 
 
 def without_none(data: JsonObject) -> JsonObject:

@@ -13,7 +13,7 @@ from typing import Any
 
 from foundation.clock import Clock
 from foundation.ids import Ids
-from swarm.engine.seam import Engine, EngineDown, EngineHealth, SampledEvent, SampleRequest
+from swarm.engine.seam import Engine, EngineDown, EngineHealth, RequestRefused, SampledEvent, SampleRequest
 from swarm.protocol.episodes import POLICY_MODEL, EpisodeRenewal
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.server.coordinator.calls import OpenCall
@@ -94,6 +94,9 @@ class Gateway:
             request.attempt.answer = request.engine_answer()
             self._close(request)
             return request.answer(request.attempt.answer)
+        except RequestRefused:
+            self._drop(request)
+            raise
         finally:
             self._give_up(request)
 
@@ -117,6 +120,8 @@ class Gateway:
                     yield frame
         except SwarmError as error:
             if not shown:
+                if isinstance(error, RequestRefused):
+                    self._drop(request)
                 raise
             for frame in telling.broken(answer_of(error)):
                 yield frame
@@ -267,6 +272,12 @@ class Gateway:
                 ErrorCode.LEASE_LOST,
                 f"episode {request.call.episode_id!r} ended while this call was sampled; nothing was kept",
             )
+
+    def _drop(self, request: _Request) -> None:
+        """The engine took nothing on: there is nothing to record."""
+        if not request.closed:
+            request.closed = True
+            self._desk.close_call(request.call, None)
 
     def _give_up(self, request: _Request) -> None:
         """Whatever happened, the call is closed once; what was sampled of a broken-off call is recorded as such."""

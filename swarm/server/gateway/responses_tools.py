@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swarm.server.gateway.dialect import JsonObject, check_object_lists, without_none
+from swarm.server.gateway.dialect import JsonObject, check_object_lists, check_objects, without_none
 from swarm.server.gateway.errors import bad_request
 
 _INPUT = "input"
@@ -51,6 +51,7 @@ def chat_tools(tools: Sequence[JsonObject]) -> list[JsonObject]:
         if kind == "function":
             functions.append(_function(tool, str(tool.get("name") or "")))
         elif kind == "custom":
+            check_objects(tool, "format")
             if (tool.get("format") or {}).get("type") == "grammar":
                 raise bad_request("custom tools with a grammar are not served; only free text", "tools")
             functions.append(_function(tool | {"parameters": _FREE_TEXT}, str(tool.get("name") or "")))
@@ -71,10 +72,12 @@ def chat_tool_choice(body: JsonObject) -> Any:
         if choice in (None, "auto", "none"):
             return None
         raise bad_request("tool_choice asks for a tool, but tools has none", "tool_choice")
-    if not isinstance(choice, dict):
+    if choice in (None, "auto", "none", "required"):
         return choice
+    if not isinstance(choice, dict):
+        raise bad_request("tool_choice must be none, auto, required, or name a function", "tool_choice")
     if choice.get("type") == "allowed_tools":
-        return choice.get("mode", "auto")
+        return "required" if choice.get("mode") == "required" else "auto"
     names = [tool["function"]["name"] for tool in tools]
     wanted = str(choice.get("name") or "")
     found = [name for name in names if name == wanted] or [
@@ -101,5 +104,7 @@ def custom_input(arguments: str) -> str:
 
 
 def _function(tool: JsonObject, name: str) -> JsonObject:
+    if not isinstance(tool.get("name"), str):
+        raise bad_request("each tool must have a name", "tools")
     told = {field: tool.get(field) for field in ("description", "parameters", "strict")}
     return {"type": "function", "function": {"name": name} | without_none(told)}

@@ -71,7 +71,7 @@ class Served:
         self._episodes: list[Episode] = []
 
     def claim(self) -> Episode:
-        body = {"run_id": self.run_id, "client_id": "test", "task_id": f"task-{len(self._episodes)}"}
+        body = {"run_id": self.run_id, "client_id": "test", "task_id": f"task-{len(self._episodes) + 1}"}
         grant = self.http.post("/swarm/v1/episodes:claim", json=body).raise_for_status().json()
         self._episodes.append(Episode(self.http, grant))
         return self._episodes[-1]

@@ -341,6 +341,7 @@ def test_errors_come_in_the_dialects_own_envelope(served: Served) -> None:
         episode.claude.messages.create(model="policy", max_tokens=5, messages=long)
     with pytest.raises(anthropic.AuthenticationError):
         episode.claude.with_options(api_key="swk_wrong").messages.create(model="policy", max_tokens=5, messages=asked)
+    assert episode.trace().calls == []
     episode.end().raise_for_status()
     with pytest.raises(anthropic.PermissionDeniedError) as lost:
         episode.claude.messages.create(model="policy", max_tokens=5, messages=asked)
