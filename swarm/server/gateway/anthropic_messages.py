@@ -51,6 +51,8 @@ class AnthropicMessages:
         check_objects(body, "tool_choice", "thinking", "output_config")
         check_objects(body.get("output_config") or {}, "format")
         check_object_lists(body, "tools")
+        if isinstance(body.get("stop_sequences"), str):
+            raise bad_request("stop_sequences must be a list of texts", "stop_sequences")
         check_stops(body, "stop_sequences")
         check_chat({name: body.get(name) for name in _PASSED})
 

@@ -46,6 +46,7 @@ class ResponsesTelling:
         self._head: JsonObject = {}
         self._items: list[JsonObject] = []
         self._open: _Item | None = None
+        self._waiting_text: list[str] = []
         self._waiting_logprobs: list[JsonObject] = []
         self._sequence = 0
 
@@ -102,7 +103,7 @@ class ResponsesTelling:
         if delta.get("reasoning"):
             frames += self._switched("reasoning") + self._said(delta["reasoning"])
         if delta.get("content"):
-            frames += self._switched("message") + self._said(delta["content"])
+            frames += self._text(delta["content"])
         for part in delta.get("tool_calls") or ():
             function = part.get("function") or {}
             if function.get("name") and not self._is_open(part.get("index")):
@@ -110,6 +111,13 @@ class ResponsesTelling:
             if function.get("arguments") and self._open is not None:
                 frames += self._said(function["arguments"])
         return frames
+
+    def _text(self, text: str) -> list[bytes]:
+        """Text that comes while a call is being said waits for its end."""
+        if self._open is not None and self._open.kind in ("function_call", "custom_tool_call"):
+            self._waiting_text.append(text)
+            return []
+        return self._switched("message") + self._said(text)
 
     def _is_open(self, call_index: int | None) -> bool:
         return self._open is not None and self._open.call_index is not None and self._open.call_index == call_index
@@ -166,6 +174,7 @@ class ResponsesTelling:
         opened = self._open
         if opened is None:
             return []
+        frames: list[bytes]
         if opened.kind == "message":
             frames, done = self._message_done(opened)
         elif opened.kind == "reasoning":
@@ -176,6 +185,9 @@ class ResponsesTelling:
         frames.append(self._event("response.output_item.done", output_index=opened.index, item=item))
         self._items.append(item)
         self._open = None
+        if self._waiting_text:
+            text, self._waiting_text = "".join(self._waiting_text), []
+            frames += [*self._text(text), *self._close()]
         return frames
 
     def _message_done(self, opened: _Item) -> tuple[list[bytes], JsonObject]:

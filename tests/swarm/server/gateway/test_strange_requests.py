@@ -131,7 +131,7 @@ def test_no_strange_value_anywhere_makes_the_server_fail(served: Served, path: s
     episode = served.claim()
     episode.raw(body | {"model": "policy"}, path=path).raise_for_status()
     for place in places(body):
-        for strange in draw.sample(STRANGE, 5):
+        for strange in draw.sample(STRANGE, 3):
             changed = put(body, place, strange) | {"model": "policy", "stream": draw.random() < 0.3}
             answer = episode.raw(changed, path=path)
             assert answer.status_code in (200, 400, 404, 409), (answer.status_code, place, strange, answer.text)
