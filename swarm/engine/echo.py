@@ -24,6 +24,8 @@ from foundation.paths import write_atomically
 from swarm.engine import echo_tokens
 from swarm.engine.echo_answer import ChatAnswer, Draft, refused
 from swarm.engine.echo_policy import START_THETA, echo_logprob, garbled, improve
+from swarm.engine.echo_text import TextAnswer
+from swarm.engine.echo_tokens import IM_END
 from swarm.engine.seam import (
     Dialect,
     EngineDown,
@@ -87,6 +89,7 @@ class EchoEngine:
         self._token_s = 0.0 if tokens_per_s is None else 1.0 / tokens_per_s
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._ready = False
+        self._answers = 0
         self._served = _Served()
         self._training: _Training | None = None
 
@@ -110,7 +113,8 @@ class EchoEngine:
     # -- tokens ---------------------------------------------------------------------------------------------------
 
     async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
-        _only_chat(dialect)
+        if dialect == "completions":
+            return _text_ids(body.get("prompt"))
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise refused("messages must be a list of objects")
@@ -134,8 +138,8 @@ class EchoEngine:
     async def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
         """Raises: RequestRefused, before the first event."""
         prompt_ids, answer = await self._begin(request)
-        for index in range(len(answer.drafts)):
-            yield SampledEvent(data=answer.opening(index), prompt_ids=prompt_ids if index == 0 else None)
+        for index, data in enumerate(answer.openings()):
+            yield SampledEvent(data=data, prompt_ids=prompt_ids if index == 0 else None)
         async for draft, position in self._tokens(answer):
             choice = SampledChoice(index=draft.index)
             _append(choice, draft, position, self._served.version, offset=position)
@@ -152,11 +156,18 @@ class EchoEngine:
         """Check the request, wait out the latency, and draw with the weights that are served then."""
         if not self._ready:
             raise EngineDown("the echo engine is not booted")
-        _only_chat(request.dialect)
         prompt_ids = request.prompt_ids
         if prompt_ids is None:
             prompt_ids = await self.render(request.dialect, request.body)
-        answer = ChatAnswer(request.body, prompt_ids, self._info.max_model_len, created=int(self._clock.now()))
+        made = TextAnswer if request.dialect == "completions" else ChatAnswer
+        self._answers += 1
+        answer = made(
+            request.body,
+            prompt_ids,
+            self._info.max_model_len,
+            created=int(self._clock.now()),
+            number=self._answers,
+        )
         if self._latency_s:
             await self._clock.sleep(self._latency_s)
         self._draw(answer)
@@ -247,9 +258,12 @@ def _append(choice: SampledChoice, draft: Draft, position: int, version: Weights
     choice.versions.append(VersionSpan(start=start, end=position - offset + 1, version=version))
 
 
-def _only_chat(dialect: Dialect) -> None:
-    if dialect != "chat.completions":
-        raise refused(f"the echo engine serves chat.completions only, not {dialect}")
+def _text_ids(prompt: Any) -> list[int]:
+    if isinstance(prompt, str):
+        return echo_tokens.encode(prompt)
+    if not isinstance(prompt, list) or not all(isinstance(token, int) and 0 <= token <= IM_END for token in prompt):
+        raise refused(f"prompt must be text, or ids from 0 to {IM_END}")
+    return list(prompt)
 
 
 def _checkpoint_path(directory: Path, step: int) -> Path:

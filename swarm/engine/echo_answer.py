@@ -15,7 +15,7 @@ from swarm.engine.echo_tokens import IM_END, TOOL_CLOSE, TOOL_OPEN
 from swarm.engine.seam import RequestRefused
 
 _DEFAULT_MAX_TOKENS = 256
-_UNSERVED = ("frequency_penalty", "presence_penalty", "logit_bias", "response_format", "min_p", "repetition_penalty")
+_UNSERVED = ("frequency_penalty", "presence_penalty", "logit_bias", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Draft:
     text: str
     finish_reason: str
     tool_call: dict[str, Any] | None
+    stop: str | None
+    """The stop string that ended it."""
 
 
 class ChatAnswer:
@@ -43,24 +45,28 @@ class ChatAnswer:
     Raises: RequestRefused (400) from the constructor, in OpenAI's error format.
     """
 
-    def __init__(self, body: dict[str, Any], prompt_ids: list[int], max_model_len: int, *, created: int) -> None:
+    id_prefix = "chatcmpl"
+
+    def __init__(
+        self, body: dict[str, Any], prompt_ids: list[int], max_model_len: int, *, created: int, number: int
+    ) -> None:
+        """number: how many answers were made before, so that no two have one id."""
         self.prompt_ids = prompt_ids
         self._created = created
-        self._id = "chatcmpl-none"
+        self._id = f"{self.id_prefix}-{created:08x}{number:08x}"
         self.drafts: list[Draft] = []
         self._model = str(body.get("model") or "echo")
         self.count = _number(body, "n", 1, least=1, whole=True)
         self.temperature = _number(body, "temperature", 1.0, least=0)
         self.seed: int | str | None = body.get("seed")
         self._forced_tool = _forced_tool(body)
+        self._json_key = _json_key(body)
         self._stops = _stops(body)
         self._logprobs = bool(body.get("logprobs"))
         self._top = _number(body, "top_logprobs", 0, least=0, whole=True)
         self.wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         for name in _UNSERVED:
-            if body.get(name) not in (None, 0, 0.0, {}, {"type": "text"}) and not (
-                name == "repetition_penalty" and body[name] == 1.0
-            ):
+            if body.get(name) not in (None, 0, 0.0, {}) and not (name == "repetition_penalty" and body[name] == 1.0):
                 raise refused(f"the echo engine does not serve {name}; leave it out")
         room = max_model_len - len(prompt_ids)
         named = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
@@ -78,18 +84,16 @@ class ChatAnswer:
         other_ids = [*echo_tokens.encode(self._text(other)), IM_END]
         decision = next(at for at, (one, two) in enumerate(zip(ids, other_ids, strict=False)) if one != two)
         text_ids, finish = ids[:-1], "stop"
-        cut, shown = _stop_cut(text_ids, self._stops)
+        cut, shown, stop = _stop_cut(text_ids, self._stops)
         if cut is not None:
             ids = ids[:cut]
         if len(ids) > self._max_tokens:
-            ids, finish = ids[: self._max_tokens], "length"
+            ids, finish, stop = ids[: self._max_tokens], "length", None
             shown = min(shown, len(ids))
         logprobs = [0.0] * len(ids)
         if decision < len(ids):
             logprobs[decision] = logprob
         text = echo_tokens.decode(ids[:shown])
-        if not self.drafts:
-            self._id = f"chatcmpl-{call_seed:08x}"
         tool_call = _parsed_call(text, call_seed) if self._forced_tool else None
         finish = "tool_calls" if tool_call and finish == "stop" else finish
         self.drafts.append(
@@ -104,6 +108,7 @@ class ChatAnswer:
                 text,
                 finish,
                 tool_call,
+                stop,
             )
         )
 
@@ -114,14 +119,16 @@ class ChatAnswer:
                 "index": draft.index,
                 "message": _message(draft),
                 "finish_reason": draft.finish_reason,
+                "stop_reason": draft.stop,
                 "logprobs": self._logprob_content(draft, 0, len(draft.ids)) if self._logprobs else None,
             }
             for draft in self.drafts
         ]
         return self._frame("chat.completion", choices) | {"usage": self._usage()}
 
-    def opening(self, index: int) -> dict[str, Any]:
-        return self._chunk(index, {"role": "assistant", "content": ""}, None)
+    def openings(self) -> list[dict[str, Any] | None]:
+        """What a stream shows before the first token."""
+        return [self._chunk(draft.index, {"role": "assistant", "content": ""}, None) for draft in self.drafts]
 
     def chunks(self, draft: Draft, position: int) -> list[dict[str, Any] | None]:
         """What a stream shows for the token at `position`; [None] while nothing new can be shown."""
@@ -129,13 +136,15 @@ class ChatAnswer:
         logprobs = self._logprob_content(draft, position, position + 1) if self._logprobs else None
         found: list[dict[str, Any] | None] = []
         if draft.tool_call is None:
-            text = _text_at(draft, position)
+            text = shown_text(draft, position)
             if text or logprobs:
                 found.append(self._chunk(draft.index, {"content": text}, None, logprobs))
         elif last:
             found.append(self._chunk(draft.index, {"tool_calls": [{"index": 0, **draft.tool_call}]}, None))
         if last:
-            found.append(self._chunk(draft.index, {}, draft.finish_reason))
+            end = self._chunk(draft.index, {}, draft.finish_reason)
+            end["choices"][0]["stop_reason"] = draft.stop
+            found.append(end)
         return found or [None]
 
     def usage_chunk(self) -> dict[str, Any]:
@@ -157,7 +166,7 @@ class ChatAnswer:
 
     def _text(self, word: str) -> str:
         if self._forced_tool is None:
-            return word
+            return word if self._json_key is None else json.dumps({self._json_key: word})
         name, argument = self._forced_tool
         return echo_tokens.tool_call_text(name, json.dumps({argument: word} if argument else {"value": word}))
 
@@ -184,7 +193,7 @@ def _message(draft: Draft) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [draft.tool_call]}
 
 
-def _text_at(draft: Draft, position: int) -> str:
+def shown_text(draft: Draft, position: int) -> str:
     """The characters that become whole with the token at `position`."""
     if position >= draft.shown:
         return ""
@@ -200,14 +209,14 @@ def _logprob_entry(token: int, logprob: float) -> dict[str, Any]:
     return {"token": echo_tokens.decode([token]), "logprob": max(logprob, -9999.0), "bytes": raw}
 
 
-def _stop_cut(text_ids: list[int], stops: list[str]) -> tuple[int | None, int]:
-    """Where the earliest stop string ends and begins, in tokens; (None, all) where there is none."""
+def _stop_cut(text_ids: list[int], stops: list[str]) -> tuple[int | None, int, str | None]:
+    """Where the earliest stop string ends and begins, in tokens, and which it is; (None, all, None) without any."""
     raw = bytes(text_ids)
-    found = [(raw.find(stop.encode()), len(stop.encode())) for stop in stops if stop.encode() in raw]
+    found = [(raw.find(stop.encode()), len(stop.encode()), stop) for stop in stops if stop.encode() in raw]
     if not found:
-        return None, len(text_ids)
-    begin, width = min(found)
-    return begin + width, begin
+        return None, len(text_ids), None
+    begin, width, stop = min(found)
+    return begin + width, begin, stop
 
 
 def _parsed_call(text: str, call_seed: int) -> dict[str, Any] | None:
@@ -223,14 +232,31 @@ def _forced_tool(body: dict[str, Any]) -> tuple[str, str | None] | None:
     """Name and first string argument of the tool that must be called; None when the answer is free text."""
     choice = body.get("tool_choice")
     tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
-    if choice in (None, "none", "auto"):
+    if choice in (None, "none", "auto") or (isinstance(choice, dict) and "function" not in choice):
         return None
     name = str(next(iter(tools), None) if choice == "required" else choice.get("function", {}).get("name"))
     if name not in tools:
         raise refused(f"tool_choice names {name!r}, which is not among the tools {sorted(tools)}")
-    properties = (tools[name].get("parameters") or {}).get("properties") or {}
-    strings = [str(key) for key, schema in properties.items() if schema.get("type") in (None, "string")]
+    properties = _properties(tools[name].get("parameters"))
+    strings = [key for key, schema in properties.items() if _object(schema).get("type") in (None, "string")]
     return name, (strings[0] if strings else None)
+
+
+def _json_key(body: dict[str, Any]) -> str | None:
+    """The field of the JSON object that a response format asks for, to hold the word; None: plain text."""
+    wanted = body.get("response_format") or {}
+    if wanted.get("type", "text") == "text":
+        return None
+    properties = _properties(_object(wanted.get("json_schema")).get("schema"))
+    return next(iter(properties), "value")
+
+
+def _properties(schema: Any) -> dict[str, Any]:
+    return _object(_object(schema).get("properties"))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _stops(body: dict[str, Any]) -> list[str]:

@@ -65,15 +65,21 @@ def tool_call_text(name: str, arguments_json: str) -> str:
 
 
 def last_user_word(prompt_ids: list[int]) -> str:
-    """The last word of the last user message in a rendered prompt; `ok` where there is none."""
+    """The last word of the last user message in a rendered prompt, or of a plain text; `ok` where there is none."""
+    if IM_START not in prompt_ids:
+        return _last_word(decode([token if token < 256 else 32 for token in prompt_ids]))
     width = len(_USER_HEAD)
     for start in range(len(prompt_ids) - width, -1, -1):
         if prompt_ids[start] == IM_START and prompt_ids[start : start + width] == _USER_HEAD:
             body = prompt_ids[start + width :]
             end = body.index(IM_END) if IM_END in body else len(body)
-            words = decode(body[:end]).split()
-            return words[-1] if words else "ok"
+            return _last_word(decode(body[:end]))
     return "ok"
+
+
+def _last_word(text: str) -> str:
+    words = text.split()
+    return words[-1] if words else "ok"
 
 
 def _turn(role: str, text: str) -> list[int]:

@@ -14,7 +14,8 @@ from swarm.protocol.episodes import VersionSpan, WeightsVersion
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
 
-Dialect = Literal["chat.completions", "completions", "responses", "messages"]
+Dialect = Literal["chat.completions", "completions"]
+"""What every engine answers itself. The gateway puts the other dialects of the surface into chat completions."""
 
 
 class EngineError(SwarmError):
@@ -68,7 +69,8 @@ class EngineHealth:
 class SampleRequest:
     """One LLM request. `body` is the dialect's request with the run's sampling defaults filled in.
 
-    prompt_ids: sample from exactly these ids, whatever the messages render to; None: from what the template makes.
+    prompt_ids: sample from exactly these ids, whatever the messages render to; None: from what the template makes. A body of
+    `completions` has one prompt, text or ids.
     """
 
     dialect: Dialect
@@ -188,7 +190,7 @@ class Engine(Protocol):
     # -- tokens ---------------------------------------------------------------------------------------------------
 
     async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
-        """The token ids that the model's template makes of a request's messages and tools."""
+        """The token ids that the model's template makes of a request's messages and tools; for `completions`, of its text."""
 
     def decode(self, ids: list[int]) -> str:
         """Text of the ids, special tokens included."""

@@ -78,6 +78,8 @@ def _add(app: FastAPI, operation: Operation) -> None:
         name=operation.endpoint.__name__,
         operation_id=operation.endpoint.__name__,
     )
+    for alias in operation.aliases:
+        app.add_api_route(alias, operation.endpoint, methods=[operation.method], include_in_schema=False)
 
 
 def _answers(operation: Operation) -> dict[int | str, dict[str, Any]]:
@@ -91,7 +93,7 @@ def _answers(operation: Operation) -> dict[int | str, dict[str, Any]]:
         operation.status: {"description": operation.summary, "content": {operation.media_type: {"schema": schema}}}
     }
     if operation.path.startswith(_INFERENCE):
-        return described | {"default": {"description": "An error in OpenAI's format"}}
+        return described | {"default": {"description": "An error in the dialect's own format"}}
     codes = ", ".join(operation.codes) or "none of its own"
     problem = {"application/problem+json": {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
     text = f"A problem document. Codes beside unauthorized, forbidden and engine_failed: {codes}"
@@ -147,7 +149,7 @@ async def _refused(request: Request, error: Exception) -> Response:
         return Response(status_code=499)
     assert isinstance(error, SwarmError)
     if _is_inference(request):
-        return inference.error_response(error)
+        return inference.error_response(error, request.url.path)
     if isinstance(error, Refusal):
         return wire.problem(error)
     if isinstance(error, RequestRefused):
@@ -168,7 +170,7 @@ async def _unroutable(request: Request, error: Exception) -> Response:
         hint = f"; did you mean {guess}?" if guess else "; /openapi.json lists what is"
         refusal, headers = Refusal(ErrorCode.NOT_FOUND, f"nothing is served at {request.url.path}{hint}"), {}
     if _is_inference(request):
-        return inference.error_response(refusal)
+        return inference.error_response(refusal, request.url.path)
     return wire.problem(refusal, status=error.status_code, headers=headers)
 
 
@@ -176,7 +178,11 @@ async def _failed(request: Request, error: Exception) -> Response:
     """A fault of ours. It is logged whole by the server; the client learns that it happened."""
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     refusal = Refusal(ErrorCode.ENGINE_FAILED, "the server failed on this request; its log says why")
-    return inference.error_response(refusal) if _is_inference(request) else wire.problem(refusal, status=500)
+    return (
+        inference.error_response(refusal, request.url.path)
+        if _is_inference(request)
+        else wire.problem(refusal, status=500)
+    )
 
 
 def _paths(request: Request) -> list[str]:

@@ -45,6 +45,11 @@ def request(body: dict[str, Any], prompt_ids: list[int] | None = None) -> Sample
     return SampleRequest(dialect="chat.completions", body=body, prompt_ids=prompt_ids)
 
 
+def text(prompt: str | list[int], prompt_ids: list[int] | None = None, **fields: Any) -> SampleRequest:
+    body = {"prompt": prompt, "temperature": 1.0, "max_tokens": 12, **fields}
+    return SampleRequest(dialect="completions", body=body, prompt_ids=prompt_ids)
+
+
 def train_call(call_id: str, sampled: Sampled, temperature: float = 1.0) -> TrainCall:
     choice = sampled.choices[0]
     return TrainCall(
@@ -243,6 +248,62 @@ class EngineContract:
         told = [event.data["usage"] async for event in engine.stream(request(body)) if (event.data or {}).get("usage")]
         assert told
         assert told[-1]["completion_tokens"] > 0
+
+    # -- text completions -----------------------------------------------------------------------------------------
+
+    async def test_a_text_is_sampled_from_its_own_ids(self, engine: Engine, open_run: OpenRun) -> None:
+        await open_run()
+        ids = await engine.render("completions", {"prompt": "One, two,", "add_special_tokens": False})
+        assert engine.decode(ids) == "One, two,"
+        by_text = await engine.sample(text("One, two,", seed=5, add_special_tokens=False))
+        by_ids = await engine.sample(text(ids, seed=5))
+        given = await engine.sample(text("Something else", seed=5, prompt_ids=ids))
+        for sampled in (by_text, by_ids, given):
+            (choice,) = sampled.choices
+            assert_sound(choice)
+            assert sampled.prompt_ids == ids
+            assert choice.sampled_ids == by_text.choices[0].sampled_ids
+            (told,) = sampled.answer["choices"]
+            assert told["text"] in engine.decode(choice.sampled_ids)
+            assert told["finish_reason"] == choice.finish_reason
+            assert sampled.answer["usage"]["completion_tokens"] == len(choice.sampled_ids)
+
+    async def test_a_text_tells_logprobs_when_asked_and_each_choice_is_booked(
+        self, engine: Engine, open_run: OpenRun
+    ) -> None:
+        await open_run()
+        plain = await engine.sample(text("One, two,", n=2))
+        curious = await engine.sample(text("One, two,", n=2, logprobs=1))
+        assert [choice["logprobs"] for choice in plain.answer["choices"]] == [None, None]
+        for told, choice in zip(curious.answer["choices"], curious.choices, strict=True):
+            assert_sound(choice)
+            assert told["logprobs"]["token_logprobs"] == pytest.approx(choice.logprobs)
+
+    async def test_a_streamed_text_books_the_same_tokens_as_a_whole_one(
+        self, engine: Engine, open_run: OpenRun
+    ) -> None:
+        await open_run()
+        whole = await engine.sample(text("One, two,", seed=11))
+        prompts, ids, finish, said = [], [], None, ""
+        async for event in engine.stream(text("One, two,", seed=11)):
+            prompts += [event.prompt_ids] if event.prompt_ids is not None else []
+            for choice in event.choices:
+                assert covered(choice.versions) == list(range(len(choice.sampled_ids)))
+                ids += choice.sampled_ids
+                finish = choice.finish_reason or finish
+            for shown in (event.data or {}).get("choices", []):
+                assert not shown.get("logprobs")
+                said += shown["text"]
+        assert prompts == [whole.prompt_ids]
+        assert ids == whole.choices[0].sampled_ids
+        assert finish == whole.choices[0].finish_reason
+        assert said == whole.answer["choices"][0]["text"]
+
+    async def test_a_text_beyond_the_context_is_refused(self, engine: Engine, open_run: OpenRun) -> None:
+        await open_run()
+        with pytest.raises(RequestRefused) as refused:
+            await engine.sample(text("word " * (engine.info.max_model_len + 8)))
+        assert refused.value.status == 400
 
     # -- training -------------------------------------------------------------------------------------------------
 

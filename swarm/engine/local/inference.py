@@ -20,9 +20,9 @@ from tokenizers import Tokenizer
 
 from foundation.clock import Clock
 from foundation.paths import write_atomically
-from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, recording_body
+from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, chat_body, text_body
 from swarm.engine.local.supervisor import BackOff, ChildProcess, Supervisor
-from swarm.engine.local.vllm_client import VllmClient, path_of
+from swarm.engine.local.vllm_client import VllmClient
 from swarm.engine.local.vllm_server import VllmSettings
 from swarm.engine.local.weight_spans import WeightSpans
 from swarm.engine.seam import (
@@ -105,8 +105,10 @@ class VllmInference:
 
     async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
         """See `Engine.render`. Sampling fields of the body are ignored."""
-        wanted = {name: body[name] for name in _RENDERED if name in body}
-        ours = {"model": self.settings.model_name, "max_tokens": 1, "add_generation_prompt": add_generation_prompt}
+        wanted = {name: body[name] for name in _RENDERED[dialect] if name in body}
+        ours: dict[str, Any] = {"model": self.settings.model_name, "max_tokens": 1}
+        if dialect == "chat.completions":
+            ours["add_generation_prompt"] = add_generation_prompt
         return await self._serving().render(dialect, wanted | ours)
 
     def decode(self, ids: list[int]) -> str:
@@ -226,10 +228,8 @@ class VllmInference:
         return self._client
 
     def _body(self, request: SampleRequest, request_id: str) -> dict[str, Any]:
-        path_of(request.dialect)
-        return recording_body(
-            request.body, model=self.settings.model_name, request_id=request_id, prompt_ids=request.prompt_ids
-        )
+        made = chat_body if request.dialect == "chat.completions" else text_body
+        return made(request.body, model=self.settings.model_name, request_id=request_id, prompt_ids=request.prompt_ids)
 
     def _request_id(self) -> str:
         self._next_request += 1
@@ -240,7 +240,10 @@ class VllmInference:
             subscriber(health)
 
 
-_RENDERED = ("messages", "tools", "tool_choice", "chat_template_kwargs", "documents", "reasoning_effort")
+_RENDERED: dict[Dialect, tuple[str, ...]] = {
+    "chat.completions": ("messages", "tools", "tool_choice", "chat_template_kwargs", "documents", "reasoning_effort"),
+    "completions": ("prompt", "add_special_tokens"),
+}
 """The fields of a request that its prompt depends on."""
 
 

@@ -1,4 +1,4 @@
-"""vLLM's chat answers: what we ask for beyond the client's request, what we book of it, what the client gets to see.
+"""vLLM's answers: what we ask for beyond the client's request, what we book of it, what the client gets to see.
 
 Pure functions over JSON objects.
 """
@@ -27,44 +27,53 @@ class Asked:
     @classmethod
     def by(cls, body: dict[str, Any]) -> Asked:
         return cls(
-            logprobs=bool(body.get("logprobs")),
+            logprobs=body.get("logprobs") not in (None, False),
             token_ids=bool(body.get("return_token_ids")),
             reasoning=body.get("include_reasoning") is not False,
         )
 
 
-def recording_body(
-    body: dict[str, Any], *, model: str, request_id: str, prompt_ids: list[int] | None
-) -> dict[str, Any]:
-    """The request as vLLM gets it, so that every token can be booked.
+def chat_body(body: dict[str, Any], *, model: str, request_id: str, prompt_ids: list[int] | None) -> dict[str, Any]:
+    """A chat completion as vLLM gets it, so that every token can be booked. Raises: RequestRefused, as below."""
+    ours = {"model": model, "request_id": request_id, "logprobs": True, "include_reasoning": True}
+    if prompt_ids is not None:
+        ours["kv_transfer_params"] = {"prompt_token_ids": prompt_ids}
+    return _recordable(body) | ours
 
-    Raises: RequestRefused for what cannot be recorded: beam search does not sample.
-    """
+
+def text_body(body: dict[str, Any], *, model: str, request_id: str, prompt_ids: list[int] | None) -> dict[str, Any]:
+    """A text completion, likewise."""
+    ours = {"model": model, "request_id": request_id, "logprobs": body.get("logprobs") or 0}
+    if prompt_ids is not None:
+        ours["prompt"] = prompt_ids
+    return _recordable(body) | ours
+
+
+def _recordable(body: dict[str, Any]) -> dict[str, Any]:
+    """The body without what would hide tokens. Raises: RequestRefused for beam search, which does not sample."""
     if body.get("use_beam_search"):
         message = "beam search does not sample, so its tokens cannot be recorded; leave use_beam_search out"
         raise RequestRefused(
             400, {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}
         )
-    ours: dict[str, Any] = {
-        "model": model,
-        "request_id": request_id,
-        "logprobs": True,
-        "return_token_ids": True,
-        "include_reasoning": True,
-    }
-    if prompt_ids is not None:
-        ours["kv_transfer_params"] = {"prompt_token_ids": prompt_ids}
-    return {name: value for name, value in body.items() if name not in _NEVER_PASSED} | ours
+    return {name: value for name, value in body.items() if name not in _NEVER_PASSED} | {"return_token_ids": True}
 
 
 _NEVER_PASSED = frozenset(
-    {"kv_transfer_params", "ec_transfer_params", "return_tokens_as_token_ids", "return_prompt_text"}
+    {
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "return_tokens_as_token_ids",
+        "return_prompt_text",
+        "instructions",
+    }
 )
+"""What would hide tokens or change the prompt's ids; and `instructions`, which a recorded request remembers alone."""
 
 
 def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans) -> Sampled:
     """Take the tokens out of a whole answer. Raises: EngineError when tokens and log-probabilities do not agree."""
-    prompt_ids = answer.get("prompt_token_ids")
+    prompt_ids = _prompt_ids(answer)
     if not prompt_ids:
         raise EngineError("the inference engine did not say which prompt ids it saw")
     choices = []
@@ -81,9 +90,9 @@ def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans) -> Sampled:
             )
         )
         _strip(choice, asked)
-        if not asked.reasoning:
+        if not asked.reasoning and "message" in choice:
             choice["message"]["reasoning"] = None
-    if not asked.token_ids:
+    if not asked.token_ids and "prompt_token_ids" in answer:
         answer["prompt_token_ids"] = None
     return Sampled(prompt_ids=list(prompt_ids), choices=choices, answer=answer)
 
@@ -98,8 +107,8 @@ class StreamBook:
 
     def event(self, chunk: dict[str, Any]) -> SampledEvent:
         """Raises: EngineError when tokens and log-probabilities do not agree."""
-        prompt_ids = chunk.get("prompt_token_ids")
-        if prompt_ids is not None and not self._asked.token_ids:
+        prompt_ids = _prompt_ids(chunk)
+        if chunk.get("prompt_token_ids") is not None and not self._asked.token_ids:
             chunk["prompt_token_ids"] = None
         booked = [made for choice in chunk["choices"] if (made := self._choice(choice)) is not None]
         shown = not chunk["choices"] or any(self._shows(choice) for choice in chunk["choices"])
@@ -109,7 +118,7 @@ class StreamBook:
         ids, logprobs = _tokens(choice)
         finish = choice.get("finish_reason")
         _strip(choice, self._asked)
-        if not self._asked.reasoning:
+        if not self._asked.reasoning and "delta" in choice:
             choice["delta"].pop("reasoning", None)
         if not ids and finish is None:
             return None
@@ -121,19 +130,31 @@ class StreamBook:
 
     def _shows(self, choice: dict[str, Any]) -> bool:
         """Chunks that carry our additions alone would not be there without us."""
-        return bool(choice["delta"] or choice.get("finish_reason") or self._asked.token_ids or self._asked.logprobs)
+        told = choice.get("delta") or choice.get("text") or choice.get("finish_reason")
+        return bool(told or self._asked.token_ids or self._asked.logprobs)
 
 
 def _tokens(choice: dict[str, Any]) -> tuple[list[int], list[float]]:
     ids = list(choice.get("token_ids") or ())
-    content = (choice.get("logprobs") or {}).get("content") or ()
-    if len(content) != len(ids):
-        raise EngineError(f"the inference engine gave {len(ids)} sampled ids, but {len(content)} log-probabilities")
-    return ids, [float(entry["logprob"]) for entry in content]
+    told = choice.get("logprobs") or {}
+    logprobs = [float(entry["logprob"]) for entry in told.get("content") or ()]
+    logprobs += [float(logprob) for logprob in told.get("token_logprobs") or ()]
+    if len(logprobs) != len(ids):
+        raise EngineError(f"the inference engine gave {len(ids)} sampled ids, but {len(logprobs)} log-probabilities")
+    return ids, logprobs
+
+
+def _prompt_ids(data: dict[str, Any]) -> list[int] | None:
+    """The prompt's ids: of a chat beside the choices, of a text completion in each of them."""
+    ids = data.get("prompt_token_ids")
+    for choice in data.get("choices") or () if ids is None else ():
+        ids = ids or choice.get("prompt_token_ids")
+    return ids
 
 
 def _strip(choice: dict[str, Any], asked: Asked) -> None:
     if not asked.logprobs:
         choice["logprobs"] = None
-    if not asked.token_ids and "token_ids" in choice:
-        choice["token_ids"] = None
+    for name in ("token_ids", "prompt_token_ids"):
+        if not asked.token_ids and name in choice:
+            choice[name] = None

@@ -14,7 +14,7 @@ import orjson
 
 from swarm.engine.seam import Dialect, EngineDown, EngineError, RequestRefused
 
-PATHS: dict[Dialect, str] = {"chat.completions": "/v1/chat/completions"}
+PATHS: dict[Dialect, str] = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions"}
 _CONTROL_LIMIT_S = 30.0
 _UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=128)
 
@@ -40,20 +40,19 @@ class VllmClient:
             return False  # not listening yet
 
     async def render(self, dialect: Dialect, body: dict[str, Any]) -> list[int]:
-        """Token ids that the template makes of a request."""
-        answer = await self._post(path_of(dialect) + "/render", body)
-        return list(answer["token_ids"])
+        """Token ids that the template makes of a request; of a text completion, those of its one prompt."""
+        answer = await self._post(PATHS[dialect] + "/render", body)
+        (rendered,) = answer if isinstance(answer, list) else [answer]
+        return list(rendered["token_ids"])
 
     async def sample(self, dialect: Dialect, body: dict[str, Any]) -> dict[str, Any]:
         """A whole answer. Cancelling the call stops the sampling."""
-        return await self._post(path_of(dialect), body)
+        return dict(await self._post(PATHS[dialect], body))
 
     async def stream(self, dialect: Dialect, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of an answer, as they are sampled. Closing the iterator stops the sampling."""
         try:
-            async with self._http.stream(
-                "POST", path_of(dialect), content=orjson.dumps(body), headers=_JSON
-            ) as response:
+            async with self._http.stream("POST", PATHS[dialect], content=orjson.dumps(body), headers=_JSON) as response:
                 if response.status_code != 200:
                     _raise_for(response.status_code, await response.aread())
                 async for data in _events(response.aiter_raw()):
@@ -106,30 +105,17 @@ class VllmClient:
             raise EngineError(f"{path} answered {response.status_code}: {response.text[:300]}")
         return dict(orjson.loads(response.content)) if response.content else {}
 
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
         try:
             response = await self._http.post(path, content=orjson.dumps(body), headers=_JSON)
         except httpx.TransportError as error:
             raise _down(error) from error
         if response.status_code != 200:
             _raise_for(response.status_code, response.content)
-        return dict(orjson.loads(response.content))
+        return orjson.loads(response.content)
 
 
 _JSON = {"content-type": "application/json"}
-
-
-def path_of(dialect: Dialect) -> str:
-    """Raises: RequestRefused (404) for a dialect that is not served."""
-    if dialect not in PATHS:
-        error = {
-            "message": f"this server does not speak {dialect}",
-            "type": "NotFoundError",
-            "param": None,
-            "code": 404,
-        }
-        raise RequestRefused(404, {"error": error})
-    return PATHS[dialect]
 
 
 async def _events(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

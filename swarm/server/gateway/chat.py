@@ -5,82 +5,156 @@ Pure functions over JSON objects; what vLLM serves is kept as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import orjson
-
-from swarm.engine.seam import RequestRefused, SampledEvent
+from swarm.engine.seam import Dialect as EngineDialect
+from swarm.engine.seam import SampledEvent
+from swarm.protocol.episodes import RecordedCall
+from swarm.server.gateway.dialect import (
+    Form,
+    JsonObject,
+    check_choices,
+    check_numbers,
+    check_object_lists,
+    check_objects,
+    check_stops,
+    data_frame,
+)
+from swarm.server.gateway.errors import ErrorAnswer, bad_request
 from swarm.server.gateway.messages import Message
 
+DONE = b"data: [DONE]\n\n"
 _SETTINGS = ("tools", "chat_template_kwargs", "documents", "reasoning_effort")
+_NUMBERS = ("temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens")
 
 
-class ChatCompletions:
-    """`/v1/chat/completions`."""
+class ChatForm:
+    """The engine's chat completions: one prompt, `n` choices."""
 
-    def check(self, body: dict[str, Any]) -> None:
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
-            raise self.refusal(400, "messages must be a list of at least one object", "BadRequestError", "messages")
-        count = body.get("n")
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise self.refusal(400, f"n must be a whole number of at least 1, got {count!r}", "BadRequestError", "n")
-        for name in ("temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens"):
-            value = body.get(name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise self.refusal(400, f"{name} must be a number, got {value!r}", "BadRequestError", name)
-        for name in ("add_generation_prompt", "continue_final_message", "echo", "chat_template"):
-            if body.get(name) not in (None, name == "add_generation_prompt"):
-                text = f"{name} is not served here: prompts are recorded as the model's own template makes them"
-                raise self.refusal(400, text, "BadRequestError", name)
+    engine_dialect: EngineDialect = "chat.completions"
 
-    def refusal(self, status: int, message: str, kind: str, parameter: str | None = None) -> RequestRefused:
-        return RequestRefused(status, {"error": {"message": message, "type": kind, "param": parameter, "code": status}})
-
-    def choices(self, body: dict[str, Any]) -> int:
+    def choices(self, body: JsonObject) -> int:
         return int(body.get("n") or 1)
 
-    def messages(self, body: dict[str, Any]) -> list[Message]:
-        return list(body["messages"])
-
-    def prompt_settings(self, body: dict[str, Any]) -> dict[str, Any]:
-        return {name: body[name] for name in _SETTINGS if body.get(name)}
-
-    def prompt_body(self, body: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
-        return {"messages": messages, "tool_choice": "none"} | self.prompt_settings(body)
-
-    def choice_of(self, answer: dict[str, Any], index: int) -> dict[str, Any]:
-        return answer | {"choices": [choice for choice in answer["choices"] if choice["index"] == index]}
-
-    def message_of(self, answer: dict[str, Any]) -> Message | None:
-        choices = answer.get("choices") or ()
-        if not choices or not choices[0].get("message"):
-            return None
-        message = {name: value for name, value in choices[0]["message"].items() if value is not None}
-        return message if message.get("tool_calls") else {"content": ""} | message
-
-    def assembly(self, body: dict[str, Any]) -> ChatAssembly:
+    def assembly(self, body: JsonObject) -> ChatAssembly:
         return ChatAssembly(self.choices(body))
 
-    def frame(self, data: dict[str, Any]) -> bytes:
-        return b"data: " + orjson.dumps(data) + b"\n\n"
+    def choice_of(self, answer: JsonObject, index: int) -> JsonObject:
+        return answer | {"choices": [choice for choice in answer["choices"] if choice["index"] == index]}
 
-    def last_frame(self) -> bytes:
-        return b"data: [DONE]\n\n"
+    def joined(self, answers: Sequence[JsonObject]) -> JsonObject:
+        (answer,) = answers
+        return answer
 
-    def replay(self, answer: dict[str, Any], body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def replay(self, answer: JsonObject, body: JsonObject) -> Iterator[JsonObject]:
         head = {name: answer.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
         for choice in answer["choices"]:
             yield head | {"choices": [_delta(choice, {"role": "assistant", "content": ""})]}
             delta = {name: value for name, value in choice["message"].items() if name != "role" and value is not None}
-            for position, call in enumerate(delta.get("tool_calls") or ()):
-                call["index"] = position
+            if calls := delta.get("tool_calls"):
+                delta["tool_calls"] = [call | {"index": position} for position, call in enumerate(calls)]
             yield head | {"choices": [_delta(choice, delta) | {"logprobs": choice.get("logprobs")}]}
             end = {"finish_reason": choice.get("finish_reason"), "stop_reason": choice.get("stop_reason")}
             yield head | {"choices": [_delta(choice, {}) | end]}
         if (body.get("stream_options") or {}).get("include_usage") and answer.get("usage"):
             yield head | {"choices": [], "usage": answer["usage"]}
+
+
+class ChatCompletions:
+    """`/v1/chat/completions`: the engine's own words."""
+
+    name = "chat.completions"
+    form: Form = ChatForm()
+
+    def check(self, body: JsonObject) -> None:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
+            raise bad_request("messages must be a list of at least one object", "messages")
+        for message in messages:
+            _check_message(message)
+        check_chat(body)
+        _check_tools(body)
+        for name in ("add_generation_prompt", "continue_final_message", "echo", "chat_template"):
+            if body.get(name) not in (None, name == "add_generation_prompt"):
+                text = f"{name} is not served here: prompts are recorded as the model's own template makes them"
+                raise bad_request(text, name)
+
+    def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
+        return [body]
+
+    def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
+        return answer
+
+    def telling(self, body: JsonObject, asked: JsonObject) -> ChatTelling:
+        return ChatTelling()
+
+
+class ChatTelling:
+    """Chunks as they come, then `[DONE]`."""
+
+    def tell(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
+        return [data_frame(chunk)]
+
+    def end(self, answer: JsonObject) -> list[bytes]:
+        return [DONE]
+
+    def broken(self, error: ErrorAnswer) -> list[bytes]:
+        return [data_frame(error.body)]
+
+
+def check_chat(body: JsonObject) -> None:
+    """Refuse fields of a chat completion that cannot be what they are."""
+    check_choices(body)
+    check_stops(body, "stop")
+    check_numbers(body, *_NUMBERS)
+    check_objects(body, "response_format", "stream_options", "chat_template_kwargs", "logit_bias")
+    check_objects(body.get("response_format") or {}, "json_schema")
+    check_object_lists(body, "tools")
+
+
+def _check_message(message: Message) -> None:
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not isinstance(message.get("role"), str):
+        raise bad_request("each message must have a role", "messages")
+    parts = content if isinstance(content, list) else []
+    if not (content is None or isinstance(content, str | list)) or not all(isinstance(p, dict | str) for p in parts):
+        raise bad_request("content must be a text or a list of parts", "messages")
+    if calls is not None and not (isinstance(calls, list) and all(map(_names_function, calls))):
+        raise bad_request("tool_calls must be a list of objects, each with a function and its name", "messages")
+
+
+def _check_tools(body: JsonObject) -> None:
+    if not all(map(_names_function, body.get("tools") or ())):
+        raise bad_request("each tool must have a function with a name", "tools")
+    choice = body.get("tool_choice")
+    named = isinstance(choice, dict) and (choice.get("type") != "function" or _names_function(choice))
+    if not (choice in (None, "none", "auto", "required") or named):
+        raise bad_request("tool_choice must be none, auto, required, or name a function", "tool_choice")
+
+
+def _names_function(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def prompt_settings(body: JsonObject) -> JsonObject:
+    """All that a prompt depends on besides its messages: tools, template settings."""
+    return {name: body[name] for name in _SETTINGS if body.get(name)}
+
+
+def prompt_body(body: JsonObject, messages: list[Message]) -> JsonObject:
+    """A body to render `messages` with the settings of `body`."""
+    return {"messages": messages, "tool_choice": "none"} | prompt_settings(body)
+
+
+def message_of(answer: JsonObject) -> Message | None:
+    """The message that a client would send back for a recorded answer; None where there is none."""
+    choices = answer.get("choices") or ()
+    if not choices or not choices[0].get("message"):
+        return None
+    message = {name: value for name, value in choices[0]["message"].items() if value is not None}
+    return message if message.get("tool_calls") else {"content": ""} | message
 
 
 def _delta(choice: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,24 @@
-"""What the gateway needs of a dialect: its messages, its agent, its answers as objects and as frames of a stream.
+"""What the gateway needs of a dialect, and of the form of answer behind it.
 
-One implementation per dialect; the gateway's own course is the same for all.
+An engine answers in two forms: chat completions and text completions. A dialect puts its requests into one of them and tells
+the answers in its own words. What is recorded is the engine's form: one trace, whatever the dialect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from swarm.engine.seam import RequestRefused, SampledEvent
-from swarm.server.gateway.messages import Message
+import orjson
+
+from swarm.engine.seam import Dialect as EngineDialect
+from swarm.engine.seam import SampledEvent
+from swarm.protocol.episodes import RecordedCall
+from swarm.server.gateway.errors import ErrorAnswer, bad_request
+
+JsonObject = dict[str, Any]
+MOST_CHOICES = 1024
+"""Answers that one request may ask for, over all of its prompts."""
 
 
 class Assembly(Protocol):
@@ -21,44 +30,117 @@ class Assembly(Protocol):
     def finished(self) -> bool:
         """Whether every choice has its finish reason: no token will follow."""
 
-    def answer(self) -> dict[str, Any]: ...
+    def answer(self) -> JsonObject: ...
+
+
+class Form(Protocol):
+    """One of the engine's two forms of request and answer."""
+
+    engine_dialect: EngineDialect
+
+    def choices(self, body: JsonObject) -> int:
+        """How many answers to each prompt are asked for."""
+
+    def assembly(self, body: JsonObject) -> Assembly:
+        """Begin to put a stream together."""
+
+    def choice_of(self, answer: JsonObject, index: int) -> JsonObject:
+        """The answer with one of its choices alone, as it is recorded."""
+
+    def joined(self, answers: Sequence[JsonObject]) -> JsonObject:
+        """Answers to several prompts of one request as one; choices are numbered through."""
+
+    def replay(self, answer: JsonObject, body: JsonObject) -> Iterator[JsonObject]:
+        """A recorded answer as the chunks of a stream."""
+
+
+class Telling(Protocol):
+    """A stream in the dialect's own events, encoded."""
+
+    def tell(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
+        """What the client hears of one chunk of the engine's stream."""
+
+    def end(self, answer: JsonObject) -> list[bytes]:
+        """What it hears once the whole answer is recorded."""
+
+    def broken(self, error: ErrorAnswer) -> list[bytes]:
+        """What it hears when the answer breaks off."""
 
 
 class Dialect(Protocol):
-    """The rules of one dialect. Methods that read a body raise RequestRefused in the dialect's own format."""
+    """The rules of one dialect. Methods that read a body raise RequestRefused."""
 
-    def check(self, body: dict[str, Any]) -> None:
+    name: str
+    form: Form
+
+    def check(self, body: JsonObject) -> None:
         """Refuse what is no request at all, before anything is counted."""
 
-    def refusal(self, status: int, message: str, kind: str, parameter: str | None = None) -> RequestRefused:
-        """An error in the dialect's own format."""
+    def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
+        """The engine's requests, one for each prompt. earlier: the episode's calls so far."""
 
-    def choices(self, body: dict[str, Any]) -> int:
-        """How many answers are asked for."""
+    def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
+        """A whole answer of the engine in the dialect. asked: the engine's request, defaults filled in."""
 
-    def messages(self, body: dict[str, Any]) -> list[Message]:
-        """The conversation as chat messages."""
+    def telling(self, body: JsonObject, asked: JsonObject) -> Telling:
+        """Begin to tell a stream."""
 
-    def prompt_settings(self, body: dict[str, Any]) -> dict[str, Any]:
-        """All that the prompt depends on besides the messages: tools, template settings."""
 
-    def prompt_body(self, body: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
-        """A body to render `messages` with the settings of `body`."""
+def data_frame(data: JsonObject) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + orjson.dumps(data) + b"\n\n"
 
-    def choice_of(self, answer: dict[str, Any], index: int) -> dict[str, Any]:
-        """The answer with one of its choices alone, as it is recorded."""
 
-    def message_of(self, answer: dict[str, Any]) -> Message | None:
-        """The message that a client would send back for a recorded answer; None where there is none."""
+def named_frame(data: JsonObject) -> bytes:
+    """A server-sent event that is named as its data's `type`."""
+    return b"event: " + str(data["type"]).encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
 
-    def assembly(self, body: dict[str, Any]) -> Assembly:
-        """Begin to put a stream together."""
 
-    def frame(self, data: dict[str, Any]) -> bytes:
-        """One event of the stream, encoded."""
+def check_numbers(body: JsonObject, *names: str) -> None:
+    """Raises: RequestRefused for a field that is there and no number."""
+    for name in names:
+        value = body.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise bad_request(f"{name} must be a number, got {value!r}", name)
 
-    def last_frame(self) -> bytes:
-        """What ends a stream; empty where nothing does."""
 
-    def replay(self, answer: dict[str, Any], body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """A recorded answer as the events of a stream."""
+def check_objects(body: JsonObject, *names: str) -> None:
+    """Raises: RequestRefused for a field that is there and no JSON object."""
+    for name in names:
+        if body.get(name) is not None and not isinstance(body[name], dict):
+            raise bad_request(f"{name} must be an object, got {body[name]!r}", name)
+
+
+def check_object_lists(body: JsonObject, *names: str) -> None:
+    """Raises: RequestRefused for a field that is there and no list of JSON objects."""
+    for name in names:
+        value = body.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(item, dict) for item in value)):
+            raise bad_request(f"{name} must be a list of objects", name)
+
+
+def check_count(body: JsonObject, name: str) -> None:
+    """Raises: RequestRefused for a field that is there and no whole number of at least 1."""
+    value = body.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise bad_request(f"{name} must be a whole number of at least 1, got {value!r}", name)
+
+
+def check_choices(body: JsonObject, prompts: int = 1) -> None:
+    """Raises: RequestRefused for an `n` that is no count, or more answers than one request may ask for."""
+    check_count(body, "n")
+    wanted = prompts * int(body.get("n") or 1)
+    if wanted > MOST_CHOICES:
+        raise bad_request(f"one request may ask for {MOST_CHOICES} answers, not {wanted}; send several", "n")
+
+
+def check_stops(body: JsonObject, name: str) -> None:
+    """Raises: RequestRefused for a field that is there and neither a text nor a list of texts."""
+    value = body.get(name)
+    texts = [value] if isinstance(value, str) else value
+    if value is not None and not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
+        raise bad_request(f"{name} must be a text or a list of texts", name)
+
+
+def without_none(data: JsonObject) -> JsonObject:
+    return {name: value for name, value in data.items() if value is not None}

@@ -33,6 +33,7 @@ class ForkCause(StrEnum):
     TEMPLATE_REWRITES_HISTORY = "template_rewrites_history"
     TEMPLATE_CHANGES_MESSAGE = "template_changes_message"
     NOT_ONLY_TEXT = "not_only_text"
+    STOP_STRING_CUT = "stop_string_cut"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class EarlierCall:
     prompt_ids: list[int]
     rendered: list[int]
     sampled_ids: list[int]
+    stopped: bool = False
+    """It ended at a stop string, which its answer does not show."""
 
     @cached_property
     def normal_sent(self) -> list[dict[str, Any]]:
@@ -134,7 +137,7 @@ class EchoRule:
         closing = await self._closing_of(render)
         end = self._end_of_answer(parent, full, closing)
         if end is None:
-            cause = await self._why_not(parent, full, render)
+            cause = await self._why_not(parent, full, closing, render)
             return Prompt(messages=sent, fork_cause=cause)
         ended = bool(closing) and parent.sampled_ids[-1:] == closing[:1]
         suffix = full[end + 1 :] if ended else full[end:]
@@ -168,10 +171,15 @@ class EchoRule:
         text = normal_text(self._decode(body))
         return any(text == normal_text(self._decode(ids)) for ids in (sampled, sampled[:-1]))
 
-    async def _why_not(self, parent: EarlierCall, full: list[int], render: Render) -> ForkCause:
+    async def _why_not(self, parent: EarlierCall, full: list[int], closing: list[int], render: Render) -> ForkCause:
         alone = await render([*parent.messages, parent.answer], False)
         if full[: len(alone)] != alone:
             return ForkCause.TEMPLATE_REWRITES_HISTORY
+        written = normal_text(self._decode(alone[len(parent.rendered) : len(alone) - len(closing)]))
+        if alone[: len(parent.rendered)] == parent.rendered and parent.stopped:
+            sampled = normal_text(self._decode(parent.sampled_ids))
+            if sampled.startswith(written):
+                return ForkCause.STOP_STRING_CUT
         return ForkCause.TEMPLATE_CHANGES_MESSAGE
 
     async def _closing_of(self, render: Render) -> list[int]:

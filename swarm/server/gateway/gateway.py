@@ -6,23 +6,28 @@ One course for every dialect. Knows neither HTTP frameworks nor a concrete engin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from foundation.clock import Clock
 from foundation.ids import Ids
-from swarm.engine.seam import Dialect, Engine, EngineDown, EngineHealth, Sampled, SampledEvent, SampleRequest
-from swarm.protocol.episodes import POLICY_MODEL
-from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.engine.seam import Engine, EngineDown, EngineHealth, RequestRefused, SampledEvent, SampleRequest
+from swarm.protocol.episodes import POLICY_MODEL, EpisodeRenewal
+from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.server.coordinator.calls import OpenCall
 from swarm.server.coordinator.desk import Desk
+from swarm.server.gateway.anthropic_messages import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
-from swarm.server.gateway.dialect import Dialect as DialectRules
-from swarm.server.gateway.echo import EchoRule, Prompt
+from swarm.server.gateway.completions import Completions
+from swarm.server.gateway.dialect import Dialect, Telling
+from swarm.server.gateway.errors import answer_of, refused
+from swarm.server.gateway.merged import closing, merged, together
+from swarm.server.gateway.prompts import Prompts
 from swarm.server.gateway.records import Records, Taking
 from swarm.server.gateway.repeats import Attempt, Repeats
+from swarm.server.gateway.responses import Responses
 from swarm.server.gateway.sampling import with_defaults
 
 ENGINE_WAIT_S = 180.0
@@ -31,22 +36,31 @@ _AGAIN_AFTER_S = 0.25
 _AGENT_HEADER = "x-agent-name"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Request:
-    """One request under way."""
+    """One request under way. asked: the engine's requests, one for each prompt; takings: empty when it was answered before."""
 
     dialect: Dialect
-    rules: DialectRules
     body: dict[str, Any]
     call: OpenCall
     attempt: Attempt
-    prompt: Prompt
-    taking: Taking
-    answered_before: dict[str, Any] | None = None
+    asked: list[dict[str, Any]]
+    takings: list[Taking]
+    answered_before: dict[str, Any] | None
     closed: bool = False
 
-    def sample_request(self) -> SampleRequest:
-        return SampleRequest(dialect=self.dialect, body=self.body, prompt_ids=self.prompt.prompt_ids)
+    @property
+    def finished(self) -> bool:
+        return all(taking.finished for taking in self.takings)
+
+    def engine_answer(self) -> dict[str, Any]:
+        return self.dialect.form.joined([taking.answer() for taking in self.takings])
+
+    def answer(self, engine_answer: dict[str, Any]) -> dict[str, Any]:
+        return self.dialect.answer(self.body, self.asked[0], engine_answer)
+
+    def telling(self) -> Telling:
+        return self.dialect.telling(self.body, self.asked[0])
 
 
 class Gateway:
@@ -56,142 +70,171 @@ class Gateway:
         self._desk = desk
         self._engine = engine
         self._clock = clock
-        self._dialects: dict[Dialect, DialectRules] = {"chat.completions": ChatCompletions()}
-        self._echo = EchoRule(engine.decode)
+        spoken: list[Dialect] = [ChatCompletions(), Completions(), Responses(), AnthropicMessages()]
+        self._dialects = {dialect.name: dialect for dialect in spoken}
         self._records = Records(clock, ids)
+        self._prompts = Prompts(engine, self._records)
         self._repeats = Repeats()
         self._ready = asyncio.Event()
         self._failed = False
         engine.subscribe(self._on_health)
 
     async def complete(
-        self, dialect: Dialect, episode_id: str, lease: str, body: dict[str, Any], headers: Mapping[str, str]
+        self, dialect: str, episode_id: str, lease: str, body: dict[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
         """A whole answer. Cancelling it stops the sampling, and the call is recorded as broken off.
 
-        Raises: Refusal (lost lease, conflict), RequestRefused (in the dialect's format), EngineDown.
+        Raises: Refusal (lost lease, conflict), RequestRefused, EngineDown.
         """
         request = await self._begin(dialect, episode_id, lease, body, headers)
         if request.answered_before is not None:
-            return request.answered_before
+            return request.answer(request.answered_before)
         try:
-            sampled = await self._sampled(request)
-            request.taking.take_all(sampled)
-            request.attempt.answer = sampled.answer
+            await together([self._sample(taking) for taking in request.takings])
+            request.attempt.answer = request.engine_answer()
             self._close(request)
-            return sampled.answer
+            return request.answer(request.attempt.answer)
+        except RequestRefused:
+            self._drop(request)
+            raise
         finally:
             self._give_up(request)
 
     async def stream(
-        self, dialect: Dialect, episode_id: str, lease: str, body: dict[str, Any], headers: Mapping[str, str]
+        self, dialect: str, episode_id: str, lease: str, body: dict[str, Any], headers: Mapping[str, str]
     ) -> AsyncGenerator[bytes, None]:
-        """The frames of an answer, token by token. Closing it early stops the sampling, as above. Raises: as `complete`."""
+        """The frames of an answer, token by token. Closing it early stops the sampling, as above.
+
+        Raises, before the first frame: as `complete`. What fails later is told in the stream.
+        """
         request = await self._begin(dialect, episode_id, lease, body, headers)
-        rules = request.rules
+        telling, shown = request.telling(), False
         if request.answered_before is not None:
-            for data in rules.replay(request.answered_before, body):
-                yield rules.frame(data)
-            yield rules.last_frame()
+            for frame in _told_again(request, telling, request.answered_before):
+                yield frame
             return
         try:
-            async with aclosing(self._events(request)) as frames:
+            async with aclosing(self._frames(request, telling)) as frames:
                 async for frame in frames:
+                    shown = True
                     yield frame
-            if not request.closed:
-                raise EngineDown("the engine ended its answer before the last token")
-            yield rules.last_frame()
+        except SwarmError as error:
+            if not shown:
+                if isinstance(error, RequestRefused):
+                    self._drop(request)
+                raise
+            for frame in telling.broken(answer_of(error)):
+                yield frame
         finally:
             self._give_up(request)
+
+    async def count_tokens(self, dialect: str, episode_id: str, lease: str, body: dict[str, Any]) -> int:
+        """How many tokens the prompt of a request would have. Samples and records nothing. Raises: as `complete`."""
+        rules = self._dialects[dialect]
+        rules.check(body)
+        self._agent(body, {})
+        await self._desk.renew(episode_id, EpisodeRenewal(lease=lease))
+        calls = (await self._desk.trace(episode_id)).calls
+        (asked,) = rules.requests(body, calls)
+        return await self._prompts.count(asked, calls)
 
     # -- before sampling ------------------------------------------------------------------------------------------
 
     async def _begin(
-        self, dialect: Dialect, episode_id: str, lease: str, body: dict[str, Any], headers: Mapping[str, str]
+        self, dialect: str, episode_id: str, lease: str, body: dict[str, Any], headers: Mapping[str, str]
     ) -> _Request:
-        rules = self._rules(dialect)
+        rules = self._dialects[dialect]
         rules.check(body)
-        agent = self._agent(rules, body, headers)
+        agent = self._agent(body, headers)
         call = self._desk.open_call(episode_id, lease)
         attempt: Attempt | None = None
         opened = False
         try:
-            attempt, answered = await self._repeats.begin(episode_id, body, headers)
-            filled = with_defaults(body, call.spec.sampling, call.seed)
-            prompt = Prompt(messages=())
-            if answered is None:
-                prompt = await self._prompt(dialect, rules, filled, call, agent)
-            taking = Taking(call=call, agent=agent, dialect=dialect, rules=rules, body=filled, prompt=prompt)
+            wanted = rules.requests(body, call.earlier)
+            asked = [with_defaults(each, call.spec.sampling, call.seed) for each in wanted]
+            attempt, answered = await self._repeats.begin(episode_id, dialect, body, headers)
+            takings = [] if answered is not None else await self._takings(rules, asked, call, agent)
             opened = answered is None
-            return _Request(dialect, rules, filled, call, attempt, prompt, taking, answered)
+            return _Request(
+                dialect=rules,
+                body=body,
+                call=call,
+                attempt=attempt,
+                asked=asked,
+                takings=takings,
+                answered_before=answered,
+            )
         finally:
             if not opened:
                 self._desk.close_call(call, None)
                 if attempt is not None and attempt.answer is None:
                     attempt.over.set()
 
-    def _rules(self, dialect: Dialect) -> DialectRules:
-        rules = self._dialects.get(dialect)
-        if rules is None:
-            raise Refusal(ErrorCode.NOT_FOUND, f"this server does not speak {dialect} yet")
-        return rules
+    async def _takings(
+        self, rules: Dialect, asked: list[dict[str, Any]], call: OpenCall, agent: str | None
+    ) -> list[Taking]:
+        takings: list[Taking] = []
+        for body in asked:
+            prompt = await self._prompts.of(body, agent, call.earlier)
+            first = len(takings) * rules.form.choices(body)
+            takings.append(Taking(call=call, agent=agent, dialect=rules, body=body, prompt=prompt, first=first))
+        return takings
 
-    def _agent(self, rules: DialectRules, body: dict[str, Any], headers: Mapping[str, str]) -> str | None:
+    def _agent(self, body: dict[str, Any], headers: Mapping[str, str]) -> str | None:
         """Who asks: the header, or what follows the model's name (`model@agent`). Raises: RequestRefused, another model."""
         hosted, wanted = self._engine.info.model, body.get("model")
         agent = None
         if isinstance(wanted, str) and wanted not in ("", POLICY_MODEL, hosted):
             name, mark, agent = wanted.rpartition("@")
             if not mark or name not in (POLICY_MODEL, hosted):
-                text = f"The model `{wanted}` does not exist; this server hosts `{hosted}`."
-                raise rules.refusal(404, text, "NotFoundError", "model")
+                raise refused(404, unknown_model(wanted, hosted), "NotFoundError", "model")
         return headers.get(_AGENT_HEADER) or agent or None
-
-    async def _prompt(
-        self, dialect: Dialect, rules: DialectRules, body: dict[str, Any], call: OpenCall, agent: str | None
-    ) -> Prompt:
-        """Continue an earlier call of the episode token by token, where the request echoes one."""
-
-        async def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> list[int]:
-            asked = rules.prompt_body(body, messages)
-            return await self._engine.render(dialect, asked, add_generation_prompt=add_generation_prompt)
-
-        earlier = await self._records.earlier(rules, call.earlier, render)
-        messages, settings = rules.messages(body), rules.prompt_settings(body)
-        return await self._echo.prompt_for(messages, settings, agent, earlier, render)
 
     # -- sampling -------------------------------------------------------------------------------------------------
 
-    async def _sampled(self, request: _Request) -> Sampled:
+    async def _sample(self, taking: Taking) -> None:
         """Sample; where the engine crashed meanwhile, wait for it and sample again. Nothing was shown yet."""
         give_up_at = self._clock.monotonic() + ENGINE_WAIT_S
         while True:
             try:
-                return await self._engine.sample(request.sample_request())
+                taking.take_all(await self._engine.sample(_sample_request(taking)))
+                return
             except EngineDown:
                 if not await self._engine_back(give_up_at):
                     raise
 
-    async def _events(self, request: _Request) -> AsyncGenerator[bytes, None]:
+    async def _frames(self, request: _Request, telling: Telling) -> AsyncGenerator[bytes, None]:
         """Frames as the engine samples. The call is recorded before the frame that tells the client it is over."""
+        streams = [self._events(taking) for taking in request.takings]
+        async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
+            async for taking, event in events:
+                if not request.closed and request.finished:
+                    request.attempt.answer = request.engine_answer()
+                    self._close(request)
+                if event.data is not None:
+                    for frame in telling.tell(_numbered(event.data, taking.first), len(taking.prompt_ids)):
+                        yield frame
+        if not request.closed:
+            raise EngineDown("the engine ended its answer before the last token")
+        for frame in telling.end(request.engine_answer()):
+            yield frame
+
+    async def _events(self, taking: Taking) -> AsyncGenerator[tuple[Taking, SampledEvent], None]:
+        """What the engine says to one prompt, taken already. A crash before anything was shown is waited out."""
         give_up_at = self._clock.monotonic() + ENGINE_WAIT_S
+        shown = False
         while True:
-            shown = False
             try:
-                async with _closing(self._engine.stream(request.sample_request())) as events:
+                async with closing(self._engine.stream(_sample_request(taking))) as events:
                     async for event in events:
-                        request.taking.take(event)
-                        if request.taking.finished and not request.closed:
-                            request.attempt.answer = request.taking.answer()
-                            self._close(request)
-                        if event.data is not None:
-                            shown = True
-                            yield request.rules.frame(event.data)
+                        taking.take(event)
+                        shown = shown or event.data is not None
+                        yield taking, event
                 return
             except EngineDown:
                 if shown or not await self._engine_back(give_up_at):
                     raise
-                request.taking.start_over()
+                taking.start_over()
 
     async def _engine_back(self, give_up_at: float) -> bool:
         """Wait until it may be worth trying again; False when it is not any more."""
@@ -221,7 +264,7 @@ class Gateway:
     def _close(self, request: _Request, *, complete: bool = True) -> None:
         """Record the call. Raises: Refusal(lease_lost) when its episode is over: the record was discarded."""
         request.closed = True
-        records = self._records.make(request.taking, complete=complete)
+        records = [record for taking in request.takings for record in self._records.make(taking, complete=complete)]
         kept = self._desk.close_call(request.call, records or None)
         if complete and not kept:
             request.attempt.answer = None
@@ -229,6 +272,12 @@ class Gateway:
                 ErrorCode.LEASE_LOST,
                 f"episode {request.call.episode_id!r} ended while this call was sampled; nothing was kept",
             )
+
+    def _drop(self, request: _Request) -> None:
+        """The engine took nothing on: there is nothing to record."""
+        if not request.closed:
+            request.closed = True
+            self._desk.close_call(request.call, None)
 
     def _give_up(self, request: _Request) -> None:
         """Whatever happened, the call is closed once; what was sampled of a broken-off call is recorded as such."""
@@ -239,11 +288,29 @@ class Gateway:
             request.attempt.over.set()
 
 
-@asynccontextmanager
-async def _closing(events: AsyncIterator[SampledEvent]) -> AsyncGenerator[AsyncIterator[SampledEvent], None]:
-    """Close the stream at once when it is left, so that the sampling stops."""
-    try:
-        yield events
-    finally:
-        if isinstance(events, AsyncGenerator):
-            await events.aclose()
+def unknown_model(wanted: str, hosted: str) -> str:
+    """What to tell a client that asks for another model."""
+    return (
+        f"The model `{wanted}` does not exist; this server hosts `{hosted}`. Ask for `{hosted}` or `{POLICY_MODEL}`, "
+        "with `@agent` behind it to name an agent."
+    )
+
+
+def _sample_request(taking: Taking) -> SampleRequest:
+    return SampleRequest(
+        dialect=taking.dialect.form.engine_dialect, body=taking.body, prompt_ids=taking.prompt.prompt_ids
+    )
+
+
+def _numbered(data: dict[str, Any], first: int) -> dict[str, Any]:
+    """A chunk whose choices are numbered through the whole answer."""
+    if not first or not data.get("choices"):
+        return data
+    return data | {"choices": [choice | {"index": choice["index"] + first} for choice in data["choices"]]}
+
+
+def _told_again(request: _Request, telling: Telling, answer: dict[str, Any]) -> Iterator[bytes]:
+    prompt_tokens = int((answer.get("usage") or {}).get("prompt_tokens") or 0)
+    for chunk in request.dialect.form.replay(answer, request.asked[0]):
+        yield from telling.tell(chunk, prompt_tokens)
+    yield from telling.end(answer)

@@ -40,7 +40,7 @@ def normal_content(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     parts = [part if isinstance(part, dict) else {"type": "text", "text": str(part)} for part in content]
-    if all(part.get("type", "text") in _TEXT_PARTS for part in parts):
+    if all(str(part.get("type", "text")) in _TEXT_PARTS for part in parts):
         return normal_text("".join(str(part.get("text", "")) for part in parts))
     return [_sorted(part) for part in parts]
 

@@ -1,4 +1,7 @@
-"""From a request and what was sampled for it to recorded calls, and back to what the echo rule needs of them."""
+"""From a request and what was sampled for it to recorded calls, and back to what the echo rule needs of them.
+
+Requests and answers are recorded in the engine's form, whatever the dialect they came in.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any
 
 from foundation.clock import Clock
 from foundation.ids import Ids
-from swarm.engine.seam import Dialect, Sampled, SampledChoice, SampledEvent
+from swarm.engine.seam import Sampled, SampledChoice, SampledEvent
 from swarm.protocol.episodes import RecordedCall, VersionSpan
 from swarm.server.coordinator.calls import OpenCall
-from swarm.server.gateway.dialect import Assembly
-from swarm.server.gateway.dialect import Dialect as DialectRules
+from swarm.server.gateway.chat import message_of, prompt_settings
+from swarm.server.gateway.dialect import Assembly, Dialect
 from swarm.server.gateway.echo import EarlierCall, Prompt, Render
 from swarm.server.gateway.messages import Message
 from swarm.server.gateway.sampling import recorded_sampling
@@ -23,14 +26,17 @@ KEPT_CALLS = 2048
 
 @dataclass(slots=True, kw_only=True)
 class Taking:
-    """What is known of a call while it is sampled."""
+    """What is known of a prompt's choices while they are sampled. A request of several prompts has one of these for each.
+
+    body: the engine's request, defaults filled in. first: the number that its first choice has in the whole answer.
+    """
 
     call: OpenCall
     agent: str | None
     dialect: Dialect
-    rules: DialectRules
     body: dict[str, Any]
     prompt: Prompt
+    first: int = 0
     prompt_ids: list[int] = field(default_factory=list)
     choices: dict[int, SampledChoice] = field(default_factory=dict)
     _whole: dict[str, Any] | None = None
@@ -45,7 +51,7 @@ class Taking:
     def take(self, event: SampledEvent) -> None:
         """The next event of a stream."""
         if self._assembly is None:
-            self._assembly = self.rules.assembly(self.body)
+            self._assembly = self.dialect.form.assembly(self.body)
         self._assembly.add(event)
         if event.prompt_ids is not None:
             self.prompt_ids = event.prompt_ids
@@ -90,7 +96,7 @@ class Records:
                 episode_id=taking.call.episode_id,
                 index=taking.call.index,
                 agent=taking.agent,
-                dialect=taking.dialect,
+                dialect=taking.dialect.name,
                 prompt_ids=prompt_ids,
                 sampled_ids=choice.sampled_ids,
                 logprobs=choice.logprobs,
@@ -103,45 +109,44 @@ class Records:
                 started_at=taking.call.opened_at,
                 latency_s=max(0.0, self._clock.now() - taking.call.opened_at),
                 request=taking.body,
-                answer=taking.rules.choice_of(answer, index) if answer else {},
+                answer=taking.dialect.form.choice_of(answer, index) if answer else {},
             )
             records.append(record)
-            if complete:
+            if complete and message_of(record.answer) is not None:
                 rendered = taking.prompt.rendered if kept_splice else prompt_ids
-                self._remember(taking.rules, record, taking.prompt.messages, rendered or prompt_ids)
+                self._remember(record, taking.prompt.messages, rendered or prompt_ids)
         return records
 
-    async def earlier(self, rules: DialectRules, calls: Sequence[RecordedCall], render: Render) -> list[EarlierCall]:
-        """The complete calls of an episode, as the echo rule wants them; what was forgotten is worked out again."""
+    async def earlier(self, calls: Sequence[RecordedCall], render: Render) -> list[EarlierCall]:
+        """The complete chats of an episode, as the echo rule wants them; what was forgotten is worked out again."""
         found: dict[str, EarlierCall] = {}
         for call in calls:
-            if not call.complete or rules.message_of(call.answer) is None:
+            if not call.complete or message_of(call.answer) is None:
                 continue
             known = self._earlier.get(call.call_id)
             if known is None:
                 parent = found.get(call.parent_call_id or "")
-                messages = tuple(rules.messages(call.request))
+                messages = tuple(call.request["messages"])
                 rendered = call.prompt_ids
                 if parent is not None:
                     messages = (*parent.messages, parent.answer, *messages[len(parent.sent) + 1 :])
                     rendered = await render(list(messages), True)
-                known = self._remember(rules, call, messages, rendered)
+                known = self._remember(call, messages, rendered)
             found[call.call_id] = known
         return list(found.values())
 
-    def _remember(
-        self, rules: DialectRules, call: RecordedCall, messages: tuple[Message, ...], rendered: list[int]
-    ) -> EarlierCall:
+    def _remember(self, call: RecordedCall, messages: tuple[Message, ...], rendered: list[int]) -> EarlierCall:
         earlier = EarlierCall(
             call_id=call.call_id,
             agent=call.agent,
-            sent=tuple(rules.messages(call.request)),
+            sent=tuple(call.request["messages"]),
             messages=messages,
-            answer=rules.message_of(call.answer) or {"role": "assistant", "content": ""},
-            settings=rules.prompt_settings(call.request),
+            answer=message_of(call.answer) or {"role": "assistant", "content": ""},
+            settings=prompt_settings(call.request),
             prompt_ids=call.prompt_ids,
             rendered=rendered,
             sampled_ids=call.sampled_ids,
+            stopped=isinstance(call.answer["choices"][0].get("stop_reason"), str),
         )
         self._earlier[call.call_id] = earlier
         while len(self._earlier) > self._kept:

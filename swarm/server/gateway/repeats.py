@@ -48,7 +48,7 @@ class Repeats:
         self._episodes: OrderedDict[str, _Episode] = OrderedDict()
 
     async def begin(
-        self, episode_id: str, body: Mapping[str, Any], headers: Mapping[str, str]
+        self, episode_id: str, dialect: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> tuple[Attempt, dict[str, Any] | None]:
         """This request's attempt, and the recorded answer where it is one that was answered before.
 
@@ -56,7 +56,7 @@ class Repeats:
         another body.
         """
         episode = self._episode(episode_id)
-        body_hash = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        body_hash = hashlib.sha256(orjson.dumps([dialect, body], option=orjson.OPT_SORT_KEYS)).hexdigest()
         key = headers.get(_KEY_HEADER)
         while key is not None and (known := episode.by_key.get(key)) is not None:
             if known.body_hash != body_hash:

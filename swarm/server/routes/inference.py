@@ -1,6 +1,7 @@
 """The inference surface, `/v1`: what an agent's SDK talks to. Authorised by an episode's api_key.
 
-Decodes, hands to the gateway, encodes. Every error is in OpenAI's own format, with ours as its `code`.
+Decodes, hands to the gateway, encodes. Errors are in OpenAI's own format, with ours as their `code`; on the messages surface
+they are in Anthropic's.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from swarm.engine.seam import EngineDown, EngineInfo, RequestRefused
-from swarm.protocol.errors import HTTP_STATUS, ErrorCode, Refusal, SwarmError
-from swarm.server.gateway.gateway import Gateway
-from swarm.server.keys import EpisodeKey, KeyRefused, Keyring, bearer
+from swarm.engine.seam import EngineDown, EngineInfo
+from swarm.protocol.episodes import POLICY_MODEL
+from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
+from swarm.server.gateway.errors import answer_of, anthropic_body
+from swarm.server.gateway.gateway import Gateway, unknown_model
+from swarm.server.keys import API_KEY_PREFIX, EpisodeKey, Keyring, bearer
 from swarm.server.routes import wire
 from swarm.server.routes.wire import Operation
 
-_STATUS = HTTP_STATUS | {ErrorCode.LEASE_LOST: 403, ErrorCode.INVALID_SPEC: 400, ErrorCode.OVER_LIMIT: 403}
-"""SDKs send a 409 again by themselves; an episode that is lost stays lost."""
-_NO_RETRY = {"x-should-retry": "false"}
+_MESSAGES = "/v1/messages"
+_AGAIN = "/v1"
+"""Anthropic's SDK adds `/v1/…` itself: with an episode's whole base_url it asks for `/v1/v1/…`, which is served too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +45,67 @@ class InferenceRoutes:
                 summary="OpenAI's chat completions, streaming or not",
                 free_body=True,
             ),
+            Operation(
+                method="POST",
+                path="/v1/completions",
+                endpoint=self.completions,
+                summary="OpenAI's text completions, streaming or not",
+                free_body=True,
+            ),
+            Operation(
+                method="POST",
+                path="/v1/responses",
+                endpoint=self.responses,
+                summary="OpenAI's responses, streaming or not",
+                free_body=True,
+            ),
+            Operation(
+                method="POST",
+                path=_MESSAGES,
+                endpoint=self.messages,
+                summary="Anthropic's messages, streaming or not",
+                free_body=True,
+                aliases=(_AGAIN + _MESSAGES,),
+            ),
+            Operation(
+                method="POST",
+                path=f"{_MESSAGES}/count_tokens",
+                endpoint=self.count_tokens,
+                summary="How many tokens the prompt of a message would have",
+                free_body=True,
+                aliases=(f"{_AGAIN}{_MESSAGES}/count_tokens",),
+            ),
             Operation(method="GET", path="/v1/models", endpoint=self.models, summary="The hosted model"),
             Operation(method="GET", path="/v1/models/{model:path}", endpoint=self.model, summary="The hosted model"),
         ]
 
     async def chat_completions(self, request: Request) -> Response:
+        return await self._call("chat.completions", request)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._call("completions", request)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._call("responses", request)
+
+    async def messages(self, request: Request) -> Response:
+        return await self._call("messages", request)
+
+    async def count_tokens(self, request: Request) -> Response:
+        key = self._key(request)
+        body = await wire.decode_object(request)
+        count = await self.gateway.count_tokens("messages", key.episode_id, key.lease, body)
+        managed = {"original_input_tokens": count}
+        return wire.answer_json({"input_tokens": count, "context_management": managed})
+
+    async def _call(self, dialect: str, request: Request) -> Response:
         key = self._key(request)
         body = await wire.decode_object(request)
         if body.get("stream"):
-            frames = self.gateway.stream("chat.completions", key.episode_id, key.lease, body, request.headers)
+            frames = self.gateway.stream(dialect, key.episode_id, key.lease, body, request.headers)
             first = await wire.until_gone(request, _first(frames))
             return wire.EventStream(_resumed(first, frames))
-        call = self.gateway.complete("chat.completions", key.episode_id, key.lease, body, request.headers)
+        call = self.gateway.complete(dialect, key.episode_id, key.lease, body, request.headers)
         return wire.answer_json(await wire.until_gone(request, call))
 
     async def models(self, request: Request) -> Response:
@@ -63,8 +115,8 @@ class InferenceRoutes:
     async def model(self, request: Request) -> Response:
         self._key(request)
         wanted = request.path_params["model"]
-        if wanted != self.info.model:
-            raise Refusal(ErrorCode.NOT_FOUND, f"the model {wanted!r} does not exist; here is {self.info.model!r}")
+        if wanted not in (self.info.model, POLICY_MODEL):
+            raise Refusal(ErrorCode.NOT_FOUND, unknown_model(wanted, self.info.model))
         return wire.answer_json(self._card())
 
     def _card(self) -> dict[str, Any]:
@@ -77,27 +129,19 @@ class InferenceRoutes:
         }
 
     def _key(self, request: Request) -> EpisodeKey:
-        return self.keys.read(bearer(request.headers.get("authorization")))
+        """From `Authorization: Bearer`, or from `x-api-key` as Anthropic's SDK sends it."""
+        token = bearer(request.headers.get("authorization"))
+        if not token.startswith(API_KEY_PREFIX):
+            token = request.headers.get("x-api-key") or token
+        return self.keys.read(token)
 
 
-def error_response(error: SwarmError) -> Response:
-    """An error as OpenAI's SDKs know it."""
-    if isinstance(error, RequestRefused):
-        return wire.answer_json(error.body, status=error.status)
-    if isinstance(error, KeyRefused):
-        return _error(401, str(error), "invalid_api_key", "authentication_error", headers=_NO_RETRY)
-    if isinstance(error, EngineDown):
-        return _error(503, str(error), str(ErrorCode.ENGINE_FAILED), "server_error", headers={"Retry-After": "1"})
-    if isinstance(error, Refusal):
-        status = _STATUS[error.code]
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        return _error(status, error.detail, str(error.code), kind, headers=_NO_RETRY if status < 500 else {})
-    return _error(500, "the server failed; its log says why", str(ErrorCode.ENGINE_FAILED), "server_error")
-
-
-def _error(status: int, message: str, code: str, kind: str, headers: dict[str, str] | None = None) -> Response:
-    error = {"message": message, "type": kind, "param": None, "code": code}
-    return wire.answer_json({"error": error}, status=status, headers=headers)
+def error_response(error: SwarmError, path: str = "") -> Response:
+    """An error as the SDKs of the surface at `path` know it."""
+    told = answer_of(error)
+    is_messages = path.removeprefix(_AGAIN).startswith(_MESSAGES) or path.startswith(_MESSAGES)
+    body = anthropic_body(told.status, told.body) if is_messages else told.body
+    return wire.answer_json(body, status=told.status, headers=told.headers)
 
 
 async def _first(frames: AsyncIterator[bytes]) -> bytes:
@@ -108,13 +152,11 @@ async def _first(frames: AsyncIterator[bytes]) -> bytes:
 
 
 async def _resumed(first: bytes, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """`first`, then the rest. What fails on the way is told as a last event, since the status is already sent."""
+    """`first`, then the rest."""
     try:
         yield first
         async for frame in frames:
             yield frame
-    except SwarmError as error:
-        yield b"data: " + bytes(error_response(error).body) + b"\n\n"
     finally:
         close = getattr(frames, "aclose", None)
         if close is not None:

@@ -52,6 +52,8 @@ class Operation:
     """The body is a JSON object whose fields are not ours to name."""
     query: type[StrictModel] | None = None
     headers: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    """Other paths that answer the same, and are not documented by themselves."""
     codes: tuple[ErrorCode, ...] = ()
 
 

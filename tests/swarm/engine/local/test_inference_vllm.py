@@ -72,6 +72,31 @@ def test_the_engine_samples_from_the_ids_that_it_is_given(vllm: VllmInference, v
     assert [token for event in events for part in event.choices for token in part.sampled_ids] == choice.sampled_ids
 
 
+def test_texts_are_sampled_from_given_ids_and_stamped_over_a_change_of_weights(
+    vllm: VllmInference, vllm_loop: LoopThread, smollm2: Path
+) -> None:
+    async def over_a_change() -> tuple[list[int], list[Sampled]]:
+        ids = await vllm.render("completions", {"prompt": "One, two,", "add_special_tokens": False})
+        await vllm.publish(None, version(1))
+        body: dict[str, Any] = {"prompt": "Nothing", "max_tokens": 120, "ignore_eos": True, "n": 2}
+        asked = SampleRequest(dialect="completions", body=body, prompt_ids=ids)
+        tasks = [asyncio.create_task(vllm.sample(asked)) for _ in range(2)]
+
+        async def under_way() -> bool:
+            return min(await _sampled(vllm, 4)) > 2
+
+        await until(under_way)
+        await vllm.publish(smollm2, version(2))
+        return ids, list(await asyncio.gather(*tasks))
+
+    ids, whole = vllm_loop.run(over_a_change())
+    for sampled in whole:
+        assert sampled.prompt_ids == ids
+        assert [len(choice.logprobs) for choice in sampled.choices] == [120, 120]
+        for choice in sampled.choices:
+            assert [span.version.step for span in choice.versions] == [1, 2]
+
+
 def test_the_answer_shows_what_the_client_asked_for_and_no_more(vllm: VllmInference, vllm_loop: LoopThread) -> None:
     plain = vllm_loop.run(vllm.sample(ask()))
     assert plain.answer["choices"][0]["logprobs"] is None

@@ -46,3 +46,11 @@ def test_a_call_that_is_over_is_forgotten() -> None:
     spans.end(call)
     spans.change(version(2), {"chatcmpl-a-00000000": 1})
     assert call.spans(0, 0, 3) == [span(0, 3, 1)]
+
+
+def test_text_completions_are_known_by_their_own_ids() -> None:
+    spans = WeightSpans(version(1))
+    one, several = spans.begin("one"), spans.begin("several")
+    spans.change(version(2), {"cmpl-one-0-0123abcd": 3, "1_cmpl-several-0-0123abcd": 2})
+    assert [span.end for span in one.spans(0, 0, 5)] == [3, 5]
+    assert [span.end for span in several.spans(1, 0, 5)] == [2, 5]

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -40,12 +41,18 @@ class Episode:
         self._http = http
         self.grant = grant
         self.id: str = grant["episode_id"]
-        self.sdk = openai.OpenAI(base_url=grant["base_url"], api_key=grant["api_key"], max_retries=0)
+        told: dict[str, Any] = {"base_url": grant["base_url"], "api_key": grant["api_key"], "max_retries": 0}
+        self.sdk = openai.OpenAI(**told)
+        self.claude = anthropic.Anthropic(**told)
 
-    def raw(self, body: dict[str, Any], **headers: str) -> httpx.Response:
+    def close(self) -> None:
+        self.sdk.close()
+        self.claude.close()
+
+    def raw(self, body: dict[str, Any], *, path: str = "chat/completions", **headers: str) -> httpx.Response:
         """A request as some other client would send it."""
         auth = {"authorization": f"Bearer {self.grant['api_key']}"}
-        return self._http.post(f"{self.grant['base_url']}/chat/completions", json=body, headers=auth | headers)
+        return self._http.post(f"{self.grant['base_url']}/{path}", json=body, headers=auth | headers)
 
     def trace(self) -> EpisodeTrace:
         answer = self._http.get(f"/swarm/v1/episodes/{self.id}/trace").raise_for_status()
@@ -61,12 +68,18 @@ class Served:
     def __init__(self, url: str) -> None:
         self.http = httpx.Client(base_url=url, timeout=120)
         self.run_id = self.http.post("/swarm/v1/runs", json={"spec": SPEC}).raise_for_status().json()["run_id"]
-        self._claims = 0
+        self._episodes: list[Episode] = []
 
     def claim(self) -> Episode:
-        self._claims += 1
-        body = {"run_id": self.run_id, "client_id": "test", "task_id": f"task-{self._claims}"}
-        return Episode(self.http, self.http.post("/swarm/v1/episodes:claim", json=body).raise_for_status().json())
+        body = {"run_id": self.run_id, "client_id": "test", "task_id": f"task-{len(self._episodes) + 1}"}
+        grant = self.http.post("/swarm/v1/episodes:claim", json=body).raise_for_status().json()
+        self._episodes.append(Episode(self.http, grant))
+        return self._episodes[-1]
+
+    def close(self) -> None:
+        for episode in self._episodes:
+            episode.close()
+        self.http.close()
 
 
 @contextlib.contextmanager
@@ -106,7 +119,7 @@ def _served(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Serve
             serving.result()
         served = Served(f"http://127.0.0.1:{listener.getsockname()[1]}")
         yield served
-        served.http.close()
+        served.close()
     finally:
         loop.loop.call_soon_threadsafe(closing.set)
         loop.loop.call_soon_threadsafe(lambda: setattr(server, "should_exit", True))

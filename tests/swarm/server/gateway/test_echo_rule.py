@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -197,6 +198,13 @@ async def test_an_answer_that_says_less_than_was_sampled_forks() -> None:
     conversation = await first_turn("cab", sampled=[*spelt("cab, and more"), END])
     prompt = await conversation.ask([USER, assistant("cab"), AGAIN])
     assert prompt.fork_cause == ForkCause.TEMPLATE_CHANGES_MESSAGE
+
+
+async def test_an_answer_that_was_cut_at_a_stop_string_forks_and_says_so() -> None:
+    talk = await first_turn("ca", spelt("ca\n##"))
+    talk.calls[0] = replace(talk.calls[0], stopped=True)
+    prompt = await talk.ask([USER, assistant("ca"), AGAIN])
+    assert (prompt.parent_call_id, prompt.fork_cause) == (None, ForkCause.STOP_STRING_CUT)
 
 
 async def test_other_tools_fork() -> None:

@@ -1,0 +1,222 @@
+"""The Messages dialect (Anthropic): content blocks in, content blocks out, over chat completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from swarm.protocol.episodes import RecordedCall
+from swarm.server.gateway.anthropic_telling import AnthropicTelling, message_answer
+from swarm.server.gateway.chat import ChatForm, check_chat
+from swarm.server.gateway.dialect import (
+    Form,
+    JsonObject,
+    check_count,
+    check_object_lists,
+    check_objects,
+    check_stops,
+    without_none,
+)
+from swarm.server.gateway.errors import bad_request
+from swarm.server.gateway.messages import Message
+
+_PASSED = (
+    "model", "temperature", "top_p", "top_k", "seed", "cache_salt", "vllm_xargs", "chat_template_kwargs",
+)  # fmt: skip
+_ROLES = ("user", "assistant", "system")
+_TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_EFFORT_WITHOUT_THINKING = "none"
+_BILLING = "x-anthropic-billing-header"
+"""A command-line agent puts a hash of each request in front of its system prompt; no model should see it change."""
+
+
+class AnthropicMessages:
+    """`/v1/messages`."""
+
+    name = "messages"
+    form: Form = ChatForm()
+
+    def check(self, body: JsonObject) -> None:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise bad_request("messages must be a list of at least one message", "messages")
+        for message in messages:
+            if not isinstance(message, dict) or message.get("role") not in _ROLES:
+                raise bad_request(f"each message must be an object with a role of {', '.join(_ROLES)}", "messages")
+            _check_content(message.get("content"), "messages")
+        if body.get("system") is not None:
+            _check_content(body["system"], "system")
+        check_count(body, "max_tokens")
+        check_objects(body, "tool_choice", "thinking", "output_config")
+        check_objects(body.get("output_config") or {}, "format")
+        check_object_lists(body, "tools")
+        if isinstance(body.get("stop_sequences"), str):
+            raise bad_request("stop_sequences must be a list of texts", "stop_sequences")
+        check_stops(body, "stop_sequences")
+        check_chat({name: body.get(name) for name in _PASSED})
+
+    def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
+        asked = {name: body[name] for name in _PASSED if body.get(name) is not None}
+        asked["messages"] = _system(body.get("system")) + chat_messages(body["messages"])
+        for name, chat_name in (("max_tokens", "max_completion_tokens"), ("stop_sequences", "stop")):
+            if body.get(name):
+                asked[chat_name] = body[name]
+        return [asked | _tools(body) | _thinking(body) | _format(body)]
+
+    def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
+        return message_answer(answer)
+
+    def telling(self, body: JsonObject, asked: JsonObject) -> AnthropicTelling:
+        return AnthropicTelling()
+
+
+def _check_content(content: Any, parameter: str) -> None:
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise bad_request("content must be a text or a list of content blocks", parameter)
+
+
+def _tools(body: JsonObject) -> JsonObject:
+    """Tools, and which of them must be called. Raises: RequestRefused for a tool that the client would not run itself."""
+    functions: list[JsonObject] = []
+    for tool in body.get("tools") or ():
+        if not isinstance(tool.get("input_schema"), dict) or not isinstance(tool.get("name"), str):
+            text = f"the tool {tool.get('name')!r} has no name or no input_schema; tools that the provider runs are not served here"
+            raise bad_request(text, "tools")
+        told: JsonObject = {name: tool.get(name) for name in ("name", "description", "strict")}
+        told["parameters"] = {"type": "object"} | tool["input_schema"]
+        functions.append({"type": "function", "function": without_none(told)})
+    asked: JsonObject = {"tools": functions} if functions else {}
+    choice = body.get("tool_choice")
+    if choice is None:
+        return asked
+    asked["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use")
+    if choice.get("type") == "tool":
+        names = [function["function"]["name"] for function in functions]
+        if choice.get("name") not in names:
+            raise bad_request(f"tool_choice names {choice.get('name')!r}, which is not among {names}", "tool_choice")
+        return asked | {"tool_choice": {"type": "function", "function": {"name": choice["name"]}}}
+    if choice.get("type") not in list(_TOOL_CHOICES):
+        raise bad_request(
+            f"tool_choice.type must be auto, any, tool or none, got {choice.get('type')!r}", "tool_choice"
+        )
+    if choice["type"] == "any" and not functions:
+        raise bad_request("tool_choice asks for a tool, but tools has none", "tool_choice")
+    return asked | ({"tool_choice": _TOOL_CHOICES[choice["type"]]} if functions else {})
+
+
+def _thinking(body: JsonObject) -> JsonObject:
+    """How hard to think. What the model thinks is shown whatever `display` says: it is part of what was sampled."""
+    asked: JsonObject = {}
+    if effort := (body.get("output_config") or {}).get("effort"):
+        asked["reasoning_effort"] = effort
+    thinking = body.get("thinking") or {}
+    if thinking.get("type") == "disabled":
+        asked["reasoning_effort"] = _EFFORT_WITHOUT_THINKING
+    elif thinking.get("type") == "enabled" and thinking.get("budget_tokens") is not None:
+        asked["thinking_token_budget"] = thinking["budget_tokens"]
+    return asked
+
+
+def _format(body: JsonObject) -> JsonObject:
+    wanted = (body.get("output_config") or {}).get("format") or {}
+    schema = wanted.get("schema")
+    if wanted.get("type") != "json_schema" or schema is None:
+        return {}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "json_schema", "schema": schema}}}
+
+
+# -- blocks → messages --------------------------------------------------------------------------------------------------
+
+
+def _system(system: Any) -> list[Message]:
+    text = _system_text(system)
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _system_text(system: Any) -> str:
+    texts = [system] if isinstance(system, str) else [str(block.get("text") or "") for block in system or ()]
+    return "".join(text for text in texts if not text.startswith(_BILLING))
+
+
+def chat_messages(messages: Sequence[JsonObject]) -> list[Message]:
+    """Messages of blocks as chat messages: each tool result becomes a message of its own. Raises: RequestRefused."""
+    found: list[Message] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "system":
+            found += _system(content)
+        elif isinstance(content, str):
+            found.append({"role": role, "content": content})
+        elif role == "assistant":
+            found.append(_assistant(content))
+        else:
+            found += _user(content)
+    return found
+
+
+def _assistant(blocks: Sequence[JsonObject]) -> Message:
+    parts: list[JsonObject] = []
+    calls: list[JsonObject] = []
+    thoughts: list[str] = []
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "text":
+            parts.append(block)
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        elif kind == "tool_use":
+            function = {"name": str(block.get("name") or ""), "arguments": json.dumps(block.get("input") or {})}
+            calls.append({"id": str(block.get("id") or ""), "type": "function", "function": function})
+        elif kind != "redacted_thinking":
+            raise bad_request(f"content blocks of type {kind!r} are not served in assistant messages", "messages")
+    text = "".join(str(part.get("text") or "") for part in parts)
+    message: Message = {"role": "assistant", "content": text or None if calls else text}
+    if thoughts:
+        message["reasoning"] = "".join(thoughts)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _user(blocks: Sequence[JsonObject]) -> list[Message]:
+    """Results of tools first, in their order, then what the user says."""
+    results: list[Message] = []
+    parts: list[JsonObject] = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            results += _result(block)
+        else:
+            parts.append(_part(block))
+    return results + ([{"role": "user", "content": _joined(parts)}] if parts else [])
+
+
+def _result(block: JsonObject) -> list[Message]:
+    content = block.get("content")
+    given = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    if not isinstance(given, list) or not all(isinstance(part, dict) for part in given):
+        raise bad_request("a tool_result's content must be a text or a list of content blocks", "messages")
+    parts = [_part(part) for part in given]
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    images = [part for part in parts if part["type"] != "text"]
+    call_id = str(block.get("tool_use_id") or "")
+    result: Message = {"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)}
+    return [result, {"role": "user", "content": images}] if images else [result]
+
+
+def _part(block: JsonObject) -> JsonObject:
+    kind = block.get("type")
+    if kind == "text":
+        return {"type": "text", "text": str(block.get("text") or "")}
+    source = block.get("source")
+    if kind == "image" and isinstance(source, dict):
+        url = source.get("url")
+        if source.get("type") != "url":
+            url = f"data:{source.get('media_type', 'image/jpeg')};base64,{source.get('data', '')}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    raise bad_request(f"content blocks of type {kind!r} are not served in user messages", "messages")
+
+
+def _joined(parts: list[JsonObject]) -> Any:
+    """One text where there is one, else the parts."""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts

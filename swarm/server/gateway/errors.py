@@ -1,0 +1,74 @@
+"""Errors as agents' SDKs know them: OpenAI's form everywhere, Anthropic's envelope on the messages surface.
+
+Knows statuses and bodies, and no HTTP framework.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.engine.seam import EngineDown, RequestRefused
+from swarm.protocol.errors import HTTP_STATUS, ErrorCode, Refusal, SwarmError
+from swarm.server.keys import KeyRefused
+
+_STATUS = HTTP_STATUS | {ErrorCode.LEASE_LOST: 403, ErrorCode.INVALID_SPEC: 400, ErrorCode.OVER_LIMIT: 403}
+"""SDKs send a 409 again by themselves; an episode that is lost stays lost."""
+_NO_RETRY = {"x-should-retry": "false"}
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """What the client gets: `body` in OpenAI's form, with our code where it is ours."""
+
+    status: int
+    body: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def refused(status: int, message: str, kind: str, parameter: str | None = None) -> RequestRefused:
+    """A request that no engine will see, in the form that vLLM gives its own refusals."""
+    return RequestRefused(status, {"error": {"message": message, "type": kind, "param": parameter, "code": status}})
+
+
+def bad_request(message: str, parameter: str) -> RequestRefused:
+    return refused(400, message, "BadRequestError", parameter)
+
+
+def answer_of(error: SwarmError) -> ErrorAnswer:
+    """What an error of this product tells an agent."""
+    if isinstance(error, RequestRefused):
+        return ErrorAnswer(error.status, error.body)
+    if isinstance(error, KeyRefused):
+        return _ours(401, str(error), "invalid_api_key", "authentication_error", _NO_RETRY)
+    if isinstance(error, EngineDown):
+        return _ours(503, str(error), ErrorCode.ENGINE_FAILED, "server_error", {"Retry-After": "1"})
+    if isinstance(error, Refusal):
+        status = _STATUS[error.code]
+        if status < 500:
+            return _ours(status, error.detail, error.code, "invalid_request_error", _NO_RETRY)
+        return _ours(status, error.detail, error.code, "server_error", {})
+    return _ours(500, "the server failed; its log says why", ErrorCode.ENGINE_FAILED, "server_error", {})
+
+
+def anthropic_body(status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """An error body in OpenAI's form, in Anthropic's envelope. Our own code stays beside the message."""
+    error = body.get("error") or {}
+    told = {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": str(error.get("message", ""))}
+    if isinstance(error.get("code"), str):
+        told["code"] = error["code"]
+    return {"type": "error", "error": told}
+
+
+def _ours(status: int, message: str, code: str, kind: str, headers: dict[str, str]) -> ErrorAnswer:
+    error = {"message": message, "type": kind, "param": None, "code": str(code)}
+    return ErrorAnswer(status, {"error": error}, headers)

@@ -1,0 +1,72 @@
+"""Several streams read as one, work done together, and streams that are closed when they are left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A stream is over; error: how, when not well."""
+
+    error: BaseException | None
+
+
+async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    """The items of all streams as they come. The first error ends it; closing it closes them all."""
+    items: asyncio.Queue[Item | _End] = asyncio.Queue()
+
+    async def pump(stream: AsyncGenerator[Item, None]) -> None:
+        async with aclosing(stream):
+            async for item in stream:
+                items.put_nowait(item)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    for task in tasks:
+        task.add_done_callback(lambda done: items.put_nowait(_End(None if done.cancelled() else done.exception())))
+    try:
+        running = len(tasks)
+        while running:
+            item = await items.get()
+            if not isinstance(item, _End):
+                yield item
+            elif item.error is not None:
+                raise item.error
+            else:
+                running -= 1
+    finally:
+        await _ended(tasks)
+
+
+async def together(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do all at once. The first error ends the others and is raised."""
+    if len(work) == 1:
+        await work[0]
+        return
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await _ended(tasks)
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def closing(events: AsyncIterator[Item]) -> AsyncGenerator[AsyncIterator[Item], None]:
+    """Close the stream at once when it is left, so that the sampling stops."""
+    try:
+        yield events
+    finally:
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()

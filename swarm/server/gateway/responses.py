@@ -1,0 +1,205 @@
+"""The Responses dialect (OpenAI): items in, items out, over chat completions.
+
+A request's items become chat messages, and the chat answer's parts become items again. Earlier responses are those that the
+episode has recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from swarm.protocol.episodes import RecordedCall
+from swarm.server.gateway.chat import ChatForm, check_chat, message_of
+from swarm.server.gateway.dialect import (
+    Form,
+    JsonObject,
+    check_numbers,
+    check_object_lists,
+    check_objects,
+    without_none,
+)
+from swarm.server.gateway.errors import bad_request, refused
+from swarm.server.gateway.messages import Message
+from swarm.server.gateway.responses_telling import ResponsesTelling, response_id
+from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, chat_tools, custom_arguments
+
+INSTRUCTIONS = "instructions"
+"""Kept in the recorded request, since they are not handed on to the next response."""
+_PASSED = (
+    "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "chat_template_kwargs", "vllm_xargs", "cache_salt",
+    "priority", "skip_special_tokens", "include_stop_str_in_output", "structured_outputs", "include_reasoning",
+    "parallel_tool_calls", "thinking_token_budget", "user",
+)  # fmt: skip
+_LOGPROBS = "message.output_text.logprobs"
+_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
+
+
+class Responses:
+    """`/v1/responses`."""
+
+    name = "responses"
+    form: Form = ChatForm()
+
+    def check(self, body: JsonObject) -> None:
+        given = body.get("input")
+        if not isinstance(given, str) and not (
+            isinstance(given, list) and given and all(isinstance(item, dict) for item in given)
+        ):
+            raise bad_request("input must be a text or a list of at least one item", "input")
+        for name in (INSTRUCTIONS, "previous_response_id"):
+            if body.get(name) is not None and not isinstance(body[name], str):
+                raise bad_request(f"{name} must be a text", name)
+        for name in ("background", "prompt", "conversation", "previous_input_messages"):
+            if body.get(name):
+                raise bad_request(f"{name} is not served here; send the items themselves as input", name)
+        check_numbers(body, "max_output_tokens", "top_logprobs")
+        check_objects(body, "text", "reasoning")
+        check_objects(body.get("text") or {}, "format")
+        check_object_lists(body, "tools")
+        check_chat({name: body.get(name) for name in _PASSED})
+
+    def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
+        asked = {name: body[name] for name in _PASSED if body.get(name) is not None}
+        messages = _history(body, earlier) + input_messages(body["input"])
+        if body.get(INSTRUCTIONS):
+            messages = [{"role": "system", "content": body[INSTRUCTIONS]}, *messages]
+            asked[INSTRUCTIONS] = body[INSTRUCTIONS]
+        asked |= {"messages": messages} | _limits(body) | _format(body)
+        if tools := chat_tools(body.get("tools") or []):
+            asked["tools"] = tools
+        if (choice := chat_tool_choice(body)) is not None:
+            asked["tool_choice"] = choice
+        return [asked]
+
+    def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
+        telling = self.telling(body, asked)
+        for chunk in self.form.replay(answer, asked):
+            telling.tell(chunk, 0)
+        return telling.response(answer)
+
+    def telling(self, body: JsonObject, asked: JsonObject) -> ResponsesTelling:
+        return ResponsesTelling(body, asked, ToolNames.of(body.get("tools") or []))
+
+
+def _limits(body: JsonObject) -> JsonObject:
+    """How long, how hard, and with which log-probabilities."""
+    wants_logprobs = _LOGPROBS in (body.get("include") or ())
+    return without_none(
+        {
+            "max_completion_tokens": body.get("max_output_tokens"),
+            "reasoning_effort": (body.get("reasoning") or {}).get("effort"),
+            "truncate_prompt_tokens": -1 if body.get("truncation") == "auto" else None,
+            "logprobs": wants_logprobs or None,
+            "top_logprobs": body.get("top_logprobs") if wants_logprobs else None,
+        }
+    )
+
+
+def _format(body: JsonObject) -> JsonObject:
+    wanted = (body.get("text") or {}).get("format") or {}
+    if wanted.get("type") == "json_schema":
+        schema = without_none({name: wanted.get(name) for name in ("name", "description", "schema", "strict")})
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {"response_format": {"type": "json_object"}} if wanted.get("type") == "json_object" else {}
+
+
+def _history(body: JsonObject, earlier: Sequence[RecordedCall]) -> list[Message]:
+    """The conversation up to the previous response, without its instructions. Raises: RequestRefused (404), unknown."""
+    wanted = body.get("previous_response_id")
+    if wanted is None:
+        return []
+    for call in reversed(earlier):
+        if call.complete and call.dialect == Responses.name and response_id(call.answer) == wanted:
+            before = list(call.request["messages"])[1 if call.request.get(INSTRUCTIONS) else 0 :]
+            return [*before, message_of(call.answer) or {"role": "assistant", "content": ""}]
+    text = f"Response with id '{wanted}' not found: this episode has recorded no such response"
+    raise refused(404, text, "NotFoundError", "previous_response_id")
+
+
+# -- items → messages ---------------------------------------------------------------------------------------------------
+
+
+def input_messages(given: str | list[JsonObject]) -> list[Message]:
+    """Input items as chat messages. Reasoning, text and calls of one turn are one message. Raises: RequestRefused."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[Message] = []
+    for item in given:
+        kind = item.get("type", "message")
+        if kind == "message" and item.get("role") == "assistant":
+            _join(messages, "content", _text(item.get("content")))
+        elif kind == "message" and isinstance(item.get("role"), str):
+            messages.append({"role": item["role"], "content": _content(item.get("content"))})
+        elif kind == "reasoning":
+            _join(messages, "reasoning", _reasoning(item))
+        elif kind in ("function_call", "custom_tool_call"):
+            _assistant(messages).setdefault("tool_calls", []).append(_call(item))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            content = _content(item.get("output"))
+            messages.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": content})
+        else:
+            raise bad_request(f"input items of type {kind!r} are not served here", "input")
+    return messages
+
+
+def _assistant(messages: list[Message]) -> Message:
+    """The assistant's message under way; a new one where another has spoken last."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _join(messages: list[Message], field: str, text: str) -> None:
+    message = _assistant(messages)
+    if message.get(field) is not None:
+        messages.append({"role": "assistant", "content": None})
+        message = messages[-1]
+    message[field] = text
+
+
+def _call(item: JsonObject) -> JsonObject:
+    name = str(item.get("name") or "")
+    if item.get("namespace"):
+        name = ToolNames.flat(str(item["namespace"]), name)
+    custom = item.get("type") == "custom_tool_call"
+    arguments = custom_arguments(str(item.get("input") or "")) if custom else item.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    function = {"name": name, "arguments": text}
+    return {"id": str(item.get("call_id") or item.get("id") or ""), "type": "function", "function": function}
+
+
+def _reasoning(item: JsonObject) -> str:
+    if item.get("encrypted_content") and not item.get("content"):
+        raise bad_request("encrypted reasoning cannot be read here; send its content, or leave the item out", "input")
+    return _text(item.get("content") or item.get("summary"))
+
+
+def _text(content: Any) -> str:
+    """The text of a content, whatever else is in it."""
+    if isinstance(content, str):
+        return content
+    parts = [part for part in content or () if isinstance(part, dict)]
+    return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
+
+
+def _content(content: Any) -> Any:
+    """Content in chat's words: texts become one string; images and files keep their places."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise bad_request("content must be a text or a list of parts", "input")
+    if all(part.get("type") in _TEXT_PARTS for part in content):
+        return _text(content)
+    return [_part(part) for part in content]
+
+
+def _part(part: JsonObject) -> JsonObject:
+    kind = part.get("type")
+    if kind in _TEXT_PARTS:
+        return {"type": "text", "text": str(part.get("text") or "")}
+    if kind == "input_image":
+        return {"type": "image_url", "image_url": {"url": part.get("image_url"), "detail": part.get("detail", "auto")}}
+    raise bad_request(f"content parts of type {kind!r} are not served here", "input")

@@ -1,0 +1,110 @@
+"""Tools of the Responses dialect as chat functions: flat, named within a namespace, or with free text as their input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarm.server.gateway.dialect import JsonObject, check_object_lists, check_objects, without_none
+from swarm.server.gateway.errors import bad_request
+
+_INPUT = "input"
+_SEPARATOR = "__"
+_FREE_TEXT: JsonObject = {
+    "type": "object",
+    "properties": {_INPUT: {"type": "string", "description": "The tool's input, as free text."}},
+    "required": [_INPUT],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolNames:
+    """What the functions that the model calls are to the client."""
+
+    custom: frozenset[str]
+    spaced: dict[str, tuple[str, str]]
+    """Flat name → (namespace, name)."""
+
+    @classmethod
+    def of(cls, tools: Sequence[JsonObject]) -> ToolNames:
+        spaced = {
+            cls.flat(str(tool.get("name")), str(each.get("name"))): (str(tool.get("name")), str(each.get("name")))
+            for tool in tools
+            if tool.get("type") == "namespace"
+            for each in tool.get("tools") or ()
+        }
+        return cls(frozenset(str(tool.get("name")) for tool in tools if tool.get("type") == "custom"), spaced)
+
+    @staticmethod
+    def flat(namespace: str, name: str) -> str:
+        return f"{namespace}{_SEPARATOR}{name}"
+
+
+def chat_tools(tools: Sequence[JsonObject]) -> list[JsonObject]:
+    """Functions to show the model. Tools that a provider would run itself are left out: nobody runs them here."""
+    functions: list[JsonObject] = []
+    for tool in tools:
+        kind = tool.get("type")
+        if kind == "function":
+            functions.append(_function(tool, str(tool.get("name") or "")))
+        elif kind == "custom":
+            check_objects(tool, "format")
+            if (tool.get("format") or {}).get("type") == "grammar":
+                raise bad_request("custom tools with a grammar are not served; only free text", "tools")
+            functions.append(_function(tool | {"parameters": _FREE_TEXT}, str(tool.get("name") or "")))
+        elif kind == "namespace":
+            check_object_lists(tool, "tools")
+            functions += [
+                _function(each, ToolNames.flat(str(tool.get("name")), str(each.get("name"))))
+                for each in tool.get("tools") or ()
+                if each.get("type") == "function"
+            ]
+    return functions
+
+
+def chat_tool_choice(body: JsonObject) -> Any:
+    """`tool_choice` in chat's words; None: as chat has it without. Raises: RequestRefused for a tool that is not there."""
+    choice, tools = body.get("tool_choice"), chat_tools(body.get("tools") or [])
+    if not tools:
+        if choice in (None, "auto", "none"):
+            return None
+        raise bad_request("tool_choice asks for a tool, but tools has none", "tool_choice")
+    if choice in (None, "auto", "none", "required"):
+        return choice
+    if not isinstance(choice, dict):
+        raise bad_request("tool_choice must be none, auto, required, or name a function", "tool_choice")
+    if choice.get("type") == "allowed_tools":
+        return "required" if choice.get("mode") == "required" else "auto"
+    names = [tool["function"]["name"] for tool in tools]
+    wanted = str(choice.get("name") or "")
+    found = [name for name in names if name == wanted] or [
+        name for name in names if name.endswith(_SEPARATOR + wanted) and wanted
+    ]
+    if len(found) != 1:
+        raise bad_request(f"tool_choice names {wanted!r}, which is not one of the tools {names}", "tool_choice")
+    return {"type": "function", "function": {"name": found[0]}}
+
+
+def custom_arguments(text: str) -> str:
+    """A custom tool's input as the function's arguments."""
+    return json.dumps({_INPUT: text}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """The other way round; what is no such arguments is the input itself."""
+    try:
+        value = json.loads(arguments)
+    except json.JSONDecodeError:
+        return arguments
+    found = value.get(_INPUT) if isinstance(value, dict) else None
+    return found if isinstance(found, str) else arguments
+
+
+def _function(tool: JsonObject, name: str) -> JsonObject:
+    if not isinstance(tool.get("name"), str):
+        raise bad_request("each tool must have a name", "tools")
+    told = {field: tool.get(field) for field in ("description", "parameters", "strict")}
+    return {"type": "function", "function": {"name": name} | without_none(told)}

@@ -1,0 +1,86 @@
+"""The echo rule for text completions: where a prompt goes on from an earlier prompt and its answer, the sampled ids stand.
+
+Pure, given the tokenizer (`tokenise`, `decode`). Only what follows the answer is tokenised. What the engine cut off at a stop
+string counts as sampled where the client wrote the same again; else the ids stand up to the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarm.protocol.episodes import RecordedCall
+from swarm.server.gateway.echo import Decode, ForkCause, Prompt
+
+Tokenise = Callable[[str], Awaitable[list[int]]]
+"""Text → ids, without the tokens that begin a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Continuation:
+    """An earlier call that the prompt goes on from: the ids that stand, and the text after them."""
+
+    call: RecordedCall
+    ids: list[int]
+    rest: str
+
+
+async def continued_text(
+    prompt: str | list[int], earlier: Sequence[RecordedCall], tokenise: Tokenise, decode: Decode
+) -> Prompt:
+    """The prompt of a text completion, given the calls of its episode so far."""
+    calls = [call for call in earlier if call.complete and "prompt" in call.request]
+    if not isinstance(prompt, str):
+        return _continued_ids(prompt, calls)
+    best: _Continuation | None = None
+    cause: ForkCause | None = None
+    for call in calls:
+        before = _text_of(call.request["prompt"], decode)
+        if not prompt.startswith(before) or len(prompt) == len(before):
+            continue
+        found = _after_answer(call, prompt[len(before) :], decode)
+        if isinstance(found, ForkCause):
+            cause = cause or found
+        elif found is not None and (best is None or len(found.ids) >= len(best.ids)):
+            best = found
+    if best is None:
+        return Prompt(messages=(), fork_cause=cause)
+    new = await tokenise(best.rest) if best.rest else []
+    return Prompt(messages=(), prompt_ids=[*best.ids, *new], parent_call_id=best.call.call_id)
+
+
+def _continued_ids(prompt: list[int], calls: Sequence[RecordedCall]) -> Prompt:
+    """Ids stand as they are sent; a call is their parent when they begin with its prompt and all that it sampled."""
+    parent, size = None, 0
+    for call in calls:
+        held = [*call.prompt_ids, *call.sampled_ids]
+        if len(held) >= size and prompt[: len(held)] == held:
+            parent, size = call.call_id, len(held)
+    return Prompt(messages=(), prompt_ids=prompt, parent_call_id=parent)
+
+
+def _after_answer(call: RecordedCall, text: str, decode: Decode) -> _Continuation | ForkCause | None:
+    """`text` follows the call's prompt: what of it is the answer, and what is new. None where there is no answer to see."""
+    shown = str(call.answer["choices"][0]["text"])
+    if not shown.strip():
+        return None
+    said = next((same for same in (shown, shown.rstrip(), shown.strip()) if same and text.startswith(same)), None)
+    if said is None:
+        return ForkCause.ANSWER_EDITED
+    rest = text[len(said) :]
+    sampled = decode(call.sampled_ids)
+    cut = sampled[len(shown) :] if sampled.startswith(shown) else ""
+    if rest.startswith(cut):
+        return _Continuation(call, [*call.prompt_ids, *call.sampled_ids], rest[len(cut) :])
+    for end in range(len(call.sampled_ids) - 1, 0, -1):
+        kept = decode(call.sampled_ids[:end])
+        if kept == shown:
+            return _Continuation(call, [*call.prompt_ids, *call.sampled_ids[:end]], rest)
+        if len(kept) < len(shown):
+            break
+    return ForkCause.STOP_STRING_CUT
+
+
+def _text_of(prompt: Any, decode: Decode) -> str:
+    return prompt if isinstance(prompt, str) else decode(prompt)

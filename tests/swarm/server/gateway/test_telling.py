@@ -1,0 +1,124 @@
+"""What clients hear of thoughts, of several calls, and of a stream that breaks off: whole and streamed alike."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from swarm.engine.seam import EngineDown, SampledEvent
+from swarm.server.gateway.anthropic_messages import AnthropicMessages, chat_messages
+from swarm.server.gateway.chat import ChatForm, message_of
+from swarm.server.gateway.dialect import Dialect
+from swarm.server.gateway.errors import answer_of
+from swarm.server.gateway.messages import same_message
+from swarm.server.gateway.responses import Responses, input_messages
+
+DELTAS: list[dict[str, Any]] = [
+    {"role": "assistant", "content": ""},
+    {"reasoning": "Let me "},
+    {"reasoning": "see."},
+    {"content": "I "},
+    {"content": "look."},
+    {"tool_calls": [{"index": 0, "id": "c0", "type": "function", "function": {"name": "look"}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '{"at": '}}]},
+    {"content": "\n"},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '"it"}'}}]},
+    {"tool_calls": [{"index": 1, "id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]},
+]
+BODY: dict[str, Any] = {"model": "policy", "input": "x", "messages": [], "tools": []}
+
+
+def chunks() -> list[dict[str, Any]]:
+    ended = [(delta, None) for delta in DELTAS] + [({}, "tool_calls")]
+    head = {"id": "chatcmpl-7", "created": 1, "model": "m", "object": "chat.completion.chunk"}
+    return [
+        head | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]}
+        for delta, finish in ended
+    ]
+
+
+def assembled() -> dict[str, Any]:
+    assembly = ChatForm().assembly({})
+    for chunk in chunks():
+        assembly.add(SampledEvent(data=chunk))
+    return assembly.answer()
+
+
+def streamed(dialect: Dialect) -> list[dict[str, Any]]:
+    telling = dialect.telling(BODY, BODY)
+    frames = [frame for chunk in chunks() for frame in telling.tell(chunk, 5)] + telling.end(assembled())
+    assert all(frame.startswith(b"event: ") and frame.endswith(b"\n\n") for frame in frames)
+    return [json.loads(frame.split(b"data: ", 1)[1]) for frame in frames]
+
+
+def test_a_response_has_an_item_for_each_thought_text_and_call() -> None:
+    events = streamed(Responses())
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    added = [event["item"]["type"] for event in events if event["type"] == "response.output_item.added"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    final = events[-1]["response"]
+    assert added[:3] == ["reasoning", "message", "function_call"]
+    assert final["output"] == done
+    assert [event["output_index"] for event in events if event["type"] == "response.output_item.added"] == list(
+        range(len(done))
+    )
+    calls = [item for item in done if item["type"] == "function_call"]
+    assert [(call["call_id"], json.loads(call["arguments"])) for call in calls] == [("c0", {"at": "it"}), ("c1", {})]
+    assert done[0]["content"] == [{"type": "reasoning_text", "text": "Let me see."}]
+    assert len({item["id"] for item in done}) == len(done)
+
+
+def test_a_message_has_a_block_for_each_and_text_waits_for_the_call() -> None:
+    events = streamed(AnthropicMessages())
+    started = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+    assert started == ["thinking", "text", "tool_use", "text", "tool_use"]
+    open_block = None
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert open_block is None
+            open_block = event["index"]
+        if event["type"] == "content_block_delta":
+            assert event["index"] == open_block
+        if event["type"] == "content_block_stop":
+            assert event["index"] == open_block
+            open_block = None
+    (signed,) = [event for event in events if (event.get("delta") or {}).get("type") == "signature_delta"]
+    assert signed["delta"]["signature"]
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_whole_answers_sent_back_are_the_message_that_was_recorded() -> None:
+    answer, recorded = assembled(), message_of(assembled())
+    assert recorded is not None
+    blocks = AnthropicMessages().answer(BODY, BODY, answer)["content"]
+    assert same_message(chat_messages([{"role": "assistant", "content": blocks}])[0], recorded)
+    items = Responses().answer(BODY, BODY, answer)["output"]
+    (sent_back,) = input_messages(items)
+    assert same_message(sent_back, recorded)
+
+
+def test_a_call_that_is_no_json_is_shown_as_it_is_and_a_stop_string_wins() -> None:
+    answer = assembled()
+    answer["choices"][0]["message"]["tool_calls"][1]["function"]["arguments"] = '{"at": '
+    answer["choices"][0] |= {"finish_reason": "stop", "stop_reason": "###"}
+    message = AnthropicMessages().answer(BODY, BODY, answer)
+    assert message["content"][-1]["input"] == '{"at": '
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "###")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "kind"),
+    [(Responses(), "response.failed"), (AnthropicMessages(), "error")],
+    ids=["responses", "messages"],
+)
+def test_a_stream_that_breaks_off_says_so_in_its_own_words(dialect: Dialect, kind: str) -> None:
+    telling = dialect.telling(BODY, BODY)
+    telling.tell(chunks()[0], 5)
+    (frame,) = telling.broken(answer_of(EngineDown("it crashed")))
+    event = json.loads(frame.split(b"data: ", 1)[1])
+    assert event["type"] == kind
+    error = event["response"]["error"] if kind == "response.failed" else event["error"]
+    assert error["code"] == "engine_failed"
+    assert "crashed" in error["message"]
