@@ -122,7 +122,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         traces_read=len(evidence.traces),
         forks=dict(Counter(call.fork_cause for call in calls if call.fork_cause).most_common()),
         calls_read=len(calls),
-        clients=_clients(evidence.summary),
+        clients=client_records(evidence.summary),
         findings=[],
     )
     return made.model_copy(update={"findings": list(_findings(made, run))})
@@ -143,7 +143,8 @@ def _fates(counts: Sequence[LedgerCount]) -> list[Fate]:
     ]
 
 
-def _clients(summary: LedgerSummary) -> list[ClientRecord]:
+def client_records(summary: LedgerSummary) -> list[ClientRecord]:
+    """Clients by version, those with most failures first."""
     by_client: defaultdict[tuple[str, str], list[LedgerCount]] = defaultdict(list)
     for count in summary.counts:
         by_client[count.client_id, count.client_version].append(count)
