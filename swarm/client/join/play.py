@@ -66,7 +66,7 @@ class Hand:
             except (SwarmError, OSError, CalledProcessError) as error:
                 if not self.fault.done():
                     self.fault.set_exception(error)
-                raise
+                raise ModelRefused(503, {"error": {"message": str(error), "type": "person_left"}}) from error
 
     def _show(self, body: dict[str, Any], agent: str | None) -> None:
         self.person.show(f"\n--- turn {self.turns}{f', agent {agent}' if agent else ''}")
