@@ -45,9 +45,19 @@ def answer(capsys: Capture, *arguments: str) -> Any:
 # -- without a server -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "start", "--help"], ["serve", "--help"], ["try", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["run", "start", "--help"],
+        ["serve", "--help"],
+        ["try", "--help"],
+        ["join", "play", "--help"],
+        ["top", "--help"],
+    ],
+)
 def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(arguments: list[str]) -> None:
-    heavy = ("torch", "vllm", "fastapi", "uvicorn", "httpx", "openai")
+    heavy = ("torch", "vllm", "fastapi", "uvicorn", "httpx", "openai", "textual", "rich")
     code = (
         "import sys\nfrom swarm.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         f"sys.exit(','.join(m for m in {heavy!r} if m in sys.modules) or 0)"
@@ -117,6 +127,13 @@ def test_an_error_is_json_where_that_was_asked_for(capsys: Capture) -> None:
 def test_models_are_listed(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_MODELS", str(tmp_path))
     assert answer(capsys, "models", "list") == {"cached": [], "known": ["smollm2-135m"]}
+
+
+def test_a_server_that_is_told_to_stop_does_not_complain_of_it(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "state") as idle, idle.client() as http:
+        while http.get("/swarm/v1/status").json()["phase"] == "booting":
+            continue
+    assert "not ready" not in idle.log_path.read_text()
 
 
 # -- with one ---------------------------------------------------------------------------------------------------------
