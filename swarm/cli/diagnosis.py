@@ -138,7 +138,7 @@ def _fates(counts: Sequence[LedgerCount]) -> list[Fate]:
         found[count.reason or count.state] += count.episodes
     total = max(1, found.total())
     return [
-        Fate(name=fate, episodes=n, share=n / total, advice=ADVICE[fate] if isinstance(fate, DropReason) else None)
+        Fate(name=fate, episodes=n, share=n / total, advice=ADVICE.get(fate) if isinstance(fate, DropReason) else None)
         for fate, n in found.most_common()
     ]
 

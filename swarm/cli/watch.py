@@ -15,7 +15,9 @@ from swarm.protocol.summary import LastFailure, LedgerSummary
 
 LEAST_PAUSE_S = 0.5
 """Between two looks, however fast the server changes."""
-SUMMARY_EVERY_S = 2.0
+SUMMARY_EVERY_S = 3.0
+SUMMARY_SHARE = 0.05
+"""Of the server's time that may be spent on adding up its ledger for this watcher."""
 RETRY_S = 2.0
 WAIT_S = 5.0
 STEPS_KEPT = 500
@@ -52,6 +54,7 @@ class Watch:
         self._swarm = swarm
         self._view = ServerView(url=swarm.url)
         self._summary_at: float | None = None
+        self._summary_took_s = 0.0
 
     @property
     def url(self) -> str:
@@ -97,8 +100,11 @@ class Watch:
                 "config_version": report.config_version,
             }
             now = self._swarm.clock.monotonic()
-            if self._summary_at is None or now - self._summary_at >= SUMMARY_EVERY_S:
-                changed |= self._summarised(before, await self._swarm.summary(run_id=status.run_id), now)
+            pause_s = max(SUMMARY_EVERY_S, self._summary_took_s / SUMMARY_SHARE)
+            if self._summary_at is None or now - self._summary_at >= pause_s:
+                summary = await self._swarm.summary(run_id=status.run_id)
+                self._summary_took_s = self._swarm.clock.monotonic() - now
+                changed |= self._summarised(before, summary, now)
         self._view = before.model_copy(update=changed)
 
     def _summarised(self, before: ServerView, summary: LedgerSummary, now: float) -> dict[str, object]:
