@@ -1,6 +1,7 @@
 """The `swarm` command: serve a model, run training, hold episodes, look at records.
 
-Exit codes: 0 done, 1 failed (one line on standard error), 2 the command line cannot be understood.
+Exit codes: 0 done, 1 failed (one line on standard error), 2 the command line cannot be understood; `swarm episode` has
+more of them (swarm/cli/episodes.py).
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ from foundation.commandline import Parser, UsageError
 
 def parser() -> Parser:
     """All commands. Each sets `run`, a function of the parsed arguments that answers with an exit code."""
-    from swarm.cli import attempt, episodes, models, records, runs
+    from swarm.cli import attempt, episodes, join, ledger, models, runs, top, trace
     from swarm.server import main as server
 
-    top = Parser(prog="swarm", description="Host a trainable model, and train it from any agent's calls.")
-    commands: Any = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    swarm = Parser(prog="swarm", description="Host a trainable model, and train it from any agent's calls.")
+    commands: Any = swarm.add_subparsers(dest="command", required=True, metavar="COMMAND")
     server.add_parser(commands)
     runs.add_parser(commands)
     episodes.add_parser(commands)
     attempt.add_parser(commands)
-    records.add_parsers(commands)
+    join.add_parser(commands)
+    top.add_parser(commands)
+    trace.add_parser(commands)
+    ledger.add_parser(commands)
     models.add_parser(commands)
-    return top
+    return swarm
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _fail(args, error, 2)
     except SwarmError as error:
-        return _fail(args, error, 1)
+        return _fail(args, error, args.exit_code(error) if "exit_code" in args else 1)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output went away, as `head` does

@@ -7,11 +7,9 @@ import asyncio
 import json
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from foundation.commandline import UsageError
-from swarm.cli import connection
-from swarm.cli.documents import read_document
+from swarm.cli import connection, tasks
 
 if TYPE_CHECKING:
     from swarm.client import Rollout, Task
@@ -31,11 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """The `try` command."""
     parser = subparsers.add_parser("try", help="run a rollout once, without training")
     parser.add_argument("rollout", metavar="MODULE:FUNCTION", help="or path/to/file.py:function")
-    parser.add_argument(
-        "--task", required=True, metavar="QUERY", help="the task's query, or @FILE: a task {id, query, metadata}"
-    )
-    parser.add_argument("--task-id", default="try", metavar="ID", help="default: try")
-    parser.add_argument("--metadata", metavar="JSON", help="the task's metadata")
+    tasks.add_options(parser, required=True, default_id="try")
     parser.add_argument("--temperature", type=float, help="in the episode's `sampling` (default: the run's own)")
     connection.add_options(parser)
     parser.set_defaults(run=try_rollout)
@@ -43,11 +37,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def try_rollout(args: argparse.Namespace) -> int:
     """Exit code 0 when the rollout came to a reward, 1 when it crashed."""
-    from swarm.cli.records import trace_text
+    from swarm.cli.trace import trace_text
     from swarm.client.errors import WorkflowFault
     from swarm.client.workflow import load_rollout
 
-    task = _task(args)
+    task = tasks.task_of(args)
     try:
         rollout = load_rollout(args.rollout)
     except WorkflowFault:
@@ -83,22 +77,5 @@ async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attem
             except Exception:  # noqa: BLE001 - whatever the rollout raised is what the command shows
                 attempt.failure = traceback.format_exc()
                 episode.abort(attempt.failure)
-        attempt.trace = await swarm.trace(episode.id)
+        attempt.trace = await swarm.trace(episode.id, text=True)
     return attempt
-
-
-def _task(args: argparse.Namespace) -> Task:
-    from swarm.client import Task
-
-    document: dict[str, Any] = {"id": args.task_id, "query": args.task, "metadata": {}}
-    if args.task.startswith("@"):
-        document = {**document, "query": "", **read_document(args.task[1:])}
-    if args.metadata is not None:
-        try:
-            document["metadata"] = json.loads(args.metadata)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"--metadata is not JSON: {error}") from error
-    unknown = sorted(set(document) - {"id", "query", "metadata"})
-    if unknown or not isinstance(document["metadata"], dict):
-        raise UsageError(f"a task has id, query and metadata (an object){f', not {unknown[0]}' if unknown else ''}")
-    return Task(id=str(document["id"]), query=str(document["query"]), metadata=document["metadata"])

@@ -25,7 +25,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def url_of(args: argparse.Namespace) -> str:
-    return args.url or os.environ.get("SWARM_URL") or DEFAULT_URL
+    """Raises: UsageError where it is no url."""
+    return checked(args.url or os.environ.get("SWARM_URL") or DEFAULT_URL)
+
+
+def checked(url: str) -> str:
+    """Raises: UsageError where it is no url."""
+    from swarm.client.errors import NotASwarmServer
+    from swarm.client.wire import checked_url
+
+    try:
+        return checked_url(url)
+    except NotASwarmServer as error:
+        raise UsageError(str(error)) from error
 
 
 def token_of(args: argparse.Namespace) -> str | None:

@@ -1,11 +1,13 @@
-"""`swarm episode claim|end|abort`: episodes for agents of any make, JSON in and out.
+"""`swarm episode claim|end|abort|renew`: episodes for agents of any make, JSON in and out.
 
 Leases and api keys are secrets: they travel in files, on standard input or in the environment, never as arguments.
+Scripts branch on the exit code: 0 done, 1 failed, 2 not understood, 3 the run is over, 4 not now, 5 the lease is gone.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -16,11 +18,18 @@ from swarm.cli.documents import read_document, valid
 
 if TYPE_CHECKING:
     from swarm.protocol.episodes import EpisodeGrant
+    from swarm.protocol.errors import SwarmError
+
+FAILED, RUN_OVER, NOT_NOW, LEASE_GONE = 1, 3, 4, 5
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The `episode` commands."""
-    episode = subparsers.add_parser("episode", help="claim, end and abort episodes: JSON in and out")
+    episode = subparsers.add_parser(
+        "episode",
+        help="claim, end, abort and renew episodes: JSON in and out",
+        epilog="Exit codes: 0 done, 1 failed, 2 not understood, 3 the run is over, 4 not now (try again), 5 the lease is gone.",
+    )
     commands = episode.add_subparsers(dest="episode_command", required=True, metavar="COMMAND")
     _add_claim(commands)
     end = commands.add_parser("end", help="hand a reward in; exit 0 means that it is stored")
@@ -28,13 +37,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     end.add_argument("--reward", type=float, metavar="R")
     end.add_argument("--success", choices=("true", "false"))
     end.add_argument("--metric", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
+    end.add_argument("--agent-reward", action="append", default=[], metavar="AGENT=R", help="repeatable")
+    end.add_argument("--metadata", metavar="JSON", help="an object to keep with the episode")
     end.set_defaults(run=end_episode)
     abort = commands.add_parser("abort", help="give an episode up; its slot is offered again")
     _grant_argument(abort)
     abort.add_argument("--reason", required=True)
     abort.set_defaults(run=abort_episode)
+    renew = commands.add_parser("renew", help="extend a lease while the agent makes no calls")
+    _grant_argument(renew)
+    renew.set_defaults(run=renew_episode)
     for command in commands.choices.values():
         connection.add_options(command)
+        command.set_defaults(exit_code=exit_code)
 
 
 def _add_claim(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,9 +62,10 @@ def _add_claim(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     claim.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else swarm-cli")
     claim.add_argument("--client-version")
     claim.add_argument("--idle-limit-s", type=float, metavar="S")
+    claim.add_argument("--max-episode-s", type=float, metavar="S", help="the whole episode's limit, whatever it does")
     claim.add_argument("--wait-s", type=float, default=30.0, metavar="S", help="for a server that is busy (default 30)")
     claim.add_argument(
-        "--export", action="store_true", help="print shell exports: OPENAI_BASE_URL, OPENAI_API_KEY, ..."
+        "--export", action="store_true", help="print shell exports: OPENAI_BASE_URL, OPENAI_API_KEY, SWARM_EPISODE, ..."
     )
     claim.set_defaults(run=claim_episode)
 
@@ -66,6 +82,7 @@ def claim_episode(args: argparse.Namespace) -> int:
         "client_id": args.client_id,
         "client_version": args.client_version,
         "idle_limit_s": args.idle_limit_s,
+        "max_episode_s": args.max_episode_s,
     }
     document = {**read_document(args.claim), **{key: value for key, value in given.items() if value is not None}}
     if "task_id" not in document:
@@ -92,7 +109,14 @@ def end_episode(args: argparse.Namespace) -> int:
         result["success"] = args.success == "true"
     if "reward" not in result:
         raise UsageError("what was it worth? give --reward R")
-    result["metrics"] = {**result.get("metrics", {}), **dict(_metric(text) for text in args.metric)}
+    result["metrics"] = {**result.get("metrics", {}), **_numbers("--metric", args.metric)}
+    if args.agent_reward:
+        result["agent_rewards"] = {
+            **(result.get("agent_rewards") or {}),
+            **_numbers("--agent-reward", args.agent_reward),
+        }
+    if args.metadata is not None:
+        result["metadata"] = _object("--metadata", args.metadata)
     with connection.connect(args, later_s=30.0) as swarm:
         receipt = swarm.end(episode_id, valid(EpisodeResult, result))
         print(receipt.model_dump_json())
@@ -105,6 +129,26 @@ def abort_episode(args: argparse.Namespace) -> int:
     with connection.connect(args) as swarm:
         print(swarm.abort(episode_id, document["lease"], args.reason).model_dump_json())
     return 0
+
+
+def renew_episode(args: argparse.Namespace) -> int:
+    """Extend a lease by its idle limit."""
+    episode_id, document = _held(args)
+    with connection.connect(args) as swarm:
+        expires_at = swarm.renew(episode_id, document["lease"])
+        print(json.dumps({"episode_id": episode_id, "expires_at": expires_at}))
+    return 0
+
+
+def exit_code(error: SwarmError) -> int:
+    """What a script should know of a failure."""
+    from swarm.client.errors import LeaseLost, OverLimit, TryLater
+
+    if isinstance(error, OverLimit):
+        return RUN_OVER
+    if isinstance(error, TryLater):
+        return NOT_NOW
+    return LEASE_GONE if isinstance(error, LeaseLost) else FAILED
 
 
 def _grant_argument(parser: argparse.ArgumentParser) -> None:
@@ -128,12 +172,27 @@ def _held(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     return str(episode_id), document
 
 
-def _metric(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
+def _numbers(option: str, texts: list[str]) -> dict[str, float]:
+    found = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            name = ""
+        if not name:
+            raise UsageError(f"{option} {text!r}: write name=number")
+    return found
+
+
+def _object(option: str, text: str) -> dict[str, Any]:
     try:
-        return name, float(value)
-    except ValueError:
-        raise UsageError(f"--metric {text!r}: write name=number") from None
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{option} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{option} must be an object")
+    return document
 
 
 def _exports(grant: EpisodeGrant) -> str:

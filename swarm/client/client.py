@@ -36,6 +36,7 @@ from swarm.protocol.episodes import (
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import CheckpointRef, RunCreated, RunReport, RunRequest, ServerStatus
+from swarm.protocol.summary import LedgerSummary
 
 API = "/swarm/v1"
 LEDGER_PAGE = 1000
@@ -157,25 +158,65 @@ class SwarmClient:
         kind: EpisodeKind | None = None,
         reason: DropReason | None = None,
         state: EpisodeState | None = None,
+        after: str | None = None,
     ) -> AsyncIterator[LedgerEntry]:
-        """What became of each episode, in the order of the claims; page after page."""
+        """What became of each episode, in the order of the claims; page after page. after: the `next` of a page."""
         wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
-        params = _given({**wanted, "reason": reason, "state": state, "limit": LEDGER_PAGE})
         while True:
-            page = LedgerPage.model_validate_json(await self._wire.request("GET", f"{API}/ledger", params=params))
+            page = await self._ledger_page({**wanted, "reason": reason, "state": state, "after": after}, LEDGER_PAGE)
             for entry in page.entries:
                 yield entry
             if page.next is None:
                 return
-            params["after"] = page.next
+            after = page.next
+
+    async def ledger_page(
+        self,
+        *,
+        run_id: str | None = None,
+        step: int | None = None,
+        client_id: str | None = None,
+        task_id: str | None = None,
+        kind: EpisodeKind | None = None,
+        reason: DropReason | None = None,
+        state: EpisodeState | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> LedgerPage:
+        """One page of `ledger`, of at most 1000 episodes; its `next` is the following page's `after`."""
+        wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
+        return await self._ledger_page({**wanted, "reason": reason, "state": state, "after": after}, limit)
+
+    async def _ledger_page(self, wanted: dict[str, Any], limit: int) -> LedgerPage:
+        params = _given({**wanted, "limit": limit})
+        return LedgerPage.model_validate_json(await self._wire.request("GET", f"{API}/ledger", params=params))
 
     async def entry(self, episode_id: str) -> LedgerEntry:
         """Status and fate of one episode."""
         return LedgerEntry.model_validate_json(await self._wire.request("GET", f"{API}/episodes/{episode_id}"))
 
-    async def trace(self, episode_id: str) -> EpisodeTrace:
-        """Every recorded call of an episode, token by token."""
-        return EpisodeTrace.model_validate_json(await self._wire.request("GET", f"{API}/episodes/{episode_id}/trace"))
+    async def summary(
+        self,
+        *,
+        run_id: str | None = None,
+        step: int | None = None,
+        client_id: str | None = None,
+        task_id: str | None = None,
+        kind: EpisodeKind | None = None,
+        reason: DropReason | None = None,
+        state: EpisodeState | None = None,
+    ) -> LedgerSummary:
+        """What became of many episodes, added up by reason, client and version."""
+        wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
+        params = _given({**wanted, "reason": reason, "state": state})
+        raw = await self._wire.request("GET", f"{API}/ledger/summary", params=params)
+        return LedgerSummary.model_validate_json(raw)
+
+    async def trace(self, episode_id: str, *, text: bool = False) -> EpisodeTrace:
+        """Every recorded call of an episode, token by token. text: with the words of each token."""
+        params: dict[str, str | int | float] = {"text": "true"} if text else {}
+        raw = await self._wire.request("GET", f"{API}/episodes/{episode_id}/trace", params=params)
+        return EpisodeTrace.model_validate_json(raw)
 
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
@@ -208,9 +249,10 @@ class SwarmClient:
         raw = await self._post(path, EpisodeAbort(lease=lease, reason=reason), patience=ABORT_PATIENCE)
         return LedgerEntry.model_validate_json(raw)
 
-    async def renew(self, episode_id: str, lease: str) -> None:
-        """Extend a lease by its idle limit. Raises: LeaseLost."""
-        await self._post(f"{API}/episodes/{episode_id}:renew", EpisodeRenewal(lease=lease))
+    async def renew(self, episode_id: str, lease: str) -> float:
+        """Extend a lease by its idle limit; returns the Unix time at which it ends now. Raises: LeaseLost."""
+        raw = await self._post(f"{API}/episodes/{episode_id}:renew", EpisodeRenewal(lease=lease))
+        return float(json.loads(raw)["expires_at"])
 
     # -- episodes, whole ----------------------------------------------------------------------------------------------
 

@@ -28,10 +28,12 @@ from swarm.protocol.episodes import (
     EpisodeState,
     EpisodeTrace,
     LedgerEntry,
+    LedgerPage,
     TaskProgress,
 )
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import CheckpointRef, RunReport, ServerStatus
+from swarm.protocol.summary import LedgerSummary
 
 T = TypeVar("T")
 SyncRollout = Callable[["Episode", Task], Outcome | float | None]
@@ -205,9 +207,17 @@ class SwarmClient:
         kind: EpisodeKind | None = None,
         reason: DropReason | None = None,
         state: EpisodeState | None = None,
+        after: str | None = None,
     ) -> Iterator[LedgerEntry]:
         pages = self._inner.ledger(
-            run_id=run_id, step=step, client_id=client_id, task_id=task_id, kind=kind, reason=reason, state=state
+            run_id=run_id,
+            step=step,
+            client_id=client_id,
+            task_id=task_id,
+            kind=kind,
+            reason=reason,
+            state=state,
+            after=after,
         )
 
         async def following() -> LedgerEntry | None:
@@ -216,11 +226,55 @@ class SwarmClient:
         while (entry := self._thread.call(following())) is not None:
             yield entry
 
+    def ledger_page(
+        self,
+        *,
+        run_id: str | None = None,
+        step: int | None = None,
+        client_id: str | None = None,
+        task_id: str | None = None,
+        kind: EpisodeKind | None = None,
+        reason: DropReason | None = None,
+        state: EpisodeState | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> LedgerPage:
+        return self._thread.call(
+            self._inner.ledger_page(
+                run_id=run_id,
+                step=step,
+                client_id=client_id,
+                task_id=task_id,
+                kind=kind,
+                reason=reason,
+                state=state,
+                after=after,
+                limit=limit,
+            )
+        )
+
     def entry(self, episode_id: str) -> LedgerEntry:
         return self._thread.call(self._inner.entry(episode_id))
 
-    def trace(self, episode_id: str) -> EpisodeTrace:
-        return self._thread.call(self._inner.trace(episode_id))
+    def summary(
+        self,
+        *,
+        run_id: str | None = None,
+        step: int | None = None,
+        client_id: str | None = None,
+        task_id: str | None = None,
+        kind: EpisodeKind | None = None,
+        reason: DropReason | None = None,
+        state: EpisodeState | None = None,
+    ) -> LedgerSummary:
+        return self._thread.call(
+            self._inner.summary(
+                run_id=run_id, step=step, client_id=client_id, task_id=task_id, kind=kind, reason=reason, state=state
+            )
+        )
+
+    def trace(self, episode_id: str, *, text: bool = False) -> EpisodeTrace:
+        return self._thread.call(self._inner.trace(episode_id, text=text))
 
     def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
@@ -236,8 +290,8 @@ class SwarmClient:
     def abort(self, episode_id: str, lease: str, reason: str) -> LedgerEntry:
         return self._thread.call(self._inner.abort(episode_id, lease, reason))
 
-    def renew(self, episode_id: str, lease: str) -> None:
-        self._thread.call(self._inner.renew(episode_id, lease))
+    def renew(self, episode_id: str, lease: str) -> float:
+        return self._thread.call(self._inner.renew(episode_id, lease))
 
     def episode(
         self,

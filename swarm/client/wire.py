@@ -62,7 +62,7 @@ class Wire:
             headers={"Authorization": f"Bearer {token}"} if token else {},
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=30.0),
             timeout=httpx.Timeout(30.0, connect=5.0, pool=None),
-            trust_env=not _is_loopback(self.url),
+            trust_env=not is_loopback(self.url),
             transport=transport,
         )
 
@@ -165,7 +165,8 @@ def _error_of(answer: httpx.Response) -> Exception:
     return refusal(problem.code, problem.detail, fields)
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Whether the url is of this machine, so that proxies are none of its business."""
     host = httpx.URL(url).host
     try:
         return ipaddress.ip_address(host).is_loopback

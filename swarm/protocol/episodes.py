@@ -192,6 +192,12 @@ class EpisodeTrace(BaseModel):
 
     entry: LedgerEntry
     calls: list[RecordedCall]
+    untrained: dict[str, str] = {}
+    """The loss mask, by call id: why the tokens that this call sampled carry no loss. Those of the others do, once their
+    episode is in a step; prompt tokens never do."""
+    vocabulary: dict[str, str] = {}
+    """Only where it was asked for: the text of each token id, and of each run of ids ("195,164") whose text is whole only
+    together."""
 
 
 class LedgerPage(BaseModel):

@@ -50,7 +50,9 @@ def create_app(
     public_url: str | None = None,
 ) -> FastAPI:
     """Routes over one desk and one gateway. When `closing` is set, waiting requests are answered at once."""
-    control = ControlRoutes(desk=desk, keys=keys, tokens=tokens, closing=closing, public_url=public_url)
+    control = ControlRoutes(
+        desk=desk, keys=keys, tokens=tokens, closing=closing, decode=gateway.decode, public_url=public_url
+    )
     agents = InferenceRoutes(gateway=gateway, keys=keys, info=info, started_at=clock.now())
     measures = MetricsRoutes(desk=desk, tokens=tokens)
     operations = [*agents.operations(), *control.operations(), *measures.operations()]

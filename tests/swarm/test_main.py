@@ -45,9 +45,19 @@ def answer(capsys: Capture, *arguments: str) -> Any:
 # -- without a server -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "start", "--help"], ["serve", "--help"], ["try", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["run", "start", "--help"],
+        ["serve", "--help"],
+        ["try", "--help"],
+        ["join", "play", "--help"],
+        ["top", "--help"],
+    ],
+)
 def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(arguments: list[str]) -> None:
-    heavy = ("torch", "vllm", "fastapi", "uvicorn", "httpx", "openai")
+    heavy = ("torch", "vllm", "fastapi", "uvicorn", "httpx", "openai", "textual", "rich")
     code = (
         "import sys\nfrom swarm.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         f"sys.exit(','.join(m for m in {heavy!r} if m in sys.modules) or 0)"
@@ -66,7 +76,16 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
     ("arguments", "code", "said"),
     [
         (["run", "status", "--url", "http://127.0.0.1:9"], 1, "start one with `swarm serve`"),
-        (["run", "status", "--url", "nonsense"], 1, "it looks like http://"),
+        (["run", "status", "--url", "nonsense"], 2, "it looks like http://"),
+        (["run", "start", "--url", "notaurl"], 2, "it looks like http://"),
+        (["try", "json:dumps", "--task", '{"id": 1'], 2, "is not JSON"),
+        (["try", "json:dumps", "--task", '{"id": "t-1"}'], 2, "an object without a query"),
+        (["try", "json:dumps", "--task", '{"query": "q", "metdata": {}}'], 2, "not metdata"),
+        (["episode", "end", "--agent-reward", "planner"], 2, "which episode?"),
+        (["ledger", "--limit", "0"], 2, "--limit must be at least 1"),
+        (["join", "judge"], 2, "which task?"),
+        (["join", "play", "/nowhere/workflow.py"], 1, "there is no workflow file"),
+        (["join", "watch"], 2, "see `swarm join --help`"),
         (["runn"], 2, "did you mean run?"),
         (["run", "status", "--watsh"], 2, "did you mean --watch?"),
         (["run", "start", "--set", "optimizer.learning_rte=1"], 2, "did you mean 'optimizer.learning_rate'?"),
@@ -108,6 +127,13 @@ def test_an_error_is_json_where_that_was_asked_for(capsys: Capture) -> None:
 def test_models_are_listed(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_MODELS", str(tmp_path))
     assert answer(capsys, "models", "list") == {"cached": [], "known": ["smollm2-135m"]}
+
+
+def test_a_server_that_is_told_to_stop_does_not_complain_of_it(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "state") as idle, idle.client() as http:
+        while http.get("/swarm/v1/status").json()["phase"] == "booting":
+            continue
+    assert "not ready" not in idle.log_path.read_text()
 
 
 # -- with one ---------------------------------------------------------------------------------------------------------
@@ -167,7 +193,7 @@ def test_a_black_box_agent_is_trained_from_a_shell(
     monkeypatch.setenv("SWARM_EPISODE", grant["episode_id"])
     monkeypatch.setenv("SWARM_LEASE", grant["lease"])
     assert answer(capsys, "episode", "abort", "--reason", "had enough")["detail"] == "had enough"
-    assert swarm("episode", "end", "--reward", "1") == 1
+    assert swarm("episode", "end", "--reward", "1") == 5
     assert capsys.readouterr().err.count("\n") == 1
 
 

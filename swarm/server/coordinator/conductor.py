@@ -50,23 +50,30 @@ class Conductor:
         self._crashes = 0
         self._crashed_run = ""
         self._acting_for = ""
+        self._over = False
 
     async def run(self) -> None:
         """Drive the server until cancelled. Subscribes to the engine's health and boots it first; leaves its shutdown to the caller."""
         self._engine.subscribe(self._heard)
-        await self._boot()
-        while True:
-            try:
-                await self._next()
-            except EngineDown as error:
-                await self._engine_went_down(error)
-            except EngineError as error:
-                await self._give_up(str(error))
-            except Refusal as refusal:
-                if refusal.code is not ErrorCode.STORAGE_FULL:
-                    raise
-                self._say(refusal.detail)
-                await self._clock.sleep(STORAGE_PAUSE_S)
+        try:
+            await self._boot()
+            while True:
+                await self._next_or_mend()
+        finally:
+            self._over = True
+
+    async def _next_or_mend(self) -> None:
+        try:
+            await self._next()
+        except EngineDown as error:
+            await self._engine_went_down(error)
+        except EngineError as error:
+            await self._give_up(str(error))
+        except Refusal as refusal:
+            if refusal.code is not ErrorCode.STORAGE_FULL:
+                raise
+            self._say(refusal.detail)
+            await self._clock.sleep(STORAGE_PAUSE_S)
 
     # -- one thing at a time ------------------------------------------------------------------------------------------
 
@@ -231,6 +238,8 @@ class Conductor:
         await self._for_certain(lambda book: book.steps.fail(reason))
 
     def _heard(self, health: EngineHealth) -> None:
+        if self._over:  # the engine is being shut down with the server
+            return
         if not health.ready:
             self._say(f"the engine is not ready: {health.reason or 'booting'}")
         self._clerk.engine_health(health)

@@ -31,6 +31,7 @@ from swarm.protocol.episodes import (
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import CheckpointRef, Phase, RunCreated, RunReport, RunRequest, ServerStatus
+from swarm.protocol.summary import LedgerSummary
 from swarm.server.coordinator import book as books
 from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.calls import OpenCall
@@ -301,6 +302,11 @@ class Desk:
         rows = await self.clerk.read(lambda reader: reader.ledger(wanted, start, limit + 1))
         more = str(rows[limit - 1].seq) if len(rows) > limit else None
         return LedgerPage(entries=[row.entry() for row in rows[:limit]], next=more)
+
+    async def summary(self, wanted: LedgerFilter) -> LedgerSummary:
+        """The ledger's rows that match, added up."""
+        await self.clerk.settled()
+        return await self.clerk.read(lambda reader: reader.summary(wanted))
 
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None

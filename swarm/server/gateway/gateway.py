@@ -79,6 +79,10 @@ class Gateway:
         self._failed = False
         engine.subscribe(self._on_health)
 
+    def decode(self, ids: list[int]) -> str:
+        """Text of the ids, special tokens included."""
+        return self._engine.decode(ids)
+
     async def complete(
         self, dialect: str, episode_id: str, lease: str, body: dict[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from swarm.protocol.episodes import DropReason, EpisodeState, RecordedCall, TaskProgress
-from swarm.server.pool import schema
+from swarm.protocol.summary import LedgerSummary
+from swarm.server.pool import schema, summary
 from swarm.server.pool.codec import decode
 from swarm.server.pool.rows import (
     ConfigRow,
@@ -140,15 +141,12 @@ class PoolReader:
 
     def ledger(self, wanted: LedgerFilter, after: int, limit: int) -> list[EpisodeRow]:
         """Rows with a seq above `after`, ascending. A step names the episodes that it trained, not those it left out."""
-        terms, values = ["seq > ?"], [after]  # type: list[str], list[Any]
-        for column in ("run_id", "step", "client_id", "task_id", "kind", "reason", "state", "mix"):
-            value = getattr(wanted, column)
-            if value is not None:
-                terms.append(f"{column} = ?")
-                values.append(value)
-        if wanted.step is not None:
-            terms.append("state IN ('in_step', 'trained')")
-        return self._episodes(" AND ".join(terms), values, limit)
+        where, values = _matching(wanted)
+        return self._episodes(f"{where} AND seq > ?", [*values, after], limit)
+
+    def summary(self, wanted: LedgerFilter) -> LedgerSummary:
+        """The rows that `ledger` would give, added up."""
+        return summary.summarise(self._db, *_matching(wanted))
 
     def tasks(self, run_id: str, client_id: str | None, mix: str | None) -> list[TaskProgress]:
         rows = self._db.execute(schema.TASK_PROGRESS, {"run_id": run_id, "client_id": client_id, "mix": mix})
@@ -160,6 +158,19 @@ class PoolReader:
 
     def _number(self, query: str, *values: Any) -> int:
         return int(self._db.execute(query, values).fetchone()[0] or 0)
+
+
+def _matching(wanted: LedgerFilter) -> tuple[str, list[Any]]:
+    """A condition on episodes, and its values."""
+    terms, values = ["TRUE"], []  # type: list[str], list[Any]
+    for column in ("run_id", "step", "client_id", "task_id", "kind", "reason", "state", "mix"):
+        value = getattr(wanted, column)
+        if value is not None:
+            terms.append(f"{column} = ?")
+            values.append(value)
+    if wanted.step is not None:
+        terms.append("state IN ('in_step', 'trained')")
+    return " AND ".join(terms), values
 
 
 def _episode(row: tuple[Any, ...]) -> EpisodeRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -30,9 +30,11 @@ from swarm.protocol.episodes import (
 )
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import CheckpointRef, RunCreated, RunReport, RunRequest, ServerStatus
+from swarm.protocol.summary import LedgerSummary
 from swarm.server.coordinator.desk import Desk
 from swarm.server.keys import ControlTokens, Keyring, Role
-from swarm.server.routes import wire
+from swarm.server.pool.rows import LedgerFilter
+from swarm.server.routes import loss, wire
 from swarm.server.routes.wire import Operation
 
 _RUN = "/swarm/v1/runs/{run_id}"
@@ -54,7 +56,7 @@ class TasksQuery(StrictModel):
     mix: str | None = None
 
 
-class LedgerQuery(StrictModel):
+class SummaryQuery(StrictModel):
     run_id: str | None = None
     step: int | None = None
     client_id: str | None = None
@@ -62,6 +64,14 @@ class LedgerQuery(StrictModel):
     kind: EpisodeKind | None = None
     reason: DropReason | None = None
     state: EpisodeState | None = None
+
+
+class TraceQuery(StrictModel):
+    text: bool = False
+    """Whether the text of each token shall come along."""
+
+
+class LedgerQuery(SummaryQuery):
     after: str | None = None
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
@@ -83,6 +93,8 @@ class ControlRoutes:
     keys: Keyring
     tokens: ControlTokens
     closing: asyncio.Event
+    decode: Callable[[list[int]], str]
+    """The engine's words for token ids."""
     public_url: str | None = None
 
     def operations(self) -> list[Operation]:
@@ -97,7 +109,7 @@ class ControlRoutes:
             _post(f"{_EPISODE}:abort", self.abort, "Drop it and offer its slot again", EpisodeAbort, LedgerEntry, lost),
             _post(f"{_EPISODE}:renew", self.renew, "Extend its lease", EpisodeRenewal, LeaseRenewed, lost),
             _get(_EPISODE, self.entry, "Its status and fate", LedgerEntry),
-            _get(f"{_EPISODE}/trace", self.trace, "Every call, token by token", EpisodeTrace),
+            _get(f"{_EPISODE}/trace", self.trace, "Every call, token by token", EpisodeTrace, TraceQuery),
         ]
 
     def _run_operations(self) -> list[Operation]:
@@ -149,6 +161,7 @@ class ControlRoutes:
                 query=TasksQuery,
             ),
             _get("/swarm/v1/ledger", self.ledger, "What became of each episode", LedgerPage, LedgerQuery),
+            _get("/swarm/v1/ledger/summary", self.summary, "The same, added up by reason", LedgerSummary, SummaryQuery),
         ]
 
     # -- episodes -------------------------------------------------------------------------------------------------
@@ -191,7 +204,13 @@ class ControlRoutes:
 
     async def trace(self, request: Request) -> Response:
         wire.require(self.tokens, request)
-        return wire.answer(await self.desk.trace(request.path_params["episode_id"]))
+        query = wire.decode_query(request, TraceQuery)
+        trace = await self.desk.trace(request.path_params["episode_id"])
+        spec = (await self.desk.report(trace.entry.run_id, since_step=2**31)).spec
+        shown = trace.model_copy(update={"untrained": loss.untrained(trace, spec.algorithm)})
+        if query.text:
+            shown.vocabulary = loss.vocabulary(trace, self.decode)
+        return wire.answer(shown)
 
     # -- runs -----------------------------------------------------------------------------------------------------
 
@@ -264,6 +283,11 @@ class ControlRoutes:
         wire.require(self.tokens, request)
         query = wire.decode_query(request, LedgerQuery)
         return wire.answer(await self.desk.ledger(**dict(query)))
+
+    async def summary(self, request: Request) -> Response:
+        wire.require(self.tokens, request)
+        query = wire.decode_query(request, SummaryQuery)
+        return wire.answer(await self.desk.summary(LedgerFilter(**dict(query))))
 
     def _url(self, request: Request) -> str:
         return self.public_url or f"{request.url.scheme}://{request.headers.get('host', request.url.netloc)}"

@@ -313,7 +313,8 @@ def test_the_public_surface_is_this() -> None:
     methods = {name for name in vars(SwarmClient) if not name.startswith("_")}
     assert methods == {
         "url", "close", "status", "statuses", "start_run", "run", "patch_run", "stop_run", "checkpoint", "ledger", "entry",
-        "trace", "tasks", "claim", "end", "abort", "renew", "current_run_id", "episode", "run_tasks",
+        "ledger_page", "summary", "trace", "tasks", "claim", "end", "abort", "renew", "current_run_id", "episode",
+        "run_tasks",
     }  # fmt: skip
     assert set(swarm.client.__all__) == {
         "ConfigConflict", "CrewReport", "Draining", "EngineFailed", "Episode", "EpisodeUnfinished", "ErrorCode", "Forbidden",

@@ -1,0 +1,252 @@
+"""Why didn't it learn? Findings over a ledger's sums, a run's steps and a few traces. Pure: asks no server, draws nothing."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from pydantic import BaseModel
+
+from swarm.protocol.episodes import DropReason, EpisodeState, EpisodeTrace
+from swarm.protocol.status import RunReport
+from swarm.protocol.summary import LastFailure, LedgerCount, LedgerSummary
+
+RECENT_STEPS = 10
+_FLAT = 0.5
+"""From this share of groups without differences on it is worth a word."""
+_TRAINED = (EpisodeState.TRAINED, EpisodeState.IN_STEP)
+
+ADVICE: dict[DropReason, str] = {
+    DropReason.EVAL: "evaluations are never trained",
+    DropReason.ABORTED: "the client gave up: read its last traceback below, mend the agent, start it again",
+    DropReason.EXPIRED: "the client fell silent or took too long: raise idle_limit_s or max_episode_s, or renew the lease",
+    DropReason.SERVER_RESTARTED: "open when the server was restarted; their slots were offered again",
+    DropReason.STALE: "sampled by weights too old when their turn came: raise max_staleness, lower the concurrency, or make "
+    "episodes shorter",
+    DropReason.ZERO_VARIANCE: "all rewards of the group were equal, so nothing could be compared: take tasks of middling "
+    "difficulty, raise the temperature or group_size, or give partial credit",
+    DropReason.PARTIAL_GROUP: "their group was not filled in time: raise group_patience_s, lower partial_min, or run more clients",
+    DropReason.NO_CALLS: "ended without a recorded call: does the agent use the episode's base_url and api_key?",
+    DropReason.TRUNCATED: "every call was cut off by max_tokens: raise sampling.max_tokens, or set algorithm.train_truncated",
+    DropReason.UNREPRODUCIBLE_SAMPLING: "sampled in a way that the trainer cannot recompute: leave out temperature 0, top_p, "
+    "top_k, penalties and grammars",
+    DropReason.RUN_ENDED: "the run ended before their turn came",
+    DropReason.SUPERSEDED: "the run went back to an earlier checkpoint",
+}
+FORK_ADVICE = {
+    "answer_edited": "the agent sends its model's answers back changed; send them as they came",
+    "history_changed": "the agent rewrites or summarises its history; each rewrite is trained as a prompt of its own",
+    "tools_changed": "the tools or template settings change between calls",
+    "template_rewrites_history": "the model's own template drops or changes earlier turns (stripped reasoning)",
+    "template_changes_message": "the template writes the answer otherwise than it was sampled",
+    "not_only_text": "messages with images or other parts are not continued token by token",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    summary: LedgerSummary
+    run: RunReport | None
+    traces: Sequence[EpisodeTrace]
+
+
+class Fate(BaseModel):
+    """So many episodes became this."""
+
+    name: str
+    episodes: int
+    share: float
+    advice: str | None = None
+
+
+class ClientRecord(BaseModel):
+    """One client in one version of its code. failed: aborted, expired, or ended without a call."""
+
+    client_id: str
+    client_version: str
+    episodes: int
+    failed: int
+    reward_mean: float | None
+    last_failure: LastFailure | None = None
+
+
+class Diagnosis(BaseModel):
+    run_id: str | None
+    step: int
+    episodes: int
+    """For training; evaluations are counted by themselves."""
+    evaluations: int
+    trained: int
+    fates: list[Fate]
+    """What became of the train episodes, most frequent first."""
+    zero_variance_share: float | None
+    """Mean over the last steps: share of groups whose rewards were all equal."""
+    reward_first: float | None
+    reward_last: float | None
+    """Mean rewards over the first and the last steps, as many as `steps_compared`."""
+    steps_compared: int
+    traces_read: int
+    forks: dict[str, int]
+    """By cause, in the traces that were read."""
+    calls_read: int
+    clients: list[ClientRecord]
+    """Those with most failures first."""
+    findings: list[str]
+    """What stands out, in words, with what to do; what matters most comes first."""
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Everything that the evidence says."""
+    counts, run = evidence.summary.counts, evidence.run
+    train = [count for count in counts if count.kind == "train"]
+    steps = run.steps if run is not None else []
+    compared = min(RECENT_STEPS, len(steps) // 2)
+    rewards = [step.values.get("reward_mean", 0.0) for step in steps]
+    flat = [
+        step.values["zero_variance_share"] for step in steps[-RECENT_STEPS:] if "zero_variance_share" in step.values
+    ]
+    calls = [call for trace in evidence.traces for call in trace.calls]
+    made = Diagnosis(
+        run_id=None if run is None else run.run_id,
+        step=0 if run is None else run.step,
+        episodes=_sum(train),
+        evaluations=_sum(counts) - _sum(train),
+        trained=_sum(count for count in train if count.state in _TRAINED),
+        fates=_fates(train),
+        zero_variance_share=fmean(flat) if flat else None,
+        reward_first=fmean(rewards[:compared]) if compared else None,
+        reward_last=fmean(rewards[-compared:]) if compared else None,
+        steps_compared=compared,
+        traces_read=len(evidence.traces),
+        forks=dict(Counter(call.fork_cause for call in calls if call.fork_cause).most_common()),
+        calls_read=len(calls),
+        clients=client_records(evidence.summary),
+        findings=[],
+    )
+    return made.model_copy(update={"findings": list(_findings(made, run))})
+
+
+def _sum(counts: Iterable[LedgerCount]) -> int:
+    return sum(count.episodes for count in counts)
+
+
+def _fates(counts: Sequence[LedgerCount]) -> list[Fate]:
+    found: Counter[DropReason | EpisodeState] = Counter()
+    for count in counts:
+        found[count.reason or count.state] += count.episodes
+    total = max(1, found.total())
+    return [
+        Fate(name=fate, episodes=n, share=n / total, advice=ADVICE.get(fate) if isinstance(fate, DropReason) else None)
+        for fate, n in found.most_common()
+    ]
+
+
+def client_records(summary: LedgerSummary) -> list[ClientRecord]:
+    """Clients by version, those with most failures first."""
+    by_client: defaultdict[tuple[str, str], list[LedgerCount]] = defaultdict(list)
+    for count in summary.counts:
+        by_client[count.client_id, count.client_version].append(count)
+    last = {(failure.client_id, failure.client_version): failure for failure in summary.failures}
+    made = []
+    for key, own in by_client.items():
+        rewarded = sum(count.rewarded for count in own)
+        made.append(
+            ClientRecord(
+                client_id=key[0],
+                client_version=key[1],
+                episodes=_sum(own),
+                failed=_sum(count for count in own if count.reason in _FAILURES),
+                reward_mean=sum(count.reward_sum for count in own) / rewarded if rewarded else None,
+                last_failure=last.get(key),
+            )
+        )
+    return sorted(made, key=lambda record: -record.failed)
+
+
+_FAILURES = (DropReason.ABORTED, DropReason.EXPIRED, DropReason.NO_CALLS)
+
+
+def _findings(made: Diagnosis, run: RunReport | None) -> Iterable[str]:
+    if run is None:
+        yield "no run is going on; name one with --run-id, or start one with `swarm run start`"
+    elif run.status == "failed":
+        yield f"the run failed: {run.reason}"
+    if not made.episodes:
+        yield "no train episode was claimed yet: is a client running against this server?"
+        return
+    if not made.step:
+        yield "no step was made yet, so nothing can have been learnt"
+    for fate in made.fates:
+        if fate.advice and fate.episodes >= 0.1 * made.episodes:
+            yield f"{fate.episodes} of {made.episodes} train episodes were dropped as {fate.name}: {fate.advice}"
+    if made.zero_variance_share is not None and made.zero_variance_share >= _FLAT:
+        yield (
+            f"{made.zero_variance_share:.0%} of the groups in the last steps had equal rewards: "
+            f"{ADVICE[DropReason.ZERO_VARIANCE]}; or use batch.rule informative_tasks"
+        )
+    if run is not None and made.step:
+        yield from _about_steps(run)
+    for cause, count in made.forks.items():
+        if count >= 0.2 * made.calls_read:
+            yield f"{count} of {made.calls_read} calls forked ({cause}): {FORK_ADVICE.get(cause, 'see the echo rule')}"
+    for client in made.clients:
+        if client.failed >= 0.5 * client.episodes:
+            yield f"client {client.client_id} version {client.client_version}: {client.failed} of {client.episodes} episodes failed"
+
+
+def _about_steps(run: RunReport) -> Iterable[str]:
+    """What the optimiser's own numbers say."""
+    if run.spec.optimizer.learning_rate == 0:
+        yield "the learning rate is 0: nothing can be learnt; swarm run patch --set optimizer.learning_rate=1e-5"
+    last = run.steps[-1].values if run.steps else {}
+    if last and last.get("weights_change") == 0 and last.get("tokens_trained") == 0:
+        yield "the last step trained no token at all"
+    if last.get("logprob_mismatch_mean", 0.0) > 0.1:
+        yield (
+            f"sampler and trainer disagree by {last['logprob_mismatch_mean']:.2f} nats per token: set "
+            "algorithm.importance_correction to truncated, or train in the sampler's precision"
+        )
+
+
+def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
+    """As a person reads it. detail: every client's last traceback whole, not only the newest."""
+    lines = [
+        f"run {made.run_id or '-'}  step {made.step}  {made.trained} of {made.episodes} train episodes trained, "
+        f"{made.evaluations} evaluations"
+    ]
+    if made.reward_first is not None and made.reward_last is not None:
+        lines.append(
+            f"reward {made.reward_first:.3f} over the first {made.steps_compared} steps, "
+            f"{made.reward_last:.3f} over the last {made.steps_compared}"
+        )
+    lines += ["", "What stands out"]
+    lines += [f"  - {finding}" for finding in made.findings] or ["  nothing: episodes are trained, and none are lost"]
+    lines += ["", "Episodes by fate"]
+    lines += [
+        f"  {fate.episodes:>7}  {fate.share:>4.0%}  {fate.name:<24} {fate.advice or ''}".rstrip() for fate in made.fates
+    ]
+    if made.zero_variance_share is not None:
+        lines.append(f"  groups with equal rewards in the last steps: {made.zero_variance_share:.0%}")
+    forks = ", ".join(f"{count} {cause}" for cause, count in made.forks.items()) or "none"
+    lines += ["", f"Forks in the newest {made.traces_read} traces ({made.calls_read} calls): {forks}"]
+    lines += ["", "Clients"]
+    newest = max((client.last_failure.claimed_at for client in made.clients if client.last_failure), default=0.0)
+    for client in made.clients:
+        reward = "-" if client.reward_mean is None else f"{client.reward_mean:.3f}"
+        lines.append(
+            f"  {client.client_id} version {client.client_version}: {client.episodes} episodes, reward {reward}, "
+            f"{client.failed} failed"
+        )
+        failure = client.last_failure
+        lines += _failure_lines(failure, whole=detail or (failure is not None and failure.claimed_at == newest))
+    return "\n".join(lines)
+
+
+def _failure_lines(failure: LastFailure | None, *, whole: bool) -> list[str]:
+    if failure is None:
+        return []
+    said = (failure.detail or "").strip().splitlines()
+    shown = said if whole else said[-1:]
+    return [f"    last: {failure.reason}, {failure.episode_id}", *(f"      {line}" for line in shown)]

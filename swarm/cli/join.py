@@ -1,0 +1,195 @@
+"""`swarm join judge|play|talk`: the manual client. A person's part in episodes, in a terminal; rewards count like any other."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foundation.commandline import UsageError
+from swarm.cli import connection, tasks
+
+if TYPE_CHECKING:
+    from swarm.client import Rollout, Task
+    from swarm.client.join import Sitting
+
+    Part = Callable[[Sitting, Task, Rollout | None], Awaitable[None]]
+
+_MODES = {
+    "judge": ("compare two answers of the model: the better gets 1, the other 0", 2),
+    "play": ("play the agent: accept, edit or replace the model's drafts of its turns", 1),
+    "talk": ("play the world: the model's user and its tools; you say what the talk was worth", 1),
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The `join` commands."""
+    join = subparsers.add_parser("join", help="take part yourself: judge, play the agent, or talk to the model")
+    modes = join.add_subparsers(dest="join_command", required=True, metavar="MODE")
+    for mode, (text, each) in _MODES.items():
+        parser = modes.add_parser(mode, help=text, description=f"{text}. See docs/people.md.")
+        if mode != "talk":
+            parser.add_argument(
+                "workflow", nargs="?", metavar="WORKFLOW", help="a study's workflow.py, or FILE.py:ROLLOUT with --task"
+            )
+        tasks.add_options(parser, required=mode == "talk", default_id="join")
+        parser.add_argument("--tasks", type=int, default=1, metavar="N", help="of the workflow's own (default 1)")
+        parser.add_argument("--seed", type=int, default=0, help="of the workflow's tasks")
+        what = "pairs" if each == 2 else "episodes"
+        parser.add_argument("--times", type=int, metavar="N", help=f"{what} of each task (default: what fills a group)")
+        parser.add_argument("--run-id", metavar="RUN", help="default: the server's current run")
+        parser.add_argument("--mix")
+        parser.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else join-MODE")
+        parser.add_argument(
+            "--client-version", help="episodes are compared with those of the same version only (default: join-MODE)"
+        )
+        parser.add_argument(
+            "--max-episode-s", type=float, default=300.0, metavar="S", help="nobody waits longer for you (default 300)"
+        )
+        connection.add_options(parser)
+        parser.set_defaults(run=join_run, mode=mode, episodes_each=each)
+    play = modes.choices["play"]
+    play.add_argument("--by-hand", action="store_true", help="answer without drafts: an eval episode, trains nothing")
+    play.add_argument("--ask-reward", action="store_true", help="you say what it was worth, not the workflow")
+    play.add_argument(
+        "--refused-reward", type=float, default=0.0, metavar="R", help="of drafts not accepted (default 0)"
+    )
+
+
+def join_run(args: argparse.Namespace) -> int:
+    """Sit down at a run. Exit code 0 when the person went through all tasks, 1 when something stopped them."""
+    from swarm.client.join import PersonLeft
+
+    if args.max_episode_s <= 0 or args.tasks < 1 or (args.times is not None and args.times < 1):
+        raise UsageError("--max-episode-s must be positive, --tasks and --times at least 1")
+    chosen, rollout = _chosen(args)
+    try:
+        return asyncio.run(_sit(args, chosen, rollout))
+    except PersonLeft:
+        return 0
+    except asyncio.CancelledError:
+        sys.stderr.write("swarm join: told to stop; what was open was given back\n")
+        return 1
+
+
+def _chosen(args: argparse.Namespace) -> tuple[Iterable[Task], Rollout | None]:
+    """Tasks and rollout. Raises: UsageError, WorkflowFault."""
+    from swarm.client.workflow import load_rollout, load_workflow
+
+    reference = getattr(args, "workflow", None)
+    if reference is None:
+        if args.task is None:
+            raise UsageError("which task? give --task QUERY, or a study's workflow.py")
+        return [tasks.task_of(args)], None
+    if ":" in reference:
+        if args.task is None:
+            raise UsageError(f"{reference} is a rollout without tasks: give --task QUERY")
+        return [tasks.task_of(args)], load_rollout(reference)
+    path = Path(reference).expanduser()
+    workflow = load_workflow(path.parent, path.name)
+    stream = workflow.tasks("train", args.seed, args.tasks)
+    if not isinstance(stream, Iterable):
+        raise UsageError(f"the tasks of {reference} come asynchronously; name a rollout and --task instead")
+    return ([tasks.task_of(args)] if args.task is not None else stream), workflow.rollout
+
+
+async def _sit(args: argparse.Namespace, chosen: Iterable[Task], rollout: Rollout | None) -> int:
+    from swarm.client import Patience, SwarmClient
+    from swarm.client.join import Sitting
+    from swarm.client.join.person import Terminal
+
+    _stop_on_signals()
+    patience = Patience(connect_s=10.0, later_s=30.0)
+    name = f"join-{args.mode}"
+    async with SwarmClient(
+        connection.url_of(args),
+        connection.token_of(args),
+        client_id=args.client_id or os.environ.get("SWARM_CLIENT_ID") or name,
+        client_version=args.client_version or name,
+        patience=patience,
+    ) as swarm:
+        run = await swarm.run(args.run_id or await swarm.current_run_id())
+        editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+        out = sys.stderr if args.json else sys.stdout
+        sitting = Sitting(
+            swarm=swarm,
+            person=Terminal(0, out, editor=editor),
+            run_id=run.run_id,
+            max_episode_s=args.max_episode_s,
+            mix=args.mix,
+            kind="eval" if getattr(args, "by_hand", False) else "train",
+        )
+        times = args.times or max(1, run.spec.batch.group_size // args.episodes_each)
+        try:
+            await _all(sitting, chosen, times, _part(args, rollout))
+        finally:
+            _report(args, sitting)
+    return 0
+
+
+def _part(args: argparse.Namespace, rollout: Rollout | None) -> Callable[[Sitting, Task], Awaitable[None]]:
+    from swarm.client.join.judge import judge
+    from swarm.client.join.model import ask_once
+    from swarm.client.join.play import play
+    from swarm.client.join.talk import talk
+
+    if args.mode == "talk":
+        return talk
+    if args.mode == "judge":
+        return lambda sitting, task: judge(sitting, task, rollout or ask_once)
+    return lambda sitting, task: play(
+        sitting,
+        task,
+        rollout or ask_once,
+        by_hand=args.by_hand,
+        ask_reward=args.ask_reward or rollout is None,
+        refused_reward=args.refused_reward,
+    )
+
+
+async def _all(
+    sitting: Sitting, chosen: Iterable[Task], times: int, part: Callable[[Sitting, Task], Awaitable[None]]
+) -> None:
+    """Every task so many times. What is too late costs its episodes alone; a crashing rollout stops the sitting."""
+    from swarm.client.errors import LeaseLost, OverLimit, WorkflowFault
+    from swarm.client.join import TooLate
+    from swarm.protocol.errors import SwarmError
+
+    for task in chosen:
+        for _ in range(times):
+            try:
+                await part(sitting, task)
+            except (TooLate, LeaseLost) as error:
+                sitting.person.show(f"\ntoo late: {error}; it costs this episode alone")
+            except OverLimit as error:
+                sitting.person.show(f"\nthe run is over: {error}")
+                return
+            except SwarmError:
+                raise
+            except Exception as error:  # the rollout is the person's own; its traceback is what they need
+                sitting.person.show(f"\n{traceback.format_exc()}")
+                raise WorkflowFault("the rollout crashed; its traceback is above") from error
+
+
+def _report(args: argparse.Namespace, sitting: Sitting) -> None:
+    tally = sitting.tally
+    if args.json:
+        print(json.dumps({"ended": tally.ended, "given_up": tally.given_up, "rewards": tally.rewards}))
+        return
+    mean = f", mean reward {sum(tally.rewards) / len(tally.rewards):.3f}" if tally.rewards else ""
+    print(f"\n{tally.ended} episodes ended, {tally.given_up} given up{mean}")
+
+
+def _stop_on_signals() -> None:
+    """A closed terminal or a polite kill gives the open episodes back, as Ctrl-C does."""
+    sitting: Any = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, sitting.cancel)

@@ -1,0 +1,92 @@
+"""The episode's model, asked in the chat dialect; and what chat messages look like on a terminal."""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from swarm.client.episode import Episode
+from swarm.client.tasks import Outcome, Task
+from swarm.client.wire import is_loopback
+from swarm.protocol.episodes import POLICY_MODEL
+from swarm.protocol.errors import SwarmError
+
+CALL_LIMIT_S = 600.0
+
+
+class ModelRefused(SwarmError):
+    """The model did not answer. status and body are those of the inference surface, in its own error format."""
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        super().__init__(f"the model refused (HTTP {status}): {body.get('error', {}).get('message', body)}")
+        self.status = status
+        self.body = body
+
+
+class Model:
+    """One episode's model. Use as an async context manager."""
+
+    def __init__(self, episode: Episode) -> None:
+        self._sampling = dict(episode.sampling)
+        self._http = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {episode.api_key}"},
+            timeout=httpx.Timeout(CALL_LIMIT_S, connect=10.0),
+            trust_env=not is_loopback(episode.base_url),
+        )
+        self._url = f"{episode.base_url}/chat/completions"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def chat(self, body: dict[str, Any], *, agent: str | None = None) -> dict[str, Any]:
+        """The whole answer to a chat.completions body. Raises: ModelRefused."""
+        headers = {"X-Agent-Name": agent} if agent else {}
+        sent = {"model": POLICY_MODEL, **self._sampling, **body}
+        try:
+            answer = await self._http.post(self._url, json=sent, headers=headers)
+            document: dict[str, Any] = answer.json()
+        except (httpx.TransportError, json.JSONDecodeError) as error:
+            raise ModelRefused(502, {"error": {"message": f"no answer from the server: {error}"}}) from error
+        if not answer.is_success:
+            raise ModelRefused(answer.status_code, document)
+        return document
+
+
+async def ask_once(episode: Episode, task: Task) -> Outcome:
+    """The rollout of a bare query: one call. What the answer is worth is for a person to say."""
+    async with Model(episode) as model:
+        await model.chat({"messages": [{"role": "user", "content": task.query}]})
+    return Outcome(reward=0.0)
+
+
+def message_of(answer: dict[str, Any]) -> dict[str, Any]:
+    """The assistant's message of a chat completion, as it is sent back: role, content, tool calls."""
+    message = answer["choices"][0]["message"]
+    kept = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name) is not None}
+    return {"role": "assistant", "content": None, **kept}
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """What a message says, tool calls included, as a person reads it."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
+    lines = [str(content)] if content else []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", {})
+        lines.append(f"/call {function.get('name')} {function.get('arguments')}")
+    return "\n".join(lines)
+
+
+def shown(message: dict[str, Any]) -> str:
+    """A message under its role."""
+    role = str(message.get("role", "?"))
+    return "\n".join([f"{role}:", *(f"    {line}" for line in (text_of(message) or "(nothing)").split("\n"))])

@@ -1,0 +1,137 @@
+"""Someone at a terminal: is shown text, is asked for lines. Knows nothing of episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import subprocess
+import tempfile
+import termios
+import threading
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from swarm.protocol.errors import SwarmError
+
+LEAVE = "/quit"
+_CHUNK = 65_536
+
+
+class PersonLeft(SwarmError):
+    """The person is done, in the middle of whatever was going on."""
+
+
+class Person(Protocol):
+    """Whoever answers. All of them may be cancelled, and raise PersonLeft."""
+
+    def show(self, text: str) -> None: ...
+
+    async def ask(self, prompt: str) -> str:
+        """One answer; a line that ends with a backslash goes on in the next."""
+
+    async def edit(self, text: str) -> str:
+        """The text as the person wants it."""
+
+
+class Terminal:
+    """A person at file descriptor `source`. Reads with plain reads, so that an abandoned question blocks no exit."""
+
+    def __init__(self, source: int, out: TextIO, *, editor: str | None = None) -> None:
+        self._source = source
+        self._out = out
+        self._editor = editor if editor and os.isatty(source) else None
+        self._pending = b""
+        self._reading: asyncio.Future[bytes] | None = None
+        self._stale = False
+        """A question was withdrawn; what was typed for it must not answer the next one."""
+
+    def show(self, text: str) -> None:
+        self._out.write(text + "\n")
+        self._out.flush()
+
+    async def ask(self, prompt: str) -> str:
+        if self._stale and os.isatty(self._source):
+            termios.tcflush(self._source, termios.TCIFLUSH)
+            self._pending = b""
+        self._stale = True
+        self._out.write(prompt)
+        self._out.flush()
+        lines = [await self._line()]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(await self._line())
+        self._stale = False
+        return "\n".join(lines)
+
+    async def edit(self, text: str) -> str:
+        if self._editor is None:
+            return await self.ask("the answer as it shall be: ")
+        with tempfile.TemporaryDirectory() as room:
+            file = Path(room) / "answer.txt"
+            file.write_text(text, encoding="utf-8")
+            process = await asyncio.create_subprocess_exec(*shlex.split(self._editor), str(file))
+            if await process.wait() != 0:
+                raise subprocess.CalledProcessError(process.returncode or 1, self._editor)
+            return file.read_text(encoding="utf-8").rstrip("\n")
+
+    async def _line(self) -> str:
+        while b"\n" not in self._pending:
+            chunk = await self._read()
+            if not chunk:
+                if not self._pending:
+                    raise PersonLeft("the person left")
+                break
+            self._pending += chunk
+        line, _, self._pending = self._pending.partition(b"\n")
+        text = line.decode("utf-8", "replace").rstrip("\r")
+        if text.strip() == LEAVE:
+            raise PersonLeft("the person left")
+        return text
+
+    async def _read(self) -> bytes:
+        """The next bytes; b"" at the end. A read that nobody waits for any more goes on, and serves the next question."""
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().create_future()
+            threading.Thread(target=self._read_once, args=(self._reading,), name="terminal", daemon=True).start()
+        chunk = await asyncio.shield(self._reading)
+        self._reading = None
+        return chunk
+
+    def _read_once(self, answer: asyncio.Future[bytes]) -> None:
+        try:
+            chunk = os.read(self._source, _CHUNK)
+        except OSError:  # the terminal is gone
+            chunk = b""
+        loop = answer.get_loop()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_deliver, answer, chunk)
+
+
+def _deliver(answer: asyncio.Future[bytes], chunk: bytes) -> None:
+    if not answer.done():
+        answer.set_result(chunk)
+
+
+async def choose(person: Person, prompt: str, keys: str) -> str:
+    """One of `keys` ("" is the empty line, where `keys` begins with a blank); q leaves."""
+    while True:
+        answer = (await person.ask(prompt)).strip().lower()
+        if answer == "q":
+            raise PersonLeft("the person left")
+        if len(answer) <= 1 and (answer or " ") in keys:
+            return answer
+        person.show(f"  please answer with one of: {', '.join(key if key != ' ' else 'Enter' for key in keys)}, q")
+
+
+async def number(person: Person, prompt: str) -> float:
+    """A finite number."""
+    while True:
+        answer = (await person.ask(prompt)).strip()
+        try:
+            value = float(answer)
+        except ValueError:
+            value = float("nan")
+        if abs(value) < float("inf"):
+            return value
+        person.show("  please answer with a number, as in 1, 0 or 0.5")

@@ -1,0 +1,224 @@
+"""A person plays the agent: the model drafts each turn in the recorded episode, the person accepts it, edits it, or writes another.
+
+Accepted drafts are sampled tokens and get the episode's reward. A draft that was refused is sampled too, and gets a
+reward of its own, lower one; what the person wrote is not sampled, and is never trained. Each draft therefore goes by an
+agent's name of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from subprocess import CalledProcessError
+from typing import Any, cast
+
+from swarm.client.crew import hand_in
+from swarm.client.episode import Episode
+from swarm.client.join.model import Model, ModelRefused, ask_once, message_of, shown, text_of
+from swarm.client.join.person import Person, choose, number
+from swarm.client.join.seat import Seat
+from swarm.client.join.sitting import Sitting
+from swarm.client.tasks import Rollout, Task
+from swarm.protocol.episodes import POLICY_MODEL
+from swarm.protocol.errors import SwarmError
+
+_QUESTION = "[Enter] accept, [e]dit, [w]rite another, [m]ore: draft again, [q]uit: "
+_CALL = "/call "
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """One answer that the model sampled. name: its agent's name on the server. agent: by which the rollout calls itself."""
+
+    name: str
+    agent: str | None
+    accepted: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Hand:
+    """How one episode is played. by_hand: the model is never asked."""
+
+    person: Person
+    model: Model
+    by_hand: bool = False
+    drafts: list[Draft] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    turns: int = 0
+    seen: list[Any] = field(default_factory=list)
+    attention: asyncio.Lock = field(default_factory=asyncio.Lock)
+    fault: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Set when the person left, or their terminal failed."""
+
+    async def answer(self, body: dict[str, Any], agent: str | None) -> dict[str, Any]:
+        """The turn that the agent asks for; parallel requests wait for the person one by one. See `seat.Answer`."""
+        async with self.attention:
+            self.turns += 1
+            try:
+                self._show(body, agent)
+                if self.by_hand:
+                    return self._made(await self.person.ask("your answer: "))
+                return await self._drafted({**body, "stream": False, "stream_options": None}, agent)
+            except ModelRefused:
+                raise
+            except (SwarmError, OSError, CalledProcessError) as error:
+                if not self.fault.done():
+                    self.fault.set_exception(error)
+                raise ModelRefused(503, {"error": {"message": str(error), "type": "person_left"}}) from error
+
+    def _show(self, body: dict[str, Any], agent: str | None) -> None:
+        self.person.show(f"\n--- turn {self.turns}{f', agent {agent}' if agent else ''}")
+        for message in body["messages"]:
+            if message not in self.seen:
+                self.seen.append(message)
+                self.person.show(shown(message))
+        for tool in body.get("tools") or ():
+            function = tool.get("function", {})
+            schema = json.dumps(function.get("parameters", {}).get("properties", {}))
+            self.person.show(f"  tool {function.get('name')}: {function.get('description', '')} {schema}")
+
+    async def _drafted(self, body: dict[str, Any], agent: str | None) -> dict[str, Any]:
+        body = {name: value for name, value in body.items() if value is not None}
+        for attempt in range(1, 1000):
+            name = f"{agent or POLICY_MODEL}/turn-{self.turns}" + (f".{attempt}" if attempt > 1 else "")
+            answer = await self.model.chat(body, agent=name)
+            draft = Draft(name=name, agent=agent)
+            self.drafts.append(draft)
+            text = text_of(message_of(answer))
+            self.person.show("\n".join(["the model's draft:", *(f"    {line}" for line in text.split("\n"))]))
+            key = await choose(self.person, _QUESTION, " ewm")
+            if key == "m":
+                continue
+            wanted = text
+            if key == "e":
+                wanted = await self.person.edit(text)
+            elif key == "w":
+                wanted = await self.person.ask("your answer: ")
+            if wanted == text:
+                draft.accepted = True
+                self.seen.append(message_of(answer))
+                return answer
+            return self._made(wanted, answer)
+        raise RuntimeError("a thousand drafts of one turn were refused")
+
+    def _made(self, text: str, draft: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A chat completion with the person's words; `/call NAME {json}` calls a tool."""
+        self.written.append(text)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        finish = "stop"
+        if text.startswith(_CALL):
+            name, _, arguments = text.removeprefix(_CALL).strip().partition(" ")
+            function = {"name": name, "arguments": arguments.strip() or "{}"}
+            call = {"id": f"call_{self.turns:08d}", "type": "function", "function": function}
+            message, finish = {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
+        self.seen.append(message)
+        base = {"id": f"chatcmpl-person-{self.turns}", "object": "chat.completion", "created": 0, "model": POLICY_MODEL}
+        choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        return {**base, "usage": usage, **(draft or {}), "choices": [choice]}
+
+    def agent_rewards(self, reward: float, given: Mapping[str, float], refused_reward: float) -> dict[str, float]:
+        """By draft: the reward of the agent whose turn it was, or that of refused drafts."""
+        own = {draft.name: given.get(draft.agent or "", reward) for draft in self.drafts if draft.accepted}
+        return {**given, **own, **{draft.name: refused_reward for draft in self.drafts if not draft.accepted}}
+
+
+class PlayedEpisode:
+    """An episode whose agent meets a person: the seat's address instead of the server's, and a result that is kept back
+    until the drafts' rewards are known. All else is the episode's own.
+    """
+
+    def __init__(self, episode: Episode, seat: Seat) -> None:
+        self._episode = episode
+        self.base_url = seat.base_url
+        self.api_key = seat.api_key
+        self.result: dict[str, Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._episode, name)
+
+    @property
+    def ended(self) -> bool:
+        return self.result is not None
+
+    def end(self, *, reward: float, **result: Any) -> _Kept:
+        """As `Episode.end`, but awaiting it sends nothing yet."""
+        if self.result is not None:
+            raise RuntimeError(f"episode {self._episode.id} was ended already")
+        self.result = {"reward": reward, **result}
+        return _Kept()
+
+
+class _Kept:
+    """A result that will be sent with the drafts' rewards."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
+
+
+async def play(
+    sitting: Sitting,
+    task: Task,
+    rollout: Rollout = ask_once,
+    *,
+    by_hand: bool = False,
+    ask_reward: bool = False,
+    refused_reward: float = 0.0,
+) -> None:
+    """One episode. The rollout's own reward counts, or with `ask_reward` the person's.
+
+    Raises: TooLate, PersonLeft, and whatever the rollout raises; the episode is then aborted.
+    """
+    try:
+        async with sitting.episode(task) as episode, Model(episode) as model:
+            hand = Hand(person=sitting.person, model=model, by_hand=by_hand)
+            sitting.person.show(f"\n=== task {task.id}\n{task.query}")
+            result = await sitting.in_time(_played(sitting, episode, task, rollout, hand, ask_reward))
+            _hand_in(episode, result, hand, refused_reward)
+    except BaseException:
+        sitting.tally.given_up += 1
+        raise
+    sitting.tally.ended += 1
+    sitting.tally.rewards.append(float(result["reward"]))
+
+
+async def _played(
+    sitting: Sitting, episode: Episode, task: Task, rollout: Rollout, hand: Hand, ask_reward: bool
+) -> dict[str, Any]:
+    """The episode's result, not sent yet."""
+    async with Seat(hand.answer, sitting.swarm.ids) as seat:
+        seated = PlayedEpisode(episode, seat)
+        playing = asyncio.ensure_future(rollout(cast(Episode, seated), task))
+        try:
+            first: set[asyncio.Future[Any]] = {playing, hand.fault}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if hand.fault.done():
+                hand.fault.result()
+            hand_in(cast(Episode, seated), await playing)
+        finally:
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+    assert seated.result is not None
+    if ask_reward:
+        seated.result["reward"] = await number(sitting.person, "reward: ")
+    return seated.result
+
+
+def _hand_in(episode: Episode, result: dict[str, Any], hand: Hand, refused_reward: float) -> None:
+    rewards = hand.agent_rewards(result["reward"], result.get("agent_rewards") or {}, refused_reward)
+    accepted = sum(draft.accepted for draft in hand.drafts)
+    counts = {"accepted": float(accepted), "refused": float(len(hand.drafts) - accepted)}
+    episode.end(
+        reward=result["reward"],
+        success=result.get("success"),
+        agent_rewards=rewards or None,
+        metrics={**(result.get("metrics") or {}), **counts},
+        metadata={
+            **(result.get("metadata") or {}),
+            "played": "by hand" if hand.by_hand else "drafts",
+            "written": hand.written,
+        },
+    )

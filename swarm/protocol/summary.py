@@ -1,0 +1,43 @@
+"""What became of many episodes, added up: the answer to "why didn't it learn?" without reading every row."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from swarm.protocol.episodes import DropReason, EpisodeKind, EpisodeState
+
+
+class LedgerCount(BaseModel):
+    """Episodes that are alike in all of this."""
+
+    client_id: str
+    client_version: str
+    kind: EpisodeKind
+    mix: str | None
+    state: EpisodeState
+    reason: DropReason | None
+    episodes: int
+    reward_sum: float
+    """Over those that have one; 0 where none has."""
+    rewarded: int
+    sampled_tokens: int
+    last_claim_at: float
+
+
+class LastFailure(BaseModel):
+    """The newest episode of one client and version that was aborted, ran out, or was ended without a call."""
+
+    client_id: str
+    client_version: str
+    episode_id: str
+    reason: DropReason
+    detail: str | None
+    claimed_at: float
+
+
+class LedgerSummary(BaseModel):
+    counts: list[LedgerCount]
+    failures: list[LastFailure]
+    """Newest first."""
+    recent: list[str]
+    """The newest episodes that sampled anything, newest first: for whoever wants to look at a few traces."""

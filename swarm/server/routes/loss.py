@@ -1,0 +1,51 @@
+"""What a reader of traces wants to see beside the tokens: which of them carry loss, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+
+from swarm.protocol.episodes import DropReason, EpisodeState, EpisodeTrace, RecordedCall
+from swarm.protocol.runspec import AlgorithmSpec
+
+_BROKEN = "�"
+_UNSETTLED = (EpisodeState.RUNNING, EpisodeState.ENDED, EpisodeState.IN_STEP, EpisodeState.TRAINED)
+
+
+def untrained(trace: EpisodeTrace, algorithm: AlgorithmSpec) -> dict[str, str]:
+    """Why calls carry no loss, by call id, under the newest config of their run."""
+    entry = trace.entry
+    if entry.kind == "eval":
+        return {call.call_id: DropReason.EVAL.value for call in trace.calls}
+    if entry.state not in _UNSETTLED:
+        return {call.call_id: entry.reason or entry.state for call in trace.calls}
+    reasons = {call.call_id: _why_not(call, algorithm) for call in trace.calls}
+    return {call_id: reason for call_id, reason in reasons.items() if reason}
+
+
+def vocabulary(trace: EpisodeTrace, decode: Callable[[list[int]], str]) -> dict[str, str]:
+    """See `EpisodeTrace.vocabulary`."""
+    words: dict[int, str] = {}
+    for token in {token for call in trace.calls for token in (*call.prompt_ids, *call.sampled_ids)}:
+        words[token] = decode([token])
+    known = {str(token): text for token, text in words.items()}
+    for ids in [ids for call in trace.calls for ids in (call.prompt_ids, call.sampled_ids)]:
+        for run in _broken_runs(ids, words):
+            known[",".join(map(str, run))] = decode(run)
+    return known
+
+
+def _broken_runs(ids: Iterable[int], words: dict[int, str]) -> list[list[int]]:
+    """Neighbouring tokens that are no whole characters each by itself."""
+    runs = [list(run) for broken, run in groupby(ids, lambda token: _BROKEN in words[token]) if broken]
+    return [run for run in runs if len(run) > 1]
+
+
+def _why_not(call: RecordedCall, algorithm: AlgorithmSpec) -> str | None:
+    """As the trainer decides it."""
+    if not call.sampled_ids:
+        return DropReason.NO_CALLS
+    if not call.sampling.reproducible or call.sampling.temperature <= 0:
+        return DropReason.UNREPRODUCIBLE_SAMPLING
+    cut = call.finish_reason == "length" or not call.complete
+    return DropReason.TRUNCATED if cut and not algorithm.train_truncated else None

@@ -1,0 +1,80 @@
+"""swarm ledger: filters, pages, and a summary that says why it didn't learn."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from swarm.cli import diagnosis
+from swarm.cli.diagnosis import ADVICE
+from swarm.protocol.episodes import DropReason
+from swarm.server.gateway.echo import ForkCause
+from tests.swarm.cli.conftest import Swarm
+
+
+def test_the_ledger_is_filtered(history: dict[str, Any], swarm: Swarm) -> None:
+    def ids(*arguments: str) -> set[str]:
+        code, out, err = swarm("ledger", *arguments)
+        assert code == 0, err
+        return {line.split()[0] for line in out.splitlines()}
+
+    assert history["trained"] in ids("--step", "1")
+    assert len(ids("--step", "1")) == 2
+    assert history["aborted"] in ids("--reason", "aborted")
+    assert len(ids("--client-id", "bad")) == 3
+    assert history["flat"] in ids("--task-id", "flat", "--state", "dropped")
+    assert ids("--client-id", "bad", "--reason", "expired") == set()
+    assert "KeyError: 'answer'" in swarm("ledger", "--client-id", "bad", "--detail")[1]
+
+
+@pytest.mark.usefixtures("history")
+def test_the_ledger_comes_in_pages(swarm: Swarm) -> None:
+    whole = swarm("ledger")[1].splitlines()
+    assert len(whole) == 7
+    read: list[str] = []
+    after: list[str] = []
+    while True:
+        *lines, last = swarm("ledger", "--limit", "3", *after)[1].splitlines()
+        if not last.startswith("more: "):
+            read += [*lines, last]
+            break
+        read += lines
+        after = last.removeprefix("more: ").split()
+    assert read == whole
+    assert swarm("ledger", *after)[1].splitlines() == whole[6:]
+    assert json.loads(swarm("ledger", "--limit", "1", "--json")[1].splitlines()[-1])["next"]
+
+
+@pytest.mark.usefixtures("history")
+def test_the_summary_answers_why_it_did_not_learn(history: dict[str, Any], swarm: Swarm) -> None:
+    code, out, err = swarm("ledger", "--summary")
+    assert code == 0, err
+    assert f"run {history['run']}  step 2  2 of 7 train episodes trained" in out
+    assert f"3 of 7 train episodes were dropped as aborted: {ADVICE[DropReason.ABORTED]}" in out
+    assert "2 of 7 train episodes were dropped as zero_variance" in out
+    assert "50% of the groups in the last steps had equal rewards" in out
+    assert "answer_edited" in out
+    assert "send them as they came" in out
+    assert "client bad version v2: 3 of 3 episodes failed" in out
+    assert "Traceback (most recent call last):" in out
+    assert "good version v1: 4 episodes" in out
+    made = json.loads(swarm("ledger", "--summary", "--json")[1])
+    assert made["forks"] == {"answer_edited": 2}
+    assert {fate["name"]: fate["episodes"] for fate in made["fates"]}["aborted"] == 3
+    assert made["clients"][0]["last_failure"]["episode_id"] == history["aborted"]
+    narrowed = json.loads(swarm("ledger", "--summary", "--json", "--client-id", "good", "--traces", "0")[1])
+    assert (narrowed["episodes"], narrowed["traces_read"], narrowed["forks"]) == (4, 0, {})
+
+
+@pytest.mark.usefixtures("server")
+def test_a_summary_without_a_run_says_what_to_do(swarm: Swarm) -> None:
+    code, out, _ = swarm("ledger", "--summary")
+    assert code == 0
+    assert "start one with `swarm run start`" in out
+
+
+def test_there_is_advice_for_every_reason_and_every_cause_of_a_fork() -> None:
+    assert set(ADVICE) == set(DropReason)
+    assert set(diagnosis.FORK_ADVICE) == {str(cause) for cause in ForkCause}

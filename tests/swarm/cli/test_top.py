@@ -1,0 +1,121 @@
+"""swarm top: on a screen, and once as text or JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from textual.widgets import DataTable, Sparkline, Static
+
+from bench.serving import ServerProcess
+from swarm.cli.top_app import Panel, Top
+from swarm.cli.watch import ServerView, Watch
+from swarm.cli.watch_text import server_text, sparkline
+from swarm.client import Patience, SwarmClient
+from swarm.client import sync as synchronous
+from swarm.protocol.status import MixStatus
+from tests.swarm.cli.conftest import Swarm, spec
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+def test_servers_are_printed_once_as_text_and_as_json(
+    history: dict[str, Any], server: ServerProcess, swarm: Swarm
+) -> None:
+    code, out, err = swarm("top", "--once")
+    assert code == 0, err
+    assert f"run {history['run']} running  step 2/50" in out
+    assert "reward ▁█ 0.500 → 1.000" in out
+    assert "client bad  version v2  3 episodes  reward -  3 failed" in out
+    assert "KeyError: 'answer'" in out
+    code, out, _ = swarm("top", server.url, NOWHERE, "--once", "--json")
+    assert code == 1
+    here, away = json.loads(out)["servers"]
+    assert here["status"]["phase"] == "rolling"
+    assert (away["status"], "swarm serve" in away["error"]) == (None, True)
+
+
+def test_what_cannot_be_watched_is_refused(swarm: Swarm) -> None:
+    assert swarm("top", "notaurl")[0] == 2
+    assert swarm("top", "--json")[0] == 2
+
+
+def test_families_are_shown(history: dict[str, Any], server: ServerProcess) -> None:
+    with synchronous.SwarmClient(server.url) as client:
+        status = client.status()
+    status.pool.by_mix = {"math": MixStatus(running=2, ended=1, trained_groups=3, debt=-0.5)}
+    assert "math  2 running  1 ended  3 groups trained  debt -0.50" in server_text(ServerView(url="u", status=status))
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [([], ""), ([1.0], "▁"), ([0.0, 0.5, 1.0], "▁▅█"), ([float(n) for n in range(8)] * 1, "▁▂▃▄▅▆▇█")],
+)
+def test_a_curve_is_drawn_from_lowest_to_highest(values: list[float], drawn: str) -> None:
+    assert sparkline(values) == drawn
+
+
+def test_a_long_curve_fits() -> None:
+    assert len(sparkline([float(n) for n in range(1000)])) <= 60
+
+
+@pytest.mark.anyio
+async def test_the_screen_follows_several_servers_and_survives_one_that_is_away(
+    history: dict[str, Any], server: ServerProcess
+) -> None:
+    patience = Patience(connect_s=0.0, later_s=0.0)
+    async with SwarmClient(server.url, patience=patience) as here, SwarmClient(NOWHERE, patience=patience) as away:
+        app = Top([Watch(here), Watch(away)])
+        async with app.run_test(size=(120, 50)) as pilot:
+            first, second = app.query(Panel)
+            async with asyncio.timeout(60):
+                while not (first.query_one(".clients", DataTable).row_count == 2 and second.has_class("away")):
+                    await pilot.pause(0.05)
+            assert history["run"] in str(first.query_one(".head", Static).content)
+            assert first.query_one(".curve", Sparkline).data == [0.5, 1.0]
+            assert "KeyError" in str(first.query_one(".failures", Static).content)
+            assert "swarm serve" in str(second.query_one(".head", Static).content)
+            await asyncio.to_thread(_one_more, server.url)
+            async with asyncio.timeout(60):
+                while first.query_one(".clients", DataTable).row_count != 3:
+                    await pilot.pause(0.05)
+            await pilot.press("n")
+            await pilot.press("q")
+        assert app.return_code == 0
+
+
+def _one_more(url: str) -> None:
+    with synchronous.SwarmClient(url, client_id="third") as client, client.episode(task_id="t") as episode:
+        episode.abort("enough")
+
+
+class Script:
+    """A server that shows what a test says, then stays as it is."""
+
+    url = "http://scripted"
+
+    def __init__(self, *views: ServerView) -> None:
+        self._views = views
+
+    async def views(self) -> AsyncIterator[ServerView]:
+        for view in self._views:
+            yield view
+        await asyncio.Event().wait()
+
+
+@pytest.mark.anyio
+async def test_a_server_that_goes_away_stays_on_the_screen_as_it_was(server: ServerProcess) -> None:
+    async with SwarmClient(server.url) as client:
+        await client.start_run(spec())
+        view = await Watch(client).now()
+    app = Top([Script(view, view.model_copy(update={"error": "gone [for] now"}))])
+    async with app.run_test(size=(100, 30)) as pilot:
+        panel = app.query_one(Panel)
+        async with asyncio.timeout(60):
+            while not panel.has_class("away"):
+                await pilot.pause(0.05)
+        assert "gone [for] now" in str(panel.query_one(".head", Static).content)
+        assert "groups:" in str(panel.query_one(".pool", Static).content)

@@ -1,0 +1,363 @@
+"""People at a real server: judging pairs, playing the agent, talking to the model; and what each of it trains."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from bench.serving import ServerProcess
+from swarm.client import Episode, Outcome, RunSpec, SwarmClient, Task, WorkflowFault
+from swarm.client.join import PersonLeft, Sitting, TooLate
+from swarm.client.join.judge import judge
+from swarm.client.join.model import Model
+from swarm.client.join.play import play
+from swarm.client.join.talk import talk
+from swarm.protocol.episodes import LedgerEntry
+from tests.fakes.scripted_person import Line, ScriptedPerson
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[3]
+TASK = Task(id="t-1", query="Repeat hello")
+
+
+def spec(**changes: Any) -> RunSpec:
+    return RunSpec.model_validate({"batch": {"tasks": 1, "group_size": 2}, "max_staleness": 0, "seed": 4} | changes)
+
+
+@asynccontextmanager
+async def sitting(server: ServerProcess, *lines: Line, stays: bool = False, **limits: Any) -> AsyncIterator[Sitting]:
+    async with SwarmClient(server.url, client_id="ann", client_version="join") as swarm:
+        status = await swarm.status()
+        run_id = status.run_id or (await swarm.start_run(spec())).run_id
+        yield Sitting(swarm=swarm, person=ScriptedPerson(*lines, stays=stays), run_id=run_id, **limits)
+
+
+def person(seat: Sitting) -> ScriptedPerson:
+    assert isinstance(seat.person, ScriptedPerson)
+    return seat.person
+
+
+async def entries(seat: Sitting, **wanted: Any) -> list[LedgerEntry]:
+    return [entry async for entry in seat.swarm.ledger(run_id=seat.run_id, **wanted)]
+
+
+async def at_step(seat: Sitting, step: int) -> None:
+    async for status in seat.swarm.statuses(wait_s=5.0):
+        if status.step >= step:
+            return
+
+
+# -- judging ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("letter", ["a", "b"])
+async def test_the_better_answer_gets_the_reward_and_both_are_trained_as_one_group(
+    letter: str, echo_server: ServerProcess
+) -> None:
+    async with sitting(echo_server, "x", letter) as seat:
+        await judge(seat, TASK)
+        assert "please answer with one of" in person(seat).shown
+        assert "Repeat hello" in person(seat).shown
+        await at_step(seat, 1)
+        one, other = await entries(seat)
+        assert one.group_id == other.group_id
+        assert {one.reward, other.reward} == {0.0, 1.0}
+        assert {one.state, other.state} <= {"in_step", "trained"}
+        winner = one if one.reward else other
+        assert winner.metadata["place"] == letter
+        assert winner.metadata["judge"] == "ann"
+        assert seat.tally.ended == 2
+
+
+async def test_a_tie_teaches_nothing_and_a_skip_gives_the_slots_back(echo_server: ServerProcess) -> None:
+    async with sitting(echo_server, "s", "t") as seat:
+        await judge(seat, TASK)
+        assert {entry.detail for entry in await entries(seat, reason="aborted")} == {"the judge skipped this pair"}
+        await judge(seat, TASK)
+        await at_step(seat, 1)
+        assert [entry.reward for entry in await entries(seat, reason="zero_variance")] == [0.5, 0.5]
+        assert (seat.tally.ended, seat.tally.given_up) == (2, 2)
+
+
+async def test_a_pair_is_of_one_group_whatever_slots_others_hold(echo_server: ServerProcess) -> None:
+    async with SwarmClient(echo_server.url) as swarm:
+        await swarm.start_run(spec(batch={"tasks": 2, "group_size": 2}))
+    async with sitting(echo_server, "a") as seat, AsyncExitStack() as stack:
+        await stack.enter_async_context(other := seat.episode(TASK))
+        other.abort("only held a slot")
+        await judge(seat, TASK)
+        ended = [entry for entry in await entries(seat) if entry.reward is not None]
+        assert len(ended) == 2
+        assert len({entry.group_id for entry in ended}) == 1
+        assert {entry.detail for entry in await entries(seat, reason="aborted")} == {
+            "its group had one slot left; a pair needs two"
+        }
+
+
+async def test_a_judge_sees_whole_rollouts_and_their_own_rewards_do_not_count(echo_server: ServerProcess) -> None:
+    async def rollout(episode: Episode, task: Task) -> Outcome:
+        async with Model(episode) as model:
+            first = {"role": "user", "content": task.query}
+            answer = (await model.chat({"messages": [first]}))["choices"][0]["message"]
+            await model.chat({"messages": [first, answer, {"role": "user", "content": "Are you sure"}]})
+        return Outcome(reward=7.0)
+
+    async with sitting(echo_server, "a") as seat:
+        await judge(seat, TASK, rollout)
+        assert person(seat).shown.count("Are you sure") == 2
+        assert {entry.metrics["own_reward"] for entry in await entries(seat)} == {7.0}
+        assert {entry.reward for entry in await entries(seat)} == {0.0, 1.0}
+
+
+async def test_a_rollout_that_ends_its_episode_itself_cannot_be_judged(echo_server: ServerProcess) -> None:
+    async def rollout(episode: Episode, task: Task) -> None:
+        episode.end(reward=1.0)
+
+    async with sitting(echo_server) as seat:
+        with pytest.raises(WorkflowFault):
+            await judge(seat, TASK, rollout)
+        assert [entry.reason for entry in await entries(seat)] == ["aborted", "aborted"]
+
+
+# -- leaving, and being slow ------------------------------------------------------------------------------------------
+
+
+async def test_who_leaves_loses_this_pair_alone(echo_server: ServerProcess) -> None:
+    async with sitting(echo_server, "a", "q") as seat:
+        await judge(seat, TASK)
+        with pytest.raises(PersonLeft):
+            await judge(seat, Task(id="t-2", query="Repeat bye"))
+        assert [entry.reason for entry in await entries(seat, task_id="t-2")] == ["aborted", "aborted"]
+        await at_step(seat, 1)
+
+
+async def test_a_slow_person_holds_nobody_up_longer_than_the_limit(echo_server: ServerProcess) -> None:
+    patient = {"tasks": 1, "group_size": 2, "group_patience_s": 1.0}
+    async with SwarmClient(echo_server.url) as swarm:
+        await swarm.start_run(spec(batch=patient))
+    async with sitting(echo_server, stays=True, max_episode_s=1.0) as seat:
+        with pytest.raises(TooLate):
+            await judge(seat, TASK)
+        assert all("TooLate" in str(entry.detail) for entry in await entries(seat, reason="aborted"))
+        assert seat.tally.given_up == 2
+        async with seat.swarm.episode(task_id="other", run_id=seat.run_id, wait_s=60.0) as free:
+            free.abort("there was room")
+
+
+async def test_a_person_whose_machine_is_gone_is_noticed_by_the_idle_limit(echo_server: ServerProcess) -> None:
+    async with sitting(echo_server, stays=True, idle_limit_s=1.5) as seat:
+        grant = await seat.swarm.claim(seat.episode(TASK).claim)  # nobody renews this one
+        judging = asyncio.ensure_future(judge(seat, Task(id="t-2", query="x")))
+        async with asyncio.timeout(60):
+            while (await seat.swarm.entry(grant.episode_id)).state == "running":
+                await seat.swarm.status((await seat.swarm.status()).revision, 0.5)
+        judging.cancel()
+        await asyncio.gather(judging, return_exceptions=True)
+        assert (await seat.swarm.entry(grant.episode_id)).reason == "expired"
+
+
+# -- playing the agent ------------------------------------------------------------------------------------------------
+
+
+async def agent(episode: Episode, task: Task) -> Outcome:
+    """Two turns, by the real SDK."""
+    http = httpx.AsyncClient(trust_env=False)
+    async with AsyncOpenAI(
+        base_url=episode.base_url, api_key=episode.api_key, max_retries=0, http_client=http
+    ) as client:
+        messages: list[Any] = [{"role": "user", "content": task.query}]
+        for more in ("Repeat again", None):
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+            if more:
+                messages.append({"role": "user", "content": more})
+        said = [message["content"] for message in messages if message["role"] == "assistant"]
+    return Outcome(reward=float("by a person" in said), success=True, metrics={"turns": 2.0})
+
+
+async def test_accepted_drafts_get_the_rollouts_reward_as_one_timeline(echo_server: ServerProcess) -> None:
+    async with sitting(echo_server, "", "") as seat:
+        await play(seat, TASK, agent)
+        (entry,) = await entries(seat)
+        assert (entry.reward, entry.success, entry.metrics) == (0.0, True, {"turns": 2, "accepted": 2, "refused": 0})
+        assert entry.agent_rewards == {"policy/turn-1": 0.0, "policy/turn-2": 0.0}
+        first, second = (await seat.swarm.trace(entry.episode_id)).calls
+        assert second.parent_call_id == first.call_id
+        assert person(seat).shown.count("Repeat hello") == 2, "the task, and the message once"
+
+
+async def test_what_a_person_writes_is_never_sampled_and_refused_drafts_get_their_own_reward(
+    echo_server: ServerProcess,
+) -> None:
+    async with sitting(echo_server, "m", "e", "by a person", "") as seat:
+        await play(seat, TASK, agent, refused_reward=-1.0)
+        (entry,) = await entries(seat)
+        assert entry.reward == 1.0
+        assert entry.agent_rewards == {"policy/turn-1": -1.0, "policy/turn-1.2": -1.0, "policy/turn-2": 1.0}
+        assert entry.metadata["written"] == ["by a person"]
+        calls = (await seat.swarm.trace(entry.episode_id)).calls
+        assert [call.agent for call in calls] == ["policy/turn-1", "policy/turn-1.2", "policy/turn-2"]
+        assert bytes(token for token in calls[2].prompt_ids if token < 256).count(b"by a person") == 1
+        assert all(b"by a person" not in bytes(t for t in call.sampled_ids if t < 256) for call in calls)
+        assert calls[2].parent_call_id is None, "an edited answer forks"
+        assert calls[2].fork_cause == "answer_edited"
+
+
+async def test_played_episodes_of_one_task_are_trained_as_a_group(echo_server: ServerProcess) -> None:
+    async with sitting(echo_server, "", "", "w", "by a person", "") as seat:
+        await play(seat, TASK, agent)
+        await play(seat, TASK, agent)
+        await at_step(seat, 1)
+        assert {entry.state for entry in await entries(seat)} <= {"in_step", "trained"}
+
+
+async def test_an_episode_by_hand_is_an_evaluation_and_asks_the_model_nothing(echo_server: ServerProcess) -> None:
+    async with sitting(echo_server, "by a person", "fine", kind="eval") as seat:
+        await play(seat, TASK, agent, by_hand=True)
+        (entry,) = await entries(seat)
+        assert (entry.kind, entry.reason, entry.reward, entry.calls) == ("eval", "eval", 1.0, 0)
+        assert entry.metadata == {"played": "by hand", "written": ["by a person", "fine"]}
+
+
+async def test_a_bare_query_asks_the_person_for_the_reward(echo_server: ServerProcess) -> None:
+    async with sitting(echo_server, "", "good", "nan", "0.75") as seat:
+        await play(seat, TASK, ask_reward=True)
+        assert [entry.reward for entry in await entries(seat)] == [0.75]
+        assert person(seat).shown.count("please answer with a number") == 2
+
+
+async def test_tools_streams_and_refusals_pass_through_the_seat(echo_server: ServerProcess) -> None:
+    seen: dict[str, Any] = {}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}}
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        headers = {"Authorization": f"Bearer {episode.api_key}"}
+        async with httpx.AsyncClient(base_url=episode.base_url, headers=headers, trust_env=False) as http:
+            seen["models"] = (await http.get("models")).json()["data"][0]["id"]
+            seen["elsewhere"] = (await http.post("responses", json={})).status_code
+            seen["two"] = (await http.post("chat/completions", json={"messages": [], "n": 2})).status_code
+            seen["nothing"] = (await http.post("chat/completions", content=b"{")).status_code
+            stranger = await http.post("chat/completions", headers={"Authorization": "Bearer x"}, json={"messages": []})
+            seen["stranger"] = stranger.status_code
+            bad = {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}
+            seen["refused"] = (await http.post("chat/completions", json=bad)).status_code
+        http = httpx.AsyncClient(trust_env=False)
+        async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, http_client=http) as client:
+            messages: Any = [{"role": "user", "content": "look"}]
+            stream = await client.chat.completions.create(
+                model="policy",
+                messages=messages,
+                tools=[tool],
+                stream=True,
+                stream_options={"include_usage": True},  # type: ignore[list-item]
+            )
+            chunks = [chunk async for chunk in stream]
+        seen["call"] = [call.function for chunk in chunks for c in chunk.choices for call in c.delta.tool_calls or ()]
+        seen["finish"] = [c.finish_reason for chunk in chunks for c in chunk.choices][-1]
+        return 1.0
+
+    async with sitting(echo_server, "w", '/call look {"at": "sea"}') as seat:
+        await play(seat, TASK, rollout)
+        assert "tool look" in person(seat).shown
+    (call,) = seen.pop("call")
+    assert (call.name, call.arguments) == ("look", '{"at": "sea"}')
+    expected = {"models": "policy", "elsewhere": 404, "two": 400, "nothing": 400, "stranger": 401, "refused": 400}
+    assert seen == {**expected, "finish": "tool_calls"}
+
+
+async def test_leaving_in_the_middle_of_a_turn_aborts_the_episode_and_stops_the_rollout(
+    echo_server: ServerProcess,
+) -> None:
+    async with sitting(echo_server, "") as seat:
+        with pytest.raises(PersonLeft):
+            await play(seat, TASK, agent)
+        (entry,) = await entries(seat)
+        assert (entry.reason, entry.detail) == ("aborted", "PersonLeft: the person left")
+        assert seat.tally.given_up == 1
+
+
+# -- talking ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_talk_is_one_timeline_that_gets_the_persons_reward(echo_server: ServerProcess) -> None:
+    async with sitting(echo_server, "Repeat more", "", "0.5") as seat:
+        await talk(seat, TASK)
+        (entry,) = await entries(seat)
+        assert (entry.reward, entry.calls, entry.metrics) == (0.5, 2, {"turns": 2.0})
+        first, second = (await seat.swarm.trace(entry.episode_id)).calls
+        assert second.parent_call_id == first.call_id
+
+
+# -- in a terminal ----------------------------------------------------------------------------------------------------
+
+
+def joined(server: ServerProcess, *arguments: str, **streams: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "swarm.main", "join", *arguments, "--url", server.url]
+    environ = {name: value for name, value in os.environ.items() if name not in ("VISUAL", "EDITOR")}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+    return subprocess.Popen(command, cwd=ROOT, env=environ, text=True, **streams)
+
+
+async def test_a_person_at_a_pipe_judges_until_the_group_is_full(echo_server: ServerProcess) -> None:
+    async with SwarmClient(echo_server.url) as swarm:
+        await swarm.start_run(spec(batch={"tasks": 1, "group_size": 4}))
+        process = joined(echo_server, "judge", "--task", "Repeat hello", "--json")
+        out, err = await asyncio.to_thread(process.communicate, "a\nb\n", 120)
+        assert process.returncode == 0, err
+        tally = json.loads(out)
+        assert (tally["ended"], sorted(tally["rewards"])) == (4, [0.0, 0.0, 1.0, 1.0])
+        assert {entry.client_version async for entry in swarm.ledger()} == {"join-judge"}
+
+
+async def test_a_study_is_played_in_a_terminal_and_ctrl_c_costs_one_episode(echo_server: ServerProcess) -> None:
+    async with SwarmClient(echo_server.url) as swarm:
+        await swarm.start_run(spec())
+        person_end, terminal_end = pty.openpty()
+        study = str(ROOT / "studies" / "arithmetic" / "workflow.py")
+        process = joined(echo_server, "play", study, "--by-hand", stdin=terminal_end, stdout=terminal_end)
+        os.close(terminal_end)
+        await asyncio.to_thread(_read_until, person_end, "your answer: ")
+        os.write(person_end, b"12345\n")
+        await asyncio.to_thread(_read_until, person_end, "your answer: ")
+        process.send_signal(signal.SIGINT)
+        _, err = await asyncio.to_thread(process.communicate, None, 60)
+        os.close(person_end)
+        assert process.returncode == 130, err
+        assert "Traceback" not in err
+        ended, left = [entry async for entry in swarm.ledger(kind="eval")]
+        assert (ended.reason, ended.reward, ended.metadata["written"]) == ("eval", 0.0, ["12345"])
+        assert left.reason == "aborted"
+        assert (await swarm.status()).pool.running == 0
+
+
+async def test_a_closed_terminal_gives_the_episode_back(echo_server: ServerProcess) -> None:
+    async with SwarmClient(echo_server.url) as swarm:
+        await swarm.start_run(spec())
+        process = joined(echo_server, "talk", "--task", "Repeat hello")
+        assert process.stdout is not None
+        await asyncio.to_thread(_read_until, process.stdout.fileno(), "ends it")
+        process.send_signal(signal.SIGHUP)
+        _, err = await asyncio.to_thread(process.communicate, None, 60)
+        assert (process.returncode, "told to stop" in err) == (1, True)
+        assert [entry.reason async for entry in swarm.ledger()] == ["aborted"]
+
+
+def _read_until(source: int, wanted: str) -> None:
+    seen = b""
+    while wanted.encode() not in seen:
+        chunk = os.read(source, 65_536)
+        assert chunk, seen.decode()
+        seen += chunk
