@@ -106,6 +106,9 @@ class DropReason(StrEnum):
     UNREPRODUCIBLE_SAMPLING = "unreproducible_sampling"
     RUN_ENDED = "run_ended"
     SUPERSEDED = "superseded"
+    """A restore began a new branch of the run before it, or the mix no longer names its family."""
+    QUARANTINED = "quarantined"
+    """Its client version was quarantined before a batch took it."""
 
 
 class LedgerEntry(BaseModel):
@@ -139,6 +142,8 @@ class LedgerEntry(BaseModel):
     sampled_tokens: int = 0
     claimed_at: float
     ended_at: float | None = None
+    version_shift: float | None = None
+    """By how much the mean reward changed with its client version (`RunReport.versions`); None where nothing is known."""
 
 
 class VersionSpan(BaseModel, frozen=True):

@@ -12,27 +12,30 @@ from dataclasses import dataclass
 import orjson
 
 from foundation.ids import derived_seed
+from foundation.strict import FieldError, nearest
 from swarm.protocol.episodes import (
     DropReason,
     EpisodeClaim,
     EpisodeReceipt,
     EpisodeResult,
-    EpisodeState,
     LedgerEntry,
     RecordedCall,
     WeightsVersion,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.server.coordinator.batches import count_tokens, may_open_group
+from swarm.server.coordinator.batches import count_tokens, horizon, openings
 from swarm.server.coordinator.calls import OpenCall
 from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.leases import LiveEpisode, digest
-from swarm.server.coordinator.runs import Run
-from swarm.server.coordinator.state import BookState
+from swarm.server.coordinator.mix import family_of, in_force
+from swarm.server.coordinator.runs import Run, invalid_spec
+from swarm.server.coordinator.state import MIX_PATIENCE, BookState
 from swarm.server.pool.codec import encode
-from swarm.server.pool.rows import EpisodeRow, GroupRow, PutCalls, PutEpisode, PutGroup
+from swarm.server.pool.rows import EpisodeRow, GroupRow, PutCalls, PutEpisode, PutGroup, PutVersion
 
 LEASE_PREFIX = "swl_"
+LONGEST_RETRY_S = 5.0
+"""What a claimant is told to wait when nothing says how long it will be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +67,16 @@ class EpisodeBook:
 
     def __init__(self, state: BookState) -> None:
         self._state = state
+        self._openings: tuple[tuple[object, ...], frozenset[str]] = ((), frozenset())
 
     # -- claims -----------------------------------------------------------------------------------------------------
 
     def claim(self, claim: EpisodeClaim) -> GrantedLease | NotYet:
-        """A lease, or why there is none yet. Codes: not_found, over_limit, engine_failed, idempotency_conflict."""
+        """A lease, or why there is none yet.
+
+        Codes: not_found, over_limit, engine_failed, idempotency_conflict, forbidden{client_version} when it is quarantined,
+        invalid_spec{errors} for a mix that the run has not.
+        """
         repeated = self._repeated(claim)
         if repeated is not None:
             return repeated
@@ -79,6 +87,7 @@ class EpisodeBook:
             return NotYet(code=ErrorCode.DRAINING, detail=f"run {run.run_id} is being stopped")
         if claim.kind == "eval":
             return self._grant(claim, run, None, None, self._take_eval_ordinal(claim.task_id))
+        self._require_trainable(claim, run)
         return self._claim_slot(claim, run)
 
     def _repeated(self, claim: EpisodeClaim) -> GrantedLease | None:
@@ -117,14 +126,53 @@ class EpisodeBook:
         key = (claim.task_id, claim.mix, claim.client_version, run.config_version)
         offered = state.groups.offer(key, state.lease_time)
         if offered is None:
-            ahead = 0 if state.journalled is None else 1
-            pooled = len(state.pooled)
-            if not may_open_group(run.spec, state.groups, pooled=pooled, step=run.step, versions_ahead=ahead):
-                detail = f"the groups that step {run.step + ahead} and max_staleness allow are taken; wait for the step"
-                return NotYet(code=ErrorCode.DRAINING, detail=detail)
+            state.leave_behind(claim.client_id, claim.client_version)
+            refused = self._no_room(claim, run)
+            if refused is not None:
+                return refused
             offered = self._open_group(claim, run), 0
         group, slot = offered
+        group.clients.add(claim.client_id)
+        group.left.discard(claim.client_id)
         return self._grant(claim, run, group, slot, group.row.ordinal)
+
+    def _require_trainable(self, claim: EpisodeClaim, run: Run) -> None:
+        quarantined = run.row.quarantined.get(claim.client_version)
+        if quarantined is not None:
+            detail = (
+                f"client version {claim.client_version!r} is quarantined: {quarantined}; mend it, and claim under a new one"
+            )
+            raise Refusal(ErrorCode.FORBIDDEN, detail, client_version=claim.client_version)
+        mix = run.spec.batch.mix
+        if mix and claim.mix not in mix:
+            problem = f"must name a family of the run's mix: {', '.join(mix)}"
+            raise invalid_spec([FieldError(field="mix", problem=problem, nearest=nearest(claim.mix or "", mix))])
+
+    def _no_room(self, claim: EpisodeClaim, run: Run) -> NotYet | None:
+        """Why no group can be opened for the claim now; None when one can."""
+        state, batch = self._state, run.spec.batch
+        ahead = 0 if state.journalled is None else 1
+        wanted = horizon(run.spec, step=run.step, versions_ahead=ahead)
+        passed = state.passed()
+        # Every claim that waits asks this again and again; the answer changes with these alone.
+        asked = (run.run_id, run.row.branch, run.config_version, state.groups.revision, run.step, ahead, passed)
+        if self._openings[0] != asked:
+            balance = in_force(run.row.mix, batch.mix)
+            self._openings = (asked, openings(batch, balance, state.groups, wanted, passed))
+        open_to = self._openings[1]
+        if family_of(claim.mix, batch.mix) in open_to:
+            return None
+        if sum(group.expected for group in state.groups) >= batch.max_pool_episodes:
+            return NotYet(code=ErrorCode.DRAINING, detail=f"the pool holds its {batch.max_pool_episodes} episodes")
+        if wanted and not state.versions.knows((claim.mix, claim.client_version)):
+            return None  # edited code shows at once what it does, one group of it, whatever the old one left behind
+        if not open_to:
+            detail = f"the groups that step {run.step + ahead} and max_staleness allow are taken; wait for the step"
+            return NotYet(code=ErrorCode.DRAINING, detail=detail)
+        ends_at = [at - state.lease_time for at in state.awaited.ends_at(batch.mix).values()]
+        retry_s = min([left_s for left_s in ends_at if left_s > 0], default=LONGEST_RETRY_S)
+        detail = f"family {claim.mix!r} has its share of the next steps; it is the turn of {', '.join(sorted(open_to))}"
+        return NotYet(code=ErrorCode.MIX_FULL, detail=detail, retry_after_s=min(retry_s, LONGEST_RETRY_S))
 
     def _open_group(self, claim: EpisodeClaim, run: Run) -> Group:
         state = self._state
@@ -145,6 +193,9 @@ class EpisodeBook:
         group = Group(row=row, rules=run.spec.batch)
         state.groups.add(group)
         state.changes.append(PutGroup(row))
+        version = (claim.mix, claim.client_version)
+        if not state.versions.knows(version):
+            state.changes.append(PutVersion(state.versions.begin(run.run_id, version, state.clock.now())))
         return group
 
     def _take_eval_ordinal(self, task_id: str) -> int:
@@ -232,15 +283,8 @@ class EpisodeBook:
             state.close(live, DropReason.NO_CALLS, "ended without any recorded call")
         else:
             assert group is not None
-            assert row.slot is not None
-            row.state = EpisodeState.ENDED
             state.leave(live)
-            state.changes.append(PutEpisode(row))
-            state.pooled[episode_id] = row
-            del group.running[row.slot]
-            group.ended[row.slot] = row
-            group.last_end = state.lease_time
-            state.settle(group)
+            state.enter_pool(row, group)
         return EpisodeReceipt(episode_id=episode_id, status="pooled")
 
     def abort(self, episode_id: str, lease: str, words: str) -> LedgerEntry:
@@ -260,6 +304,9 @@ class EpisodeBook:
         state = self._state
         now = state.lease_time
         for name in state.deadlines.take(now):
+            if name == MIX_PATIENCE:
+                state.mix_patience_ended()
+                continue
             live = state.live.get(name)
             group = state.groups.get(name)
             if group is not None:
