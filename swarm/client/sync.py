@@ -192,6 +192,13 @@ class SwarmClient:
     def checkpoint(self, run_id: str) -> CheckpointRef:
         return self._thread.call(self._inner.checkpoint(run_id))
 
+    def restore(self, run_id: str, step: int, idempotency_key: str | None = None) -> RunReport:
+        return self._thread.call(self._inner.restore(run_id, step, idempotency_key))
+
+    def quarantine(self, run_id: str, client_version: str, *, reason: str = "", quarantined: bool = True) -> RunReport:
+        wish = self._inner.quarantine(run_id, client_version, reason=reason, quarantined=quarantined)
+        return self._thread.call(wish)
+
     def current_run_id(self) -> str:
         return self._thread.call(self._inner.current_run_id())
 

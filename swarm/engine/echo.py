@@ -200,6 +200,8 @@ class EchoEngine:
                 raise EngineError(f"run {run.run_id} has no checkpoint of step {step}; there are {sorted(steps)}")
             stored = json.loads(_checkpoint_path(run.directory, step).read_bytes())
             training = _Training(run, step=step, theta=stored["theta"], start=stored["start"])
+        if at_step is not None:
+            _forget_other_future(run, at_step)
         self._training = training
         await self.serve(WeightsVersion(run_id=run.run_id, branch=run.branch, step=step))
         return step
@@ -216,7 +218,7 @@ class EchoEngine:
 
     async def checkpoint(self) -> int:
         training = self._open()
-        state = {"step": training.step, "theta": training.theta, "start": training.start}
+        state = {"step": training.step, "branch": training.run.branch, "theta": training.theta, "start": training.start}
         if training.step:
             write_atomically(_checkpoint_path(training.run.directory, training.step), json.dumps(state).encode())
             for old in _checkpoint_steps(training.run.directory)[: -training.run.spec.checkpoint.keep]:
@@ -250,6 +252,14 @@ def _append(choice: SampledChoice, draft: Draft, position: int, version: Weights
 def _only_chat(dialect: Dialect) -> None:
     if dialect != "chat.completions":
         raise refused(f"the echo engine serves chat.completions only, not {dialect}")
+
+
+def _forget_other_future(run: RunContext, step: int) -> None:
+    """The run goes on from `step` on this branch: what older branches made after it does not count any more."""
+    for later in _checkpoint_steps(run.directory):
+        path = _checkpoint_path(run.directory, later)
+        if later > step and json.loads(path.read_bytes()).get("branch", 0) < run.branch:
+            path.unlink()
 
 
 def _checkpoint_path(directory: Path, step: int) -> Path:

@@ -136,7 +136,9 @@ def report(
             for config in configs[1:]
         ],
         steps=[
-            StepMetrics(step=done.step, branch=done.branch, at=done.at, config_version=done.config_version, values=done.values)
+            StepMetrics(
+                step=done.step, branch=done.branch, at=done.at, config_version=done.config_version, values=done.values
+            )
             for done in steps
             if done.state == "done"
         ],

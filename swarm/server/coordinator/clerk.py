@@ -250,7 +250,16 @@ class Clerk:
             self.situation.shown_phase,
             self.situation.engine_ready,
             self.situation.opened_run,
-            run and (run.run_id, run.row.branch, run.step, run.config_version, run.row.status, run.row.released, run.kept_step),
+            run
+            and (
+                run.run_id,
+                run.row.branch,
+                run.step,
+                run.config_version,
+                run.row.status,
+                run.row.released,
+                run.kept_step,
+            ),
         )
         if shown != self._shown:
             self._shown = shown

@@ -139,9 +139,7 @@ class EpisodeBook:
     def _require_trainable(self, claim: EpisodeClaim, run: Run) -> None:
         quarantined = run.row.quarantined.get(claim.client_version)
         if quarantined is not None:
-            detail = (
-                f"client version {claim.client_version!r} is quarantined: {quarantined}; mend it, and claim under a new one"
-            )
+            detail = f"client version {claim.client_version!r} is quarantined: {quarantined}; mend it, and claim under a new one"
             raise Refusal(ErrorCode.FORBIDDEN, detail, client_version=claim.client_version)
         mix = run.spec.batch.mix
         if mix and claim.mix not in mix:

@@ -52,7 +52,9 @@ class Interventions:
         kept = [0, *run.row.checkpoints]
         if wish.step not in kept:
             known = ", ".join(map(str, kept))
-            detail = f"run {run.run_id} keeps no checkpoint of step {wish.step}; there are {known} (0 is the hosted model)"
+            detail = (
+                f"run {run.run_id} keeps no checkpoint of step {wish.step}; there are {known} (0 is the hosted model)"
+            )
             raise Refusal(ErrorCode.NOT_FOUND, detail, checkpoints=kept)
         return run
 
