@@ -253,6 +253,7 @@ class SwarmClient:
         kind: EpisodeKind = "train",
         idle_limit_s: float = 240.0,
         max_episode_s: float | None = None,
+        max_call_s: float | None = None,
         wait_s: float = 30.0,
         sampling: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
@@ -270,6 +271,7 @@ class SwarmClient:
             mix=mix,
             idle_limit_s=idle_limit_s,
             max_episode_s=max_episode_s,
+            max_call_s=max_call_s,
             wait_s=wait_s,
             idempotency_key=idempotency_key,
         )

@@ -35,6 +35,8 @@ class EpisodeClaim(StrictModel):
     mix: str | None = None
     idle_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 240.0
     max_episode_s: Annotated[float, Field(gt=0)] | None = None
+    max_call_s: Annotated[float, Field(gt=0)] | None = None
+    """How long one LLM call may take. The idle limit stands still while a call is open: this bounds for how long."""
     wait_s: Annotated[float, Field(ge=0, le=120)] = 30.0
     idempotency_key: str | None = None
 

@@ -41,10 +41,11 @@ from swarm.protocol.status import (
     ServerStatus,
 )
 from swarm.server.coordinator import book as books
+from swarm.server.coordinator.admission import NotYet
 from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.calls import OpenCall
 from swarm.server.coordinator.clerk import Clerk
-from swarm.server.coordinator.episodes import GrantedLease, NotYet, late_abort, late_end, lost
+from swarm.server.coordinator.episodes import GrantedLease, late_abort, late_end, lost
 from swarm.server.coordinator.feed import ServerEvent, within
 from swarm.server.coordinator.leases import digest
 from swarm.server.coordinator.state import Restoration

@@ -6,13 +6,13 @@ Pure bookkeeping: no HTTP, no torch, no waiting. What it decides stands in memor
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
 
 from foundation.ids import derived_seed
-from foundation.strict import FieldError, nearest
 from swarm.protocol.episodes import (
     DropReason,
     EpisodeClaim,
@@ -23,19 +23,17 @@ from swarm.protocol.episodes import (
     WeightsVersion,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.server.coordinator.batches import count_tokens, horizon, openings
+from swarm.server.coordinator.admission import Admission, NotYet
+from swarm.server.coordinator.batches import count_tokens
 from swarm.server.coordinator.calls import OpenCall
 from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.leases import LiveEpisode, digest
-from swarm.server.coordinator.mix import family_of, in_force
-from swarm.server.coordinator.runs import Run, invalid_spec
+from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.state import MIX_PATIENCE, BookState
 from swarm.server.pool.codec import encode
 from swarm.server.pool.rows import EpisodeRow, GroupRow, PutCalls, PutEpisode, PutGroup, PutVersion
 
 LEASE_PREFIX = "swl_"
-LONGEST_RETRY_S = 5.0
-"""What a claimant is told to wait when nothing says how long it will be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +48,12 @@ class GrantedLease:
     expires_at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotYet:
-    """A claim that may be granted later: what to answer when the claimant will not wait."""
-
-    code: ErrorCode
-    detail: str
-    retry_after_s: float = 1.0
-
-    def refusal(self) -> Refusal:
-        return Refusal(self.code, self.detail, retry_after_s=self.retry_after_s)
-
-
 class EpisodeBook:
     """Claims, calls, ends, aborts, renewals, expiries, over one `BookState`."""
 
     def __init__(self, state: BookState) -> None:
         self._state = state
-        self._openings: tuple[tuple[object, ...], frozenset[str]] = ((), frozenset())
+        self._admission = Admission(state)
 
     # -- claims -----------------------------------------------------------------------------------------------------
 
@@ -87,7 +73,7 @@ class EpisodeBook:
             return NotYet(code=ErrorCode.DRAINING, detail=f"run {run.run_id} is being stopped")
         if claim.kind == "eval":
             return self._grant(claim, run, None, None, self._take_eval_ordinal(claim.task_id))
-        self._require_trainable(claim, run)
+        self._admission.require_trainable(claim, run)
         return self._claim_slot(claim, run)
 
     def _repeated(self, claim: EpisodeClaim) -> GrantedLease | None:
@@ -127,7 +113,7 @@ class EpisodeBook:
         offered = state.groups.offer(key, state.lease_time)
         if offered is None:
             state.leave_behind(claim.client_id, claim.client_version)
-            refused = self._no_room(claim, run)
+            refused = self._admission.no_room(claim, run)
             if refused is not None:
                 return refused
             offered = self._open_group(claim, run), 0
@@ -135,42 +121,6 @@ class EpisodeBook:
         group.clients.add(claim.client_id)
         group.left.discard(claim.client_id)
         return self._grant(claim, run, group, slot, group.row.ordinal)
-
-    def _require_trainable(self, claim: EpisodeClaim, run: Run) -> None:
-        quarantined = run.row.quarantined.get(claim.client_version)
-        if quarantined is not None:
-            detail = f"client version {claim.client_version!r} is quarantined: {quarantined}; mend it, and claim under a new one"
-            raise Refusal(ErrorCode.FORBIDDEN, detail, client_version=claim.client_version)
-        mix = run.spec.batch.mix
-        if mix and claim.mix not in mix:
-            problem = f"must name a family of the run's mix: {', '.join(mix)}"
-            raise invalid_spec([FieldError(field="mix", problem=problem, nearest=nearest(claim.mix or "", mix))])
-
-    def _no_room(self, claim: EpisodeClaim, run: Run) -> NotYet | None:
-        """Why no group can be opened for the claim now; None when one can."""
-        state, batch = self._state, run.spec.batch
-        ahead = 0 if state.journalled is None else 1
-        wanted = horizon(run.spec, step=run.step, versions_ahead=ahead)
-        passed = state.passed()
-        # Every claim that waits asks this again and again; the answer changes with these alone.
-        asked = (run.run_id, run.row.branch, run.config_version, state.groups.revision, run.step, ahead, passed)
-        if self._openings[0] != asked:
-            balance = in_force(run.row.mix, batch.mix)
-            self._openings = (asked, openings(batch, balance, state.groups, wanted, passed))
-        open_to = self._openings[1]
-        if family_of(claim.mix, batch.mix) in open_to:
-            return None
-        if sum(group.expected for group in state.groups) >= batch.max_pool_episodes:
-            return NotYet(code=ErrorCode.DRAINING, detail=f"the pool holds its {batch.max_pool_episodes} episodes")
-        if wanted and not state.versions.knows((claim.mix, claim.client_version)):
-            return None  # edited code shows at once what it does, one group of it, whatever the old one left behind
-        if not open_to:
-            detail = f"the groups that step {run.step + ahead} and max_staleness allow are taken; wait for the step"
-            return NotYet(code=ErrorCode.DRAINING, detail=detail)
-        ends_at = [at - state.lease_time for at in state.awaited.ends_at(batch.mix).values()]
-        retry_s = min([left_s for left_s in ends_at if left_s > 0], default=LONGEST_RETRY_S)
-        detail = f"family {claim.mix!r} has its share of the next steps; it is the turn of {', '.join(sorted(open_to))}"
-        return NotYet(code=ErrorCode.MIX_FULL, detail=detail, retry_after_s=min(retry_s, LONGEST_RETRY_S))
 
     def _open_group(self, claim: EpisodeClaim, run: Run) -> Group:
         state = self._state
@@ -229,6 +179,8 @@ class EpisodeBook:
         live = LiveEpisode(row=row, lease=lease, idle_limit_s=claim.idle_limit_s, idle_at=now + claim.idle_limit_s)
         if claim.max_episode_s is not None:
             live.ends_at = now + claim.max_episode_s
+        if claim.max_call_s is not None:
+            live.max_call_s = claim.max_call_s
         if claim.idempotency_key is not None:
             live.claim_key, live.claim_digest = claim.idempotency_key, claim_digest(claim)
             state.claim_keys[claim.idempotency_key] = row.episode_id
@@ -312,13 +264,13 @@ class EpisodeBook:
             elif live is not None and live.deadline <= now:
                 self._expire(live, now)
             elif live is not None:
-                # While a call is open the idle limit stands still: look again after a whole one.
-                soonest = now + live.idle_limit_s if live.calls_open else live.idle_at
-                state.deadlines.add(min(soonest, live.ends_at), name)
+                state.deadlines.add(live.look_at(now), name)
 
     def _expire(self, live: LiveEpisode, now: float) -> None:
         if live.ends_at <= now:
             detail = "took longer than its max_episode_s"
+        elif live.open_since:
+            detail = f"a call took longer than its max_call_s of {live.max_call_s:g} s"
         else:
             detail = f"no call and no renewal for {live.idle_limit_s:g} s"
         if live.calls:
@@ -359,8 +311,10 @@ class EpisodeBook:
         assert run is not None
         row, index = live.row, live.calls_opened
         live.calls_opened += 1
-        live.calls_open += 1
+        live.open_since[index] = state.lease_time
         live.touch(state.lease_time)
+        if live.max_call_s < math.inf:
+            state.deadlines.add(live.deadline, episode_id)
         place = ("eval", row.claimed_step, row.ordinal) if row.kind == "eval" else (row.ordinal, row.slot)
         spec = run.specs[row.config_version]
         return OpenCall(
@@ -381,10 +335,10 @@ class EpisodeBook:
         if live is None or live.lease != call.lease:
             return False
         now = self._state.lease_time
-        if live.ends_at <= now:
+        if live.deadline <= now:
             self._expire(live, now)
             return False
-        live.calls_open -= 1
+        live.open_since.pop(call.index, None)
         live.touch(now)
         live.calls.extend(recorded)
         return True

@@ -167,7 +167,7 @@ class BookState:
         self.live[row.episode_id] = taken
         if live is None:
             return
-        self.deadlines.add(live.deadline if not live.calls_open else now + live.idle_limit_s, row.episode_id)
+        self.deadlines.add(live.look_at(now), row.episode_id)
         if live.claim_key is not None:
             self.claim_keys[live.claim_key] = row.episode_id
 

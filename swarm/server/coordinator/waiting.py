@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from swarm.protocol.episodes import EpisodeClaim
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.server.coordinator.episodes import GrantedLease, NotYet, claim_digest
+from swarm.server.coordinator.admission import NotYet
+from swarm.server.coordinator.episodes import GrantedLease, claim_digest
 
 
 @dataclass(slots=True, kw_only=True)

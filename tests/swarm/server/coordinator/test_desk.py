@@ -72,6 +72,18 @@ async def test_max_episode_s_ends_an_episode_even_in_the_middle_of_a_call(world:
     assert await world.states() == ["dropped expired"]
 
 
+async def test_max_call_s_bounds_for_how_long_an_open_call_keeps_the_lease(world: World) -> None:
+    lease = await world.claim(idle_limit_s=20, max_call_s=100)
+    for _ in range(2):
+        opened = world.desk.open_call(lease.episode_id, lease.lease)
+        await world.passes(99)
+        assert world.desk.close_call(opened, await world.sampled(opened))
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    await world.passes(101)
+    assert (await world.desk.entry(lease.episode_id)).detail == "a call took longer than its max_call_s of 100 s"
+    assert not world.desk.close_call(opened, await world.sampled(opened))
+
+
 async def test_a_late_call_of_a_lost_lease_is_discarded_and_says_so(world: World) -> None:
     lease = await world.claim()
     opened = world.desk.open_call(lease.episode_id, lease.lease)

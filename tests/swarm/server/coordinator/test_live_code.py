@@ -151,7 +151,9 @@ async def test_a_quarantined_version_is_not_trained_and_may_claim_evaluations_on
 
 async def test_quarantine_makes_room_for_others_at_once_and_can_be_lifted(world: World) -> None:
     for task in ("t-1", "t-1", "t-2", "t-2"):
-        await world.episode(task, client_version="bad") if task == "t-1" else await world.claim(task, client_version="bad")
+        await world.episode(task, client_version="bad") if task == "t-1" else await world.claim(
+            task, client_version="bad"
+        )
     await world.claim("t-3", client_version="good", client_id="c-2")  # its first group comes at once
     waiting = asyncio.create_task(world.claim("t-4", client_version="good", client_id="c-2", wait_s=60))
     await world.pause()

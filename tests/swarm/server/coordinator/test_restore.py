@@ -157,7 +157,9 @@ async def test_a_checkpoint_that_is_not_kept_cannot_be_restored(tmp_path: Path) 
         await world.until_phase(Phase.IDLE)
         await world.begin()
         world.run_id, newest = "run-gone", world.run_id
-        assert (await world.refused(world.desk.restore_run("run-gone", RestoreRequest(step=0), "a"))).code == "not_found"
+        assert (
+            await world.refused(world.desk.restore_run("run-gone", RestoreRequest(step=0), "a"))
+        ).code == "not_found"
         world.run_id = newest
 
 
