@@ -249,9 +249,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             granted = self.survives(fate, lambda book: book.episodes.claim(claim))
         except Refusal as refusal:
             quarantined = (ErrorCode.FORBIDDEN,) if version == "2" and kind == "train" else ()
-            refused_with(
-                refusal, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED, *quarantined
-            )
+            refused_with(refusal, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED, *quarantined)
             return None
         if granted is None or isinstance(granted, NotYet):
             return None
