@@ -32,6 +32,7 @@ ADVICE: dict[DropReason, str] = {
     DropReason.TRUNCATED: "every call was cut off by max_tokens: raise sampling.max_tokens, or set algorithm.train_truncated",
     DropReason.UNREPRODUCIBLE_SAMPLING: "sampled in a way that the trainer cannot recompute: leave out temperature 0, top_p, "
     "top_k, penalties and grammars",
+    DropReason.QUARANTINED: "the version of the client was quarantined: `swarm run quarantine VERSION --lift` takes it back",
     DropReason.RUN_ENDED: "the run ended before their turn came",
     DropReason.SUPERSEDED: "the run went back to an earlier checkpoint",
 }
@@ -41,6 +42,7 @@ FORK_ADVICE = {
     "tools_changed": "the tools or template settings change between calls",
     "template_rewrites_history": "the model's own template drops or changes earlier turns (stripped reasoning)",
     "template_changes_message": "the template writes the answer otherwise than it was sampled",
+    "stop_string_cut": "a stop string was cut off the answer; the agent sends back what it saw, without it",
     "not_only_text": "messages with images or other parts are not continued token by token",
 }
 

@@ -1,4 +1,4 @@
-"""`swarm run start|status|patch|stop|checkpoint`: training without the researcher."""
+"""`swarm run start|status|patch|stop|checkpoint|restore|quarantine`: training without the researcher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.cli.documents import assign, read_document, valid
 
 if TYPE_CHECKING:
     from swarm.client.sync import SwarmClient
-    from swarm.protocol.status import RunReport, ServerStatus, StepMetrics
+    from swarm.protocol.status import MixStatus, RunReport, ServerStatus, StepMetrics, VersionReport
 
 _COLUMNS = (
     ("reward_mean", "reward", ".3f"),
@@ -54,6 +54,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         command = commands.add_parser(name, help=text)
         command.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's current run")
         command.set_defaults(run=function)
+    restore = commands.add_parser("restore", help="go back to a checkpoint, on a new branch of the run")
+    restore.add_argument("step", type=int, metavar="STEP", help="of a checkpoint that is kept; 0 is the hosted model")
+    restore.set_defaults(run=restore_run)
+    quarantine = commands.add_parser("quarantine", help="keep a client version out of training")
+    quarantine.add_argument("client_version", metavar="VERSION")
+    quarantine.add_argument("--reason", default="", help="shown in the ledger and to its clients")
+    quarantine.add_argument("--lift", action="store_true", help="let it in again")
+    quarantine.set_defaults(run=quarantine_version)
+    for command in (restore, quarantine):
+        command.add_argument("--run-id", metavar="RUN", help="default: the server's current run")
     for command in commands.choices.values():
         connection.add_options(command)
 
@@ -86,7 +96,7 @@ def show_status(args: argparse.Namespace) -> int:
         print(_server_line(status))
         if report is not None:
             print(_run_line(report))
-            print("\n".join(_table(report.steps)))
+            print("\n".join([*_table(report.steps), *_families(status.pool.by_mix), *_versions(report.versions)]))
     return 0
 
 
@@ -116,6 +126,25 @@ def write_checkpoint(args: argparse.Namespace) -> int:
     with connection.connect(args) as swarm:
         made = swarm.checkpoint(args.run_id or swarm.current_run_id())
         print(made.model_dump_json() if args.json else f"step {made.step} is in {made.path}")
+    return 0
+
+
+def restore_run(args: argparse.Namespace) -> int:
+    """Go back to a checkpoint."""
+    with connection.connect(args) as swarm:
+        report = swarm.restore(args.run_id or swarm.current_run_id(), args.step)
+        line = f"run {report.run_id} goes on from step {report.step} on branch {report.branch}"
+        print(report.model_dump_json() if args.json else line)
+    return 0
+
+
+def quarantine_version(args: argparse.Namespace) -> int:
+    """Keep a client version out of training, or let it in again."""
+    with connection.connect(args) as swarm:
+        run_id = args.run_id or swarm.current_run_id()
+        report = swarm.quarantine(run_id, args.client_version, reason=args.reason, quarantined=not args.lift)
+        done = "is let in again" if args.lift else "is quarantined"
+        print(report.model_dump_json() if args.json else f"client version {args.client_version} {done}")
     return 0
 
 
@@ -164,6 +193,31 @@ def _run_line(report: RunReport) -> str:
 def _table(steps: Iterable[StepMetrics]) -> list[str]:
     rows = [_row(step) for step in steps]
     return [_heading(), *rows] if rows else ["no steps yet"]
+
+
+def _families(by_mix: dict[str, MixStatus]) -> list[str]:
+    """One line per family of tasks."""
+    return [
+        f"mix {name}: {family.trained_groups} groups trained, debt {family.debt:+.2f}, {family.running} running, "
+        f"{family.ended} ended{', the others go on without it' if family.passed else ''}"
+        for name, family in by_mix.items()
+    ]
+
+
+def _versions(versions: list[VersionReport]) -> list[str]:
+    """One line per client version, as soon as there is something to compare or to say."""
+    if len(versions) < 2 and not any(version.quarantined for version in versions):
+        return []
+    return [_version_line(version) for version in versions]
+
+
+def _version_line(version: VersionReport) -> str:
+    family = f" of mix {version.mix}" if version.mix else ""
+    mean = "-" if version.reward_mean is None else f"{version.reward_mean:.3f}"
+    line = f"client version {version.client_version}{family}: {version.episodes} episodes, reward {mean}"
+    if version.shift is not None and version.shift_stderr is not None:
+        line += f", {version.shift:+.3f} ± {version.shift_stderr:.3f} against {version.before}"
+    return line if version.quarantined is None else f"{line}, quarantined: {version.quarantined}"
 
 
 def _heading() -> str:

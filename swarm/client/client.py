@@ -35,7 +35,15 @@ from swarm.protocol.episodes import (
 )
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.runspec import RunSpec
-from swarm.protocol.status import CheckpointRef, RunCreated, RunReport, RunRequest, ServerStatus
+from swarm.protocol.status import (
+    CheckpointRef,
+    QuarantineRequest,
+    RestoreRequest,
+    RunCreated,
+    RunReport,
+    RunRequest,
+    ServerStatus,
+)
 from swarm.protocol.summary import LedgerSummary
 
 API = "/swarm/v1"
@@ -145,6 +153,21 @@ class SwarmClient:
         """Have a whole checkpoint written now; waits until it is."""
         raw = await self._wire.request("POST", f"{API}/runs/{run_id}:checkpoint", wait_s=600.0)
         return CheckpointRef.model_validate_json(raw)
+
+    async def restore(self, run_id: str, step: int, idempotency_key: str | None = None) -> RunReport:
+        """Go back to the checkpoint of `step` (0: the hosted model) on a new branch of the run; waits until it is done.
+
+        Raises: NotFound when no such checkpoint is kept, OverLimit when the run was replaced or is being stopped.
+        """
+        wish = RestoreRequest(step=step, idempotency_key=idempotency_key or self.ids.new("restore"))
+        return RunReport.model_validate_json(await self._post(f"{API}/runs/{run_id}:restore", wish, wait_s=600.0))
+
+    async def quarantine(
+        self, run_id: str, client_version: str, *, reason: str = "", quarantined: bool = True
+    ) -> RunReport:
+        """Keep what this client version does out of training from now on, or (quarantined=False) let it in again."""
+        wish = QuarantineRequest(client_version=client_version, quarantined=quarantined, reason=reason)
+        return RunReport.model_validate_json(await self._post(f"{API}/runs/{run_id}:quarantine", wish))
 
     # -- what happened ------------------------------------------------------------------------------------------------
 
@@ -272,6 +295,7 @@ class SwarmClient:
         kind: EpisodeKind = "train",
         idle_limit_s: float = 240.0,
         max_episode_s: float | None = None,
+        max_call_s: float | None = None,
         wait_s: float = 30.0,
         sampling: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
@@ -289,6 +313,7 @@ class SwarmClient:
             mix=mix,
             idle_limit_s=idle_limit_s,
             max_episode_s=max_episode_s,
+            max_call_s=max_call_s,
             wait_s=wait_s,
             idempotency_key=idempotency_key,
         )

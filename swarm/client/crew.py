@@ -131,6 +131,8 @@ class Crew:
         found = _History()
         me = self._swarm.client_id
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
+            if entry.mix != self._mix:
+                continue  # of another crew of this client
             if entry.state is EpisodeState.RUNNING:
                 found.orphans.append((entry, found.claims[entry.task_id]))
             found.claims[entry.task_id] += 1
@@ -241,6 +243,7 @@ class Crew:
             self._report.lost += 1
 
     def _episode(self, task_id: str, ordinal: int) -> Episode:
+        family = "" if self._mix is None else f"{self._mix}:"
         return self._swarm.episode(
             task_id=task_id,
             run_id=self._run_id,
@@ -249,7 +252,7 @@ class Crew:
             idle_limit_s=self._idle_limit_s,
             max_episode_s=self._max_episode_s,
             sampling=self._sampling,
-            idempotency_key=f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{task_id}/{ordinal}",
+            idempotency_key=f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{family}{task_id}/{ordinal}",
         )
 
 

@@ -194,6 +194,13 @@ class SwarmClient:
     def checkpoint(self, run_id: str) -> CheckpointRef:
         return self._thread.call(self._inner.checkpoint(run_id))
 
+    def restore(self, run_id: str, step: int, idempotency_key: str | None = None) -> RunReport:
+        return self._thread.call(self._inner.restore(run_id, step, idempotency_key))
+
+    def quarantine(self, run_id: str, client_version: str, *, reason: str = "", quarantined: bool = True) -> RunReport:
+        wish = self._inner.quarantine(run_id, client_version, reason=reason, quarantined=quarantined)
+        return self._thread.call(wish)
+
     def current_run_id(self) -> str:
         return self._thread.call(self._inner.current_run_id())
 
@@ -302,6 +309,7 @@ class SwarmClient:
         kind: EpisodeKind = "train",
         idle_limit_s: float = 240.0,
         max_episode_s: float | None = None,
+        max_call_s: float | None = None,
         wait_s: float = 30.0,
         sampling: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
@@ -314,6 +322,7 @@ class SwarmClient:
                 kind=kind,
                 idle_limit_s=idle_limit_s,
                 max_episode_s=max_episode_s,
+                max_call_s=max_call_s,
                 wait_s=wait_s,
                 sampling=sampling,
                 idempotency_key=idempotency_key,

@@ -89,12 +89,15 @@ class Wire:
         start = self._clock.monotonic()
         delay_s = patience.first_delay_s
         while True:
-            gone_s = self._clock.monotonic() - start
+            asked_at = self._clock.monotonic()
+            gone_s = asked_at - start
             try:
                 return await self._once(method, path, body, params or {}, headers or {}, wait_s)
             except TryLater as later:
                 if gone_s >= patience.later_s:
                     raise
+                if 0 < wait_s <= self._clock.monotonic() - asked_at:
+                    continue  # the server has waited already, and answers at once what it could not meanwhile
                 pause_s = max(delay_s, later.retry_after_s)
             except ServerUnreachable as error:
                 may_repeat = repeatable or not isinstance(error, _Unanswered)

@@ -211,6 +211,8 @@ class EchoEngine:
                 raise EngineError(f"run {run.run_id} has no checkpoint of step {step}; there are {sorted(steps)}")
             stored = json.loads(_checkpoint_path(run.directory, step).read_bytes())
             training = _Training(run, step=step, theta=stored["theta"], start=stored["start"])
+        if at_step is not None:
+            _forget_other_future(run, at_step)
         self._training = training
         await self.serve(WeightsVersion(run_id=run.run_id, branch=run.branch, step=step))
         return step
@@ -227,7 +229,7 @@ class EchoEngine:
 
     async def checkpoint(self) -> int:
         training = self._open()
-        state = {"step": training.step, "theta": training.theta, "start": training.start}
+        state = {"step": training.step, "branch": training.run.branch, "theta": training.theta, "start": training.start}
         if training.step:
             write_atomically(_checkpoint_path(training.run.directory, training.step), json.dumps(state).encode())
             for old in _checkpoint_steps(training.run.directory)[: -training.run.spec.checkpoint.keep]:
@@ -264,6 +266,14 @@ def _text_ids(prompt: Any) -> list[int]:
     if not isinstance(prompt, list) or not all(isinstance(token, int) and 0 <= token <= IM_END for token in prompt):
         raise refused(f"prompt must be text, or ids from 0 to {IM_END}")
     return list(prompt)
+
+
+def _forget_other_future(run: RunContext, step: int) -> None:
+    """The run goes on from `step` on this branch: what older branches made after it does not count any more."""
+    for later in _checkpoint_steps(run.directory):
+        path = _checkpoint_path(run.directory, later)
+        if later > step and json.loads(path.read_bytes()).get("branch", 0) < run.branch:
+            path.unlink()
 
 
 def _checkpoint_path(directory: Path, step: int) -> Path:

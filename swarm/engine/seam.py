@@ -208,6 +208,7 @@ class Engine(Protocol):
         """Make this run's weights the current ones, and serve them; returns the step they stand at.
 
         at_step None: the newest whole checkpoint in `run.directory`, else the hosted model itself (step 0).
+        A step that is named may begin a new branch: later checkpoints of older branches are removed then.
         Resets in place: no child is booted again.
         """
 

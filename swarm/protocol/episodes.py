@@ -35,6 +35,8 @@ class EpisodeClaim(StrictModel):
     mix: str | None = None
     idle_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 240.0
     max_episode_s: Annotated[float, Field(gt=0)] | None = None
+    max_call_s: Annotated[float, Field(gt=0)] | None = None
+    """How long one LLM call may take. The idle limit stands still while a call is open: this bounds for how long."""
     wait_s: Annotated[float, Field(ge=0, le=120)] = 30.0
     idempotency_key: str | None = None
 
@@ -106,6 +108,9 @@ class DropReason(StrEnum):
     UNREPRODUCIBLE_SAMPLING = "unreproducible_sampling"
     RUN_ENDED = "run_ended"
     SUPERSEDED = "superseded"
+    """A restore began a new branch of the run before it, or the mix no longer names its family."""
+    QUARANTINED = "quarantined"
+    """Its client version was quarantined before a batch took it."""
 
 
 class LedgerEntry(BaseModel):
@@ -139,6 +144,8 @@ class LedgerEntry(BaseModel):
     sampled_tokens: int = 0
     claimed_at: float
     ended_at: float | None = None
+    version_shift: float | None = None
+    """By how much the mean reward changed with its client version (`RunReport.versions`); None where nothing is known."""
 
 
 class VersionSpan(BaseModel, frozen=True):

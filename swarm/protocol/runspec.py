@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from foundation.strict import StrictModel
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+"""A family of tasks, as it also stands in metrics' names."""
 
 
 class AlgorithmSpec(StrictModel):
@@ -66,7 +68,12 @@ class BatchSpec(StrictModel):
     partial_min: Count = 2
     """With `train`, the least number of ended episodes that makes a group worth training."""
     max_pool_episodes: Count = 4096
-    mix: dict[str, MixSpec] = {}
+    """So many episodes may be ended or expected at once, outside journalled batches; then no more groups are opened."""
+    mix: dict[MixName, MixSpec] = {}
+    """Families of tasks and their shares of the groups that enter optimiser steps; claims then name one of them.
+
+    Empty: groups are taken in the order they were opened, and a claim's `mix` is a label alone.
+    """
 
     @model_validator(mode="after")
     def _rule_has_its_count(self) -> BatchSpec:
@@ -76,10 +83,12 @@ class BatchSpec(StrictModel):
 
 
 class MixSpec(StrictModel):
-    """One family of tasks: its share of the trained groups, and how long others wait for it."""
+    """One family of tasks."""
 
     ratio: Positive
+    """Its share, relative to the ratios of the other families."""
     patience_s: Positive = 120.0
+    """So long do the families that are ready for a step wait for the next group of this one; then they pass it."""
 
 
 class SamplingSpec(StrictModel):

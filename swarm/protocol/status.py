@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from foundation.strict import StrictModel
 from swarm.protocol.episodes import WeightsVersion
@@ -23,10 +23,17 @@ class Phase(StrEnum):
 
 
 class MixStatus(BaseModel):
+    """One family of tasks."""
+
     running: int = 0
     ended: int = 0
+    """Episodes that wait for a step, in groups that are open or ready."""
     trained_groups: int = 0
+    """Groups that entered optimiser steps, in the history that stands."""
     debt: float = 0.0
+    """Groups by which it is behind its share (below 0: ahead). Within 1 of 0 while nobody's patience ran out."""
+    passed: bool = False
+    """Its `patience_s` ran out: steps are made without it until its next group is ready."""
 
 
 class PoolStatus(BaseModel):
@@ -82,9 +89,30 @@ class StepMetrics(BaseModel):
     """One optimiser step. `values` are the trainer's and the pool's metrics by name (docs/metrics.md)."""
 
     step: int
+    branch: int = 0
     at: float
     config_version: int
     values: dict[str, float]
+
+
+class VersionReport(BaseModel):
+    """The train episodes of one version of a client's code, in one family of tasks."""
+
+    client_version: str
+    mix: str | None
+    first_at: float
+    """Unix time of its first group."""
+    episodes: int
+    """Ended with a reward, whatever became of them."""
+    reward_mean: float | None = None
+    reward_std: float | None = None
+    before: str | None = None
+    """The version that ended episodes of this family last, when this one ended its first."""
+    shift: float | None = None
+    """Mean reward of the first episodes of this version less that of the last ones of `before`, at most 64 each."""
+    shift_stderr: float | None = None
+    quarantined: str | None = None
+    """Why none of its episodes is trained any more; None when they are."""
 
 
 class RunReport(BaseModel):
@@ -100,6 +128,8 @@ class RunReport(BaseModel):
     steps: list[StepMetrics]
     started_at: float
     ended_at: float | None = None
+    versions: list[VersionReport] = []
+    """In the order of their first groups."""
 
 
 class RunRequest(StrictModel):
@@ -109,6 +139,22 @@ class RunRequest(StrictModel):
 
 class RunCreated(BaseModel):
     run_id: str
+
+
+class RestoreRequest(StrictModel):
+    """Go back to a checkpoint of the run, on a new branch of it."""
+
+    step: Annotated[int, Field(ge=0)]
+    """Of a checkpoint that is kept; 0 is the hosted model."""
+    idempotency_key: str | None = None
+
+
+class QuarantineRequest(StrictModel):
+    """Keep the episodes of one client version out of training, or let them in again."""
+
+    client_version: str
+    quarantined: bool = True
+    reason: str = ""
 
 
 class CheckpointRef(BaseModel):

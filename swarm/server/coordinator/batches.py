@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 
 from swarm.protocol.episodes import RecordedCall
 from swarm.protocol.runspec import BatchSpec, RunSpec
 from swarm.server.coordinator.groups import Group, Groups
-from swarm.server.pool.rows import EpisodeRow, PlannedGroup
+from swarm.server.coordinator.mix import EVERYTHING, Mix, Turns, family_of
+from swarm.server.pool.rows import EpisodeRow, MixRow, PlannedGroup
 
 
 def groups_needed(batch: BatchSpec) -> int:
@@ -18,33 +21,88 @@ def groups_needed(batch: BatchSpec) -> int:
     return batch.tasks
 
 
-def may_open_group(spec: RunSpec, groups: Groups, *, pooled: int, step: int, versions_ahead: int) -> bool:
-    """Whether one more group can still be used within `max_staleness` and the limit of steps.
+def one_batch(batch: BatchSpec) -> int:
+    """What one step takes: groups, or with rule `episodes` episodes."""
+    return (batch.episodes or 1) if batch.rule == "episodes" else batch.tasks
 
-    pooled: ended episodes that no batch has taken. step: the newest that is done. versions_ahead: 1 while a step is made whose weights are not served yet, else 0. Each later
-    batch is one version further on.
+
+def horizon(spec: RunSpec, *, step: int, versions_ahead: int) -> int:
+    """What may be in the pool, open groups counted as full: as much as can still be used within `max_staleness`, the limit
+    of steps and `max_pool_episodes`. In the units of `one_batch`.
+
+    step: the newest that is done. versions_ahead: 1 while a step is made whose weights are not served yet, else 0. Each
+    later batch is one version further on.
     """
+    batch = spec.batch
     batches = spec.max_staleness - versions_ahead + 1
     if spec.limits.steps is not None:
         batches = min(batches, spec.limits.steps - step - versions_ahead)
-    if pooled >= spec.batch.max_pool_episodes:
-        return False
-    if spec.batch.rule == "episodes":
-        expected = sum(group.row.size if group.open else len(group.ended) for group in groups)
-        return expected < (spec.batch.episodes or 1) * batches
-    return len(groups) < spec.batch.tasks * batches
-
-
-def cut(batch: BatchSpec, ready: Sequence[Group]) -> list[Group] | None:
-    """The groups of the next step, in the order they were opened; None when there are not enough."""
+    usable = one_batch(batch) * max(0, batches)
     if batch.rule == "episodes":
-        taken: list[Group] = []
-        for group in ready:
-            taken.append(group)
-            if sum(len(one.ended) for one in taken) >= (batch.episodes or 1):
-                return taken
-        return None
-    return list(ready[: batch.tasks]) if len(ready) >= batch.tasks else None
+        return min(usable, batch.max_pool_episodes)
+    return min(usable, max(batch.tasks, batch.max_pool_episodes // batch.group_size))
+
+
+@dataclass(slots=True, kw_only=True)
+class Draw:
+    """Turns, and the groups that take them."""
+
+    groups: list[Group]
+    """In the order of their turns."""
+    missing: Counter[str]
+    """Turns of each family that no group takes."""
+    complete: bool
+
+    def ready(self, mix: Mix) -> set[str]:
+        """Families that have a group for each of their turns."""
+        return {family_of(group.row.mix, mix) for group in self.groups} - set(self.missing)
+
+
+def draw(batch: BatchSpec, balance: MixRow, groups: Iterable[Group], wanted: int, passed: Set[str]) -> Draw:
+    """Give the next turns to groups of the families whose turns they are, until there is as much as `wanted`.
+
+    groups: in the order in which those of one family are taken. passed: families that are waited for no longer; they take
+    a turn only while a group of theirs is there.
+    """
+    turns = Turns(balance)
+    queues: dict[str, deque[Group]] = {name: deque() for name in turns.families}
+    for group in groups:
+        family = family_of(group.row.mix, batch.mix)
+        if family in queues:
+            queues[family].append(group)
+    found = Draw(groups=[], missing=Counter(), complete=False)
+    while wanted > 0:
+        among = [name for name in turns.families if queues[name] or name not in passed]
+        if not among:
+            return found
+        name = turns.whose(among)
+        turns.take(name)
+        if queues[name]:
+            found.groups.append(queues[name].popleft())
+            wanted -= _worth(batch, found.groups[-1].expected)
+        else:
+            found.missing[name] += 1
+            wanted -= _worth(batch, batch.group_size)
+    found.complete = not found.missing
+    return found
+
+
+def _worth(batch: BatchSpec, episodes: int) -> int:
+    return episodes if batch.rule == "episodes" else 1
+
+
+def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, passed: Set[str]) -> frozenset[str]:
+    """Families that may open another group now. wanted: the horizon."""
+    if sum(group.expected for group in groups) >= batch.max_pool_episodes:
+        return frozenset()
+    counted = [group for group in groups if group.counts]
+    # What a family that is passed has not finished holds no turn of the others up; itself it may catch up.
+    sure = [group for group in counted if not (group.open and family_of(group.row.mix, batch.mix) in passed)]
+    found = set(draw(batch, balance, sure, wanted, passed).missing)
+    for late in passed:
+        if draw(batch, balance, counted, wanted, passed - {late}).missing[late]:
+            found.add(late)
+    return frozenset(found)
 
 
 def plan(groups: Sequence[Group]) -> list[PlannedGroup]:
@@ -73,6 +131,15 @@ def pool_values(groups: Sequence[Group], *, weights_step: int, generate_s: float
         "staleness_max": float(max(weights_step - row.oldest_step for row in rows)),
         "generate_s": generate_s,
     }
+
+
+def mix_values(groups: Sequence[Group], balance: MixRow) -> dict[str, float]:
+    """The metrics of a batch by family, where the run has a mix. balance: after the batch."""
+    if not set(balance.ratios) - {EVERYTHING}:
+        return {}
+    counts = Counter(group.row.mix for group in groups)
+    values = {f"mix_groups/{name}": float(counts[name]) for name in balance.ratios}
+    return values | {f"mix_debt/{name}": debt for name, debt in Turns(balance).debts().items()}
 
 
 def count_tokens(row: EpisodeRow, calls: Sequence[RecordedCall]) -> None:

@@ -12,18 +12,21 @@ from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import (
     ConfigChange,
     EngineStatus,
+    MixStatus,
     Phase,
     PoolStatus,
     RunReport,
     ServerStatus,
     StepMetrics,
 )
+from swarm.server.coordinator import versions
 from swarm.server.coordinator.batches import groups_needed
 from swarm.server.coordinator.episodes import EpisodeBook
+from swarm.server.coordinator.interventions import Interventions
 from swarm.server.coordinator.leases import LiveEpisode
 from swarm.server.coordinator.state import BookState, Situation
 from swarm.server.coordinator.steps import StepBook
-from swarm.server.pool.rows import ConfigRow, RunRow, Snapshot, StepRow
+from swarm.server.pool.rows import ConfigRow, RunRow, Snapshot, StepRow, VersionRow
 
 
 class Book:
@@ -33,6 +36,7 @@ class Book:
         self.state = state
         self.episodes = EpisodeBook(state)
         self.steps = StepBook(state)
+        self.interventions = Interventions(state)
 
     @classmethod
     def load(
@@ -91,12 +95,31 @@ class Book:
             groups_open=len(state.groups) - ready,
             groups_ready=ready,
             groups_needed=groups_needed(run.spec.batch) if run is not None and running else 0,
-            by_mix=state.groups.by_mix(),
+            by_mix=self._by_mix(),
         )
+
+    def _by_mix(self) -> dict[str, MixStatus]:
+        state = self.state
+        found = state.groups.by_mix()
+        if state.run is None or state.run.row.released:
+            return found
+        for name, groups in state.run.row.mix.trained.items():
+            found.setdefault(name, MixStatus()).trained_groups = groups
+        passed = state.passed()
+        for name, debt in state.debts().items():
+            status = found.setdefault(name, MixStatus())
+            status.debt, status.passed = debt, name in passed
+        return found
 
 
 def report(
-    row: RunRow, configs: Sequence[ConfigRow], steps: Sequence[StepRow], *, phase: Phase, step: int
+    row: RunRow,
+    configs: Sequence[ConfigRow],
+    steps: Sequence[StepRow],
+    seen: Sequence[VersionRow],
+    *,
+    phase: Phase,
+    step: int,
 ) -> RunReport:
     """A run in the protocol's words."""
     return RunReport(
@@ -113,10 +136,13 @@ def report(
             for config in configs[1:]
         ],
         steps=[
-            StepMetrics(step=done.step, at=done.at, config_version=done.config_version, values=done.values)
+            StepMetrics(
+                step=done.step, branch=done.branch, at=done.at, config_version=done.config_version, values=done.values
+            )
             for done in steps
             if done.state == "done"
         ],
         started_at=row.started_at,
         ended_at=row.ended_at,
+        versions=versions.reports(seen, row.quarantined),
     )

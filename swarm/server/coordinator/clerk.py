@@ -22,7 +22,7 @@ from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.episodes import GrantedLease
 from swarm.server.coordinator.feed import Feed, Throughput, within
 from swarm.server.coordinator.leases import LeaseClock
-from swarm.server.coordinator.state import Situation
+from swarm.server.coordinator.state import Restoration, Situation
 from swarm.server.coordinator.waiting import Waiter, Waiting
 from swarm.server.pool.commit import GroupCommit
 from swarm.server.pool.reader import PoolReader
@@ -54,6 +54,7 @@ class Clerk:
         self._armed_for: float | None = None
         self._watch: asyncio.Task[None] | None = None
         self._checkpoints_wanted: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
+        self._restored: asyncio.Future[None] | None = None
         self._shown: tuple[Any, ...] = ()
 
     @property
@@ -92,6 +93,8 @@ class Clerk:
         """Stop the timers, finish the writes under way, close the pool. Waiting claims get not_rolling."""
         self.waiting.dismiss(Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down", retry_after_s=5.0))
         self._settle_checkpoints(closing=True)
+        if self.situation.restoration is not None:
+            self.restored(Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down", retry_after_s=5.0))
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -118,6 +121,29 @@ class Clerk:
         self._book.state.stirred = True
         self.turn()
         return answer
+
+    def want_restoration(self, wish: Restoration) -> asyncio.Future[None]:
+        """Ask the conductor to go back to a checkpoint; done when it has. Codes: server_busy, and those of the restoration."""
+        known = self.situation.restoration
+        if known is not None and (known != wish or self._restored is None):
+            detail = f"run {known.run_id} is being restored to step {known.step} already; wait until it is"
+            raise Refusal(ErrorCode.SERVER_BUSY, detail, run_id=known.run_id, holder=known.by)
+        if known is None or self._restored is None:
+            self.situation.restoration = wish
+            self._restored = asyncio.get_running_loop().create_future()
+            self._restored.add_done_callback(_seen)
+        self._book.state.stirred = True
+        self.turn()
+        return self._restored
+
+    def restored(self, refusal: Refusal | None) -> None:
+        """The wish was carried out, or cannot be."""
+        answer, self._restored, self.situation.restoration = self._restored, None, None
+        if answer is not None and not answer.done():
+            if refusal is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(refusal)
 
     # -- the conductor's ----------------------------------------------------------------------------------------------
 
@@ -173,6 +199,8 @@ class Clerk:
             if health.failed_for_good:
                 reason = health.reason or "the engine gave no reason"
                 situation.engine_failed = Failure(reason=reason, since=self.clock.now())
+                if situation.restoration is not None:
+                    self.restored(Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed for good: {reason}"))
         situation.engine_ready = health.ready
         self._book.state.turned = self._book.state.stirred = True
         self._rearm.set()
@@ -184,10 +212,10 @@ class Clerk:
         """Give what was decided to the pool, let waiting claims in, tell whoever must know. Returns when all of it is on disk."""
         state = self._book.state
         granted: list[tuple[Waiter, GrantedLease]] = []
-        if state.turned:
+        while state.turned:
             state.turned = False
             state.stirred = True
-            granted = self.waiting.admit(self._book.episodes.claim)
+            granted += self.waiting.admit(self._book.episodes.claim)
         written = self._submit()
         for waiter, lease in granted:
             written.add_done_callback(partial(_answer, waiter, lease))
@@ -218,10 +246,20 @@ class Clerk:
         state = self._book.state
         run = state.run
         shown = (
+            state.passed(),
             self.situation.shown_phase,
             self.situation.engine_ready,
             self.situation.opened_run,
-            run and (run.run_id, run.step, run.config_version, run.row.status, run.row.released, run.kept_step),
+            run
+            and (
+                run.run_id,
+                run.row.branch,
+                run.step,
+                run.config_version,
+                run.row.status,
+                run.row.released,
+                run.kept_step,
+            ),
         )
         if shown != self._shown:
             self._shown = shown
@@ -269,6 +307,12 @@ def _answer(waiter: Waiter, lease: GrantedLease, written: asyncio.Future[None]) 
         waiter.answer.set_result(lease)
     else:
         waiter.answer.set_exception(error)
+
+
+def _seen(answer: asyncio.Future[None]) -> None:
+    """Take the exception, so that an answer nobody waits for any more does not complain."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _forget(closing: dict[str, Any], closed: Sequence[str], written: asyncio.Future[None]) -> None:

@@ -25,6 +25,7 @@ from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase
 from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.desk import Desk
+from swarm.server.coordinator.interventions import past
 from swarm.server.coordinator.replay import recorded_batch
 from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.steps import Duty
@@ -89,6 +90,8 @@ class Conductor:
             await self._clerk.wait_for_work(next_duty.until)
             return
         match next_duty.duty:
+            case Duty.RESTORE:
+                await self._restore(run)
             case Duty.OPEN:
                 await self._open(run)
             case Duty.SERVE:
@@ -117,7 +120,9 @@ class Conductor:
         context = RunContext(run_id=run.run_id, branch=run.row.branch, spec=run.spec, directory=self._directory(run))
         with _full_disk_in_words(context.directory):
             context.directory.mkdir(parents=True, exist_ok=True)
-        at = await self._engine.open_run(context)
+        begins = run.row.branch > 0 and run.kept_step == run.row.branched_at
+        # What lies newest in the folder may still be of the branch before: name the checkpoint until this one has its own.
+        at = await self._engine.open_run(context, at_step=run.kept_step if begins else None)
         if at > run.step:
             # A checkpoint of a step whose outcome was never stored: take the newest that the journal knows.
             at = await self._engine.open_run(context, at_step=run.kept_step)
@@ -132,6 +137,20 @@ class Conductor:
         if self._clerk.book.state.journalled is not None:
             await self._make(run, self._clerk.book.state.journalled)
         self._clerk.engine_opened(run.run_id, context.directory)
+
+    async def _restore(self, run: Run) -> None:
+        """Go back to a checkpoint, as an operator wished; what is opened next is the new branch."""
+        wish = self._clerk.situation.restoration
+        assert wish is not None
+        then = await self._clerk.read(lambda reader: past(reader, wish.run_id, run.specs, wish.step))
+        try:
+            await self._clerk.carry_out(lambda book: book.interventions.restore(wish, then))
+        except Refusal as refusal:
+            if refusal.code is ErrorCode.STORAGE_FULL:
+                raise
+            self._clerk.restored(refusal)
+        else:
+            self._clerk.restored(None)
 
     async def _step(self) -> None:
         self._clerk.set_phase(Phase.UPDATING)

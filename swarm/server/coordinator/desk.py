@@ -30,17 +30,29 @@ from swarm.protocol.episodes import (
 )
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec
-from swarm.protocol.status import CheckpointRef, Phase, RunCreated, RunReport, RunRequest, ServerStatus
+from swarm.protocol.status import (
+    CheckpointRef,
+    Phase,
+    QuarantineRequest,
+    RestoreRequest,
+    RunCreated,
+    RunReport,
+    RunRequest,
+    ServerStatus,
+)
 from swarm.protocol.summary import LedgerSummary
 from swarm.server.coordinator import book as books
+from swarm.server.coordinator.admission import NotYet
 from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.calls import OpenCall
 from swarm.server.coordinator.clerk import Clerk
-from swarm.server.coordinator.episodes import GrantedLease, NotYet, late_abort, late_end, lost
+from swarm.server.coordinator.episodes import GrantedLease, late_abort, late_end, lost
 from swarm.server.coordinator.feed import ServerEvent, within
 from swarm.server.coordinator.leases import digest
+from swarm.server.coordinator.state import Restoration
+from swarm.server.coordinator.versions import VersionKey, shifts
 from swarm.server.pool.reader import PoolReader
-from swarm.server.pool.rows import EpisodeRow, LedgerFilter, RunRow
+from swarm.server.pool.rows import EpisodeRow, LedgerFilter, RunRow, VersionRow
 from swarm.server.pool.store import PoolStore
 
 __all__ = ["Desk", "GrantedLease", "OpenCall", "ServerEvent"]
@@ -113,12 +125,14 @@ class Desk:
         run = self._book.state.run
         if run is not None and run.run_id == run_id:
             phase = Phase.IDLE if run.row.released else self.clerk.situation.shown_phase
-            return books.report(run.row, run.configs, steps, phase=phase, step=run.step)
+            seen = self._book.state.versions.rows
+            return books.report(run.row, run.configs, steps, seen, phase=phase, step=run.step)
         row = self._read.run(run_id)
         if row is None:
             raise _no_run(run_id)
         newest = self._read.newest_step(run_id)
-        return books.report(row, self._read.configs(run_id), steps, phase=Phase.IDLE, step=newest)
+        configs, seen = self._read.configs(run_id), self._read.versions(run_id)
+        return books.report(row, configs, steps, seen, phase=Phase.IDLE, step=newest)
 
     async def patch_run(self, run_id: str, patch: Mapping[str, Any], if_match: int | None, by: str) -> RunReport:
         """Change tunable fields. Codes: not_found, config_conflict{config_version}, invalid_spec{errors}, over_limit."""
@@ -147,6 +161,37 @@ class Desk:
         if self.clerk.situation.engine_failed is not None:
             raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed: {self.clerk.situation.engine_failed.reason}")
         return await self.clerk.want_checkpoint(run_id)
+
+    async def restore_run(self, run_id: str, wish: RestoreRequest, by: str) -> RunReport:
+        """Go back to a checkpoint, on a new branch of the run; waits until the conductor has done it.
+
+        Codes: not_found{checkpoints}, over_limit, server_busy, idempotency_conflict, engine_failed.
+        """
+        await self._require_run(run_id)
+        run, key = self._book.state.run, wish.idempotency_key
+        if run is not None and run.run_id == run_id and key is not None and key == run.row.restore_key:
+            if run.row.branched_at != wish.step:
+                detail = f"key {key!r} restored {run_id} to step {run.row.branched_at}; use a fresh key for each"
+                raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
+            return await self.report(run_id)
+        asked = Restoration(run_id=run_id, step=wish.step, by=by, key=key)
+        self._book.interventions.judge(asked)
+        if self.clerk.situation.engine_failed is not None:
+            raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed: {self.clerk.situation.engine_failed.reason}")
+        await asyncio.shield(self.clerk.want_restoration(asked))
+        return await self.report(run_id)
+
+    async def quarantine(self, run_id: str, wish: QuarantineRequest, by: str) -> RunReport:
+        """Keep a client version out of training, or let it in again. Codes: not_found, over_limit."""
+        await self._require_run(run_id)
+        if not self._is_newest(run_id):
+            raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over; only a running one trains anything")
+        await self.clerk.carry_out(
+            lambda book: book.interventions.quarantine(
+                wish.client_version, wanted=wish.quarantined, reason=wish.reason, by=by
+            )
+        )
+        return await self.report(run_id)
 
     async def _require_run(self, run_id: str) -> None:
         if not self._is_newest(run_id) and self._read.run(run_id) is None:
@@ -258,7 +303,7 @@ class Desk:
         row = await self._closed(episode_id)
         if row is None:
             raise lost(None, episode_id)
-        return row.entry()
+        return _told(row, shifts(self._versions(row.run_id)))
 
     async def trace(self, episode_id: str) -> EpisodeTrace:
         """Every recorded call, token by token; none where old calls were freed. Codes: not_found."""
@@ -301,7 +346,11 @@ class Desk:
         await self.clerk.settled()
         rows = await self.clerk.read(lambda reader: reader.ledger(wanted, start, limit + 1))
         more = str(rows[limit - 1].seq) if len(rows) > limit else None
-        return LedgerPage(entries=[row.entry() for row in rows[:limit]], next=more)
+        moved = {run_id: shifts(self._versions(run_id)) for run_id in {row.run_id for row in rows}}
+        return LedgerPage(entries=[_told(row, moved[row.run_id]) for row in rows[:limit]], next=more)
+
+    def _versions(self, run_id: str) -> list[VersionRow]:
+        return self._book.state.versions.rows if self._is_newest(run_id) else self._read.versions(run_id)
 
     async def summary(self, wanted: LedgerFilter) -> LedgerSummary:
         """The ledger's rows that match, added up."""
@@ -339,6 +388,12 @@ class Desk:
         if run is None or run.run_id != run_id:
             raise _no_run(run_id)
         return run.spec
+
+
+def _told(row: EpisodeRow, moved: Mapping[VersionKey, float | None]) -> LedgerEntry:
+    entry = row.entry()
+    entry.version_shift = moved.get((row.mix, row.client_version))
+    return entry
 
 
 def _no_run(run_id: str) -> Refusal:

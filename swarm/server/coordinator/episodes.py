@@ -6,6 +6,7 @@ Pure bookkeeping: no HTTP, no torch, no waiting. What it decides stands in memor
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,20 +18,20 @@ from swarm.protocol.episodes import (
     EpisodeClaim,
     EpisodeReceipt,
     EpisodeResult,
-    EpisodeState,
     LedgerEntry,
     RecordedCall,
     WeightsVersion,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.server.coordinator.batches import count_tokens, may_open_group
+from swarm.server.coordinator.admission import Admission, NotYet
+from swarm.server.coordinator.batches import count_tokens
 from swarm.server.coordinator.calls import OpenCall
 from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.leases import LiveEpisode, digest
 from swarm.server.coordinator.runs import Run
-from swarm.server.coordinator.state import BookState
+from swarm.server.coordinator.state import MIX_PATIENCE, BookState
 from swarm.server.pool.codec import encode
-from swarm.server.pool.rows import EpisodeRow, GroupRow, PutCalls, PutEpisode, PutGroup
+from swarm.server.pool.rows import EpisodeRow, GroupRow, PutCalls, PutEpisode, PutGroup, PutVersion
 
 LEASE_PREFIX = "swl_"
 
@@ -47,28 +48,21 @@ class GrantedLease:
     expires_at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotYet:
-    """A claim that may be granted later: what to answer when the claimant will not wait."""
-
-    code: ErrorCode
-    detail: str
-    retry_after_s: float = 1.0
-
-    def refusal(self) -> Refusal:
-        return Refusal(self.code, self.detail, retry_after_s=self.retry_after_s)
-
-
 class EpisodeBook:
     """Claims, calls, ends, aborts, renewals, expiries, over one `BookState`."""
 
     def __init__(self, state: BookState) -> None:
         self._state = state
+        self._admission = Admission(state)
 
     # -- claims -----------------------------------------------------------------------------------------------------
 
     def claim(self, claim: EpisodeClaim) -> GrantedLease | NotYet:
-        """A lease, or why there is none yet. Codes: not_found, over_limit, engine_failed, idempotency_conflict."""
+        """A lease, or why there is none yet.
+
+        Codes: not_found, over_limit, engine_failed, idempotency_conflict, forbidden{client_version} when it is quarantined,
+        invalid_spec{errors} for a mix that the run has not.
+        """
         repeated = self._repeated(claim)
         if repeated is not None:
             return repeated
@@ -79,6 +73,7 @@ class EpisodeBook:
             return NotYet(code=ErrorCode.DRAINING, detail=f"run {run.run_id} is being stopped")
         if claim.kind == "eval":
             return self._grant(claim, run, None, None, self._take_eval_ordinal(claim.task_id))
+        self._admission.require_trainable(claim, run)
         return self._claim_slot(claim, run)
 
     def _repeated(self, claim: EpisodeClaim) -> GrantedLease | None:
@@ -117,13 +112,14 @@ class EpisodeBook:
         key = (claim.task_id, claim.mix, claim.client_version, run.config_version)
         offered = state.groups.offer(key, state.lease_time)
         if offered is None:
-            ahead = 0 if state.journalled is None else 1
-            pooled = len(state.pooled)
-            if not may_open_group(run.spec, state.groups, pooled=pooled, step=run.step, versions_ahead=ahead):
-                detail = f"the groups that step {run.step + ahead} and max_staleness allow are taken; wait for the step"
-                return NotYet(code=ErrorCode.DRAINING, detail=detail)
+            state.leave_behind(claim.client_id, claim.client_version)
+            refused = self._admission.no_room(claim, run)
+            if refused is not None:
+                return refused
             offered = self._open_group(claim, run), 0
         group, slot = offered
+        group.clients.add(claim.client_id)
+        group.left.discard(claim.client_id)
         return self._grant(claim, run, group, slot, group.row.ordinal)
 
     def _open_group(self, claim: EpisodeClaim, run: Run) -> Group:
@@ -145,6 +141,9 @@ class EpisodeBook:
         group = Group(row=row, rules=run.spec.batch)
         state.groups.add(group)
         state.changes.append(PutGroup(row))
+        version = (claim.mix, claim.client_version)
+        if not state.versions.knows(version):
+            state.changes.append(PutVersion(state.versions.begin(run.run_id, version, state.clock.now())))
         return group
 
     def _take_eval_ordinal(self, task_id: str) -> int:
@@ -180,6 +179,8 @@ class EpisodeBook:
         live = LiveEpisode(row=row, lease=lease, idle_limit_s=claim.idle_limit_s, idle_at=now + claim.idle_limit_s)
         if claim.max_episode_s is not None:
             live.ends_at = now + claim.max_episode_s
+        if claim.max_call_s is not None:
+            live.max_call_s = claim.max_call_s
         if claim.idempotency_key is not None:
             live.claim_key, live.claim_digest = claim.idempotency_key, claim_digest(claim)
             state.claim_keys[claim.idempotency_key] = row.episode_id
@@ -232,15 +233,8 @@ class EpisodeBook:
             state.close(live, DropReason.NO_CALLS, "ended without any recorded call")
         else:
             assert group is not None
-            assert row.slot is not None
-            row.state = EpisodeState.ENDED
             state.leave(live)
-            state.changes.append(PutEpisode(row))
-            state.pooled[episode_id] = row
-            del group.running[row.slot]
-            group.ended[row.slot] = row
-            group.last_end = state.lease_time
-            state.settle(group)
+            state.enter_pool(row, group)
         return EpisodeReceipt(episode_id=episode_id, status="pooled")
 
     def abort(self, episode_id: str, lease: str, words: str) -> LedgerEntry:
@@ -260,6 +254,9 @@ class EpisodeBook:
         state = self._state
         now = state.lease_time
         for name in state.deadlines.take(now):
+            if name == MIX_PATIENCE:
+                state.mix_patience_ended()
+                continue
             live = state.live.get(name)
             group = state.groups.get(name)
             if group is not None:
@@ -267,13 +264,13 @@ class EpisodeBook:
             elif live is not None and live.deadline <= now:
                 self._expire(live, now)
             elif live is not None:
-                # While a call is open the idle limit stands still: look again after a whole one.
-                soonest = now + live.idle_limit_s if live.calls_open else live.idle_at
-                state.deadlines.add(min(soonest, live.ends_at), name)
+                state.deadlines.add(live.look_at(now), name)
 
     def _expire(self, live: LiveEpisode, now: float) -> None:
         if live.ends_at <= now:
             detail = "took longer than its max_episode_s"
+        elif live.open_since:
+            detail = f"a call took longer than its max_call_s of {live.max_call_s:g} s"
         else:
             detail = f"no call and no renewal for {live.idle_limit_s:g} s"
         if live.calls:
@@ -314,8 +311,10 @@ class EpisodeBook:
         assert run is not None
         row, index = live.row, live.calls_opened
         live.calls_opened += 1
-        live.calls_open += 1
+        live.open_since[index] = state.lease_time
         live.touch(state.lease_time)
+        if live.max_call_s < math.inf:
+            state.deadlines.add(live.deadline, episode_id)
         place = ("eval", row.claimed_step, row.ordinal) if row.kind == "eval" else (row.ordinal, row.slot)
         spec = run.specs[row.config_version]
         return OpenCall(
@@ -336,10 +335,10 @@ class EpisodeBook:
         if live is None or live.lease != call.lease:
             return False
         now = self._state.lease_time
-        if live.ends_at <= now:
+        if live.deadline <= now:
             self._expire(live, now)
             return False
-        live.calls_open -= 1
+        live.open_since.pop(call.index, None)
         live.touch(now)
         live.calls.extend(recorded)
         return True

@@ -27,6 +27,12 @@ class Group:
     last_end: float | None = None
     last_loss: float | None = None
     """When a slot was last lost to abort, expiry or an end without calls."""
+    clients: set[str] = field(default_factory=set)
+    """Who claimed in it."""
+    left: set[str] = field(default_factory=set)
+    """Those of them who have since opened groups with another version of their code."""
+    useless: bool = False
+    """Whatever ends in it will be dropped: it is too stale, quarantined, or of no family any more."""
 
     @property
     def key(self) -> GroupKey:
@@ -35,6 +41,21 @@ class Group:
     @property
     def open(self) -> bool:
         return self.row.state == "open"
+
+    @property
+    def forsaken(self) -> bool:
+        """Nobody will claim in it any more: its clients were replaced by edited ones."""
+        return bool(self.clients) and self.clients <= self.left
+
+    @property
+    def counts(self) -> bool:
+        """Whether it holds a place in the pool that others must wait for."""
+        return not self.useless and not (self.open and self.forsaken)
+
+    @property
+    def expected(self) -> int:
+        """Episodes that it is going to bring into a batch."""
+        return self.row.size if self.open else len(self.ended)
 
     @property
     def full(self) -> bool:
@@ -53,7 +74,7 @@ class Group:
 
     def free_slot(self, now: float) -> int | None:
         """The lowest slot on offer; None when all are held or filled, or patience ran out."""
-        if not self.open or self._out_of_patience(now):
+        if not self.open or self.useless or self._out_of_patience(now):
             return None
         return next((i for i in range(self.row.size) if i not in self.running and i not in self.ended), None)
 
@@ -81,6 +102,8 @@ class Groups:
     def __init__(self) -> None:
         self._by_id: dict[str, Group] = {}
         self._by_key: dict[GroupKey, list[Group]] = {}
+        self.revision = 0
+        """Rises with every change that bears on what may be opened."""
 
     def __iter__(self) -> Iterator[Group]:
         return iter(list(self._by_id.values()))
@@ -91,12 +114,18 @@ class Groups:
     def get(self, group_id: str) -> Group | None:
         return self._by_id.get(group_id)
 
+    def touch(self) -> None:
+        """A group changed."""
+        self.revision += 1
+
     def add(self, group: Group) -> None:
         """Groups are added in the order of their seq."""
+        self.touch()
         self._by_id[group.row.group_id] = group
         self._by_key.setdefault(group.key, []).append(group)
 
     def remove(self, group: Group) -> None:
+        self.touch()
         group.row.state = "closed"
         del self._by_id[group.row.group_id]
         mates = self._by_key[group.key]

@@ -54,16 +54,24 @@ class LiveEpisode:
     """When the idle limit runs out, unless a call is open."""
     ends_at: float = math.inf
     """When max_episode_s runs out."""
+    max_call_s: float = math.inf
     claim_key: str | None = None
     claim_digest: str = ""
     calls: list[RecordedCall] = field(default_factory=list)
     calls_opened: int = 0
-    calls_open: int = 0
+    open_since: dict[int, float] = field(default_factory=dict)
+    """Index of each open call → when it was opened."""
     cached_entry: LedgerEntry | None = None
 
     @property
     def deadline(self) -> float:
-        return self.ends_at if self.calls_open else min(self.idle_at, self.ends_at)
+        if self.open_since:
+            return min(self.ends_at, min(self.open_since.values()) + self.max_call_s)
+        return min(self.idle_at, self.ends_at)
+
+    def look_at(self, now: float) -> float:
+        """When to look whether it ran out. While a call is open the idle limit stands still: after a whole one at most."""
+        return min(self.deadline, now + self.idle_limit_s) if self.open_since else self.deadline
 
     def touch(self, now: float) -> None:
         self.idle_at = now + self.idle_limit_s

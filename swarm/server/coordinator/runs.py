@@ -77,9 +77,6 @@ def judge(spec: RunSpec, info: EngineInfo) -> None:
     if spec.max_model_len is not None and spec.max_model_len > info.max_model_len:
         problem = f"the engine was started with at most {info.max_model_len} tokens"
         errors.append(FieldError(field="max_model_len", problem=problem))
-    if spec.batch.mix:
-        problem = "this server does not balance families of tasks; leave it out, claims may still name a mix as a label"
-        errors.append(FieldError(field="batch.mix", problem=problem))
     needed = groups_needed(spec.batch) * spec.batch.group_size
     if needed > spec.batch.max_pool_episodes:
         problem = f"must hold at least one batch, which is {needed} episodes"

@@ -13,18 +13,35 @@ from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import DropReason, EpisodeState
 from swarm.protocol.status import Failure, Phase
+from swarm.server.coordinator.batches import draw, one_batch
 from swarm.server.coordinator.groups import Group, Groups
 from swarm.server.coordinator.leases import Deadlines, LeaseClock, LiveEpisode
+from swarm.server.coordinator.mix import Awaited, Turns, family_of, in_force
 from swarm.server.coordinator.runs import Run
+from swarm.server.coordinator.versions import Versions
 from swarm.server.pool.rows import (
     Change,
     EpisodeRow,
     PutEpisode,
     PutGroup,
+    PutVersion,
     SetFate,
     Snapshot,
     StepRow,
 )
+
+MIX_PATIENCE = "mix patience"
+"""Among the deadlines: the others have waited long enough for a family."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restoration:
+    """A wish to go back to a checkpoint, which the conductor carries out when it is at nothing else."""
+
+    run_id: str
+    step: int
+    by: str
+    key: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +63,7 @@ class Situation:
     collecting_since: float = 0.0
     """Monotonic time since which the next batch is being collected."""
     checkpoint_wanted: bool = False
+    restoration: Restoration | None = None
 
     @property
     def shown_phase(self) -> Phase:
@@ -78,6 +96,8 @@ class BookState:
     """Idempotency key of a claim → its open episode."""
     eval_ordinals: dict[str, set[int]] = field(default_factory=dict)
     """By task: which ordinals at the current step are taken."""
+    versions: Versions = field(default_factory=Versions)
+    awaited: Awaited = field(default_factory=Awaited)
     deadlines: Deadlines = field(default_factory=Deadlines)
     changes: list[Change] = field(default_factory=list)
     """Decided, not yet given to the pool."""
@@ -113,6 +133,7 @@ class BookState:
             next_episode_seq=snapshot.next_episode_seq,
             next_group_seq=snapshot.next_group_seq,
             groups_by_task=snapshot.groups_by_task,
+            versions=Versions(snapshot.versions),
         )
         for task_id, ordinal in snapshot.eval_ordinals:
             state.eval_ordinals.setdefault(task_id, set()).add(ordinal)
@@ -124,13 +145,14 @@ class BookState:
         # Only now, with every slot accounted for, may closing one episode decide about its group.
         for lost in [taken for taken in state.live.values() if taken.row.episode_id not in live]:
             state.close(lost, DropReason.SERVER_RESTARTED)
-        for group in state.groups:
-            state.settle(group)
+        state.settle_all()
         return state
 
     def _take_in(self, row: EpisodeRow, live: LiveEpisode | None) -> None:
         now = self.lease_time
         group = self.groups.get(row.group_id) if row.group_id else None
+        if group is not None:
+            group.clients.add(row.client_id)
         if row.state is EpisodeState.ENDED:
             assert group is not None
             assert row.slot is not None
@@ -145,7 +167,7 @@ class BookState:
         self.live[row.episode_id] = taken
         if live is None:
             return
-        self.deadlines.add(live.deadline if not live.calls_open else now + live.idle_limit_s, row.episode_id)
+        self.deadlines.add(live.look_at(now), row.episode_id)
         if live.claim_key is not None:
             self.claim_keys[live.claim_key] = row.episode_id
 
@@ -159,6 +181,23 @@ class BookState:
         situation = self.situation
         ready = situation.engine_ready and not situation.serve_again
         return ready and self.run is not None and situation.opened_run == self.run.run_id
+
+    @property
+    def trained_from(self) -> int:
+        """The step of the weights that the next batch will be trained from."""
+        assert self.run is not None
+        return self.run.step + (self.journalled is not None)
+
+    def passed(self) -> frozenset[str]:
+        """Families whose patience ran out."""
+        mix = self.run.spec.batch.mix if self.run is not None else {}
+        return self.awaited.passed(mix, self.lease_time)
+
+    def debts(self) -> dict[str, float]:
+        """Groups that each family of the run's mix is behind; empty without a mix."""
+        if self.run is None or not self.run.spec.batch.mix:
+            return {}
+        return Turns(in_force(self.run.row.mix, self.run.spec.batch.mix)).debts()
 
     def take_changes(self) -> list[Change]:
         """What must be written next, whole or not at all."""
@@ -199,16 +238,49 @@ class BookState:
     def _at_this_step(self, row: EpisodeRow) -> bool:
         return self.run is not None and row.run_id == self.run.run_id and row.claimed_step == self.run.step
 
+    def enter_pool(self, row: EpisodeRow, group: Group) -> None:
+        """An episode that has its reward fills the slot that it held."""
+        assert row.slot is not None
+        row.state = EpisodeState.ENDED
+        self.changes += [PutEpisode(row), PutVersion(self.versions.rewarded(row, self.clock.now()))]
+        self.pooled[row.episode_id] = row
+        del group.running[row.slot]
+        group.ended[row.slot] = row
+        group.last_end = self.lease_time
+        self.settle(group)
+
+    def leave_behind(self, client_id: str, client_version: str) -> None:
+        """A client comes with a version of its code that has no group to join: it will not claim in groups of others."""
+        for group in self.groups:
+            if group.open and client_id in group.clients and group.row.client_version != client_version:
+                group.left.add(client_id)
+                self.groups.touch()
+                self.settle(group)
+
+    def settle_all(self) -> None:
+        """See to every group after a change that may bear on any."""
+        for group in self.groups:
+            self.settle(group)
+        self.look_at_mix(rearm=True)
+
     def settle(self, group: Group) -> None:
-        """See whether a group that changed is ready, or out of patience; else look at it again when patience runs out."""
-        if not group.open:
-            return
+        """See whether a group that changed is of use, ready, or out of patience; else look again when patience runs out."""
         self.stirred = True
+        verdict = self._useless_because(group)
+        if group.useless != (verdict is not None):
+            group.useless = verdict is not None
+            self.groups.touch()
+            self.turned = True
+        if verdict is not None and not group.running:
+            self.drop_group(group, *verdict)
+        if verdict is not None or not group.open:
+            return
         if group.full:
             self._make_ready(group)
             return
         assert self.run is not None
-        if not group.running and group.row.config_version != self.run.config_version:
+        closed = group.forsaken or group.row.config_version != self.run.config_version
+        if not group.running and closed:
             self._resolve(group)  # no claim can join it any more
             return
         ends_at = group.patience_ends_at()
@@ -218,6 +290,42 @@ class BookState:
             self._resolve(group)
         else:
             self.deadlines.add(ends_at, group.row.group_id)
+
+    def _useless_because(self, group: Group) -> tuple[DropReason, str] | None:
+        """Why no batch will ever take it, in the ledger's words; None when one may."""
+        run, row = self.run, group.row
+        assert run is not None
+        quarantined = run.row.quarantined.get(row.client_version)
+        if quarantined is not None:
+            return DropReason.QUARANTINED, quarantined
+        mix = run.spec.batch.mix
+        if mix and row.mix not in mix:
+            return DropReason.SUPERSEDED, f"the run's mix does not name its family {row.mix!r} any more"
+        lag = self.trained_from - group.oldest_step
+        if group.ended and lag > run.spec.max_staleness:
+            return DropReason.STALE, f"its oldest token is {lag} versions behind"
+        return None
+
+    def look_at_mix(self, *, rearm: bool = False) -> None:
+        """See which families the others wait for. rearm: patience may have been changed."""
+        run = self.run
+        if run is None or run.row.status != "running" or not run.spec.batch.mix:
+            self.awaited.since.clear()
+            return
+        batch, now = run.spec.batch, self.lease_time
+        balance = in_force(run.row.mix, batch.mix)
+        found = draw(batch, balance, self.groups.ready(), one_batch(batch), self.passed())
+        begun = self.awaited.look(set(found.missing), found.ready(batch.mix), batch.mix, now)
+        ends_at = self.awaited.ends_at(batch.mix)
+        for name in ends_at if rearm else begun:
+            self.deadlines.add(ends_at[name], MIX_PATIENCE)
+
+    def mix_patience_ended(self) -> None:
+        """Somebody's patience may have run out: steps and claims of the others may go on."""
+        self.turned = self.stirred = True
+        if self.run is not None:
+            late = {name for name, at in self.awaited.ends_at(self.run.spec.batch.mix).items() if at <= self.lease_time}
+            self.log += [f"family {name!r} keeps the others waiting: they go on without it" for name in sorted(late)]
 
     def _resolve(self, group: Group) -> None:
         """The partial policy."""
@@ -233,8 +341,11 @@ class BookState:
             self.drop_group(group, DropReason.ZERO_VARIANCE)
             return
         group.row.state = "ready"
+        self.groups.touch()
         self.turned = True
         self.changes.append(PutGroup(group.row))
+        self.awaited.since.pop(family_of(group.row.mix, self.run.spec.batch.mix), None)
+        self.look_at_mix()
 
     def drop_group(self, group: Group, reason: DropReason, detail: str | None = None) -> None:
         """Drop what ended in it. Nothing of it may run."""

@@ -15,10 +15,12 @@ from swarm.engine.seam import StepOutcome, TrainingRefused
 from swarm.protocol.episodes import DropReason, EpisodeState
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec
-from swarm.server.coordinator.batches import cut, plan, pool_values
+from swarm.server.coordinator import mix as mixes
+from swarm.server.coordinator.batches import draw, mix_values, one_batch, plan, pool_values
 from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.runs import Run, judge, patched
 from swarm.server.coordinator.state import BookState
+from swarm.server.coordinator.versions import Versions
 from swarm.server.pool.rows import (
     ConfigRow,
     DropUnkept,
@@ -47,6 +49,7 @@ class Duty(Enum):
     CHECKPOINT = "checkpoint"
     COMPLETE = "complete"
     STOP = "stop"
+    RESTORE = "restore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,10 @@ class StepBook:
     # -- what to do -------------------------------------------------------------------------------------------------
 
     def next_duty(self) -> NextDuty:
-        """The most urgent thing. Drops ready groups that are too stale to be used."""
+        """The most urgent thing."""
         state, run = self._state, self._state.run
+        if run is not None and state.situation.restoration is not None and state.situation.engine_ready:
+            return NextDuty(Duty.RESTORE)
         if run is None or run.row.released or not state.situation.engine_ready:
             return NextDuty(Duty.WAIT)
         if state.situation.opened_run != run.run_id:
@@ -102,12 +107,11 @@ class StepBook:
         return at
 
     def _batch(self, run: Run) -> list[Group] | None:
-        state = self._state
-        for group in state.groups.ready():
-            lag = run.step - group.oldest_step
-            if lag > run.spec.max_staleness:
-                state.drop_group(group, DropReason.STALE, f"its oldest token is {lag} versions behind")
-        return cut(run.spec.batch, state.groups.ready())
+        """The groups of the next step, in the order of their turns; None when there are not enough."""
+        state, batch = self._state, run.spec.batch
+        balance = mixes.in_force(run.row.mix, batch.mix)
+        found = draw(batch, balance, state.groups.ready(), one_batch(batch), state.passed())
+        return found.groups if found.complete else None
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -118,6 +122,7 @@ class StepBook:
         assert state.journalled is None
         groups = self._batch(run)
         assert groups is not None
+        run.row.mix = mixes.after(run.row.mix, run.spec.batch.mix, [group.row.mix for group in groups])
         waited_s = state.clock.monotonic() - state.situation.collecting_since
         row = StepRow(
             run_id=run.run_id,
@@ -125,7 +130,7 @@ class StepBook:
             step=run.step + 1,
             config_version=run.config_version,
             groups=plan(groups),
-            values=pool_values(groups, weights_step=run.step, generate_s=waited_s),
+            values=pool_values(groups, weights_step=run.step, generate_s=waited_s) | mix_values(groups, run.row.mix),
             at=state.clock.now(),
         )
         for group in groups:
@@ -135,7 +140,8 @@ class StepBook:
             state.groups.remove(group)
             state.changes.append(PutGroup(group.row))
         state.journalled = row
-        state.changes.append(PutStep(row))
+        state.changes += [PutStep(row), PutRun(run.row)]
+        state.settle_all()  # what is left over is one version older when the next batch is made
         state.turned = True
         return row
 
@@ -219,6 +225,8 @@ class StepBook:
         )
         state.run = Run(row=row, configs=[config])
         state.groups_by_task = {}
+        state.versions = Versions()
+        state.awaited.since.clear()
         state.eval_ordinals = {}
         state.situation.checkpoint_wanted = False
         traces_from = state.next_episode_seq - TRACES_KEPT
@@ -252,8 +260,7 @@ class StepBook:
         run.configs.append(config)
         run.specs[config.config_version] = spec
         state.changes.append(PutConfig(config))
-        for group in state.groups:
-            state.settle(group)
+        state.settle_all()
         state.turned = True
         state.log.append(f"config {config.config_version} of {run.run_id} by {by}")
 

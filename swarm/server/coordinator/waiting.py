@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from swarm.protocol.episodes import EpisodeClaim
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.server.coordinator.episodes import GrantedLease, NotYet, claim_digest
+from swarm.server.coordinator.admission import NotYet
+from swarm.server.coordinator.episodes import GrantedLease, claim_digest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,9 +62,17 @@ class Waiting:
                 self._by_key.pop(waiter.claim.idempotency_key, None)
 
     def admit(self, attempt: Callable[[EpisodeClaim], GrantedLease | NotYet]) -> list[tuple[Waiter, GrantedLease]]:
-        """Try every waiting claim. Returns those that were granted, not yet answered; those refused are answered."""
+        """Try every waiting claim. Returns those that were granted, not yet answered; those refused are answered.
+
+        Claims that only their client tells apart are answered alike: once one has to wait on, so have the others.
+        """
         granted: list[tuple[Waiter, GrantedLease]] = []
+        waits: dict[tuple[str, ...], NotYet] = {}
         for waiter in list(self._waiters):
+            alike = _alike(waiter.claim)
+            if alike in waits:
+                waiter.reason = waits[alike]
+                continue
             try:
                 answer = attempt(waiter.claim)
             except Refusal as refusal:
@@ -71,7 +80,7 @@ class Waiting:
                 waiter.answer.set_exception(refusal)
                 continue
             if isinstance(answer, NotYet):
-                waiter.reason = answer
+                waiter.reason = waits[alike] = answer
             else:
                 self._leave(waiter)
                 waiter.granted = answer
@@ -83,6 +92,10 @@ class Waiting:
         for waiter in list(self._waiters):
             self._leave(waiter)
             waiter.answer.set_exception(refusal)
+
+
+def _alike(claim: EpisodeClaim) -> tuple[str, ...]:
+    return claim.run_id, claim.kind, claim.task_id, claim.mix or "", claim.client_version
 
 
 def _seen(answer: asyncio.Future[GrantedLease]) -> None:

@@ -18,10 +18,12 @@ from swarm.server.pool.rows import (
     EpisodeRow,
     GroupRow,
     LedgerFilter,
+    MixRow,
     PlannedGroup,
     RunRow,
     Snapshot,
     StepRow,
+    VersionRow,
 )
 
 _GROUP_COLUMNS = "seq, group_id, run_id, task_id, mix, client_version, config_version, ordinal, size, state"
@@ -63,19 +65,20 @@ class PoolReader:
             groups=self._live_groups(),
             episodes=self._episodes("state IN ('running', 'ended')", ()),
             groups_by_task=dict(by_task.fetchall()),
-            eval_ordinals=self._eval_ordinals(run_id, step),
+            eval_ordinals=self.eval_ordinals(run_id, step),
+            versions=self.versions(run_id),
             tokens=self._number("SELECT sum(sampled_tokens) FROM episodes WHERE run_id = ?", run_id),
         )
 
     def _newest_run(self) -> RunRow | None:
-        found = self._db.execute("SELECT body FROM runs ORDER BY seq DESC LIMIT 1").fetchone()
-        return RunRow(**orjson.loads(found[0])) if found else None
+        return _run(self._db.execute("SELECT body FROM runs ORDER BY seq DESC LIMIT 1").fetchone())
 
     def _live_groups(self) -> list[GroupRow]:
         rows = self._db.execute(f"SELECT {_GROUP_COLUMNS} FROM groups WHERE state != 'closed' ORDER BY seq")
         return [GroupRow(**dict(zip(_GROUP_COLUMNS.split(", "), row, strict=True))) for row in rows]
 
-    def _eval_ordinals(self, run_id: str, step: int) -> list[tuple[str, int]]:
+    def eval_ordinals(self, run_id: str, step: int) -> list[tuple[str, int]]:
+        """(task_id, ordinal) of the run's eval episodes at this step that run or ended."""
         return self._db.execute(
             "SELECT task_id, ordinal FROM episodes WHERE run_id = ? AND kind = 'eval' AND claimed_step = ? "
             "AND (reason IS NULL OR reason = 'eval')",
@@ -83,12 +86,11 @@ class PoolReader:
         ).fetchall()
 
     def run(self, run_id: str) -> RunRow | None:
-        found = self._db.execute("SELECT body FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-        return RunRow(**orjson.loads(found[0])) if found else None
+        return _run(self._db.execute("SELECT body FROM runs WHERE run_id = ?", (run_id,)).fetchone())
 
     def run_by_key(self, idempotency_key: str) -> RunRow | None:
-        found = self._db.execute("SELECT body FROM runs WHERE idempotency_key = ?", (idempotency_key,)).fetchone()
-        return RunRow(**orjson.loads(found[0])) if found else None
+        query = "SELECT body FROM runs WHERE idempotency_key = ?"
+        return _run(self._db.execute(query, (idempotency_key,)).fetchone())
 
     def configs(self, run_id: str) -> list[ConfigRow]:
         """Ascending by version."""
@@ -109,12 +111,22 @@ class PoolReader:
         ]
 
     def steps(self, run_id: str, after: int) -> list[StepRow]:
-        """Steps later than `after`, ascending; without abandoned ones."""
+        """Steps later than `after`, ascending; without those that stand no more."""
         rows = self._db.execute(
-            f"SELECT {_STEP_COLUMNS} FROM steps WHERE run_id = ? AND step > ? AND state != 'abandoned' ORDER BY step",
+            f"SELECT {_STEP_COLUMNS} FROM steps WHERE run_id = ? AND step > ? AND state IN ('journalled', 'done') "
+            "ORDER BY step",
             (run_id, after),
         )
         return [_step(row) for row in rows]
+
+    def mixes(self, run_id: str) -> dict[str, str | None]:
+        """The mix of each group that the run opened."""
+        return dict(self._db.execute("SELECT group_id, mix FROM groups WHERE run_id = ?", (run_id,)).fetchall())
+
+    def versions(self, run_id: str) -> list[VersionRow]:
+        """In the order of their first groups."""
+        query = "SELECT body FROM versions WHERE run_id = ? ORDER BY first_at, mix, client_version"
+        return [VersionRow(**orjson.loads(body)) for (body,) in self._db.execute(query, (run_id,))]
 
     def newest_step(self, run_id: str) -> int:
         """The newest step of the run that is done; 0 before the first."""
@@ -158,6 +170,13 @@ class PoolReader:
 
     def _number(self, query: str, *values: Any) -> int:
         return int(self._db.execute(query, values).fetchone()[0] or 0)
+
+
+def _run(found: tuple[Any, ...] | None) -> RunRow | None:
+    if found is None:
+        return None
+    body = orjson.loads(found[0])
+    return RunRow(**{**body, "mix": MixRow(**body.get("mix", {}))})
 
 
 def _matching(wanted: LedgerFilter) -> tuple[str, list[Any]]:

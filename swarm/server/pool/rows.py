@@ -84,6 +84,42 @@ class EpisodeRow:
         )
 
 
+@dataclass(slots=True, kw_only=True)
+class VersionRow:
+    """What the train episodes of one client version and one family of tasks were rewarded with. Written at each end."""
+
+    run_id: str
+    mix: str | None
+    client_version: str
+    first_at: float
+    last_at: float = 0.0
+    """Unix time of its newest end."""
+    ended: int = 0
+    reward_sum: float = 0.0
+    square_sum: float = 0.0
+    opening: list[float] = field(default_factory=list)
+    """Its first rewards."""
+    recent: list[float] = field(default_factory=list)
+    """Its newest rewards."""
+    before: str | None = None
+    baseline: list[float] = field(default_factory=list)
+    """The newest rewards of the version before it, when it ended its first episode."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MixRow:
+    """How many groups of each family entered the run's steps. A family is a claim's `mix`; "" stands for all of them."""
+
+    ratios: dict[str, float] = field(default_factory=dict)
+    """In force at the newest step."""
+    carried: dict[str, int] = field(default_factory=dict)
+    """Groups that were owed to a family when these ratios came into force."""
+    entered: dict[str, int] = field(default_factory=dict)
+    """Groups since then."""
+    trained: dict[str, int] = field(default_factory=dict)
+    """Groups since the run began, by the claims' mix."""
+
+
 GroupState = Literal["open", "ready", "closed"]
 """open: has slots to fill. ready: waits for a batch. closed: in a journalled batch, or dropped."""
 
@@ -119,6 +155,13 @@ class RunRow:
     """True when its weights are no longer served: stopped, failed or replaced."""
     checkpoints: list[int] = field(default_factory=list)
     """Steps of the checkpoints that are kept, ascending; the hosted model itself is step 0."""
+    branched_at: int = 0
+    """The step that the current branch began from."""
+    restore_key: str | None = None
+    """Idempotency key of the restore that began it."""
+    quarantined: dict[str, str] = field(default_factory=dict)
+    """Client versions that are not to be trained, and why."""
+    mix: MixRow = field(default_factory=MixRow)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,8 +174,9 @@ class ConfigRow:
     spec: dict[str, Any]
 
 
-StepState = Literal["journalled", "done", "abandoned"]
-"""journalled: its batch is fixed. done: trained and served. abandoned: the run failed on it."""
+StepState = Literal["journalled", "done", "abandoned", "superseded"]
+"""journalled: its batch is fixed. done: trained and served. abandoned: the run failed on it. superseded: a restore went
+back before it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,6 +237,11 @@ class PutStep:
 
 
 @dataclass(frozen=True, slots=True)
+class PutVersion:
+    row: VersionRow
+
+
+@dataclass(frozen=True, slots=True)
 class PutMeta:
     name: str
     value: str
@@ -227,6 +276,15 @@ class DropUnkept:
 
 
 @dataclass(frozen=True, slots=True)
+class SupersedeAfter:
+    """The run goes on from `step` on a new branch: later steps stand no more, nor what was trained or evaluated in them."""
+
+    run_id: str
+    step: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class FreeCalls:
     """Forget calls that no replay needs: those of settled episodes of other runs, and of steps up to `through` of this one.
 
@@ -245,10 +303,12 @@ Change = (
     | PutRun
     | PutConfig
     | PutStep
+    | PutVersion
     | PutMeta
     | SetFate
     | KeepSteps
     | DropUnkept
+    | SupersedeAfter
     | FreeCalls
 )
 
@@ -277,6 +337,8 @@ class Snapshot:
     """(task_id, ordinal) of the run's eval episodes at `step` that run or ended."""
     tokens: int
     """Sampled by closed episodes of the run."""
+    versions: list[VersionRow]
+    """Of the run, in the order of their first groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,18 @@ CREATE TABLE steps (
 ) WITHOUT ROWID;
 """
 
+ADDED = """
+CREATE TABLE IF NOT EXISTS versions (
+    run_id TEXT NOT NULL,
+    mix TEXT NOT NULL,
+    client_version TEXT NOT NULL,
+    first_at REAL NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (run_id, mix, client_version)
+) WITHOUT ROWID;
+"""
+"""Tables that a pool of this version may lack, when an older server made it."""
+
 EPISODE_COLUMNS = (
     "seq, episode_id, run_id, kind, task_id, mix, client_id, group_id, slot, ordinal, claimed_step, claimed_at, "
     "state, reason, detail, step, reward, sampled_tokens, body"
@@ -84,6 +96,7 @@ ON CONFLICT (seq) DO UPDATE SET state = excluded.state, reason = excluded.reason
 """
 PUT_GROUP = f"INSERT OR REPLACE INTO groups VALUES ({', '.join('?' * 10)})"
 PUT_STEP = f"INSERT OR REPLACE INTO steps VALUES ({', '.join('?' * 8)})"
+PUT_VERSION = "INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?, ?)"
 PUT_CONFIG = f"INSERT OR REPLACE INTO configs VALUES ({', '.join('?' * 6)})"
 SET_FATE = """
 UPDATE episodes SET state = ?, reason = ?, step = coalesce(?, step), detail = coalesce(?, detail) WHERE episode_id = ?
@@ -93,6 +106,15 @@ DROP_UNKEPT = """
 UPDATE episodes SET state = 'dropped', reason = 'run_ended', detail = ?
 WHERE run_id = ? AND step IS NOT NULL AND state = 'in_step'
 """
+SUPERSEDE_EPISODES = """
+UPDATE episodes SET state = 'dropped', reason = 'superseded', detail = :detail
+WHERE run_id = :run_id AND step > :step AND state IN ('in_step', 'trained')
+"""
+SUPERSEDE_EVALS = """
+UPDATE episodes SET reason = 'superseded', detail = :detail
+WHERE run_id = :run_id AND kind = 'eval' AND claimed_step > :step AND reason = 'eval'
+"""
+SUPERSEDE_STEPS = "UPDATE steps SET state = 'superseded' WHERE run_id = :run_id AND step > :step"
 ABANDON_STEPS = "UPDATE steps SET state = 'abandoned' WHERE run_id = ? AND state = 'journalled'"
 FREE_CALLS = """
 DELETE FROM calls WHERE seq < :traces_from AND seq IN (
@@ -104,7 +126,7 @@ DELETE FROM calls WHERE seq < :traces_from AND seq IN (
 TASK_PROGRESS = """
 SELECT task_id, kind, CASE kind WHEN 'eval' THEN claimed_step END AS eval_step, count(*)
 FROM episodes
-WHERE run_id = :run_id AND reward IS NOT NULL AND (reason IS NULL OR reason != 'no_calls')
+WHERE run_id = :run_id AND reward IS NOT NULL AND (reason IS NULL OR reason NOT IN ('no_calls', 'superseded'))
   AND (:client_id IS NULL OR client_id = :client_id) AND (:mix IS NULL OR mix = :mix)
 GROUP BY task_id, kind, eval_step ORDER BY min(seq)
 """

@@ -27,8 +27,10 @@ from swarm.server.pool.rows import (
     PutMeta,
     PutRun,
     PutStep,
+    PutVersion,
     SetFate,
     StepRow,
+    SupersedeAfter,
 )
 
 
@@ -63,13 +65,14 @@ class PoolStore:
         db.execute("PRAGMA cache_size = -65536")
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if found == schema.SCHEMA_VERSION:
+            db.executescript(schema.ADDED)
             return
         if found != 0 or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise PoolUnreadable(
                 f"{self.path} is a pool of version {found}, this server reads version {schema.SCHEMA_VERSION}; "
                 "start it with another state directory"
             )
-        db.executescript(f"BEGIN;{schema.SCHEMA}PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;")
+        db.executescript(f"BEGIN;{schema.SCHEMA}{schema.ADDED}PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;")
 
     def close(self) -> None:
         self.read.close()
@@ -121,6 +124,9 @@ class PoolStore:
                     execute(schema.SET_FATE, (state, reason, step, detail, episode_id))
                 case PutGroup(row):
                     execute(schema.PUT_GROUP, _group_values(row))
+                case PutVersion(row):
+                    mix, body = row.mix or "", orjson.dumps(row)
+                    execute(schema.PUT_VERSION, (row.run_id, mix, row.client_version, row.first_at, body))
                 case _:
                     self._apply_rare(change)
 
@@ -143,6 +149,11 @@ class PoolStore:
             case DropUnkept(run_id, detail):
                 execute(schema.DROP_UNKEPT, (detail, run_id))
                 execute(schema.ABANDON_STEPS, (run_id,))
+            case SupersedeAfter(run_id, step, detail):
+                where = {"run_id": run_id, "step": step}
+                execute(schema.SUPERSEDE_EPISODES, where | {"detail": detail})
+                execute(schema.SUPERSEDE_EVALS, where | {"detail": detail})
+                execute(schema.SUPERSEDE_STEPS, where)
             case FreeCalls(run_id, through, traces_from):
                 execute(schema.FREE_CALLS, {"run_id": run_id, "through": through, "traces_from": traces_from})
             case _:

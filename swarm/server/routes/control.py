@@ -29,7 +29,15 @@ from swarm.protocol.episodes import (
     TaskProgress,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.protocol.status import CheckpointRef, RunCreated, RunReport, RunRequest, ServerStatus
+from swarm.protocol.status import (
+    CheckpointRef,
+    QuarantineRequest,
+    RestoreRequest,
+    RunCreated,
+    RunReport,
+    RunRequest,
+    ServerStatus,
+)
 from swarm.protocol.summary import LedgerSummary
 from swarm.server.coordinator.desk import Desk
 from swarm.server.keys import ControlTokens, Keyring, Role
@@ -102,7 +110,13 @@ class ControlRoutes:
 
     def _episode_operations(self) -> list[Operation]:
         lost = (ErrorCode.NOT_FOUND, ErrorCode.LEASE_LOST)
-        refused = (ErrorCode.NOT_FOUND, ErrorCode.NOT_ROLLING, ErrorCode.DRAINING, ErrorCode.MIX_FULL)
+        refused = (
+            ErrorCode.NOT_FOUND,
+            ErrorCode.NOT_ROLLING,
+            ErrorCode.DRAINING,
+            ErrorCode.MIX_FULL,
+            ErrorCode.FORBIDDEN,
+        )
         return [
             _post("/swarm/v1/episodes:claim", self.claim, "Claim an episode", EpisodeClaim, EpisodeGrant, refused),
             _post(f"{_EPISODE}:end", self.end, "End it with a reward, durably", EpisodeResult, EpisodeReceipt, lost),
@@ -128,6 +142,22 @@ class ControlRoutes:
                 codes=(ErrorCode.NOT_FOUND, ErrorCode.CONFIG_CONFLICT, ErrorCode.INVALID_SPEC),
             ),
             _post(f"{_RUN}:stop", self.stop_run, "Drain, checkpoint, go idle", None, RunReport, (ErrorCode.NOT_FOUND,)),
+            _post(
+                f"{_RUN}:restore",
+                self.restore,
+                "Go back to a checkpoint, on a new branch",
+                RestoreRequest,
+                RunReport,
+                (ErrorCode.NOT_FOUND, ErrorCode.OVER_LIMIT, *busy, ErrorCode.ENGINE_FAILED),
+            ),
+            _post(
+                f"{_RUN}:quarantine",
+                self.quarantine,
+                "Keep a client version out of training, or let it in again",
+                QuarantineRequest,
+                RunReport,
+                (ErrorCode.NOT_FOUND, ErrorCode.OVER_LIMIT),
+            ),
             _post(
                 f"{_RUN}:checkpoint",
                 self.checkpoint,
@@ -234,6 +264,17 @@ class ControlRoutes:
     async def stop_run(self, request: Request) -> Response:
         wire.require(self.tokens, request, Role.ADMIN)
         return _versioned(await self.desk.stop_run(request.path_params["run_id"]))
+
+    async def restore(self, request: Request) -> Response:
+        by = wire.require(self.tokens, request, Role.ADMIN)
+        wish = await wire.decode(request, RestoreRequest)
+        restored = self.desk.restore_run(request.path_params["run_id"], wish, by)
+        return _versioned(await wire.until_gone(request, restored, self.closing))
+
+    async def quarantine(self, request: Request) -> Response:
+        by = wire.require(self.tokens, request, Role.ADMIN)
+        wish = await wire.decode(request, QuarantineRequest)
+        return _versioned(await self.desk.quarantine(request.path_params["run_id"], wish, by))
 
     async def checkpoint(self, request: Request) -> Response:
         wire.require(self.tokens, request, Role.ADMIN)

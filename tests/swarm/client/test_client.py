@@ -312,9 +312,9 @@ async def test_a_run_that_is_over_refuses_train_claims_with_over_limit() -> None
 def test_the_public_surface_is_this() -> None:
     methods = {name for name in vars(SwarmClient) if not name.startswith("_")}
     assert methods == {
-        "url", "close", "status", "statuses", "start_run", "run", "patch_run", "stop_run", "checkpoint", "ledger", "entry",
-        "ledger_page", "summary", "trace", "tasks", "claim", "end", "abort", "renew", "current_run_id", "episode",
-        "run_tasks",
+        "url", "close", "status", "statuses", "start_run", "run", "patch_run", "stop_run", "checkpoint", "restore",
+        "quarantine", "ledger", "entry", "ledger_page", "summary", "trace", "tasks", "claim", "end", "abort", "renew",
+        "current_run_id", "episode", "run_tasks",
     }  # fmt: skip
     assert set(swarm.client.__all__) == {
         "ConfigConflict", "CrewReport", "Draining", "EngineFailed", "Episode", "EpisodeUnfinished", "ErrorCode", "Forbidden",

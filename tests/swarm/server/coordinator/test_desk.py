@@ -72,6 +72,18 @@ async def test_max_episode_s_ends_an_episode_even_in_the_middle_of_a_call(world:
     assert await world.states() == ["dropped expired"]
 
 
+async def test_max_call_s_bounds_for_how_long_an_open_call_keeps_the_lease(world: World) -> None:
+    lease = await world.claim(idle_limit_s=20, max_call_s=100)
+    for _ in range(2):
+        opened = world.desk.open_call(lease.episode_id, lease.lease)
+        await world.passes(99)
+        assert world.desk.close_call(opened, await world.sampled(opened))
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    await world.passes(101)
+    assert (await world.desk.entry(lease.episode_id)).detail == "a call took longer than its max_call_s of 100 s"
+    assert not world.desk.close_call(opened, await world.sampled(opened))
+
+
 async def test_a_late_call_of_a_lost_lease_is_discarded_and_says_so(world: World) -> None:
     lease = await world.claim()
     opened = world.desk.open_call(lease.episode_id, lease.lease)
@@ -279,6 +291,62 @@ async def test_seeds_of_calls_depend_on_task_group_slot_and_index_alone(tmp_path
     assert len(set(first)) == 6
 
 
+async def test_no_group_opens_that_the_pool_could_not_hold(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"max_pool_episodes": 5}, max_staleness=3)
+        for task in ("t-1", "t-2"):
+            await world.claim(task)
+        assert (await world.refused(world.claim("t-3"))).code is ErrorCode.DRAINING
+        held = await world.claim("t-2")
+        waiting = asyncio.create_task(world.claim("t-3", wait_s=60))
+        await world.pause()
+        assert not waiting.done()
+        await world.episode("t-1", 1.0)
+        await world.desk.abort(held.episode_id, EpisodeAbort(lease=held.lease, reason="x"))
+        assert (await world.desk.status()).pool.ended == 1
+        await world.passes(61)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_with_a_batch_by_episodes_partial_groups_make_room_for_more(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        rules = {"rule": "episodes", "episodes": 4, "max_pool_episodes": 4}
+        await world.begin(batch=rules, limits={"steps": 1})
+        await world.episode("t-1", 1.0)
+        await world.passes(61)
+        for task in ("t-2", "t-3"):
+            await world.episode(task, 0.0)
+            await world.episode(task, 1.0)
+        await world.until_status("complete")
+
+
+async def test_agent_rewards_decide_whether_a_group_has_anything_to_compare(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"rule": "informative_tasks"})
+        for planner in (0.0, 1.0):
+            lease = await world.claim("t-1")
+            await world.call(lease)
+            await world.end(lease, 0.5, agent_rewards={"planner": planner})
+        for _ in range(2):
+            lease = await world.claim("t-2")
+            await world.call(lease)
+            await world.end(lease, 0.5, agent_rewards={"planner": 1.0})
+        assert await world.states() == ["ended"] * 2 + ["dropped zero_variance"] * 2
+
+
+async def test_evaluations_are_outside_of_pool_bounds_and_batches(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"max_pool_episodes": 4, "mix": {"a": {"ratio": 1}}}, limits={"steps": 1})
+        for index in range(20):
+            await world.episode("e-1", index % 2, kind="eval", mix="of no family")
+        pool = (await world.desk.status()).pool
+        assert (pool.ended, pool.groups_open, pool.groups_ready) == (0, 0, 0)
+        await world.batch(mix="a")
+        await world.until_status("complete")
+        assert len([batch for batch in world.engine.made for _ in batch.groups]) == 2
+
+
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -301,11 +369,11 @@ async def test_the_same_key_starts_one_run(world: World) -> None:
 async def test_a_spec_that_this_server_cannot_carry_out_names_each_bad_field(world: World) -> None:
     await world.desk.stop_run(world.run_id)
     await world.until_phase(Phase.IDLE)
-    wrong = spec(model="gpt-17", batch={"mix": {"math": {"ratio": 1}}, "max_pool_episodes": 3})
+    wrong = spec(model="gpt-17", max_model_len=10**6, batch={"max_pool_episodes": 3})
     refusal = await world.refused(world.desk.create_run(RunRequest(spec=wrong), by="tester"))
     assert refusal.code is ErrorCode.INVALID_SPEC
     fields = [error["field"] for error in refusal.fields["errors"]]
-    assert fields == ["model", "batch.mix", "batch.max_pool_episodes"]
+    assert fields == ["model", "max_model_len", "batch.max_pool_episodes"]
 
 
 async def test_a_patch_is_refused_when_it_is_misspelt_untunable_or_out_of_date(world: World) -> None:

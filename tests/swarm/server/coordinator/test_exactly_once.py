@@ -1,11 +1,14 @@
 """Exactly once, durably (invariants I2, I3, I4): the book over the real pool, with a crash possible at every write.
 
 A model-based test. The process may die before a write is on disk, or after it and before anyone was answered, or the disk may be
-full; the trainer may die at any time and go back to its newest checkpoint. Whatever happens:
+full; the trainer may die at any time and go back to its newest checkpoint; an operator may go back to one on purpose. Families
+of tasks, partial groups, stale groups and quarantined code are all in play. Whatever happens:
 - an acknowledged end is never lost, and a repeated one is recognised;
 - every ended episode is in exactly one step of the surviving history, or in the ledger with its reason;
 - nothing under a lost lease changes anything;
-- a replay uses the recorded batches.
+- a replay uses the recorded batches;
+- groups enter steps in the turns of their families while nobody's patience ran out, and none is too stale;
+- no episode that a restore superseded is ever trained.
 """
 
 from __future__ import annotations
@@ -35,12 +38,15 @@ from swarm.protocol.episodes import (
     VersionSpan,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.protocol.runspec import BatchSpec, CheckpointSpec, LimitSpec, RunSpec
+from swarm.protocol.runspec import BatchSpec, CheckpointSpec, LimitSpec, MixSpec, RunSpec
+from swarm.server.coordinator import mix as mixes
+from swarm.server.coordinator.admission import NotYet
 from swarm.server.coordinator.book import Book
-from swarm.server.coordinator.episodes import GrantedLease, NotYet, late_end
+from swarm.server.coordinator.episodes import GrantedLease, late_end
+from swarm.server.coordinator.interventions import past
 from swarm.server.coordinator.leases import LeaseClock, LiveEpisode
 from swarm.server.coordinator.replay import recorded_batch
-from swarm.server.coordinator.state import Situation
+from swarm.server.coordinator.state import Restoration, Situation
 from swarm.server.coordinator.steps import Duty
 from swarm.server.pool.rows import LedgerFilter, StepRow
 from swarm.server.pool.store import PoolStore
@@ -75,11 +81,18 @@ class Trainer:
 
     run_id: str = ""
     made: list[TrainBatch] = field(default_factory=list)
+    branch: int = 0
     kept: dict[str, dict[int, list[TrainBatch]]] = field(default_factory=dict)
+    branches: dict[tuple[str, int], int] = field(default_factory=dict)
+    """On which branch each kept checkpoint was written."""
 
-    def open(self, run_id: str) -> int:
+    def open(self, run_id: str, branch: int, at_step: int | None) -> int:
         checkpoints = self.kept.setdefault(run_id, {})
-        step = max(checkpoints, default=0)
+        if at_step is not None:
+            for later in [step for step in checkpoints if step > at_step and self.branches[run_id, step] < branch]:
+                del checkpoints[later]
+        step = max(checkpoints, default=0) if at_step is None else at_step
+        self.branch = branch
         self.run_id, self.made = run_id, list(checkpoints.get(step, []))
         return step
 
@@ -93,6 +106,7 @@ class Trainer:
     def checkpoint(self, keep: int) -> int:
         checkpoints = self.kept.setdefault(self.run_id, {})
         checkpoints[len(self.made)] = list(self.made)
+        self.branches[self.run_id, len(self.made)] = self.branch
         for step in sorted(checkpoints)[:-keep]:
             del checkpoints[step]
         return len(self.made)
@@ -107,7 +121,8 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.ids = SeededIds(1)
         self.trainer = Trainer()
-        self.first_batches: dict[tuple[str, int], TrainBatch] = {}
+        self.first_batches: dict[tuple[str, int, int], TrainBatch] = {}
+        self.batch_of: dict[str, tuple[str, int, int]] = {}
         self.held: dict[str, Lease] = {}
         self.store = PoolStore(Path(self.folder.name) / "pool.sqlite")
         self.start_process()
@@ -177,8 +192,10 @@ class ExactlyOnce(RuleBasedStateMachine):
         staleness=st.integers(0, 2),
         rule=st.sampled_from(["tasks", "informative_tasks", "episodes"]),
         every=st.integers(1, 3),
+        mix=st.sampled_from([{}, {}, {"a": 1, "b": 1}, {"a": 1, "b": 2}]),
+        partial=st.sampled_from(["drop", "train"]),
     )
-    def begin(self, staleness: int, rule: str, every: int) -> None:
+    def begin(self, staleness: int, rule: str, every: int, mix: dict[str, float], partial: str) -> None:
         self.spec = RunSpec(
             batch=BatchSpec(
                 rule=rule,  # type: ignore[arg-type]
@@ -186,7 +203,10 @@ class ExactlyOnce(RuleBasedStateMachine):
                 episodes=3,
                 group_size=2,
                 group_patience_s=50,
+                partial_groups=partial,  # type: ignore[arg-type]
                 partial_min=1,
+                max_pool_episodes=8,
+                mix={name: MixSpec(ratio=ratio, patience_s=40) for name, ratio in mix.items()},
             ),
             max_staleness=staleness,
             checkpoint=CheckpointSpec(every_steps=every, keep=2),
@@ -222,12 +242,14 @@ class ExactlyOnce(RuleBasedStateMachine):
             client_version=version,
             kind=kind,  # type: ignore[arg-type]
             task_id=task,
+            mix=task,
             idle_limit_s=100,
         )
         try:
             granted = self.survives(fate, lambda book: book.episodes.claim(claim))
         except Refusal as refusal:
-            refused_with(refusal, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED)
+            quarantined = (ErrorCode.FORBIDDEN,) if version == "2" and kind == "train" else ()
+            refused_with(refusal, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED, *quarantined)
             return None
         if granted is None or isinstance(granted, NotYet):
             return None
@@ -355,6 +377,20 @@ class ExactlyOnce(RuleBasedStateMachine):
         if really == 7:
             self.survives(fate, lambda book: book.steps.request_stop())
 
+    @rule(fate=FATES, wanted=st.booleans(), really=st.integers(0, 2))
+    def quarantine(self, fate: str, wanted: bool, really: int) -> None:
+        run = self.book.state.run
+        if run is not None and run.row.status == "running" and really == 2:
+            self.survives(fate, lambda book: book.interventions.quarantine("2", wanted=wanted, reason="", by="me"))
+
+    @rule(newest=st.booleans(), really=st.integers(0, 2))
+    def restore(self, newest: bool, really: int) -> None:
+        """Wished for; the conductor does it."""
+        run = self.book.state.run
+        if run is not None and really == 2:
+            kept = [0, *run.row.checkpoints]
+            self.situation.restoration = Restoration(run_id=run.run_id, step=kept[-1 if newest else 0], by="me")
+
     @rule(really=st.integers(0, 5))
     def kill_everything(self, really: int) -> None:
         if really == 5:
@@ -383,11 +419,12 @@ class ExactlyOnce(RuleBasedStateMachine):
         duty = self.carry_out("written", lambda book: book.steps.next_duty()).duty
         run = self.book.state.run
         try:
-            if duty is Duty.OPEN:
+            if duty is Duty.RESTORE:
+                self.go_back(fate)
+            elif duty is Duty.OPEN:
                 self.open(fate)
             elif duty is Duty.STEP:
-                row = self.carry_out(fate, lambda book: book.steps.journal())
-                self.make(row, later)
+                self.make(self.journalled(fate), later)
             elif duty is Duty.CHECKPOINT:
                 self.checkpoint(fate)
             elif duty is Duty.STOP:
@@ -400,10 +437,40 @@ class ExactlyOnce(RuleBasedStateMachine):
         except Refusal as refusal:
             refused_with(refusal, ErrorCode.STORAGE_FULL)
 
+    def go_back(self, fate: str) -> None:
+        wish, run = self.situation.restoration, self.book.state.run
+        assert wish is not None
+        assert run is not None
+        then = past(self.store.read, wish.run_id, run.specs, wish.step)
+        try:
+            self.carry_out(fate, lambda book: book.interventions.restore(wish, then))
+        except Refusal as refusal:
+            refused_with(refusal, ErrorCode.STORAGE_FULL, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND)
+            if refusal.code is ErrorCode.STORAGE_FULL:
+                raise
+        self.situation.restoration = None
+        self.forget_lost()
+
+    def journalled(self, fate: str) -> StepRow:
+        """The next step's row. Its groups stand in the turns of their families, and none is too stale."""
+        state = self.book.state
+        run = state.run
+        assert run is not None
+        mix, passed, balance = run.spec.batch.mix, state.passed(), run.row.mix
+        row = self.carry_out(fate, lambda book: book.steps.journal())
+        assert row.values["staleness_max"] <= self.spec.max_staleness
+        labels = [self.store.read.mixes(row.run_id)[group.group_id] for group in row.groups]
+        for label in labels if mix and not passed else ():
+            turns = mixes.Turns(mixes.in_force(balance, mix))
+            assert label == turns.whose(mix)
+            balance = mixes.after(balance, mix, [label])
+        return row
+
     def open(self, fate: str) -> None:
         run = self.book.state.run
         assert run is not None
-        at = self.trainer.open(run.run_id)
+        begins = run.row.branch > 0 and run.kept_step == run.row.branched_at
+        at = self.trainer.open(run.run_id, run.row.branch, run.kept_step if begins else None)
         if at > run.kept_step:
             self.certainly(fate, lambda book: book.steps.checkpointed(run.run_id, at))
         for row in self.store.read.steps(run.run_id, at):
@@ -434,8 +501,12 @@ class ExactlyOnce(RuleBasedStateMachine):
         run = self.book.state.run
         assert run is not None
         batch = recorded_batch(self.store.read, row, run.specs)
-        first = self.first_batches.setdefault((run.run_id, row.step), batch)
+        place = (run.run_id, row.branch, row.step)
+        first = self.first_batches.setdefault(place, batch)
         assert batch == first
+        for group in batch.groups:
+            for episode in group.episodes:
+                assert self.batch_of.setdefault(episode.episode_id, place) == place
         return batch
 
     # -- what must hold -------------------------------------------------------------------------------------------------
@@ -514,9 +585,25 @@ class ExactlyOnce(RuleBasedStateMachine):
         assert (again.run and again.run.row) == (state.run and state.run.row)
         assert (again.run and (again.run.step, again.run.tokens)) == (state.run and (state.run.step, state.run.tokens))
         assert again.journalled == state.journalled
+        assert sorted(map(str, again.versions.rows)) == sorted(map(str, state.versions.rows))
+        if state.run is not None and state.run.row.status != "failed":
+            then = past(self.store.read, state.run.run_id, state.run.specs, state.run.step + 1)
+            assert then.mix == state.run.row.mix
         assert again.groups_by_task == state.groups_by_task
         taken = {task: ordinals for task, ordinals in state.eval_ordinals.items() if ordinals}
         assert again.eval_ordinals == taken
+
+    @invariant()
+    def the_pool_is_bounded(self) -> None:
+        expected = sum(group.expected for group in self.book.state.groups)
+        assert expected < self.spec.batch.max_pool_episodes + self.spec.batch.group_size
+
+    @invariant()
+    def nothing_quarantined_waits_to_be_trained(self) -> None:
+        state = self.book.state
+        for group in state.groups if state.run is not None else ():
+            if group.row.client_version in state.run.row.quarantined:
+                assert group.running
 
 
 def refused_with(refusal: Refusal, *codes: ErrorCode) -> None:

@@ -1,0 +1,109 @@
+"""What an operator may do to a run beside changing its config: go back to a checkpoint, keep a client version out of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from swarm.protocol.episodes import DropReason
+from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.runspec import RunSpec
+from swarm.server.coordinator import mix as mixes
+from swarm.server.coordinator.runs import Run
+from swarm.server.coordinator.state import BookState, Restoration
+from swarm.server.pool.reader import PoolReader
+from swarm.server.pool.rows import MixRow, PutRun, SupersedeAfter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """A run as it stood at one of its steps, where memory no longer knows."""
+
+    step: int
+    mix: MixRow
+    eval_ordinals: list[tuple[str, int]]
+
+
+def past(reader: PoolReader, run_id: str, specs: Mapping[int, RunSpec], step: int) -> Past:
+    """The run at `step`, from its journal."""
+    labels = reader.mixes(run_id)
+    balance = MixRow()
+    for row in reader.steps(run_id, 0):
+        if row.step <= step:
+            mix = specs[row.config_version].batch.mix
+            balance = mixes.after(balance, mix, [labels[group.group_id] for group in row.groups])
+    return Past(step=step, mix=balance, eval_ordinals=reader.eval_ordinals(run_id, step))
+
+
+class Interventions:
+    """Over one `BookState`; pure bookkeeping."""
+
+    def __init__(self, state: BookState) -> None:
+        self._state = state
+
+    def judge(self, wish: Restoration) -> Run:
+        """The run, when it can go back so far. Codes: over_limit, not_found{checkpoints}."""
+        run = self._state.run
+        if run is None or run.run_id != wish.run_id:
+            detail = f"run {wish.run_id} was replaced by another; only the newest run of a server can be restored"
+            raise Refusal(ErrorCode.OVER_LIMIT, detail)
+        if run.row.stop_requested_at is not None and not run.row.released:
+            raise Refusal(ErrorCode.OVER_LIMIT, f"run {run.run_id} is being stopped; restore it when it is")
+        kept = [0, *run.row.checkpoints]
+        if wish.step not in kept:
+            known = ", ".join(map(str, kept))
+            detail = (
+                f"run {run.run_id} keeps no checkpoint of step {wish.step}; there are {known} (0 is the hosted model)"
+            )
+            raise Refusal(ErrorCode.NOT_FOUND, detail, checkpoints=kept)
+        return run
+
+    def restore(self, wish: Restoration, then: Past) -> None:
+        """Begin a new branch of the run at a checkpoint. Episodes of the old one that came after it are superseded.
+
+        Codes: as `judge`. The engine must be opened again, at this checkpoint.
+        """
+        state, run = self._state, self.judge(wish)
+        row, old_step = run.row, run.step
+        detail = f"the run was restored to step {wish.step} on branch {row.branch + 1} by {wish.by}"
+        run.step, state.journalled = wish.step, None
+        if wish.step < old_step:
+            state.eval_ordinals = {}
+            for task_id, ordinal in then.eval_ordinals:
+                state.eval_ordinals.setdefault(task_id, set()).add(ordinal)
+        row.branch, row.branched_at, row.restore_key, row.mix = row.branch + 1, wish.step, wish.key, then.mix
+        row.checkpoints = [step for step in row.checkpoints if step <= wish.step]
+        row.status, row.reason, row.ended_at = "running", None, None
+        row.stop_requested_at, row.released = None, False
+        for live in list(state.live.values()):
+            state.close(live, DropReason.SUPERSEDED, detail)
+        for group in state.groups:
+            state.drop_group(group, DropReason.SUPERSEDED, detail)
+        state.changes += [PutRun(row), SupersedeAfter(run.run_id, wish.step, detail)]
+        state.awaited.since.clear()
+        state.situation.opened_run = None
+        state.situation.checkpoint_wanted = False
+        state.turned = state.stirred = True
+        state.log.append(f"{run.run_id}: {detail}")
+
+    def quarantine(self, client_version: str, *, wanted: bool, reason: str, by: str) -> None:
+        """Let nothing of this client version be trained that no batch has taken yet, or let it in again. Again: nothing.
+
+        Codes: over_limit. Its running episodes may end, and are dropped then; it can claim eval episodes.
+        """
+        state, run = self._state, self._state.run
+        assert run is not None
+        if run.row.status != "running":
+            detail = f"run {run.run_id} is {run.row.status}; only a running one trains anything"
+            raise Refusal(ErrorCode.OVER_LIMIT, detail, run_status=run.row.status)
+        if wanted == (client_version in run.row.quarantined):
+            return
+        if wanted:
+            run.row.quarantined[client_version] = f"{reason or 'no reason was given'} (by {by})"
+        else:
+            del run.row.quarantined[client_version]
+        state.changes.append(PutRun(run.row))
+        state.settle_all()
+        state.turned = True
+        done = "quarantined" if wanted else "no longer quarantined"
+        state.log.append(f"client version {client_version!r} is {done} by {by}")

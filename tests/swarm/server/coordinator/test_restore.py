@@ -1,0 +1,178 @@
+"""Going back to a checkpoint: a new branch of the run, and the ledger says what became of the old one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from foundation.clock import ManualClock
+from swarm.protocol.episodes import DropReason
+from swarm.protocol.errors import ErrorCode
+from swarm.protocol.status import Phase, RestoreRequest
+from tests.fakes.engine import FaultyEngine
+from tests.swarm.server.coordinator.world import World, running
+
+pytestmark = pytest.mark.anyio
+
+
+async def steps(world: World, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        await world.batch()
+        await world.until_step(step)
+
+
+async def restored(world: World, step: int, key: str | None = None) -> int:
+    """Go back; returns the branch."""
+    wish = RestoreRequest(step=step, idempotency_key=key)
+    report = await world.desk.restore_run(world.run_id, wish, "ann")
+    assert report.step == step
+    return report.branch
+
+
+async def test_a_restored_run_goes_on_from_the_checkpoint_on_a_new_branch(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 4}, checkpoint={"every_steps": 2, "keep": 5})
+        await steps(world, 1, 3)
+        ended, held = await world.episode("t-1"), await world.claim("t-1")
+        old = world.engine.made[2]
+        assert await restored(world, 2) == 1
+        assert await world.states() == ["trained 1"] * 4 + ["trained 2"] * 4 + ["dropped superseded"] * 6
+        entry = await world.desk.entry(ended.episode_id)
+        assert "restored to step 2 on branch 1 by ann" in (entry.detail or "")
+        assert (await world.refused(world.end(held))).code is ErrorCode.LEASE_LOST
+        lease = await world.claim("t-1", wait_s=60)
+        assert (lease.weights_version.branch, lease.weights_version.step) == (1, 2)
+        await world.call(lease)
+        await world.end(lease, 0.0)
+        for task, reward in (("t-1", 1.0), ("t-2", 1.0), ("t-2", 0.0)):
+            await world.episode(task, reward)
+        await world.until_step(3)
+        await world.batch()
+        await world.until_status("complete")
+        assert [batch.step for batch in world.engine.made] == [1, 2, 3, 4]
+        assert world.engine.made[2] != old
+        report = await world.desk.report(world.run_id)
+        assert [(step.step, step.branch) for step in report.steps] == [(1, 0), (2, 0), (3, 1), (4, 1)]
+
+
+async def test_a_trainer_that_dies_on_the_new_branch_comes_back_on_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 2, "keep": 5})
+        await steps(world, 1, 4)
+        await world.desk.request_checkpoint(world.run_id)
+        await restored(world, 2)
+        await steps(world, 3, 3)
+        new = world.engine.made[2]
+        world.engine.crash_at["train"] = 1
+        batch = asyncio.create_task(world.batch())
+        await world.hurry(batch.done)
+        await world.hurry(lambda: len(world.engine.made) == 4)
+        assert world.engine.made[2] == new
+        assert "open 2" in world.engine.log[-8:]
+
+
+async def test_a_restarted_server_goes_on_with_the_new_branch(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        run_id = await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 2})
+        await steps(world, 1, 4)
+        await world.desk.request_checkpoint(run_id)
+        await restored(world, 2)
+    async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
+        world.run_id = run_id
+        lease = await world.claim("t-1", wait_s=60)
+        assert (lease.weights_version.branch, lease.weights_version.step) == (1, 2)
+        assert [batch.step for batch in world.engine.made] == [1, 2]
+
+
+async def test_a_complete_run_can_be_restored_to_the_hosted_model(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 1})
+        await world.episode("e-1", kind="eval")
+        await world.batch()
+        await world.until_status("complete")
+        await world.episode("e-1", kind="eval")
+        assert await restored(world, 0) == 1
+        assert (await world.desk.report(world.run_id)).status == "running"
+        assert await world.states() == ["dropped eval"] + ["dropped superseded"] * 5
+        progress = [(p.task_id, p.kind, p.step, p.ended) for p in await world.desk.tasks()]
+        assert progress == [("e-1", "eval", 0, 1)]
+        await world.batch()
+        await world.until_status("complete")
+
+
+async def test_a_failed_run_can_be_restored_and_trained_differently(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 3})
+        await steps(world, 1, 2)
+        await world.until_phase(Phase.ROLLING)
+        world.engine.refuse = "the loss is not finite"
+        await world.batch()
+        await world.until_status("failed")
+        await restored(world, 2)
+        await world.desk.patch_run(world.run_id, {"optimizer": {"learning_rate": 1e-6}}, None, "ann")
+        await world.batch()
+        await world.until_status("complete")
+        assert (await world.states()).count("trained 3") == 4
+
+
+async def test_a_restore_waits_for_the_step_under_way_and_supersedes_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 1})
+        await steps(world, 1, 1)
+        await world.until_phase(Phase.ROLLING)
+        world.engine.gate = asyncio.Event()
+        await world.batch()
+        await world.until_phase(Phase.UPDATING)
+        waiting = asyncio.create_task(restored(world, 1))
+        await world.pause()
+        assert not waiting.done()
+        other = await world.refused(world.desk.restore_run(world.run_id, RestoreRequest(step=0), "bob"))
+        assert other.code is ErrorCode.SERVER_BUSY
+        world.engine.gate.set()
+        assert await waiting == 1
+        assert (await world.states())[4:] == ["dropped superseded"] * 4
+
+
+async def test_a_repeated_restore_with_its_key_makes_one_branch(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        assert await restored(world, 0, "k") == await restored(world, 0, "k") == 1
+        await steps(world, 1, 2)
+        await world.desk.request_checkpoint(world.run_id)
+        other = world.desk.restore_run(world.run_id, RestoreRequest(step=2, idempotency_key="k"), "ann")
+        assert (await world.refused(other)).code is ErrorCode.IDEMPOTENCY_CONFLICT
+
+
+async def test_a_checkpoint_that_is_not_kept_cannot_be_restored(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 1, "keep": 2})
+        await steps(world, 1, 3)
+        await world.desk.request_checkpoint(world.run_id)
+        refusal = await world.refused(world.desk.restore_run(world.run_id, RestoreRequest(step=1), "ann"))
+        assert (refusal.code, refusal.fields["checkpoints"]) == (ErrorCode.NOT_FOUND, [0, 2, 3])
+        await world.desk.stop_run(world.run_id)
+        await world.until_phase(Phase.IDLE)
+        await world.begin()
+        world.run_id, newest = "run-gone", world.run_id
+        assert (
+            await world.refused(world.desk.restore_run("run-gone", RestoreRequest(step=0), "a"))
+        ).code == "not_found"
+        world.run_id = newest
+
+
+async def test_superseded_episodes_keep_their_reason_when_the_branch_is_trained_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 2}, checkpoint={"every_steps": 1})
+        await steps(world, 1, 1)
+        await world.desk.request_checkpoint(world.run_id)
+        await restored(world, 0)
+        await world.batch()
+        await world.until_step(1)
+        await world.desk.request_checkpoint(world.run_id)
+        assert await world.states() == ["dropped superseded"] * 4 + ["trained 1"] * 4
+        page = await world.desk.ledger(reason=DropReason.SUPERSEDED)
+        assert len(page.entries) == 4
+        assert len((await world.desk.ledger(step=1)).entries) == 4
