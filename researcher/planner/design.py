@@ -34,7 +34,7 @@ from researcher.models import (
 )
 from researcher.planner.instruments import InstrumentFolder, nested
 from researcher.planner.matching import Reading, level_text
-from researcher.planner.refusals import PlanningRefused
+from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.planner.seam import PlanOptions
 from swarm.protocol.runspec import RunSpec, merge_patch
 
@@ -125,7 +125,7 @@ def fitted(plan: Plan, instrument: Instrument, options: PlanOptions) -> Plan:
     per_seed = price.wall_s[0] / compare.seeds
     affordable = int(budget_s / per_seed)
     if affordable < compare.seeds:
-        raise PlanningRefused(
+        raise BudgetTooSmall(
             f"{price.trials[0]} trials take about {_time(price.wall_s[0])}, the budget is {_time(budget_s)}: "
             f"give --budget {math.ceil(price.wall_s[0] / 60)}m, or ask about fewer levels or fewer steps"
             + (f", or --seeds {affordable}" if affordable >= 2 else "")
@@ -300,4 +300,6 @@ def _expected_seeds(plan: Plan) -> int | None:
 
 
 def _time(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:g} s"
     return f"{math.ceil(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
