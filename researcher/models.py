@@ -100,6 +100,11 @@ class Instrument(StrictModel):
     defaults: InstrumentDefaults
 
 
+def _is_unset(value: object) -> bool:
+    """Fields that came later leave no trace in plans that do not use them, so that earlier plans keep their hashes."""
+    return not value
+
+
 # -- plan -------------------------------------------------------------------------------------------------------------
 
 
@@ -121,6 +126,8 @@ class Hypothesis(StrictModel):
     metric: str
     direction: Direction
     """The direction in which the treatment's metric is said to move."""
+    direction_assumed: Annotated[bool, Field(exclude_if=_is_unset)] = False
+    """Nobody claimed a direction: the planner chose the one that is better, so that there is a claim to test."""
     margin: Annotated[float, Field(gt=0)]
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
 
@@ -197,6 +204,8 @@ class Plan(StrictModel):
     heldout_tasks: int
     heldout_episodes: int
     heldout_temperature: float
+    trial_s: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
+    """Expected wall time of the longest trial; time limits follow from it. None: not known."""
     metrics: tuple[Metric, ...]
     power: Annotated[float, Field(gt=0, lt=1)] = 0.8
     planned_effect: float
@@ -357,7 +366,8 @@ class AttemptRecord(BaseModel):
     client_started: float | None = None
     """When the client process began, so that a recycled pid is not taken for it."""
     step: int = 0
-    outcome: Literal["open", "done", "failed"] = "open"
+    outcome: Literal["open", "done", "failed", "withdrawn"] = "open"
+    """failed counts against the trial; withdrawn does not: a person stopped it, or its server was lost."""
     reason: str | None = None
     intent_at: float
     heartbeat_at: float

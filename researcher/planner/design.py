@@ -62,7 +62,7 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
     names = tuple(arm.name for arm in arms)
     budget_s = options.budget_s or reading.budget_s or DEFAULT_BUDGET_S
     settings = dict(_by_target(reading.settings))
-    return Plan(
+    plan = Plan(
         question=topic.strip(),
         instrument=instrument.name,
         instrument_version=instrument.version,
@@ -92,6 +92,7 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
         planner="builtin",
         assumptions=reading.assumptions,
     )
+    return plan.model_copy(update={"trial_s": max(_trial_s(plan, arm, instrument) for arm in arms)})
 
 
 def arms_of(reading: Reading) -> tuple[Arm, ...]:
@@ -184,15 +185,17 @@ def known_ids(known: Sequence[Finding], plan: Plan) -> tuple[str, ...]:
 
 def _hypotheses(reading: Reading, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
     verb = "a higher" if reading.direction == "increase" else "a lower"
+    assumed = " (the direction is assumed: the topic claims none)" if reading.direction_assumed else ""
     return tuple(
         Hypothesis(
             id=f"H{number}",
-            statement=f"{arms[treatment].name} has {verb} {reading.metric.name} than {arms[baseline].name}",
+            statement=f"{arms[treatment].name} has {verb} {reading.metric.name} than {arms[baseline].name}{assumed}",
             factor=reading.factor.name,
             baseline=arms[baseline].name,
             treatment=arms[treatment].name,
             metric=reading.metric.name,
             direction=reading.direction,
+            direction_assumed=reading.direction_assumed,
             margin=reading.metric.margin,
             alpha=ALPHA,
         )
