@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import SystemClock
-from foundation.paths import memory_dir
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.seam import EngineHealth, RunContext, TrainBatch, TrainEpisode, TrainerCrashed, TrainGroup
