@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 from foundation.strict import nearest
 
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)")
+_NEGATIVE = re.compile(r"-[\d.]")
+_LONG_OPTION = re.compile(r"--[a-z][a-z-]*")
 _CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
 
@@ -28,7 +30,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        given = list(sys.argv[1:] if args is None else args)
+        given = _with_negatives(sys.argv[1:] if args is None else args)
         parsed, unknown = self.parse_known_args(given, namespace)
         if unknown:
             self._chosen(given).error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -65,3 +67,14 @@ class Parser(argparse.ArgumentParser):
         else:
             guess = None
         return f" (did you mean {guess}?)" if guess else ""
+
+
+def _with_negatives(words: Sequence[str]) -> list[str]:
+    """`--budget -5m` as `--budget=-5m`: a value that begins like an option reaches the option, which can say what is wrong."""
+    result: list[str] = []
+    for word in words:
+        if _NEGATIVE.match(word) and result and _LONG_OPTION.fullmatch(result[-1]):
+            result[-1] += f"={word}"
+        else:
+            result.append(word)
+    return result

@@ -70,7 +70,7 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="a swarm server; may be repeated (default: one started here)",
+        help="a swarm server; may be repeated (default: one started here); one that does not answer is tried for 30 s",
     )
     start.add_argument("--engine", choices=("local", "echo"), default="local", help="engine of a server started here")
     start.add_argument(

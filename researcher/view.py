@@ -7,6 +7,7 @@ the same as JSON lines. They are told of changes and ask nobody for anything.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -97,11 +98,35 @@ class LiveView:
         self._live.stop()
 
 
+class Lines:
+    """Lines on a stream. When its reader goes away, as `head` does, nothing more is written: the study goes on unseen."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._read = True
+
+    def write(self, line: str) -> None:
+        if self._read:
+            try:
+                self._stream.write(line + "\n")
+                self._stream.flush()
+            except BrokenPipeError:
+                self._read = False
+                silence(self._stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Send what is still written to a stream nowhere, also what Python flushes at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
 class PlainView:
     """One line per change that matters: phases, and trials as they start, pass a quarter, and end."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+        self._lines = Lines(stream or sys.stderr)
         self._phase = ""
         self._seen: dict[str, tuple[str, int]] = {}
 
@@ -119,18 +144,17 @@ class PlainView:
             self.say(f"  {_trial_text(trial)}  left: {duration(picture.left_s)}")
 
     def say(self, line: str) -> None:
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        self._lines.write(line)
 
     def close(self) -> None:
-        self._stream.flush()
+        """Every line is written at once; nothing is kept back."""
 
 
 class JsonView:
     """The same as `PlainView`, as JSON lines on standard output."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdout
+        self._lines = Lines(stream or sys.stdout)
         self._last = ""
 
     def show(self, picture: StudyPicture) -> None:
@@ -147,15 +171,13 @@ class JsonView:
         line = json.dumps({"study": picture.study_id, "phase": picture.phase, "next": picture.next, "trials": trials})
         if line != self._last:
             self._last = line
-            self._stream.write(line + "\n")
-            self._stream.flush()
+            self._lines.write(line)
 
     def say(self, line: str) -> None:
-        self._stream.write(json.dumps({"message": line}) + "\n")
-        self._stream.flush()
+        self._lines.write(json.dumps({"message": line}))
 
     def close(self) -> None:
-        self._stream.flush()
+        """Every line is written at once; nothing is kept back."""
 
 
 def view_for(*, as_json: bool, stream: TextIO | None = None) -> View:

@@ -27,6 +27,8 @@ class Decision:
     power: float | None = None
     """At the most seeds that the plan allows, on the upper bound of σ."""
     reason: str
+    by_plan: bool = True
+    """False: a rule of the plan could not be evaluated, and so the study stops."""
 
 
 def decide(plan: Plan, after: str, trials: Sequence[TrialRecord]) -> Decision:
@@ -42,7 +44,8 @@ def decide(plan: Plan, after: str, trials: Sequence[TrialRecord]) -> Decision:
             if holds(branch.when, plan, trials, conclusions):
                 return _decision(plan, branch, trials)
         except NotEnoughTrials as missing:
-            return Decision(after=after, action="stop", reason=f"a rule of the plan cannot be evaluated: {missing}")
+            reason = f"a rule of the plan cannot be evaluated: {missing}"
+            return Decision(after=after, action="stop", reason=reason, by_plan=False)
     raise ValueError(f"no branch of the plan holds after stage {after!r}")
 
 

@@ -36,19 +36,20 @@ def verdict(
 
 
 def _by_interval(hypothesis: Hypothesis, effect: Effect) -> tuple[Verdict, str]:
+    stated = "assumed" if hypothesis.direction_assumed else "stated"
     sign = 1 if hypothesis.direction == "increase" else -1
     low, high = sorted((sign * effect.low, sign * effect.high))
     if low == high:
         return Verdict.INCONCLUSIVE, "no spread between seeds at all: noise cannot be told from a broken measurement"
     if low > 0 and sign * effect.diff >= hypothesis.margin:
-        reason = "the adjusted interval lies wholly in the stated direction and the estimate reaches the margin"
+        reason = f"the adjusted interval lies wholly in the {stated} direction and the estimate reaches the margin"
         return Verdict.SUPPORTED, reason
     if high < 0:
-        return Verdict.REFUTED, "the adjusted interval lies wholly against the stated direction"
+        return Verdict.REFUTED, f"the adjusted interval lies wholly against the {stated} direction"
     if effect.p_equivalence <= 1 - effect.level:
         return Verdict.EQUIVALENT, "two one-sided tests place the difference within the margin on either side"
     if low > 0:
-        return Verdict.INCONCLUSIVE, "the difference has the stated direction, but the estimate is below the margin"
+        return Verdict.INCONCLUSIVE, f"the difference has the {stated} direction, but the estimate is below the margin"
     return Verdict.INCONCLUSIVE, "the adjusted interval holds zero and reaches beyond the margin"
 
 

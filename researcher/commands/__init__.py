@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
 
 from foundation.commandline import UsageError
 from foundation.logs import redact
 from researcher.executor.errors import ExecutorError
-from researcher.planner.refusals import PlanningRefused
+from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.store.errors import OverBudget, StoreError
+from researcher.view import silence
 from swarm.protocol.errors import SwarmError
 
 DONE, FAILED, USAGE, WAITING, OUT_OF_BUDGET = 0, 1, 2, 3, 4
@@ -22,7 +22,7 @@ _HOMES = {
     "resume": "study",
     "list": "look",
     "status": "look",
-    "watch": "look",
+    "watch": "watch",
     "show": "look",
     "stop": "look",
     "instruments": "look",
@@ -32,21 +32,24 @@ _HOMES = {
     "doctor": "machine",
 }
 
+_WORKING = ("start", "resume")
+"""What they print is not what they are for: a study that was not carried to its end is no success."""
+
 
 def run(args: argparse.Namespace) -> int:
     """Run one parsed command."""
     home = importlib.import_module(f"researcher.commands.{_HOMES[args.command]}")
     try:
         return int(getattr(home, f"{args.command}_command")(args))
+    except (OverBudget, BudgetTooSmall) as error:
+        return _fail(args, error, OUT_OF_BUDGET)
     except (UsageError, PlanningRefused) as error:
         return _fail(args, error, USAGE)
-    except OverBudget as error:
-        return _fail(args, error, OUT_OF_BUDGET)
     except (StoreError, ExecutorError, SwarmError) as error:
         return _fail(args, error, FAILED)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
+    except BrokenPipeError:  # the reader of our output went away, as `head` does: no fault of a command that only shows
+        silence(sys.stdout)
+        return FAILED if args.command in _WORKING else DONE
     except OSError as error:  # a full disk, a home that cannot be written: the system's own words say which
         return _fail(args, error, FAILED)
     except KeyboardInterrupt:

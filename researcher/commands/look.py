@@ -1,4 +1,4 @@
-"""Commands that look: list, status, watch, show, instruments; and `stop`, which leaves a wish."""
+"""Commands that look: list, status, show, instruments; and `stop`, which leaves a wish."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from datetime import UTC, datetime
 
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.models import Plan, StudyRecord, StudyStatus, TrialRecord
+from researcher.models import Event, Plan, StudyRecord, StudyStatus, TrialRecord
 from researcher.ownership import is_dead
 from researcher.planner.instruments import available
 from researcher.store.errors import NotFound
 from researcher.view import sparkline
 
-_LOOK_EVERY_S = 2.0
-_OVER = (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
+OVER = (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
 
 
 def list_command(args: argparse.Namespace) -> int:
@@ -25,7 +24,7 @@ def list_command(args: argparse.Namespace) -> int:
         say_json([study.model_dump(mode="json") for study in studies])
         return DONE
     for study in studies:
-        say(f"{study.id}  {study.status:8}  {_when(study.created_at)}  {study.topic}")
+        say(f"{study.id}  {study.status:8}  {when(study.created_at)}  {study.topic}")
     if not studies:
         say('no studies yet; begin with `researcher start --topic "..."`')
     return DONE
@@ -41,27 +40,6 @@ def status_command(args: argparse.Namespace) -> int:
         for line in _as_lines(home, study):
             say(line)
     return _exit_code(study)
-
-
-def watch_command(args: argparse.Namespace) -> int:
-    """Print what changes until the study ends, or nobody works on it any more."""
-    home = open_home()
-    study_id = home.store.resolve_study(args.study)
-    shown = 0
-    while True:
-        events = home.store.events(study_id, after=shown)
-        for event in events:
-            say_json(event.model_dump(mode="json")) if args.json else say(
-                f"{_when(event.at)}  {event.kind}  {event.detail}"
-            )
-            shown = event.seq
-        study = home.store.study(study_id)
-        if study.status in _OVER:
-            return status_command(args)
-        if _worker(home, study_id) is None:
-            say(f"nobody works on {study_id}; `researcher resume {study_id}` goes on with it")
-            return WAITING
-        time.sleep(_LOOK_EVERY_S)
 
 
 def show_command(args: argparse.Namespace) -> int:
@@ -83,11 +61,11 @@ def stop_command(args: argparse.Namespace) -> int:
     home = open_home()
     study_id = home.store.resolve_study(args.study)
     study = home.store.study(study_id)
-    if study.status in _OVER:
+    if study.status in OVER:
         say(f"{study_id} is {study.status} already")
         return DONE
     home.store.request_stop(study_id)
-    working = _worker(home, study_id)
+    working = worker_of(home, study_id)
     say(f"{study_id}: asked {working} to stop" if working else f"{study_id}: nobody works on it; it stays where it is")
     return DONE
 
@@ -150,27 +128,37 @@ def _as_json(home: Home, study: StudyRecord) -> dict[str, object]:
     trials = home.store.trials(study.id)
     return {
         **study.model_dump(mode="json"),
-        "worker": _worker(home, study.id),
+        "worker": worker_of(home, study.id),
         "trials": [trial.model_dump(mode="json", exclude={"series", "evidence"}) for trial in trials],
         "verdicts": [record.model_dump(mode="json") for record in home.store.verdicts(study.id)],
     }
 
 
 def _as_lines(home: Home, study: StudyRecord) -> list[str]:
-    worker = _worker(home, study.id)
+    worker = worker_of(home, study.id)
     lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", study.topic]
     lines += [_trial_line(trial) for trial in home.store.trials(study.id)]
-    for event in home.store.events(study.id, limit=100_000):
-        if event.kind == "decision":
-            detail = event.detail
-            lines.append(f"after {detail['after']}: {detail['action']} {detail['to'] or ''} ({detail['reason']})")
+    lines += [event_text(event) for event in home.store.events(study.id, limit=100_000, kind="decision")]
     for record in home.store.verdicts(study.id):
         effect = record.effect
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
-    if study.status not in _OVER:
+    if study.status not in OVER:
         lines.append(f"worked on by {worker}" if worker else "nobody works on it; `researcher resume` goes on")
     return lines
+
+
+def event_text(event: Event) -> str:
+    """An entry of the journal as a sentence."""
+    detail = event.detail
+    if event.kind == "decision":
+        to = f" {detail['to']}" if detail.get("to") else ""
+        seeds = f" on {detail['seeds']} seeds per arm" if detail.get("seeds") else ""
+        return f"after {detail['after']}: {detail['action']}{to}{seeds} ({detail['reason']})"
+    if event.kind == "report":
+        return f"report written: {detail.get('markdown', '')}"
+    told = ", ".join(f"{name} {value}" for name, value in detail.items() if value is not None)
+    return f"{event.kind.replace('_', ' ')}{f': {told}' if told else ''}"
 
 
 def _trial_line(trial: TrialRecord) -> str:
@@ -179,7 +167,7 @@ def _trial_line(trial: TrialRecord) -> str:
     return f"  {trial.key}  {trial.status:9} {sparkline(curve)}  {finals}{trial.reason or ''}"
 
 
-def _worker(home: Home, study_id: str) -> str | None:
+def worker_of(home: Home, study_id: str) -> str | None:
     """The living owner of the study, if any."""
     lease = home.store.lease(study_id)
     return None if lease is None or is_dead(lease.owner) or lease.expires_at < time.time() else lease.owner
@@ -191,5 +179,6 @@ def _exit_code(study: StudyRecord) -> int:
     return WAITING if study.status is StudyStatus.WAITING else DONE
 
 
-def _when(at: float) -> str:
+def when(at: float) -> str:
+    """A time as a person reads it, in this machine's zone."""
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

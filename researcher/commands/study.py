@@ -14,7 +14,7 @@ from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.ids import RandomIds
 from researcher.analysis.metrics import finals
-from researcher.commands import DONE, FAILED, OUT_OF_BUDGET
+from researcher.commands import DONE, FAILED
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines
 from researcher.conduct import Conduct, Outcome
@@ -28,7 +28,7 @@ from researcher.planner.graph import PlanOptions, plan_study
 from researcher.planner.instruments import InstrumentFolder, open_instrument
 from researcher.store.database import default_url
 from researcher.store.mlflow_sink import MlflowSink
-from researcher.view import View, view_for
+from researcher.view import View, silence, view_for
 
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 _UNITS_S = (86_400.0, 3600.0, 60.0, 1.0)
@@ -44,7 +44,7 @@ def start_command(args: argparse.Namespace) -> int:
         instrument=args.instrument,
         planner=args.planner,
         seeds=args.seeds,
-        budget_s=seconds(args.budget) if args.budget else None,
+        budget_s=None if args.budget is None else seconds(args.budget),
         servers=max(1, len(args.server)),
     )
     home = open_home()
@@ -83,20 +83,27 @@ def seconds(text: str) -> float:
 
     Raises: UsageError.
     """
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
     found = _TIME.fullmatch(text)
-    if not text or found is None:
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        total = float(text)
+    elif text and found is not None:
+        total = sum(float(part) * unit for part, unit in zip(found.groups(), _UNITS_S, strict=True) if part)
+    else:
         raise UsageError(f"{text!r} is no time; write 8h, 90m, 1h30m or seconds")
-    return sum(float(part) * unit for part, unit in zip(found.groups(), _UNITS_S, strict=True) if part)
+    if total <= 0:
+        raise UsageError(f"{text!r} is no time to spend; write 8h, 90m, 1h30m or seconds")
+    return total
 
 
 def _topic(given: str) -> str:
     if given.startswith("@"):
+        file = Path(given[1:])
         try:
-            given = Path(given[1:]).read_text()
+            given = file.read_text(encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"the topic file cannot be read: {error}") from error
+            raise UsageError(f"the topic file {str(file)!r} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"the topic file {str(file)!r} is not text in UTF-8") from error
     if not given.strip():
         raise UsageError("the topic is empty; ask a question, such as those of `researcher instruments`")
     return given.strip()
@@ -133,6 +140,7 @@ async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None) -
             local=_local_server(home, study_id, frozen, choices),
             at_most=choices.get("max_parallel"),
             clock=clock,
+            tell=view.say,
         )
         view.say(f"waiting for {', '.join(choices['servers']) or 'the swarm server that starts on this machine'} ...")
         async with pool:
@@ -162,14 +170,19 @@ def _setup(home: Home, folder: InstrumentFolder) -> Setup:
 
 
 def _close(outcome: Outcome, study_id: str, *, as_json: bool) -> int:
+    try:
+        _tell(outcome, study_id, as_json=as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads how it ended; the exit code says it all the same
+        silence(sys.stdout)
+    return DONE if outcome.status is StudyStatus.DONE else FAILED
+
+
+def _tell(outcome: Outcome, study_id: str, *, as_json: bool) -> None:
     if as_json:
         say_json({"study": study_id, "status": outcome.status, "reason": outcome.reason, "report": outcome.report})
-    else:
-        say(f"{study_id}: {outcome.status}. {outcome.reason}")
-        if outcome.report is not None:
-            say(f"report: {outcome.report / 'report.md'}\n        {outcome.report / 'report.html'}")
-            say("`researcher verify` recomputes every number in it; `researcher ui` opens MLflow")
-    sys.stdout.flush()
-    if outcome.status is StudyStatus.DONE:
-        return DONE
-    return OUT_OF_BUDGET if "budget" in outcome.reason else FAILED
+        return
+    say(f"{study_id}: {outcome.status}. {outcome.reason}")
+    if outcome.report is not None:
+        say(f"report: {outcome.report / 'report.md'}\n        {outcome.report / 'report.html'}")
+        say("`researcher verify` recomputes every number in it; `researcher ui` opens MLflow")

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Self
 
 from pydantic import ValidationError
 
@@ -27,7 +28,7 @@ from researcher.executor.collection import Collected, collect, points
 from researcher.executor.errors import AttemptFailed, EvidenceMissing, ServerUnfit, StudyHalted
 from researcher.executor.processes import Berth, child_environ, started_at
 from researcher.executor.servers import Server
-from researcher.models import AttemptRecord, StudyStatus, TrialRecord
+from researcher.models import AttemptRecord, Plan, StudyStatus, TrialRecord
 from researcher.store.errors import NotFound as NoStudy
 from researcher.store.store import Store
 from swarm.client import IdempotencyConflict, InvalidSpec, NotFound, Refusal, ServerBusy, ServerUnreachable
@@ -41,11 +42,16 @@ _ABANDONED_DRAIN_S = 0.1
 """How long a run drains when nobody is left to end its episodes."""
 
 
+_SPARE_ATTEMPT_S, _SPARE_STALL_S = 1200.0, 240.0
+"""On top of what a trial takes: an engine that boots again, a machine that others load."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLimits:
     """Enforced by the executor, from outside.
 
     attempt_s: longest an attempt may take. stall_s: longest without an ended episode or a step, while the engine is up.
+    The defaults of both are for a plan that does not say how long its trials take; `expecting` follows one that does.
     """
 
     attempt_s: float = 7200.0
@@ -58,6 +64,14 @@ class TrialLimits:
     """Least time between two looks at a server whose status changes all the time."""
     check_s: float = 5.0
     """How often ended episodes are counted, and requests to stop are looked for."""
+
+    @classmethod
+    def expecting(cls, plan: Plan) -> Self:
+        """Limits for this plan's trials: several times what they are expected to take, as machines differ and are shared."""
+        if plan.trial_s is None:
+            return cls()
+        step_s = plan.trial_s / plan.steps
+        return cls(attempt_s=_SPARE_ATTEMPT_S + 6 * plan.trial_s, stall_s=_SPARE_STALL_S + 10 * step_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +130,7 @@ class AttemptRun:
             if isinstance(error, ServerUnreachable):
                 self._server.unfit = self._server.unfit or str(error)
             await berth.end(self._limits.grace_s)
-            self._store.fail_attempt(self._work.study_id, self._trial.key, redact(str(error))[:4000])
+            self._end_attempt(error)
             await self._free(run_id)
             if isinstance(error, SwarmError):
                 self._server.check()
@@ -124,6 +138,12 @@ class AttemptRun:
             raise
         await self._free(run_id)
         return self._store.trial(self._work.study_id, self._trial.key)
+
+    def _end_attempt(self, error: Exception) -> None:
+        """Recorded as failed, or as withdrawn where it was not the trial that failed."""
+        own = isinstance(error, AttemptFailed | SwarmError) and self._server.unfit is None
+        end = self._store.fail_attempt if own else self._store.withdraw_attempt
+        end(self._work.study_id, self._trial.key, redact(str(error))[:4000])
 
     # -- submit -------------------------------------------------------------------------------------------------------
 
@@ -309,7 +329,7 @@ class AttemptRun:
         """Interrupted: on a server of our own all is left so that it goes on later; another's is given back."""
         await berth.end(self._limits.grace_s)
         if not self._server.owned:
-            self._store.fail_attempt(self._work.study_id, self._trial.key, "interrupted")
+            self._store.withdraw_attempt(self._work.study_id, self._trial.key, "interrupted")
             await self._free(run_id)
 
     async def _free(self, run_id: str | None) -> None:

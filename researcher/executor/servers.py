@@ -6,8 +6,9 @@ Servers are leased in SQL, so that two studies do not send runs to one.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -17,17 +18,25 @@ from researcher.executor.errors import NoServersLeft, ServerUnfit
 from researcher.executor.local_server import LocalLimits, LocalProcess, LocalServer
 from researcher.store.errors import LeaseHeld, LeaseSuperseded
 from researcher.store.store import Store
-from swarm.client import Patience, SwarmClient
+from swarm.client import Patience, ServerUnreachable, SwarmClient
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.status import Phase, ServerStatus
+
+_KNOCK_S = 0.5
+"""Between two tries at a server that does not answer yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """How long leases last, servers may boot, and may be unreachable before they count as lost."""
+    """How long leases last, servers may boot, and may be unreachable before they count as lost.
+
+    first_answer_s: how long a server that was given may not answer at all when a study begins; told_s: how often that is told.
+    """
 
     lease_s: float = 60.0
     boot_s: float = 900.0
+    first_answer_s: float = 30.0
+    told_s: float = 5.0
     unreachable_s: float = 60.0
     local: LocalLimits = field(default_factory=LocalLimits)
 
@@ -69,6 +78,7 @@ class ServerPool:
     """An async context manager over the servers of one study: those given by url, or one started here.
 
     holder: who holds the leases; the same text again (after a crash) gets them back at once.
+    tell: told, in a line, of servers that do not answer.
     """
 
     def __init__(
@@ -82,6 +92,7 @@ class ServerPool:
         clock: Clock | None = None,
         limits: PoolLimits | None = None,
         environ: Mapping[str, str] | None = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         if bool(urls) == (local is not None):
             raise ValueError("a pool needs either urls of servers, or one to start here")
@@ -90,6 +101,7 @@ class ServerPool:
         self._holder = holder
         self._urls = [url.rstrip("/") for url in urls]
         self._at_most = at_most
+        self._tell = tell
         self._limits = limits or PoolLimits()
         self._environ = dict(os.environ if environ is None else environ)
         self._servers: list[Server] = []
@@ -169,10 +181,35 @@ class ServerPool:
         if server.owned:
             self._tasks.append(asyncio.create_task(self._keep_alive(server)))
         try:
+            if not server.owned:
+                await self._answering(url, token)
             await server.ready(self.clock, self._limits.boot_s)
         except ServerUnfit as error:
             server.unfit = str(error)
             raise
+
+    async def _answering(self, url: str, token: str | None) -> None:
+        """Returns when something answers at `url`; whoever looks on is told at once when nothing does.
+
+        Raises: ServerUnfit after `first_answer_s`.
+        """
+        deadline, told_at = self.clock.monotonic() + self._limits.first_answer_s, -math.inf
+        once = Patience(connect_s=0.0, later_s=0.0)
+        async with SwarmClient(url, token, client_id=self._holder, patience=once, clock=self.clock) as swarm:
+            while True:
+                try:
+                    await swarm.status()
+                    return
+                except ServerUnreachable as error:
+                    now = self.clock.monotonic()
+                    if now >= deadline:
+                        raise ServerUnfit(f"{error} (tried for {self._limits.first_answer_s:.0f} s)") from error
+                    if now - told_at >= self._limits.told_s:
+                        self._tell(f"{url} does not answer; trying for {deadline - now:.0f} s more")
+                        told_at = now
+                except SwarmError:
+                    return  # it answers; what it says is for `ready` to judge
+                await self.clock.sleep(min(_KNOCK_S, deadline - now))
 
     def _local(self) -> LocalProcess:
         if self._process is None:

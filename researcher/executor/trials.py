@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -57,7 +57,6 @@ class _Round:
     began: float
     total: int
     queue: list[str] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     durations: list[float] = field(default_factory=list)
     over: set[str] = field(default_factory=set)
@@ -65,7 +64,10 @@ class _Round:
 
 
 class Executor:
-    """attempts: how often a trial is tried, in one call, before it is recorded as failed."""
+    """attempts: how often a trial may fail, over its whole life, before it is recorded as failed.
+
+    limits: None follows from the plan.
+    """
 
     def __init__(
         self, store: Store, pool: ServerPool, setup: Setup, *, limits: TrialLimits | None = None, attempts: int = 3
@@ -76,7 +78,7 @@ class Executor:
         self._pool = pool
         self._setup = setup
         self._clock: Clock = pool.clock
-        self._limits = limits or TrialLimits()
+        self._limits = limits
         self._attempts = attempts
 
     async def run_trials(
@@ -106,7 +108,7 @@ class Executor:
         under_way, planned = [], []
         for trial in trials:
             fresh = self._store.trial(work.study_id, trial.key)
-            if fresh.status in _OVER:
+            if fresh.status in _OVER or self._given_up(work, fresh):
                 continue
             attempt = self._open_attempt(work, trial.key)
             if attempt is None:
@@ -114,9 +116,9 @@ class Executor:
                 continue
             under_way.append(trial.key)
             if attempt.server_url not in urls:
-                await Berth(work.folder(fresh, attempt.number), self._clock).end(self._limits.grace_s)
+                await Berth(work.folder(fresh, attempt.number), self._clock).end(self._limits_of(work.plan).grace_s)
                 reason = f"its server {attempt.server_url} is not in the pool any more"
-                self._store.fail_attempt(work.study_id, trial.key, reason)
+                self._store.withdraw_attempt(work.study_id, trial.key, reason)
         return under_way + planned
 
     async def _all_servers(self, this: _Round) -> None:
@@ -165,18 +167,31 @@ class Executor:
             this.curves[key] += [(step, value) for name, step, value in sight.fresh if name == "reward_mean"]
             self._tell(this, key, TrialStatus.RUNNING, sight.step, sight.phase)
 
-        await AttemptRun(this.work, trial, server, self._store, self._clock, self._limits).carry_out(on_sight)
+        limits = self._limits_of(this.work.plan)
+        await AttemptRun(this.work, trial, server, self._store, self._clock, limits).carry_out(on_sight)
 
     def _failed(self, this: _Round, key: str, reason: str) -> None:
-        this.failures[key] += 1
-        _log.warning("attempt %d at %s failed: %s", this.failures[key], key, reason)
-        if this.failures[key] < self._attempts:
+        _log.warning("an attempt at %s failed: %s", key, reason)
+        trial = self._store.trial(this.work.study_id, key)
+        if self._given_up(this.work, trial):
+            self._over(this, key, self._store.trial(this.work.study_id, key).reason or reason)
+        else:
             this.queue.append(key)
             self._tell(this, key, TrialStatus.PLANNED, 0, reason)
-            return
-        why = f"{this.failures[key]} attempts failed; the last: {reason}"
-        self._store.fail_trial(this.work.study_id, key, why[:4000])
-        self._over(this, key, why)
+
+    def _given_up(self, work: Work, trial: TrialRecord) -> bool:
+        """Whether the trial has failed as often as it may, in this process and before it; then it is recorded so."""
+        attempts = self._store.attempts(work.study_id, trial.key)
+        failed = [attempt for attempt in attempts if attempt.outcome == "failed"]
+        if trial.status is not TrialStatus.PLANNED or len(failed) < self._attempts:
+            return False
+        why = f"{len(failed)} attempts failed; the last: {failed[-1].reason}"
+        self._store.fail_trial(work.study_id, trial.key, why[:4000])
+        self._spend(work, trial.key)
+        return True
+
+    def _limits_of(self, plan: Plan) -> TrialLimits:
+        return self._limits or TrialLimits.expecting(plan)
 
     def _over(self, this: _Round, key: str, note: str) -> None:
         self._spend(this.work, key)
@@ -222,7 +237,7 @@ class Executor:
 
     def _left_s(self, this: _Round) -> float:
         """Trials that are not over at the pace of those that are; before the first, at the instrument's own guess."""
-        done, guess = this.durations, self._setup.instrument.defaults.trial_s
+        done, guess = this.durations, this.work.plan.trial_s or self._setup.instrument.defaults.trial_s
         each_s = sum(done) / len(done) if done else guess
         begun = sum(len(curve) / this.work.plan.steps for key, curve in this.curves.items() if key not in this.over)
         return max(0.0, each_s * (this.total - len(this.over) - begun) / max(1, len(self._pool.servers)))

@@ -15,7 +15,7 @@ from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, QUALITIES, 
 
 _COPULAS = words("is are be was were get become becoming becomes goe go stay remain end")
 _AGAINST = words(
-    "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing instead rather over"
+    "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing instead rather over > < >= <="
 )
 _BESIDE = words("against vs versus compared compare relative")
 _AHEAD = words("compared relative instead rather against")
@@ -27,6 +27,17 @@ _CHANGES = words(
 _BEATEN = words("beaten outperformed surpassed exceeded")
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
+_DENIALS = words("no not never cannot hardly")
+_TO_SCALES = words("that which by a factor of as many much long high large")
+"""Between a factor's name and what it is multiplied by, or the other way round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What is claimed of the treatment. direction None: nothing. note: how a claim was read that is not made plainly."""
+
+    direction: Direction | None
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +54,15 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     Never a step from one name to the next: "higher lr, lower accuracy" has one each.
     """
     result = []
-    for i in range(mention.start - 1, max(-1, mention.start - 4), -1):
+    for i in range(mention.start - 1, max(-1, mention.start - 6), -1):
         key = found[i].key
-        if key in MORE | LESS or key in SCALES or found[i].kind == "times":
+        if found[i].kind != "mark" and (key in MORE | LESS or key in SCALES or found[i].kind == "times"):
             result.append(i)
-        elif key not in ARTICLES | {"of", "time", "fold"}:
+        elif key not in ARTICLES | {"of", "time", "fold", "as", "many", "much"}:
             break
+    scaled = _scaled_behind(found, mention.end)
+    if scaled:
+        return [*result, *scaled]
     end = mention.end
     while end < len(found) and found[end].key in _COPULAS:
         end += 1
@@ -59,10 +73,8 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     return result
 
 
-def direction(
-    found: Sequence[Token], named: Sequence[Mention], metric: Metric, opposition_at: Sequence[int]
-) -> Direction | None:
-    """The direction in which the treatment is said to move the metric; None when nothing is claimed.
+def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, opposition_at: Sequence[int]) -> Stated:
+    """The direction in which the treatment is said to move the metric.
 
     opposition_at: tokens that are levels, never claims.
     """
@@ -72,22 +84,42 @@ def direction(
             taken |= {*range(mention.start, mention.end), *_own_modifiers(found, named, mention)}
         elif not mention.weak:
             taken |= {i for i in range(mention.start, mention.end) if found[i].key in _NOUNS}
-    better = metric.direction
-    for i, token in enumerate(found):
-        if i in taken:
-            continue
-        if token.key in _BEATEN:
-            return _opposite(better)
-        if token.key in WORSE or (token.key == "take" and found[min(i + 1, len(found) - 1)].key == "longer"):
-            return _opposite(better)
-        if token.key in BETTER and not _is_quality_object(found, i):
-            return better
-        if token.key in MORE | LESS and not _idle(found, i):
-            rises = token.key in MORE
-            if _quality_follows(found, i):
-                return better if rises else _opposite(better)
-            return "increase" if rises else "decrease"
-    return None
+    if any(token.key == "neither" for token in found):
+        return Stated(None)
+    for i in range(len(found)):
+        said = None if i in taken else _direction_at(found, i, metric.direction)
+        if said is not None:
+            return _denied(found, i, said, metric.direction)
+    return Stated(None)
+
+
+def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Direction | None:
+    """What one token claims."""
+    key = found[i].key
+    if key in _BEATEN or key in WORSE or (key == "take" and _key(found, i + 1) == "longer"):
+        return _opposite(better)
+    if key in BETTER and not _is_quality_object(found, i):
+        return better
+    if key not in MORE | LESS or _idle(found, i):
+        return None
+    if _key(found, i - 1) == "too":
+        return _opposite(better)
+    rises = key in MORE
+    if _quality_follows(found, i):
+        return better if rises else _opposite(better)
+    return "increase" if rises else "decrease"
+
+
+def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:
+    """`no worse than` claims the good direction; `not better` is tested as the claim that it denies."""
+    near = [_key(found, j) for j in (i - 1, i - 2)]
+    if any(key in _DENIALS for key in near) and said != better:
+        return Stated(
+            better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
+        )
+    if any(key in _DENIALS or key.endswith("n't") for key in near) or _key(found, 0).endswith("n't"):
+        return Stated(said, "The topic has a 'not': what is tested is the claim without it.")
+    return Stated(said)
 
 
 def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> Opposition:
@@ -100,7 +132,7 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
     marked = _marked_baseline(found, levels)
     if marked is not None:
         return Opposition(tuple(level for level in levels if level is not marked), (marked,))
-    if _is_change(found, first, last) and len(levels) == 2:
+    if len(levels) == 2 and (_is_change(found, first, last) or _is_arrow(found, first, last)):
         return Opposition((levels[1],), (levels[0],))
     for markers, repeatable in ((_AGAINST, False), (_BESIDE, len(levels) > 2)):
         cuts = [i for i in range(first, last) if found[i].key in markers]
@@ -119,7 +151,9 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
 def is_set_against(found: Sequence[Token], first: int, last: int) -> bool:
     """Whether a word of comparing or listing stands between two tokens."""
     between = {token.key for token in found[first:last]}
-    return bool(between & (_AGAINST | _BESIDE | {"and", "or", "/", ",", "to", "be"}))
+    return bool(
+        between & (_AGAINST | _BESIDE | {"and", "or", "/", ",", "to", "be", "->", "=>", "equal", "match", "as"})
+    )
 
 
 def _own_modifiers(found: Sequence[Token], named: Sequence[Mention], mention: Mention) -> list[int]:
@@ -140,7 +174,7 @@ def _idle(found: Sequence[Token], i: int) -> bool:
     if found[i].key in ("up", "down"):
         return before not in ("go", "goe", "going", "come", "move")
     if found[i].key in ("high", "low", "large", "small", "big"):
-        return before not in ("too", "so", "as")
+        return before != "too"
     return before == "at" and found[i].key in ("most", "least") and after != "?"
 
 
@@ -167,6 +201,27 @@ def _is_change(found: Sequence[Token], first: int, last: int) -> bool:
     if not set(between) & {"to", "by", "with"} or set(between) & (_AGAINST | _BESIDE | {"and", "or"}):
         return False
     return any(token.key in _CHANGES for token in found[:first])
+
+
+def _is_arrow(found: Sequence[Token], first: int, last: int) -> bool:
+    """`4 -> 8`."""
+    return any(token.key in ("->", "=>") for token in found[first:last])
+
+
+def _scaled_behind(found: Sequence[Token], end: int) -> list[int]:
+    """`learning rate ten times larger`, `the group size by a factor of 2`: the multiplier behind a name, and its direction."""
+    i = end
+    while i < len(found) and found[i].key in _COPULAS | _TO_SCALES:
+        i += 1
+    if i >= len(found) or not (found[i].kind == "times" or (found[i].key in SCALES and i > end)):
+        return []
+    result = [i]
+    for j in range(i + 1, min(i + 4, len(found))):
+        if found[j].key in MORE | LESS:
+            return [*result, j]
+        if found[j].key not in ("time", "fold", "as"):
+            break
+    return result
 
 
 def _comma_between(found: Sequence[Token], levels: Sequence[Level]) -> bool:

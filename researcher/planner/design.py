@@ -34,7 +34,7 @@ from researcher.models import (
 )
 from researcher.planner.instruments import InstrumentFolder, nested
 from researcher.planner.matching import Reading, level_text
-from researcher.planner.refusals import PlanningRefused
+from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.planner.seam import PlanOptions
 from swarm.protocol.runspec import RunSpec, merge_patch
 
@@ -62,7 +62,7 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
     names = tuple(arm.name for arm in arms)
     budget_s = options.budget_s or reading.budget_s or DEFAULT_BUDGET_S
     settings = dict(_by_target(reading.settings))
-    return Plan(
+    plan = Plan(
         question=topic.strip(),
         instrument=instrument.name,
         instrument_version=instrument.version,
@@ -92,6 +92,7 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
         planner="builtin",
         assumptions=reading.assumptions,
     )
+    return plan.model_copy(update={"trial_s": max(_trial_s(plan, arm, instrument) for arm in arms)})
 
 
 def arms_of(reading: Reading) -> tuple[Arm, ...]:
@@ -125,7 +126,7 @@ def fitted(plan: Plan, instrument: Instrument, options: PlanOptions) -> Plan:
     per_seed = price.wall_s[0] / compare.seeds
     affordable = int(budget_s / per_seed)
     if affordable < compare.seeds:
-        raise PlanningRefused(
+        raise BudgetTooSmall(
             f"{price.trials[0]} trials take about {_time(price.wall_s[0])}, the budget is {_time(budget_s)}: "
             f"give --budget {math.ceil(price.wall_s[0] / 60)}m, or ask about fewer levels or fewer steps"
             + (f", or --seeds {affordable}" if affordable >= 2 else "")
@@ -184,15 +185,17 @@ def known_ids(known: Sequence[Finding], plan: Plan) -> tuple[str, ...]:
 
 def _hypotheses(reading: Reading, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
     verb = "a higher" if reading.direction == "increase" else "a lower"
+    assumed = " (the direction is assumed: the topic claims none)" if reading.direction_assumed else ""
     return tuple(
         Hypothesis(
             id=f"H{number}",
-            statement=f"{arms[treatment].name} has {verb} {reading.metric.name} than {arms[baseline].name}",
+            statement=f"{arms[treatment].name} has {verb} {reading.metric.name} than {arms[baseline].name}{assumed}",
             factor=reading.factor.name,
             baseline=arms[baseline].name,
             treatment=arms[treatment].name,
             metric=reading.metric.name,
             direction=reading.direction,
+            direction_assumed=reading.direction_assumed,
             margin=reading.metric.margin,
             alpha=ALPHA,
         )
@@ -300,4 +303,6 @@ def _expected_seeds(plan: Plan) -> int | None:
 
 
 def _time(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:g} s"
     return f"{math.ceil(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

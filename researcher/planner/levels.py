@@ -10,18 +10,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from researcher.models import Factor, Scalar
+from researcher.models import Factor, Metric, Scalar
 from researcher.planner.instruments import level_problem
 from researcher.planner.mentions import Mention
 from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, phrase, words
 
-SEPARATORS = words(", / ; - or and vs versus v than to against compared & nor over beat either both only") | {
-    "->",
-    "=>",
-}
-_LISTING = words(", / ; - or and vs versus v to & than against")
+SEPARATORS = words(
+    ", / ; - or and vs versus v than to against compared & nor over beat either both only -> => > < >= <="
+)
+_LISTING = words(", / ; - or and vs versus v to & than against -> => > < >= <=")
 _SCENES = words("with at for in using by")
-_GLUE = words("of = : is are at to set ( ) from between in with using being value level equal like into for at by")
+_GLUE = words("of = : is are be at to set ( ) from between in with using being value level equal like into for at by")
 _LINKS = SEPARATORS | _GLUE | ARTICLES
 _BRIDGES = words("of = : ( a an the to")
 _PLAIN = (
@@ -30,11 +29,12 @@ _PLAIN = (
     | LESS
     | words(
         "is are was doe do will can should would could compare use using try choose prefer if when whether with from "
-        "between at beat than as value setting level one instead rather outperform exceed by better worse faster slower "
-        "matter differ change which what among best baseline control reference treatment"
+        "between at beat than as value setting sampling relative : level one instead rather outperform exceed by better worse faster slower "
+        "matter differ change relative while which what among best baseline control reference treatment"
     )
 )
 """What may stand before a number that bears no name of its own."""
+KNOWN_WORDS = _LINKS | _BRIDGES | _PLAIN
 _HOURS = {
     "second": 1.0,
     "sec": 1.0,
@@ -48,6 +48,16 @@ _HOURS = {
 _SHORT_TIME = re.compile(r"(\d+)(h|m|min|s|d)$")
 _SHORT_UNITS = {"h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "d": 86_400.0}
 _WITHIN = words("in within under budget for spend spending")
+_SIZES = words("at least most about around roughly more less than over up to another")
+"""Between `by` and the size of a change."""
+_REPLACED = words("replace replaced replacing beaten outperformed surpassed exceeded followed")
+_POINTS = words("point percentage pp")
+_REACHED = words("reach reaching reached hit hitting attain attaining threshold exceed surpass")
+_VERBS = words(
+    "give beat need doe learn get help hurt yield take lead make reach train work win improve increase raise reduce lower "
+    "perform score end matter result outperform cost use require this"
+)
+"""What may follow a level and ends in s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,12 @@ class Placed:
     levels: list[Level] = field(default_factory=list)
     seeds: int | None = None
     budget_s: float | None = None
+    threshold: float | None = None
+    """Of a metric, in `reach a reward of 0.5`."""
+    effects: list[Token] = field(default_factory=list)
+    """Sizes of an effect, in `improve accuracy by 0.1`."""
+    shifts: list[tuple[Token, Factor]] = field(default_factory=list)
+    """`raise the group size by 4`: a change, and no level."""
     unplaced: list[Token] = field(default_factory=list)
 
     def of(self, factor: Factor) -> list[Level]:
@@ -86,13 +102,18 @@ class _Placing:
         self.owner = {i: m for m in named for i in range(m.start, m.end)}
         self.placed = Placed()
         self.levels: dict[int, Factor] = {}
+        self.named = named
         inside = set(self.owner)
         self.numbers = [i for i, t in enumerate(found) if t.kind == "number" and i not in inside]
-        self.spelled = [i for i, t in enumerate(found) if t.kind == "word" and t.value is not None and i not in inside]
-        self.named = named
+        self.spelled = [
+            i
+            for i, t in enumerate(found)
+            if t.kind == "word" and t.value is not None and i not in inside and not self._is_word_only(i)
+        ]
 
     def run(self) -> Placed:
         self._settle_seeds_and_time()
+        self._settle_sizes()
         for i in self.numbers + self.spelled:
             tied = self._key(i - 1) in ("of", "=") and self._factor_at(i - 2) is not None
             factor = self._before(i) if tied else self._behind(i) or self._before(i)
@@ -101,7 +122,7 @@ class _Placing:
         self._settle_lists()
         self._settle_leftovers()
         for i, factor in self.levels.items():
-            self.placed.levels.append(Level(i, factor, _typed(factor, self.found[i].value)))
+            self.placed.levels.append(Level(i, factor, as_level(factor, self.found[i].value)))
         for mention in self.named:
             if isinstance(mention.what, Factor) and mention.choice is not None:
                 self.placed.levels.append(Level(mention.start, mention.what, mention.choice))
@@ -127,6 +148,67 @@ class _Placing:
             short = _SHORT_TIME.match(token.text)
             if short and any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3)):
                 self.placed.budget_s = float(short.group(1)) * _SHORT_UNITS[short.group(2)]
+
+    def _is_word_only(self, i: int) -> bool:
+        """`a group size of 16 beats one of 4`, `does it double the reward`: number words that count nothing."""
+        if self.found[i].key in SCALES:
+            return self._factor_at(i + 1) is None
+        return self.found[i].key == "one" and self._key(i + 1) in ("of", "with", "at", "?", "that", "where")
+
+    def _settle_sizes(self) -> None:
+        """Numbers that are no levels: thresholds, sizes of effects, changes of a factor."""
+        for i in list(self.numbers):
+            if self._is_threshold(i):
+                self.placed.threshold = self.found[i].value
+            elif (factor := self._shifted(i)) is not None:
+                self.placed.shifts.append((self.found[i], factor))
+            elif self._is_effect(i):
+                self.placed.effects.append(self.found[i])
+            elif self._counts_unknown(i):
+                self.placed.unplaced.append(self.found[i])
+            else:
+                continue
+            self.numbers.remove(i)
+
+    def _is_threshold(self, i: int) -> bool:
+        j = self._back(i, _BRIDGES - {":"})
+        metric = isinstance(mention.what, Metric) if (mention := self.owner.get(j)) else self._key(j) in _REACHED
+        return metric and any(self._key(k) in _REACHED for k in range(max(0, i - 7), i))
+
+    def _shifted(self, i: int) -> Factor | None:
+        """The factor that is moved `by` this number."""
+        j = self._back(i, _SIZES)
+        if self._key(j) != "by" or self._key(i + 1) in _POINTS:
+            return None
+        named = [k for k in range(max(0, j - 6), j) if k in self.owner]
+        mention = self._factor_at(named[-1]) if named else None
+        if mention is None or any(self._key(k) in _REPLACED for k in range(j)):
+            return None
+        moved = {self._key(k) for k in range(max(0, mention.start - 3), j)} & (MORE | LESS | {"change", "changing"})
+        return _factor(mention) if moved else None
+
+    def _is_effect(self, i: int) -> bool:
+        if self._key(i + 1) in _POINTS:
+            return True
+        j = self._back(i, _SIZES)
+        return (
+            self._key(j) == "by" and not any(self._key(k) in _REPLACED for k in range(j)) and self._shifted(i) is None
+        )
+
+    def _counts_unknown(self, i: int) -> bool:
+        """`2 layers`, `32 heads`: the level of something that is no factor here."""
+        following = self.found[i + 1] if i + 1 < len(self.found) else None
+        if following is None or following.kind != "word" or i + 1 in self.owner or following.key in _VERBS | _PLAIN:
+            return False
+        plural = following.key != following.text.removesuffix("'s") and following.key not in ("time", "fold", *_HOURS)
+        return plural and following.key != "seed" and self._factor_at(self._back(i, _BRIDGES)) is None
+
+    def _back(self, i: int, over: frozenset[str]) -> int:
+        """The token before `i` that is none of `over`."""
+        j = i - 1
+        while j >= 0 and j not in self.owner and self._key(j) in over:
+            j -= 1
+        return j
 
     def _key(self, i: int) -> str:
         return self.found[i].key if 0 <= i < len(self.found) else ""
@@ -189,6 +271,8 @@ class _Placing:
 
     def _unnamed(self, i: int, factor: Factor) -> bool:
         """Whether no other name stands before the number: `dropout of 0.1` is no level of anything known."""
+        if self._key(i - 1) == ":":
+            return True
         own = {key for name in (factor.name, *factor.aliases) for key in phrase(name)}
         j = i - 1
         while self._key(j) in _BRIDGES:
@@ -197,7 +281,7 @@ class _Placing:
 
     def _fits(self, factor: Factor, i: int) -> bool:
         number = factor.type in ("int", "float")
-        return number and level_problem(factor, _typed(factor, self.found[i].value)) is None
+        return number and level_problem(factor, as_level(factor, self.found[i].value)) is None
 
     def _settle_switches(self, factor: Factor) -> None:
         """`with and without KL`, `KL on or off`: levels of a factor that can be switched off."""
@@ -286,7 +370,7 @@ def off_level(factor: Factor) -> Scalar | None:
     if factor.type == "bool":
         return False
     if factor.type in ("int", "float") and level_problem(factor, 0) is None:
-        return _typed(factor, 0.0)
+        return as_level(factor, 0.0)
     return None
 
 
@@ -296,7 +380,7 @@ def on_level(factor: Factor) -> Scalar:
         return True
     if factor.default != off_level(factor):
         return factor.default
-    return _typed(factor, rounded((factor.high if factor.high is not None else 1.0) / 10))
+    return as_level(factor, rounded((factor.high if factor.high is not None else 1.0) / 10))
 
 
 def rounded(value: float) -> float:
@@ -310,7 +394,8 @@ def _factor(mention: Mention) -> Factor:
     return mention.what
 
 
-def _typed(factor: Factor, value: float | None) -> Scalar:
+def as_level(factor: Factor, value: float | None) -> Scalar:
+    """A number as a level of the factor's type, where it is one."""
     if value is None:
         raise ValueError(f"no level of {factor.name}")
     if factor.type == "int" and value == int(value):

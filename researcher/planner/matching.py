@@ -6,26 +6,28 @@ could be asked instead; what the topic merely leaves open is filled and stated a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foundation.strict import StrictModel
 from researcher.models import Direction, Factor, Instrument, Metric, Scalar
-from researcher.planner.claims import Opposition, direction, is_set_against, modifiers, oppose
+from researcher.planner.claims import Opposition, claimed, modifiers, oppose
 from researcher.planner.instruments import level_problem
-from researcher.planner.levels import Level, Placed, off_level, on_level, place, rounded
+from researcher.planner.levels import Level, Placed, as_level, off_level, on_level, place, rounded
 from researcher.planner.mentions import Mention, inflected, mentions, misspelt, nearest_names
+from researcher.planner.outcomes import metric_of, refuse_effect_sizes
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, SWITCHED_ON, Token, number_text, tokens, words
-
-_SCENE = words("with at on over for given when under in while keeping holding using")
-"""Before a level these make it the scene, not the question, where something else is asked about."""
-_MOVED = words("improve hurt affect increase decrease reduce lower raise boost influence harm degrade impact")
-_EFFECTS = words("effect impact influence")
-_BEFORE_OBJECT = words("the a an its on of to final mean average")
-_AFTER_OBJECT = words("? . , than more when with or and compared vs")
-_ANYTHING = words(
-    "learning training performance result outcome model agent policy grpo rl it thing anything quality the learner generalise"
+from researcher.planner.remainder import refuse_other_methods, refuse_shifts, told_apart, unread
+from researcher.planner.subject import asked_about, distinct, keys_of, refuse_two_subjects
+from researcher.planner.wording import (
+    LESS,
+    MORE,
+    SCALES,
+    SWITCHED_OFF,
+    Token,
+    number_text,
+    tokens,
 )
 
 
@@ -37,6 +39,7 @@ class Reading(StrictModel):
     pairs: tuple[tuple[int, int], ...]
     metric: Metric
     direction: Direction
+    direction_assumed: bool = False
     settings: tuple[tuple[Factor, Scalar], ...] = ()
     seeds: int | None = None
     budget_s: float | None = None
@@ -58,6 +61,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     instrument = _with_steps(instrument)
     named = mentions(instrument, found)
     _refuse_misspelt(topic, instrument, found, named)
+    refuse_other_methods(instrument, found, named)
     if not any(isinstance(m.what, Metric) and not m.weak for m in named):
         named += [m for m in [inflected(instrument, found, named)] if m is not None]
     placed = place(found, named)
@@ -72,10 +76,15 @@ def read(topic: str, instrument: Instrument) -> Reading:
         )
     _refuse_bad_levels(placed.levels)
     notes = _Notes()
-    metric = _metric(instrument, found, named, notes)
-    factor = _asked_about(found, factors, placed, instrument)
-    opposition = _opposition(found, factor, factors, placed, notes)
-    return _reading(found, named, factor, opposition, metric, placed, notes)
+    metric, assumed = metric_of(instrument, found, named, placed)
+    for line in assumed:
+        notes.add(line)
+    refuse_effect_sizes(placed, metric)
+    refuse_shifts(placed)
+    factor = asked_about(found, factors, placed, instrument)
+    refuse_two_subjects(found, factor, factors, placed)
+    opposition = _oriented(found, factor, factors, _opposition(found, factor, factors, placed, notes), notes)
+    return _reading(instrument, found, named, factor, opposition, metric, placed, notes)
 
 
 def _with_steps(instrument: Instrument) -> Instrument:
@@ -105,13 +114,32 @@ def level_text(level: Scalar) -> str:
 
 def _nothing_matched(topic: str, instrument: Instrument, found: Sequence[Token]) -> PlanningRefused:
     near = nearest_names(instrument, found)
+    taking = _taking(instrument, [token for token in found if token.kind == "number"])
+    hint = ""
+    if taking:
+        shown = " and ".join(token.text for token in found if token.kind == "number")
+        hint = f" (if {shown} are levels of {taking[0]}, write its name with them)"
+        near = list(dict.fromkeys([*taking, *near]))
     factors = ", ".join(near[: len(instrument.factors)])
     metrics = ", ".join(near[len(instrument.factors) :])
     return PlanningRefused(
-        f"{topic.strip()!r} names nothing that {instrument.name} can vary. Ask about one of its factors ({factors}) "
+        f"{topic.strip()!r} names nothing that {instrument.name} can vary{hint}. Ask about one of its factors ({factors}) "
         f"and one of its metrics ({metrics}), for example: {example(instrument)!r}",
         near,
     )
+
+
+def _taking(instrument: Instrument, numbers: Sequence[Token]) -> list[str]:
+    """Factors that could take all of these numbers, the one whose default is nearest first."""
+    values = [token.value for token in numbers if token.value is not None]
+    fits: list[tuple[float, str]] = []
+    for factor in instrument.factors:
+        if factor.type not in ("int", "float") or isinstance(factor.default, str) or len(values) < 2:
+            continue
+        if all(level_problem(factor, as_level(factor, value)) is None for value in values):
+            usual = abs(float(factor.default)) or 1.0
+            fits.append((sum(abs(math.log(max(abs(value), 1e-12) / usual)) for value in values), factor.name))
+    return [name for _, name in sorted(fits)]
 
 
 def example(instrument: Instrument) -> str:
@@ -139,119 +167,6 @@ def _refuse_bad_levels(levels: Sequence[Level]) -> None:
         raise PlanningRefused(problems[0], list(dict.fromkeys(level.factor.name for level in levels)))
 
 
-# -- the metric -----------------------------------------------------------------------------------------------------
-
-
-def _metric(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], notes: _Notes) -> Metric:
-    """The first metric that is named; one that is only hinted at by a word of comparing comes second."""
-    said = sorted((m for m in named if isinstance(m.what, Metric)), key=lambda m: (m.weak, m.start))
-    if said and isinstance(said[0].what, Metric):
-        others = {m.what.name for m in said if not m.weak} - {said[0].what.name}
-        if others:
-            notes.add(f"{said[0].what.name} decides; {', '.join(sorted(others))} is reported beside it.")
-        return said[0].what
-    unknown = _unknown_object(instrument, found, named)
-    if unknown:
-        near = nearest_names(instrument, found)[len(instrument.factors) :]
-        raise PlanningRefused(f"{unknown!r} is no metric of {instrument.name}; its metrics: {', '.join(near)}", near)
-    default = next(m for m in instrument.metrics if m.name == instrument.defaults.metric)
-    notes.add(f"The topic names no metric: {default.name} is measured, the default of {instrument.name}.")
-    return default
-
-
-def _unknown_object(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> str | None:
-    """What a topic says is moved, where that is nothing known: "the effect on perplexity"."""
-    owned = {i for m in named for i in range(m.start, m.end)}
-    known = _ANYTHING | {token.key for word in instrument.keywords for token in tokens(word)}
-    for i, token in enumerate(found[:-1]):
-        before = {each.key for each in found[max(0, i - 6) : i]}
-        moves = (token.key == "on" and before & _EFFECTS) or (token.key == "to" and i > 0 and found[i - 1].key == "do")
-        if i in owned or not (moves or token.key in _MOVED):
-            continue
-        j = i + 1
-        while j < len(found) - 1 and found[j].key in _BEFORE_OBJECT:
-            j += 1
-        if found[j].kind != "word" or found[j].value is not None or j in owned:
-            continue
-        ends = j + 1 >= len(found) or found[j + 1].key in _AFTER_OBJECT
-        if ends and found[j].key not in known | MORE | LESS | _AFTER_OBJECT:
-            return found[j].text
-    return None
-
-
-# -- the factor -----------------------------------------------------------------------------------------------------
-
-
-def _asked_about(found: Sequence[Token], factors: Sequence[Mention], placed: Placed, instrument: Instrument) -> Factor:
-    """The one factor that the topic varies.
-
-    That with several levels; else one that is raised, doubled or switched; else one of the run's own before the scene's.
-    """
-    things = list({m.what.name: m.what for m in factors if isinstance(m.what, Factor)}.values())
-    several = [factor for factor in things if len(_distinct(found, placed.of(factor))) > 1]
-    moved = [
-        factor for factor in things
-        if not placed.of(factor) and any(_is_moved(found, m) for m in factors if m.what == factor)
-    ]  # fmt: skip
-    if len(several) + len(moved) > 1:
-        raise _several_asked([*several, *moved])
-    if several or moved:
-        return (several or moved)[0]
-    ranked = sorted(things, key=lambda factor: _rank(found, factor, factors, placed))
-    ranks = [_rank(found, factor, factors, placed)[0] for factor in ranked]
-    if len(ranked) > 1 and ranks[0] == ranks[1] and ranks[0] in (0, 2):
-        raise _several_asked(ranked[:2])
-    return ranked[0]
-
-
-def _several_asked(factors: Sequence[Factor]) -> PlanningRefused:
-    names = list(dict.fromkeys(factor.name for factor in factors))
-    return PlanningRefused(
-        f"the topic varies {' and '.join(names)} together, and then neither could be told from the other; "
-        "ask about one of them, and set the other for both arms (`with ...`)",
-        names,
-    )
-
-
-def _rank(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], placed: Placed) -> tuple[int, int]:
-    """Lower is likelier to be the question: levels beside the default, of the run, not as a scene; then by position."""
-    own = [m for m in factors if m.what == factor]
-    at = min(m.start for m in own)
-    levels = placed.of(factor)
-    scene = _is_scene(found, min([at, *(level.at for level in levels)]))
-    if not factor.target.startswith("run.") and (levels or off_level(factor) is None):
-        return (3 if levels else 4), at
-    if levels:
-        changed = any(level.value != factor.default for level in levels)
-        return (0 if changed and not scene else 2), at
-    return 1, at
-
-
-def _is_scene(found: Sequence[Token], at: int) -> bool:
-    """Whether one of the three words before it sets the scene; `with A and B` sets both."""
-    before = [token.key for token in found[max(0, at - 3) : at]]
-    chained = any(token.key in _SCENE for token in found[max(0, at - 9) : at]) and "and" in before[-2:]
-    return chained or bool(set(before) & _SCENE)
-
-
-def _is_moved(found: Sequence[Token], mention: Mention) -> bool:
-    """Raised, lowered, doubled, added or taken away, without a level."""
-    near = [token.key for token in found[max(0, mention.start - 3) : mention.start]]
-    switched = off_level(mention.what) is not None if isinstance(mention.what, Factor) else False
-    return bool(modifiers(found, mention)) or (switched and bool(set(near) & (SWITCHED_ON | SWITCHED_OFF)))
-
-
-def _distinct(found: Sequence[Token], levels: Sequence[Level]) -> list[Level]:
-    """Levels without repeats; the same level twice stands when it is set against itself (a null study)."""
-    seen: list[Level] = []
-    for level in levels:
-        if level.value not in [other.value for other in seen]:
-            seen.append(level)
-    if len(seen) == 1 and len(levels) == 2 and is_set_against(found, levels[0].at, levels[1].at):
-        return list(levels)
-    return seen
-
-
 # -- the levels -----------------------------------------------------------------------------------------------------
 
 
@@ -259,7 +174,7 @@ def _opposition(
     found: Sequence[Token], factor: Factor, factors: Sequence[Mention], placed: Placed, notes: _Notes
 ) -> Opposition:
     own = [m for m in factors if m.what == factor and m.choice is None]
-    levels = _distinct(found, placed.of(factor))
+    levels = distinct(found, placed.of(factor))
     if len(levels) > 1:
         return oppose(found, levels, factor.default)
     default = Level(-1, factor, factor.default)
@@ -354,10 +269,36 @@ def _in_range(factor: Factor, level: Scalar) -> Scalar:
     return level
 
 
+def _oriented(
+    found: Sequence[Token], factor: Factor, factors: Sequence[Mention], opposition: Opposition, notes: _Notes
+) -> Opposition:
+    """`a higher learning rate, 1e-5 or 4e-5`: the treatment is the higher one.
+
+    Raises: PlanningRefused when the topic says that the factor moves one way, and names levels that go the other.
+    """
+    if len(opposition.treatments) != 1 or len(opposition.baselines) != 1:
+        return opposition
+    treatment, baseline = opposition.treatments[0], opposition.baselines[0]
+    ways = [found[i].key for m in factors if m.what == factor for i in modifiers(found, m)]
+    wrong = told_apart(treatment.value, baseline.value, ways)
+    if wrong is None:
+        return opposition
+    between = keys_of(found, 0, max(treatment.at, baseline.at))
+    if baseline.at < 0 or treatment.at < 0 or set(between) & {"from", "than", "beat"}:
+        raise PlanningRefused(
+            f"the topic has {factor.name} {wrong}, but {level_text(treatment.value)} against "
+            f"{level_text(baseline.value)} goes the other way; name the two levels in the order that you mean",
+            [factor.name],
+        )
+    notes.add(f"The topic has {factor.name} {wrong}: {level_text(baseline.value)} is the treatment.")
+    return Opposition(opposition.baselines, opposition.treatments)
+
+
 # -- together -------------------------------------------------------------------------------------------------------
 
 
 def _reading(
+    instrument: Instrument,
     found: Sequence[Token],
     named: Sequence[Mention],
     factor: Factor,
@@ -372,17 +313,26 @@ def _reading(
         for t in range(len(opposition.treatments))
         for b in range(len(opposition.baselines))
     ]
-    claimed = direction(found, named, metric, [level.at for level in placed.levels])
-    if claimed is None:
+    if any(level.at > 2 and "between" in keys_of(found, level.at - 3, level.at) for level in placed.of(factor)[:1]):
+        notes.add(f"The ends of the range of {factor.name} are compared, and nothing between them.")
+    stated = claimed(found, named, metric, [level.at for level in placed.levels])
+    if stated.note is not None:
+        notes.add(stated.note)
+    if stated.direction is None:
         better = "more" if metric.direction == "increase" else "less"
         notes.add(f"The topic claims no direction: tested as {better} {metric.name}; the other way reads as refuted.")
+    settings = _settings(factor, named, placed, notes)
+    left = unread(instrument, found, named)
+    if left:
+        notes.add(f"These words of the topic play no part in the plan: {', '.join(left)}.")
     return Reading(
         factor=factor,
         levels=tuple(level.value for level in arms),
         pairs=tuple(pairs),
         metric=metric,
-        direction=claimed or metric.direction,
-        settings=_settings(factor, named, placed, notes),
+        direction=stated.direction or metric.direction,
+        direction_assumed=stated.direction is None,
+        settings=settings,
         seeds=placed.seeds,
         budget_s=placed.budget_s,
         assumptions=tuple(notes.lines),

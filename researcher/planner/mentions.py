@@ -16,7 +16,7 @@ from researcher.planner.wording import BETTER, LESS, MORE, QUALITIES, WORSE, Tok
 ALIKE = 0.85
 _VOID = words("schedule scheduler decay warmup warm annealing estimator normalisation normalization distribution")
 """After a factor's name these make another thing of it: a learning rate schedule is no learning rate."""
-_COMPARING = BETTER | WORSE | MORE | LESS | QUALITIES | words("how learn learning train training")
+COMPARING = BETTER | WORSE | MORE | LESS | QUALITIES | words("how learn learning train training")
 _MODEL_NAME = re.compile(r"\b(?=[\w.\-]*\d)[A-Za-z]{3,}[\w.]*(?:-[\w.]+)*")
 
 
@@ -43,7 +43,7 @@ def mentions(instrument: Instrument, found: Sequence[Token]) -> list[Mention]:
             keys = tuple(token.key for token in found[at : at + length])
             if keys in dictionary and not _voided(found, at + length, dictionary):
                 what, choice = dictionary[keys]
-                weak = isinstance(what, Metric) and all(key in _COMPARING for key in keys)
+                weak = isinstance(what, Metric) and all(key in COMPARING for key in keys)
                 result.append(Mention(at, at + length, what, choice, weak))
                 at += length
                 break
@@ -84,7 +84,7 @@ def inflected(instrument: Instrument, found: Sequence[Token], named: Sequence[Me
     for metric in instrument.metrics:
         for keys in _phrases(metric):
             for at, written in _windows(found, len(keys), taken):
-                if not set(written) <= _COMPARING and _same_root(written, keys):
+                if not set(written) <= COMPARING and _same_root(written, keys):
                     return Mention(at, at + len(keys), metric)
     return None
 
@@ -167,13 +167,17 @@ def _windows(found: Sequence[Token], length: int, taken: set[int]) -> Iterable[t
 def _likeness(written: tuple[str, ...], keys: tuple[str, ...]) -> float:
     """Short names and words of comparing resemble nothing: too much else looks like them."""
     one, other = " ".join(written), " ".join(keys)
-    if len(other) < 5 or (len(written) == 1 and one in _COMPARING):
+    if len(other) < 5 or set(written) <= COMPARING:
         return 0.0
     return SequenceMatcher(None, one, other).ratio()
 
 
 def _same_root(written: tuple[str, ...], keys: tuple[str, ...]) -> bool:
-    one, other = " ".join(written), " ".join(keys)
+    """Whether each word is the other's, or another form of it: `held-out accurate` for held-out accuracy."""
+    return all(one == other or _same_stem(one, other) for one, other in zip(written, keys, strict=True))
+
+
+def _same_stem(one: str, other: str) -> bool:
     common = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return common >= 6 and common >= 0.6 * max(len(one), len(other))
 

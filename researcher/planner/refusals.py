@@ -14,3 +14,7 @@ class PlanningRefused(Exception):
     def __init__(self, message: str, nearest: Sequence[str] = ()) -> None:
         super().__init__(" ".join(message.split()))
         self.nearest = list(nearest)
+
+
+class BudgetTooSmall(PlanningRefused):
+    """Not even the least that would answer the question fits the budget."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
-_DASHES = str.maketrans({"−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "’": "'", "→": " to "})
+_DASHES = str.maketrans({"−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "’": "'", "→": " -> ", "≥": ">", "≤": "<"})
+_GREEK = str.maketrans({"β": " beta ", "η": " learning rate "})
 
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+(?:\.\d+)?|\.\d+)"
 _TOKEN = re.compile(
@@ -20,7 +21,7 @@ _TOKEN = re.compile(
     | (?P<times>{_NUMBER}(?:x|×)(?![a-z0-9]))
     | (?P<number>(?:(?<![\w)])-)?{_NUMBER}(?:e[-+]?\d+)?)(?P<percent>\s?%)?(?!\w)
     | (?P<word>[a-z]+'[a-z]+|\d*[a-z][a-z0-9]*)
-    | (?P<mark>->|=>|[^\s\w])
+    | (?P<mark>->|=>|>=|<=|[^\s\w])
     """,
     re.VERBOSE,
 )
@@ -45,15 +46,15 @@ BETTER = words(
 )
 WORSE = words(
     "worse worst slower slowest hurt hurting harm harmed harming harmful degrade degraded degrading degradation impair "
-    "impaired damage damaged damaging inferior slow later harder hinder hindered bad badly collapse collapsing break breaking"
+    "impaired damage damaged damaging inferior slow later harder hinder hindered bad badly collapse collapsing break breaking suffer suffering"
 )
 MORE = words(
     "higher highest high increase increased increasing raise raised raising more most greater greatest larger largest large "
-    "bigger biggest big longer grow growing rise rising up"
+    "bigger biggest big longer grow growing rise rising up > >="
 )
 LESS = words(
     "lower lowest low lowering lowered decrease decreased decreasing reduce reduced reducing reduction less least fewer fewest "
-    "smaller smallest small shorter drop dropping shrink shrinking down"
+    "smaller smallest small shorter drop dropping shrink shrinking fall falling decline declining down < <="
 )
 QUALITIES = words(
     "efficient efficiency fast quick speed performance stable stability quality robust effective reliable reliability"
@@ -62,7 +63,6 @@ QUALITIES = words(
 SCALES = {
     "doubling": 2.0, "double": 2.0, "doubled": 2.0, "twice": 2.0, "halving": 0.5, "halve": 0.5, "halved": 0.5, "half": 0.5,
     "tripling": 3.0, "tripled": 3.0, "triple": 3.0, "quadrupling": 4.0, "quadrupled": 4.0, "quadruple": 4.0,
-    "tenfold": 10.0, "twofold": 2.0,
 }  # fmt: skip
 SWITCHED_ON = words("adding add added using use enabling enabled enable activating include including introducing")
 SWITCHED_OFF = words("without no removing remove removed dropping disabling disabled disable omitting")
@@ -107,7 +107,7 @@ def number_text(value: float) -> str:
 def _normalised(text: str) -> str:
     # Superscripts first: NFKC would turn 10⁻⁵ into 10-5.
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda m: "^" + m.group().translate(_SUPERSCRIPTS), text)
-    text = unicodedata.normalize("NFKC", text.translate(_DASHES)).translate(_DASHES).lower()
+    text = unicodedata.normalize("NFKC", text.translate(_DASHES)).translate(_DASHES).lower().translate(_GREEK)
     text = text.replace("**", "^").replace("_", " ")
     text = re.sub(r"(?<=[a-z])(?<!\de)-(?=[a-z0-9.])", " ", text)
     return re.sub(r"(?<=\d)-(?=[a-z])", " ", text)
@@ -136,16 +136,35 @@ def _power(text: str) -> float:
 
 
 def _singular(word: str) -> str:
+    if len(word) > 5 and word.endswith(("ches", "shes", "xes", "sses")):
+        return word[:-2]
     plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     return word[:-1] if plural else word
 
 
 def _with_times(found: list[Token]) -> list[Token]:
-    """`10 times` and `tenfold`: the number is what to multiply by."""
+    """`10 times`, `tenfold`, `by a factor of 10`, `50 % higher`: the number is what to multiply by."""
     result: list[Token] = []
     for i, token in enumerate(found):
         following = found[i + 1].key if i + 1 < len(found) else ""
-        if token.value is not None and following in ("time", "fold", "x"):
+        before = [each.key for each in found[max(0, i - 2) : i]]
+        if token.value is not None and (following in ("time", "fold", "x") or before == ["factor", "of"]):
             token = Token(token.text, token.key, "times", token.value)
+        elif token.kind == "word" and token.key.endswith("fold") and token.key[:-4] in NUMBER_WORDS:
+            token = Token(token.text, token.key, "times", float(NUMBER_WORDS[token.key[:-4]]))
+        elif token.value is not None and token.text.endswith("%"):
+            token = _share(found, i) or token
         result.append(token)
     return result
+
+
+def _share(found: list[Token], i: int) -> Token | None:
+    """`50% higher`, `raised by 50%`: what to multiply by; None for a percentage that is no change."""
+    following = [each.key for each in found[i + 1 : i + 2]]
+    earlier = [each.key for each in found[max(0, i - 7) : i]] if i and found[i - 1].key == "by" else []
+    share = found[i].value or 0.0
+    for keys in (following, earlier[::-1]):
+        for key in keys:
+            if key in MORE | LESS:
+                return Token(found[i].text, found[i].key, "times", 1 + share if key in MORE else 1 - share)
+    return None

@@ -147,8 +147,7 @@ def _outcome(records: Records) -> str:
         return "open"
     if last.action == "underpowered":
         return "underpowered"
-    planned = any(branch.stage == last.after and branch.reason == last.reason for branch in records.plan.branches)
-    return "decided" if planned else "halted"
+    return "decided" if last.by_plan else "halted"
 
 
 def _metrics(plan: Plan) -> list[Metric]:

@@ -60,7 +60,8 @@ def upgrade(engine: Engine) -> None:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
             _migrate(connection, shown)
     except DatabaseError as error:
-        raise DatabaseRefused(f"cannot open {shown}: {error.orig}; check RESEARCHER_DATABASE_URL") from error
+        reason = "; ".join(line.strip() for line in str(error.orig).splitlines() if line.strip())
+        raise DatabaseRefused(f"cannot open {shown}: {reason}; check RESEARCHER_DATABASE_URL") from error
 
 
 def migrations_dir() -> Path:

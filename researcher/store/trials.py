@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
@@ -169,10 +169,17 @@ class Trials(Sessions):
             self._tell(session, study_id, "trial", key)
 
     def fail_attempt(self, study_id: str, key: str, reason: str) -> None:
-        """This attempt came to nothing; the trial may be tried again."""
+        """This attempt came to nothing; the trial may be tried again, as often as its executor allows."""
+        self._end_attempt(study_id, key, "failed", reason)
+
+    def withdraw_attempt(self, study_id: str, key: str, reason: str) -> None:
+        """This attempt was ended through no fault of the trial (a stop, a lost server): it does not count against it."""
+        self._end_attempt(study_id, key, "withdrawn", reason)
+
+    def _end_attempt(self, study_id: str, key: str, outcome: Literal["failed", "withdrawn"], reason: str) -> None:
         with self._owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
-            attempt.outcome, attempt.reason, attempt.ended_at = "failed", reason, self._clock.now()
+            attempt.outcome, attempt.reason, attempt.ended_at = outcome, reason, self._clock.now()
             trial.status, trial.reason = TrialStatus.PLANNED, reason
 
     def fail_trial(self, study_id: str, key: str, reason: str) -> None:

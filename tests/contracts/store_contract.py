@@ -207,6 +207,15 @@ class StoreContract:
         assert (failed.status, failed.reason, failed.attempt) == (TrialStatus.FAILED, "tried 2 times", 2)
         assert [attempt.outcome for attempt in store.attempts(study, key)] == ["failed", "failed"]
 
+    def test_a_withdrawn_attempt_is_followed_by_the_next_like_a_failed_one(
+        self, store: Store, study: str, key: str
+    ) -> None:
+        store.record_intent(study, key, 1, "http://a", "k#1", {})
+        store.withdraw_attempt(study, key, "a person stopped it")
+        assert store.trial(study, key).status == TrialStatus.PLANNED
+        store.record_intent(study, key, 2, "http://a", "k#2", {})
+        assert [attempt.outcome for attempt in store.attempts(study, key)] == ["withdrawn", "open"]
+
     def test_a_person_can_change_one_number_by_hand(self, store: Store, study: str, key: str, url: str) -> None:
         store.record_intent(study, key, 1, "http://a", "k#1", {})
         store.finish_trial(study, key, {"heldout_accuracy": 0.5}, {})

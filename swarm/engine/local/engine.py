@@ -6,12 +6,14 @@ Weights go from the one to the other as safetensors in memory. Imports neither t
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
 from swarm.engine.local.inference import VllmInference, WeightsRefused
+from swarm.engine.local.memory import GIB, available_memory, check, trainer_memory
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.trainer import TrainerHandle
 from swarm.engine.local.vllm_server import VllmSettings
@@ -30,6 +32,10 @@ from swarm.engine.seam import (
 )
 from swarm.models.folder import ModelFolder, sha256_of
 from swarm.protocol.episodes import WeightsVersion
+
+_LOG = logging.getLogger(__name__)
+_TRAINER_PROCESS_BYTES = int(0.8 * GIB)
+"""A Python process with torch and transformers in it, before any weights."""
 
 
 class LocalEngine:
@@ -76,8 +82,36 @@ class LocalEngine:
         self._subscribers.append(on_health)
 
     async def boot(self) -> None:
+        """Raises: EngineDown, also when both children together do not fit into memory."""
+        if self.trainer.process_id is None:
+            await asyncio.to_thread(self._check_memory)
         await asyncio.to_thread(self._room.open)
         await asyncio.gather(self.inference.boot(), self.trainer.boot())
+
+    def memory_needed(self) -> tuple[int, int]:
+        """Bytes, roughly: of inference, and of the trainer with what the two exchange."""
+        settings = self.inference.settings
+        trainer = trainer_memory(settings.model_dir, settings.config)
+        return settings.memory_needed(), _TRAINER_PROCESS_BYTES + trainer.total
+
+    def estimate(self) -> str:
+        """What a boot takes, in words: memory, and the time on an idle machine."""
+        inference, trainer = self.memory_needed()
+        return (
+            f"about {(inference + trainer) / GIB:.1f} GiB of memory (inference {inference / GIB:.1f}, trainer "
+            f"{trainer / GIB:.1f}) and {self.inference.settings.boot_s():.0f} s on an idle machine"
+        )
+
+    def _check_memory(self) -> None:
+        """Refuse what cannot be held even before the first step; warn of what may run out during one."""
+        settings = self.inference.settings
+        trainer = trainer_memory(settings.model_dir, settings.config)
+        check(self._info.model, settings.least_memory() + _TRAINER_PROCESS_BYTES + trainer.standing)
+        _LOG.info("%s takes %s", self._info.model, self.estimate())
+        available = available_memory()
+        if available is not None and sum(self.memory_needed()) > available:
+            name, free = self._info.model, available / GIB
+            _LOG.warning("memory may run out: %s takes %s; %.1f GiB are free", name, self.estimate(), free)
 
     async def shutdown(self) -> None:
         await asyncio.gather(self.inference.shutdown(), self.trainer.shutdown())

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from foundation.clock import Clock
 from foundation.paths import write_atomically
+from swarm.engine.local.memory import GIB
 from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, chat_body, text_body
 from swarm.engine.local.supervisor import BackOff, ChildProcess, Supervisor
 from swarm.engine.local.vllm_client import VllmClient
@@ -197,7 +198,7 @@ class VllmInference:
 
     async def _start(self) -> ChildProcess:
         self.settings.check_memory()
-        _LOG.info("starting inference: %s", self.settings.estimate())
+        _LOG.info("starting inference: about %.1f GiB", self.settings.memory_needed() / GIB)
         await self._drop_client()
         self._socket_dir = _private_dir(self.settings.log_path.with_suffix(".socket-dir"))
         socket = self._socket_dir / "vllm.sock"

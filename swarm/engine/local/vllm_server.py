@@ -15,16 +15,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from swarm.engine.local.memory import GIB, check, weight_bytes
 from swarm.engine.local.supervisor import ChildCommand
-from swarm.engine.seam import EngineDown, EngineError
+from swarm.engine.seam import EngineError
 
-GIB = 1 << 30
 CHATML_TOOLS = Path(__file__).resolve().parents[2] / "models" / "chat_template.jinja"
 _DEFAULT_MODEL_LEN = 4096
 _BLOCK_TOKENS = 32
 """Prompts share whole blocks of computed tokens. vLLM's 128 on the CPU is longer than most shared prompts of a group."""
-_PROCESSES_BYTES = int(2.0 * GIB)
-"""Two Python processes with torch in them, before any weights."""
+_PROCESS_BYTES = int(1.2 * GIB)
+"""A Python process with torch and vLLM in it, before any weights."""
+_LEAST_KV_BYTES = GIB // 2
 _FEW_CORES = 4
 _IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The engine core runs the model itself. As two processes the core spins while it waits for the worker, and on two cores
@@ -68,7 +69,7 @@ class VllmSettings:
         if self.kv_cache_bytes is not None:
             return self.kv_cache_bytes
         wanted = self.max_num_seqs * self.model_len * self._kv_bytes_per_token()
-        return min(max(wanted, GIB // 2), 2 * GIB)
+        return min(max(wanted, _LEAST_KV_BYTES), 2 * GIB)
 
     @cached_property
     def chat_template(self) -> Path | None:
@@ -80,25 +81,20 @@ class VllmSettings:
         return CHATML_TOOLS if '"<|im_start|>"' in special and '"<|im_end|>"' in special else None
 
     def memory_needed(self) -> int:
-        """Bytes that a boot takes, roughly: processes, weights (twice while they are loaded), KV cache."""
-        return _PROCESSES_BYTES + 2 * self._weight_bytes() + self.kv_bytes
+        """Bytes that this child takes, roughly: its process, weights (twice while they are loaded), KV cache."""
+        return _PROCESS_BYTES + 2 * weight_bytes(self.model_dir) + self.kv_bytes
 
-    def estimate(self) -> str:
-        """What a boot takes, in words: memory, and the time on an idle machine (imports, then reading the weights)."""
-        seconds = _IMPORTS_S + self._weight_bytes() / _READ_BYTES_PER_S
-        return f"about {self.memory_needed() / GIB:.1f} GiB of memory and {seconds:.0f} s on an idle machine"
+    def least_memory(self) -> int:
+        """The same with weights loaded and hardly a request: what is not there makes a boot hopeless."""
+        return _PROCESS_BYTES + weight_bytes(self.model_dir) + min(self.kv_bytes, _LEAST_KV_BYTES)
 
-    def _weight_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.model_dir.glob("*.safetensors"))
+    def boot_s(self) -> float:
+        """Seconds until it serves on an idle machine: imports, then reading the weights."""
+        return _IMPORTS_S + weight_bytes(self.model_dir) / _READ_BYTES_PER_S
 
     def check_memory(self) -> None:
-        """Raises: EngineDown when the machine has too little memory left for a boot."""
-        needed, available = self.memory_needed(), available_memory()
-        if available is not None and needed > available:
-            raise EngineDown(
-                f"{self.model_name} needs about {needed / GIB:.1f} GiB of memory to boot, {available / GIB:.1f} GiB are "
-                "free: end other programs, or choose a smaller model or max_model_len"
-            )
+        """Raises: EngineDown when the machine has too little memory left for this child."""
+        check(self.model_name, self.memory_needed())
 
     def command(self, socket: Path) -> ChildCommand:
         """The child that serves at `socket`."""
@@ -168,26 +164,6 @@ def _thread_settings(env: dict[str, str]) -> dict[str, str]:
         settings.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         settings.setdefault("OMP_NUM_THREADS", str(cores))
     return settings
-
-
-def available_memory() -> int | None:
-    """Bytes that can be used without swapping; None where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except FileNotFoundError:
-        return None
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return free if (limit := _cgroup_room()) is None else min(free, limit)
-
-
-def _cgroup_room() -> int | None:
-    """What the container we are in may still take; None without a limit."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
-    except (FileNotFoundError, PermissionError):
-        return None
-    return None if limit == "max" else max(0, int(limit) - used)
 
 
 def _read_json(file: Path, *, required: bool = False) -> dict[str, Any]:

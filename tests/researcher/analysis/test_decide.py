@@ -42,6 +42,7 @@ def test_a_noise_floor_that_was_not_measured_lets_nothing_pass() -> None:
     decision = decide(plan, "floor", trials)
     assert decision.action == "stop"
     assert "fewer than two" in decision.reason
+    assert not decision.by_plan
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -203,6 +204,53 @@ async def test_a_trial_whose_client_always_fails_is_recorded_as_failed_with_its_
     assert failed.reason is not None
     assert "made of cheese" in failed.reason
     assert [attempt.outcome for attempt in lab.store.attempts(lab.study, failed.key)] == ["failed", "failed"]
+
+
+async def test_failures_count_over_the_life_of_a_trial_and_interruptions_do_not(lab: Lab, tmp_path: Path) -> None:
+    folder = broken(tmp_path, '    raise RuntimeError("no")\n')
+    one, other = lab.trials()
+    for number, (trial, end) in enumerate(((one, lab.store.fail_attempt), (other, lab.store.withdraw_attempt))):
+        lab.store.record_intent(lab.study, trial.key, 1, "http://gone", f"key-{number}", {})
+        end(lab.study, trial.key, "before this process began")
+    async with lab.pool() as pool:
+        failed = await lab.run(pool, [one, other], instrument=folder)
+    assert [(trial.status, trial.attempt) for trial in failed] == [(TrialStatus.FAILED, 2), (TrialStatus.FAILED, 3)]
+    assert all(str(trial.reason).startswith("2 attempts failed; the last: ") for trial in failed)
+
+
+async def test_a_trial_that_failed_often_enough_before_a_crash_is_not_tried_again(lab: Lab) -> None:
+    trials = lab.trials()[:1]
+    for number in (1, 2):
+        lab.store.record_intent(lab.study, trials[0].key, number, "http://gone", f"key-{number}", {})
+        lab.store.fail_attempt(lab.study, trials[0].key, "no luck")
+    async with lab.pool() as pool:
+        [failed] = await lab.run(pool, trials)
+    assert (failed.status, failed.attempt, failed.reason) == (
+        TrialStatus.FAILED,
+        2,
+        "2 attempts failed; the last: no luck",
+    )
+
+
+def test_time_limits_follow_from_how_long_a_trial_of_the_plan_takes() -> None:
+    plan = repeat_plan()
+    short, long = (TrialLimits.expecting(plan.model_copy(update={"trial_s": s})) for s in (60.0, 36_000.0))
+    assert short.attempt_s < 1800 < 36_000 * 2 < long.attempt_s
+    assert short.stall_s < 600 < 36_000 / plan.steps < long.stall_s
+    assert TrialLimits.expecting(plan) == TrialLimits()
+
+
+async def test_a_server_that_does_not_answer_is_named_at_once_and_given_up_in_time(lab: Lab) -> None:
+    told: list[str] = []
+    with socket.socket() as taken:  # bound and not listening: nothing answers there, and nobody else takes it
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        limits = PoolLimits(first_answer_s=1.5)
+        with pytest.raises(NoServersLeft, match=f"no swarm server answers at {url} .*tried for 2 s"):
+            await ServerPool(lab.store, "x", urls=[url], limits=limits, tell=told.append).open()
+    assert len(told) == 1
+    assert told[0].startswith(f"{url} does not answer; trying for")
+    assert lab.store.server_lease(url) is None
 
 
 async def test_an_attempt_may_not_take_longer_than_its_limit(lab: Lab) -> None:

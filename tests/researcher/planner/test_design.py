@@ -140,3 +140,18 @@ async def test_an_arm_that_no_server_would_take_is_refused_by_name() -> None:
     broken = (*plan.arms[:1], Arm(name="learning_rate=-1", levels={"learning_rate": -1.0}))
     with pytest.raises(PlanningRefused, match="arm learning_rate=-1 cannot be run"):
         checked(plan.model_copy(update={"arms": broken}))
+
+
+async def test_a_plan_knows_how_long_its_longest_trial_takes() -> None:
+    trial_s = ARITHMETIC.instrument.defaults.trial_s
+    assert (await planned()).trial_s == trial_s
+    assert (await planned("Do 20 steps beat 10 steps on sums in accuracy?")).trial_s == 2 * trial_s
+
+
+async def test_what_came_later_leaves_no_trace_in_plans_that_do_not_use_it() -> None:
+    plan = (await planned()).model_copy(update={"trial_s": None})
+    assert "trial_s" not in plan.canonical()
+    assert "direction_assumed" not in plan.canonical()
+    open_question = await planned("Compare learning rates 1e-5 and 4e-5 for sums")
+    assert '"direction_assumed":true' in open_question.canonical()
+    assert open_question == Plan.model_validate_json(open_question.canonical())

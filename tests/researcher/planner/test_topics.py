@@ -60,6 +60,41 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("Does clipping at 0.3 rather than 0.2 help?", "clip_high", [0.3], [0.2], AUC, UP),
     ("Which of 1e-5, 4e-5 and 1e-4 is the best learning rate?", "learning_rate", [1e-5, 1e-4], [4e-5], AUC, UP),
     ("with temperature 0.7 against a baseline of 1.3, is the final reward higher?", "temperature", [0.7], [1.3], REWARD, UP),
+    ("Does a group size of 16 beat 4 on held-out accuracy?", "group_size", [16], [4], ACC, UP),
+    ("Does a group size of 16 beat one of 4?", "group_size", [16], [4], AUC, UP),
+    ("Is temperature 0.7 better than 1.0?", "temperature", [0.7], [1.0], ACC, UP),
+    ("does raising the learning rate from 1e-5 to 4e-5 speed up learning?", "learning_rate", [4e-5], [1e-5], AUC, UP),
+    ("GRPO one digit sums: lr 1e-5 vs 4e-5", "learning_rate", [1e-5], [4e-5], AUC, UP),
+    ("Does a learning rate ten times larger learn faster?", "learning_rate", [4e-4], [4e-5], AUC, UP),
+    ("learning rate 10 times smaller, slower?", "learning_rate", [4e-6], [4e-5], AUC, DOWN),
+    ("Does increasing the learning rate by 10x help?", "learning_rate", [4e-4], [4e-5], AUC, UP),
+    ("raise lr by a factor of 10: faster?", "learning_rate", [4e-4], [4e-5], AUC, UP),
+    ("Does a learning rate of twice the default learn faster?", "learning_rate", [8e-5], [4e-5], AUC, UP),
+    ("Does 3 times as many samples per task help?", "group_size", [24], [8], AUC, UP),
+    ("Does a 50% larger group help?", "group_size", [12], [8], AUC, UP),
+    ("Does reducing the temperature by 30% improve accuracy?", "temperature", [0.7], [1.0], ACC, UP),
+    ("no KL", "kl", [0.0], [0.1], AUC, UP),
+    ("β=0.04 vs β=0 accuracy", "kl", [0.04], [0.0], ACC, UP),
+    ("Should the KL coefficient be 0 or 0.1 for best held-out accuracy?", "kl", [0.0], [0.1], ACC, UP),
+    ("lr 4e-5 > 1e-5 in accuracy?", "learning_rate", [4e-5], [1e-5], ACC, UP),
+    ("lr 1e-5 < lr 4e-5?", "learning_rate", [1e-5], [4e-5], AUC, DOWN),
+    ("group size: 4 → 8", "group_size", [8], [4], AUC, UP),
+    ("Is a temperature of 1.3 no worse than 1.0?", "temperature", [1.3], [1.0], ACC, UP),
+    ("Is lr=1e-4 too high?", "learning_rate", [1e-4], [4e-5], AUC, DOWN),
+    ("Is accuracy with group size 4 as high as with group size 8?", "group_size", [4], [8], ACC, UP),
+    ("Does a higher learning rate (1e-5 vs 4e-5) learn faster?", "learning_rate", [4e-5], [1e-5], AUC, UP),
+    ("Which group size learns fastest: 4, 8 or 16?", "group_size", [4, 16], [8], AUC, UP),
+    ("Does sampling 16 answers per question beat sampling 4?", "group_size", [16], [4], AUC, UP),
+    ("Does accuracy improve with 16 rollouts instead of 4?", "group_size", [16], [4], ACC, UP),
+    ("Does limiting answers to 8 tokens hurt accuracy compared with 16?", "max_tokens", [8], [16], ACC, DOWN),
+    ("Do larger batches improve accuracy?", "tasks_per_step", [16], [8], ACC, UP),
+    ("Does temperature 0.7 need more steps than 1.0?", "temperature", [0.7], [1.0], STEPS, UP),
+    ("Does lr 4e-5 reach a reward of 0.5 sooner than 1e-5?", "learning_rate", [4e-5], [1e-5], STEPS, DOWN),
+    ("Do fewer steps hurt accuracy?", "steps", [5], [10], ACC, DOWN),
+    ("Does lr 1e-4 hurt held-out accuracy relative to 1e-5?", "learning_rate", [1e-4], [1e-5], ACC, DOWN),
+    ("Does training on 2-digit sums with lr 1e-4 beat lr 1e-5", "learning_rate", [1e-4], [1e-5], AUC, UP),
+    ("Does a group size of 8 equal a group size of 8?", "group_size", [8], [8], AUC, UP),
+    ("Does group size double the accuracy?", "group_size", [4, 16], [8], ACC, UP),
     ("Does a learning rate of 1e-5 learn slower?", "learning_rate", [1e-5], [4e-5], AUC, DOWN),
 ]  # fmt: skip
 
@@ -133,6 +168,37 @@ def test_a_claim_that_is_not_made_is_stated_as_an_assumption() -> None:
     assert any("no direction" in line for line in reading.assumptions)
     assert any("no metric" in line for line in reading.assumptions)
     assert read("Does lr 4e-5 give a higher auc than 1e-5?", ARITHMETIC.instrument).assumptions == ()
+    assert reading.direction_assumed
+    assert not read("Is lr 4e-5 better than 1e-5?", ARITHMETIC.instrument).direction_assumed
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [
+        ("Is temperature 0.7 better than 1.0?", "'better' is measured as heldout_accuracy"),
+        ("Is a temperature of 1.3 no worse than 1.0?", "'No worse' is tested as better"),
+        ("Does lr 4e-5 not beat 1e-5?", "has a 'not'"),
+        ("Does curriculum learning with lr 4e-5 beat lr 1e-5?", "no part in the plan: curriculum"),
+        ("Find the best learning rate between 1e-5 and 1e-4", "nothing between them"),
+        ("Does a higher learning rate (1e-5 vs 4e-5) learn faster?", "4e-5 is the treatment"),
+        ("Is lr 1e-5 neither better nor worse than 4e-5?", "no direction"),
+    ],
+)
+def test_what_is_read_into_a_topic_or_left_out_of_it_is_stated(topic: str, says: str) -> None:
+    assert any(says in line for line in read(topic, ARITHMETIC.instrument).assumptions)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?",
+        "What happens to accuracy if temperature goes up from 0.7 to 1.3?",
+        "Is it true that a group size of 4 takes more steps to reach the threshold than one of 8?",
+        "Should I use a learning rate of 1e-5 or 4e-5?",
+    ],
+)
+def test_ordinary_words_are_not_called_unread(topic: str) -> None:
+    assert not any("no part" in line for line in read(topic, ARITHMETIC.instrument).assumptions)
 
 
 REFUSED = [
@@ -154,6 +220,20 @@ REFUSED = [
     ("Does doubling the group size and halving the temperature help?", "together"),
     ("What is the effect of temperature on perplexity?", "'perplexity' is no metric"),
     ("Does higher temperature improve exploration?", "'exploration' is no metric"),
+    ("Does the model overfit more with lr 1e-4 than 1e-5?", "'overfit' is no metric"),
+    ("Is training more stable with lr 1e-5 than 4e-5?", "'stable' is no metric"),
+    ("Does PPO with lr 1e-5 beat GRPO with lr 1e-5?", "'ppo' is nothing that arithmetic can vary"),
+    ("Does increasing the group size by 4 help?", "for example from 8 to 12 or 4"),
+    ("Does lr 1e-4 improve accuracy by at least 0.1 over 1e-5?", "the size of an effect"),
+    ("Does lr 1e-4 improve accuracy by 10 points over 1e-5?", "the size of an effect"),
+    ("Does lr 4e-5 reach 80% accuracy sooner than 1e-5?", "to 0.5 (steps_to_threshold)"),
+    ("Does increasing temperature from 1.0 to 0.7 help?", "goes the other way"),
+    ("does decreasing the group size to 16 hurt?", "goes the other way"),
+    ("Does the learning rate matter more than the group size?", "together"),
+    ("Does learning rate matter for one digit vs two digit sums?", "together"),
+    ("does a batch of 16 prompts with 4 completions each beat 8 prompts with 8 completions each?", "together"),
+    ("temperature 0.7 vs 2 layers", "'2'"),
+    ("is 4e-5 better than 1e-5?", "levels of learning_rate"),
 ]
 
 

@@ -18,6 +18,7 @@ from tests.fakes.concluded_study import (
     inconclusive,
     invalid,
     many_arms,
+    refuted,
     supported,
     two_arms,
     underpowered,
@@ -180,3 +181,16 @@ def test_drawings_beside_the_markdown_stand_alone(tmp_path: Path) -> None:
         assert f"]({kind}.svg)" in text
         assert Path(written.files[kind]).read_text().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
     assert Path(written.files["curves"]).read_text().count("<polyline") == 6 + 2
+
+
+def test_a_direction_that_nobody_claimed_is_marked_wherever_it_decides(tmp_path: Path) -> None:
+    plan = study_plan()
+    open_question = plan.hypotheses[0].model_copy(update={"direction_assumed": True})
+    plan = plan.model_copy(update={"hypotheses": (open_question,)})
+    study = concluded(plan, trials_with(plan, {"lr=base": (0.55, 0.56, 0.54), "lr=4e-05": (0.05, 0.06, 0.04)}))
+    said = markdown(study, tmp_path)
+    assert "expected to increase (assumed: the topic claims no direction)" in said
+    assert "lies against the assumed direction" in said
+    assert "did better than" in said
+    assert "stated direction" not in said
+    assert "assumed" not in markdown(refuted(), tmp_path / "stated")

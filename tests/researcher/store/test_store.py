@@ -98,3 +98,11 @@ def test_the_plan_in_sql_is_the_canonical_json(tmp_path: Path) -> None:
     text, digest = connection.execute("SELECT canonical, digest FROM plans").fetchone()
     connection.close()
     assert Plan.model_validate_json(text).digest() == digest
+
+
+def test_a_server_that_cannot_be_reached_is_one_line() -> None:
+    with pytest.raises(DatabaseRefused) as refused:
+        Store.open("postgresql://nobody@127.0.0.1:1/none")
+    assert "\n" not in str(refused.value)
+    assert "127.0.0.1" in str(refused.value)
+    assert "check RESEARCHER_DATABASE_URL" in str(refused.value)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from swarm.engine.local.vllm_server import GIB, VllmSettings, available_memory, child_environment
+from swarm.engine.local.memory import GIB, available_memory
+from swarm.engine.local.vllm_server import VllmSettings, child_environment
 from swarm.engine.seam import EngineDown, EngineError
 
 CONFIG = {"max_position_embeddings": 8192, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}

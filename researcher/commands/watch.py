@@ -1,0 +1,79 @@
+"""`researcher watch`: what changes in a study, a line each, until it ends or nobody works on it any more."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from foundation.clock import SystemClock
+from researcher.commands import DONE, FAILED, WAITING
+from researcher.commands.home import Home, open_home, say
+from researcher.commands.look import OVER, event_text, status_command, when, worker_of
+from researcher.models import StudyStatus, TrialRecord
+from researcher.view import sparkline
+
+_LOOK_EVERY_S = 2.0
+
+
+def watch_command(args: argparse.Namespace) -> int:
+    """Follow a study. With --json: a JSON object per line, `{"event": …}` or `{"trial": …}`, and last `{"study": …}`."""
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    watch = _Watch(home, study_id, as_json=args.json)
+    while True:
+        watch.look()
+        study = home.store.study(study_id)
+        if study.status in OVER:
+            watch.look()
+            return watch.close(study.status) if args.json else status_command(args)
+        if worker_of(home, study_id) is None:
+            if args.json:
+                watch.close(study.status)
+            else:
+                say(f"nobody works on {study_id}; `researcher resume {study_id}` goes on with it")
+            return WAITING
+        time.sleep(_LOOK_EVERY_S)
+
+
+class _Watch:
+    """What has been shown of a study so far."""
+
+    def __init__(self, home: Home, study_id: str, *, as_json: bool) -> None:
+        self._home = home
+        self._study_id = study_id
+        self._as_json = as_json
+        self._clock = SystemClock()
+        self._newest = 0
+        self._trials: dict[str, tuple[str, int]] = {}
+
+    def look(self) -> None:
+        """Show what is new, in the order in which it happened."""
+        store, study_id = self._home.store, self._study_id
+        now = self._clock.now()
+        news: list[tuple[float, str, dict[str, Any], str]] = []
+        for trial in store.trials(study_id):
+            moved = (trial.status.value, len(trial.series.get("reward_mean", ())))
+            if self._trials.get(trial.key) != moved:
+                self._trials[trial.key] = moved
+                fields = trial.model_dump(mode="json", exclude={"series", "evidence"})
+                news.append((trial.ended_at or now, "trial", fields, trial_text(trial)))
+        for event in store.events(study_id, after=self._newest):
+            self._newest = event.seq
+            news.append((event.at, "event", event.model_dump(mode="json"), event_text(event)))
+        for at, kind, fields, text in sorted(news, key=lambda each: each[0]):
+            say(json.dumps({kind: fields}, default=str) if self._as_json else f"{when(at)}  {text}")
+        sys.stdout.flush()
+
+    def close(self, status: StudyStatus) -> int:
+        say(json.dumps({"study": {"id": self._study_id, "status": status.value}}))
+        return FAILED if status is StudyStatus.FAILED else DONE
+
+
+def trial_text(trial: TrialRecord) -> str:
+    """`learning_rate=1e-5 seed 0: running, step 3 ▂▃▃`."""
+    curve = [value for _, value in trial.series.get("reward_mean", ())]
+    step = f", step {len(curve)} {sparkline(curve)}" if curve else ""
+    return f"{trial.arm} seed {trial.seed}: {trial.status}{step}{f' ({trial.reason})' if trial.reason else ''}"

@@ -1,0 +1,89 @@
+"""Study environments: what may be varied, what is measured, what a trial is unless a plan says otherwise."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from foundation.strict import StrictModel
+
+Scalar = bool | int | float | str
+Direction = Literal["increase", "decrease"]
+
+
+class Factor(StrictModel):
+    """Something that a study may vary.
+
+    target: `run.<path>` sets a field of the RunSpec (`run.optimizer.learning_rate`); `task.<name>` is passed to the
+    instrument's `tasks`; `study.steps` is the length of a trial.
+    """
+
+    name: str
+    target: str
+    type: Literal["float", "int", "bool", "choice"]
+    default: Scalar
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[Scalar, ...] = ()
+    scale: Literal["linear", "log"] = "linear"
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+
+
+class Metric(StrictModel):
+    """One number of a trial, computed by `researcher.analysis.metrics` from recorded series, never by a client.
+
+    kind: heldout_accuracy, heldout_reward (each with `when` before, after or gain), auc_reward, final_reward,
+    steps_to_threshold (with `threshold`), wall_s.
+    """
+
+    name: str
+    kind: Literal["heldout_accuracy", "heldout_reward", "auc_reward", "final_reward", "steps_to_threshold", "wall_s"]
+    when: Literal["before", "after", "gain"] = "after"
+    threshold: float | None = None
+    direction: Direction = "increase"
+    """Which way is better."""
+    margin: float
+    """Smallest effect of interest, in the metric's own unit."""
+    sigma: float | None = None
+    """Standard deviation between seeds at the defaults, as measured; a price estimate, never a substitute for the noise floor."""
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+
+
+class InstrumentDefaults(StrictModel):
+    """What a trial is unless the plan says otherwise. Sized for two CPU cores."""
+
+    steps: Annotated[int, Field(ge=1)]
+    seeds: Annotated[int, Field(ge=2)] = 3
+    max_seeds: Annotated[int, Field(ge=2)] = 5
+    metric: str
+    """Primary metric when the topic names none."""
+    concurrency: Annotated[int, Field(ge=1)] = 64
+    heldout_tasks: Annotated[int, Field(ge=1)] = 32
+    heldout_episodes: Annotated[int, Field(ge=1)] = 2
+    """Episodes per held-out task, sampled at the run's own sampling defaults."""
+    heldout_temperature: float = 0.0
+    trial_s: float
+    """Expected wall time of a trial on two cores: prices a study before anything is measured."""
+    run: dict[str, Any] = {}
+    """Merged over the RunSpec's defaults."""
+    task: dict[str, Scalar] = {}
+    """Parameters of the instrument's `tasks`."""
+
+
+class Instrument(StrictModel):
+    """A study environment under `studies/`: read from its `study.toml`."""
+
+    name: str
+    version: str
+    title: str
+    description: str = ""
+    workflow: str = "workflow.py"
+    """File in the instrument's folder that defines `tasks` and `rollout`."""
+    model: str
+    keywords: tuple[str, ...] = ()
+    factors: tuple[Factor, ...]
+    metrics: tuple[Metric, ...]
+    defaults: InstrumentDefaults

@@ -1,0 +1,154 @@
+"""Everything that decides a study: arms, hypotheses, stages, branches, budget.
+
+A `Plan` is frozen: its canonical JSON is hashed before the first trial, and every trial key is made from that hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from foundation.strict import StrictModel
+from researcher.models.instruments import Direction, Factor, Metric, Scalar
+
+
+def _is_unset(value: object) -> bool:
+    """Fields that came later leave no trace in plans that do not use them, so that earlier plans keep their hashes."""
+    return not value
+
+
+class Arm(StrictModel):
+    """One setting under comparison: levels of factors; everything else stands at the instrument's defaults."""
+
+    name: str
+    levels: dict[str, Scalar]
+
+
+class Hypothesis(StrictModel):
+    """`treatment` beats `baseline` on `metric` in `direction` by at least `margin`."""
+
+    id: str
+    statement: str
+    factor: str
+    baseline: str
+    treatment: str
+    metric: str
+    direction: Direction
+    """The direction in which the treatment's metric is said to move."""
+    direction_assumed: Annotated[bool, Field(exclude_if=_is_unset)] = False
+    """Nobody claimed a direction: the planner chose the one that is better, so that there is a claim to test."""
+    margin: Annotated[float, Field(gt=0)]
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+
+
+class StageKind(StrEnum):
+    NOISE_FLOOR = "noise_floor"
+    COMPARE = "compare"
+    CONFIRM = "confirm"
+
+
+class Stage(StrictModel):
+    """Which arms run on how many seeds. Seeds are `first_seed … first_seed + seeds - 1`, shared by all arms."""
+
+    id: str
+    kind: StageKind
+    arms: tuple[str, ...]
+    seeds: Annotated[int, Field(ge=1)]
+    max_seeds: Annotated[int, Field(ge=1)]
+    """The stage may grow to this many seeds where the noise floor asks for them, before any effect is looked at."""
+    first_seed: Annotated[int, Field(ge=0)] = 0
+
+
+class Condition(StrictModel):
+    """A typed condition on an effect or verdict, evaluated by code: `verdict(H1) in {supported}`, `diff(H1) >= 0.1`."""
+
+    kind: Literal["verdict_in", "diff_at_least", "diff_at_most", "power_below", "always"]
+    hypothesis: str | None = None
+    verdicts: tuple[str, ...] = ()
+    value: float | None = None
+
+
+class Branch(StrictModel):
+    """After `stage`, the first branch whose condition holds decides: go to a stage, stop and report, or refuse."""
+
+    stage: str
+    when: Condition
+    then: Literal["stage", "stop", "underpowered"]
+    to: str | None = None
+    reason: str
+
+
+class Budget(StrictModel):
+    wall_s: Annotated[float, Field(gt=0)]
+    trials: Annotated[int, Field(ge=1)]
+    tokens: int | None = None
+
+
+class PlanModel(StrictModel):
+    name: str
+    fingerprint: str | None = None
+
+
+class Plan(StrictModel):
+    """Everything that decides a study, fixed before its first trial (invariant I6)."""
+
+    schema_version: Literal[1] = 1
+    version: Annotated[int, Field(ge=1)] = 1
+    question: str
+    instrument: str
+    instrument_version: str
+    instrument_code: str
+    """SHA-256 over the files of the instrument's folder."""
+    model: PlanModel
+    hypotheses: tuple[Hypothesis, ...]
+    arms: tuple[Arm, ...]
+    factors: tuple[Factor, ...] = ()
+    """The factors that arms vary, as the instrument declared them: a plan can be read without its instrument."""
+    stages: tuple[Stage, ...]
+    branches: tuple[Branch, ...]
+    steps: Annotated[int, Field(ge=1)]
+    run: dict[str, Any]
+    """Partial RunSpec shared by all arms."""
+    task: dict[str, Scalar]
+    heldout_tasks: int
+    heldout_episodes: int
+    heldout_temperature: float
+    trial_s: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
+    """Expected wall time of the longest trial; time limits follow from it. None: not known."""
+    metrics: tuple[Metric, ...]
+    power: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    planned_effect: float
+    """Effect at which the power must be reached: 1.5 × margin unless stated."""
+    sigma_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    """One-sided confidence of the upper bound on σ that the noise floor gives; seeds are counted on that bound."""
+    sentinels: tuple[str, ...] = ()
+    budget: Budget
+    known: tuple[str, ...] = ()
+    """Ids of findings that were known when planning."""
+    planner: str
+    """`builtin`, or the LLM's name."""
+    assumptions: tuple[str, ...] = ()
+    """What the topic left open and how the planner filled it, in words."""
+
+    def canonical(self) -> str:
+        """Canonical JSON: sorted keys, no white space."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON, hexadecimal."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+    def arm(self, name: str) -> Arm:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def metric(self, name: str) -> Metric:
+        return next(metric for metric in self.metrics if metric.name == name)
+
+
+def trial_key(plan_hash: str, arm: str, seed: int) -> str:
+    """Deterministic: the same trial of the same plan has the same key, wherever and whenever it is asked for."""
+    return f"{plan_hash[:16]}/{arm}/{seed}"

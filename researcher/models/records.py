@@ -1,0 +1,165 @@
+"""What was intended and what happened, as SQL has it: studies, trials, attempts, events, leases, budgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from researcher.models.conclusions import VerdictRecord
+from researcher.models.plans import Plan
+
+
+class StudyStatus(StrEnum):
+    PLANNING = "planning"
+    RUNNING = "running"
+    WAITING = "waiting"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class TrialStatus(StrEnum):
+    PLANNED = "planned"
+    SUBMITTED = "submitted"
+    """Intent is written; the server may or may not have heard of it."""
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class TrialEvidence(BaseModel):
+    """What the server and the client say was really run; sentinels compare it with the plan. None: not recorded."""
+
+    spec: dict[str, Any] | None = None
+    """The RunSpec as the server holds it (`RunReport.spec`)."""
+    changes: list[dict[str, Any]] | None = None
+    """Config changes that the server kept after the run began (`RunReport.changes`, without the first)."""
+    parameters: dict[str, Any] | None = None
+    """What the instrument's `tasks` was called with."""
+    train_tasks: list[str] | None = None
+    heldout_tasks: list[str] | None = None
+
+
+class TrialRecord(BaseModel):
+    """One trial with its finals and series, as analysis and report see it."""
+
+    key: str
+    study_id: str
+    stage: str
+    arm: str
+    seed: int
+    status: TrialStatus
+    attempt: int = 0
+    reason: str | None = None
+    finals: dict[str, float] = {}
+    series: dict[str, list[tuple[int, float]]] = {}
+    """Per-step metrics by name (docs/metrics.md), and `eval_reward_before|after`, `eval_success_before|after` by episode index."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    evidence: TrialEvidence | None = None
+
+
+class StudyRecord(BaseModel):
+    """One study as SQL has it."""
+
+    id: str
+    topic: str
+    options: dict[str, Any] = {}
+    """What `researcher start` was asked for, as JSON."""
+    status: StudyStatus
+    reason: str | None = None
+    plan_version: int | None = None
+    """Of the newest plan; None before there is one."""
+    stop_requested: bool = False
+    pause_requested: bool = False
+    created_at: float
+    updated_at: float
+    ended_at: float | None = None
+
+
+class AttemptRecord(BaseModel):
+    """One try at a trial: what was intended, what was started, how far it got."""
+
+    study_id: str
+    trial_key: str
+    number: int
+    server_url: str
+    idempotency_key: str
+    spec: dict[str, Any]
+    """The RunSpec that was or will be posted."""
+    run_id: str | None = None
+    blueprint: dict[str, Any] | None = None
+    client_pid: int | None = None
+    client_started: float | None = None
+    """When the client process began, so that a recycled pid is not taken for it."""
+    step: int = 0
+    outcome: Literal["open", "done", "failed", "withdrawn"] = "open"
+    """failed counts against the trial; withdrawn does not: a person stopped it, or its server was lost."""
+    reason: str | None = None
+    intent_at: float
+    heartbeat_at: float
+    """When it was last seen to make progress."""
+    ended_at: float | None = None
+
+
+class Event(BaseModel):
+    """One line of the append-only journal."""
+
+    seq: int
+    study_id: str
+    at: float
+    kind: str
+    detail: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyData:
+    """All that analysis and report need of a study, read from SQL by the store."""
+
+    study_id: str
+    topic: str
+    plan: Plan
+    plan_hash: str
+    """As recorded when the plan was frozen; `verify` compares it with `plan.digest()`."""
+    trials: tuple[TrialRecord, ...]
+    """Under this plan, in the order in which they were made."""
+    verdicts: tuple[VerdictRecord, ...] = ()
+    events: tuple[Event, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader must know and the records do not say: amendments, a server that was replaced."""
+
+
+class LlmCall(BaseModel):
+    """One question to a planner LLM, raw, so that a plan can be replayed."""
+
+    purpose: str
+    model: str
+    request: dict[str, Any]
+    answer: dict[str, Any] | None = None
+    error: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+    latency_s: float = 0.0
+    at: float
+
+
+class LeaseInfo(BaseModel):
+    """Who holds a study or a server, until when, under which fencing token."""
+
+    owner: str
+    token: int
+    expires_at: float
+
+
+class BudgetState(BaseModel):
+    """One kind of spending of a study (`trials`, `wall_s`, `tokens`, `llm_cost`)."""
+
+    kind: str
+    limit: float
+    reserved: float
+    """Set aside for what runs now."""
+    spent: float

@@ -1,0 +1,109 @@
+"""What a topic wants measured: the metric, or a refusal where it wants what no metric of the instrument measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from researcher.models import Instrument, Metric
+from researcher.planner.levels import Placed
+from researcher.planner.mentions import Mention, nearest_names
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.wording import LESS, MORE, Token, number_text, tokens, words
+
+_MOVED = words("improve hurt affect increase decrease reduce lower raise boost influence harm degrade impact")
+_EFFECTS = words("effect impact influence")
+_BEFORE_OBJECT = words("the a an its on of to final mean average")
+_AFTER_OBJECT = words("? . , than more when with or and compared vs")
+_ANYTHING = words(
+    "learning training performance result outcome model agent policy grpo rl it thing anything quality the learner generalise"
+)
+_OTHER_OUTCOMES = words(
+    "forgetting forget overfitting overfit overfits underfit diverge diverging divergence explode exploding unstable "
+    "instability stable stability robust robustness reliable reliability entropy variance perplexity hallucinate "
+    "hallucination memory vram exploration explore diversity diverse calibration calibrated hacking toxicity safety safer "
+    "latency throughput energy noise noisy gradient crash crashing"
+)
+"""Outcomes that people ask about, and that none of our kinds of metrics measures. An instrument may declare one by name."""
+
+
+def metric_of(
+    instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], placed: Placed
+) -> tuple[Metric, list[str]]:
+    """The metric that decides, and what was assumed: the first that is named; one that is only hinted at comes second.
+
+    Raises: PlanningRefused when the topic wants something measured that is no metric here.
+    """
+    _refuse_other_outcomes(instrument, found, named)
+    if placed.threshold is not None:
+        return _with_threshold(instrument, placed.threshold)
+    said = sorted((m for m in named if isinstance(m.what, Metric)), key=lambda m: (m.weak, m.start))
+    if said and isinstance(said[0].what, Metric):
+        chosen, notes = said[0].what, []
+        others = {m.what.name for m in said if not m.weak} - {chosen.name}
+        if others:
+            notes.append(f"{chosen.name} decides; {', '.join(sorted(others))} is reported beside it.")
+        if said[0].weak:
+            written = " ".join(token.text for token in found[said[0].start : said[0].end])
+            notes.append(f"The topic names no metric: {written!r} is measured as {chosen.name}.")
+        return chosen, notes
+    unknown = _unknown_object(instrument, found, named)
+    if unknown:
+        raise _no_metric(instrument, found, unknown)
+    default = next(m for m in instrument.metrics if m.name == instrument.defaults.metric)
+    return default, [f"The topic names no metric: {default.name} is measured, the default of {instrument.name}."]
+
+
+def refuse_effect_sizes(placed: Placed, metric: Metric) -> None:
+    """Raises: PlanningRefused where the topic fixes how large the effect has to be, which is the instrument's to say."""
+    if placed.effects:
+        raise PlanningRefused(
+            f"{placed.effects[0].text!r} reads as the size of an effect, and the smallest effect of interest is fixed: "
+            f"{number_text(metric.margin)} for {metric.name}. Ask the same question without it",
+            [metric.name],
+        )
+
+
+def _with_threshold(instrument: Instrument, threshold: float) -> tuple[Metric, list[str]]:
+    counted = [metric for metric in instrument.metrics if metric.kind == "steps_to_threshold"]
+    fits = [metric for metric in counted if metric.threshold == threshold]
+    if fits:
+        return fits[0], []
+    offered = " or ".join(f"{metric.threshold:g} ({metric.name})" for metric in counted)
+    raise PlanningRefused(
+        f"{instrument.name} counts no steps to a threshold of {threshold:g}"
+        + (f"; it does to {offered}" if offered else ""),
+        [metric.name for metric in counted] or [metric.name for metric in instrument.metrics],
+    )
+
+
+def _refuse_other_outcomes(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
+    owned = {i for m in named for i in range(m.start, m.end)}
+    declared = {token.key for word in instrument.keywords for token in tokens(word)}
+    for i, token in enumerate(found):
+        if token.key in _OTHER_OUTCOMES - declared and i not in owned:
+            raise _no_metric(instrument, found, token.text)
+
+
+def _no_metric(instrument: Instrument, found: Sequence[Token], written: str) -> PlanningRefused:
+    near = nearest_names(instrument, found)[len(instrument.factors) :]
+    return PlanningRefused(f"{written!r} is no metric of {instrument.name}; its metrics: {', '.join(near)}", near)
+
+
+def _unknown_object(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> str | None:
+    """What a topic says is moved, where that is nothing known: "the effect on perplexity"."""
+    owned = {i for m in named for i in range(m.start, m.end)}
+    known = _ANYTHING | {token.key for word in instrument.keywords for token in tokens(word)}
+    for i, token in enumerate(found[:-1]):
+        before = {each.key for each in found[max(0, i - 6) : i]}
+        moves = (token.key == "on" and before & _EFFECTS) or (token.key == "to" and i > 0 and found[i - 1].key == "do")
+        if i in owned or not (moves or token.key in _MOVED):
+            continue
+        j = i + 1
+        while j < len(found) - 1 and found[j].key in _BEFORE_OBJECT:
+            j += 1
+        if found[j].kind != "word" or found[j].value is not None or j in owned:
+            continue
+        ends = j + 1 >= len(found) or found[j + 1].key in _AFTER_OBJECT
+        if ends and found[j].key not in known | MORE | LESS | _AFTER_OBJECT:
+            return found[j].text
+    return None

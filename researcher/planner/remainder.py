@@ -1,0 +1,109 @@
+"""What is left of a topic once factors, levels and metric are read: refused where it changes the question, else named.
+
+Nothing is passed over in silence: a word that was not understood stands among the plan's assumptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from researcher.models import Instrument, Scalar
+from researcher.planner import levels
+from researcher.planner.instruments import level_problem
+from researcher.planner.levels import Placed
+from researcher.planner.mentions import COMPARING, Mention
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.wording import (
+    ARTICLES,
+    LESS,
+    MORE,
+    SCALES,
+    SWITCHED_OFF,
+    SWITCHED_ON,
+    Token,
+    number_text,
+    tokens,
+    words,
+)
+
+_OTHER_METHODS = words(
+    "ppo dpo sft reinforce rloo reinforce++ dapo gspo cispo kto orpo ppo2 a2c a3c trpo sac dqn remax vpg adam adamw sgd muon "
+    "lion lora qlora distillation imitation"
+)
+_ORDINARY = words(
+    "a about above actually after again all already also am among an and answer any anything are as asked ask at be because "
+    "been before being below between both but by can case check come compare compared comparison could determine did "
+    "difference different do doe doing done during each effect either else enough even ever every experiment fact few find "
+    "first for from gave general get give given going goes had happen happens has have having how i idea if impact important "
+    "in influence instead into is it its itself just keep keeping kind know last lead leads learner let level like make "
+    "making matter may me mean might model models more most much must my need needed needs no not now of off ok on once one "
+    "only optimal or order other our out over own per please policy possible prefer question rather reach really "
+    "relative reply result results right run runs same say see seem setting settings should show simple small so some "
+    "something sort still study such suffice sure task tasks tell term terms test than that the their them then there these "
+    "they thing think this those through time to together too topic train trained training true try two under until up us "
+    "use used using value values versus very vs want was way we well were what when where whether which while who why will "
+    "with within without work works would yes yet yield you your agent agents llm reinforcement rl learn learning learned "
+    "learnt question's grpo level's affect affects change changes choose choosing pick set sets setup default usual standard "
+    "baseline control reference treatment none neither nor nothing never cannot beaten take longer long bad seed random step "
+    "against across around best better worse quite consequence significant significantly noticeably measurably substantially "
+    "small little bit lot least equal equally equivalent identical differ differs similar good great high low end ends final "
+    "finally start starts begin mean average curve reward task prompt outperform obtain achieve perform performance score "
+    "goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample fail size rate number amount count budget hour minute second day spend"
+)
+
+
+def refuse_other_methods(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
+    """Raises: PlanningRefused where the topic compares with a method that the instrument cannot choose."""
+    owned = {i for m in named for i in range(m.start, m.end)}
+    known = {token.key for word in instrument.keywords for token in tokens(word)}
+    for i, token in enumerate(found):
+        if token.key in _OTHER_METHODS - known and i not in owned:
+            factors = [factor.name for factor in instrument.factors]
+            raise PlanningRefused(
+                f"{token.text!r} is nothing that {instrument.name} can vary; its factors: {', '.join(factors)}", factors
+            )
+
+
+def refuse_shifts(placed: Placed) -> None:
+    """Raises: PlanningRefused for `raise X by 4`, with the levels that are probably meant."""
+    for token, factor in placed.shifts:
+        shown = factor.default
+        hint = ""
+        if not isinstance(shown, str | bool) and token.value is not None:
+            moved = [shown + token.value, shown - token.value]
+            near = [levels.as_level(factor, each) for each in moved]
+            fit = [number_text(float(each)) for each in near if level_problem(factor, each) is None]
+            hint = f", for example from {number_text(float(shown))} to {' or '.join(fit)}" if fit else ""
+        raise PlanningRefused(
+            f"'by {token.text}' says how far {factor.name} is moved, not between which levels; name both{hint}",
+            [factor.name],
+        )
+
+
+def unread(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> list[str]:
+    """Words that played no part in the reading and are no ordinary ones, as written."""
+    owned = {i for m in named for i in range(m.start, m.end)}
+    known = {token.key for word in (instrument.name, *instrument.keywords) for token in tokens(word)}
+    known |= (
+        _ORDINARY | COMPARING | ARTICLES | SWITCHED_ON | SWITCHED_OFF | set(SCALES) | levels.KNOWN_WORDS | MORE | LESS
+    )
+    left = [
+        token.text
+        for i, token in enumerate(found)
+        if token.kind == "word"
+        and i not in owned
+        and token.value is None
+        and token.key not in known
+        and len(token.key) > 2
+    ]
+    return list(dict.fromkeys(word for word in left if not word.endswith("n't") and tokens(word)[0].kind == "word"))
+
+
+def told_apart(treatment: Scalar, baseline: Scalar, ways: Sequence[str]) -> str | None:
+    """Which way a topic's words say that the factor moves, where its levels go the other way; None where they agree."""
+    if isinstance(treatment, str | bool) or isinstance(baseline, str | bool) or treatment == baseline:
+        return None
+    up, down = bool(set(ways) & MORE), bool(set(ways) & LESS)
+    if up == down or up == (treatment > baseline):
+        return None
+    return "raised" if up else "lowered"

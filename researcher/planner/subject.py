@@ -1,0 +1,106 @@
+"""What a topic is about: the one factor that it varies, or a refusal where it varies several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from researcher.models import Factor, Instrument
+from researcher.planner.claims import is_set_against, modifiers
+from researcher.planner.levels import Level, Placed, off_level
+from researcher.planner.mentions import Mention
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.wording import ARTICLES, SWITCHED_OFF, SWITCHED_ON, Token, words
+
+_SCENE = words("with at on over for given when under in while keeping holding using")
+"""Before a level these make it the scene, not the question, where something else is asked about."""
+
+
+def asked_about(found: Sequence[Token], factors: Sequence[Mention], placed: Placed, instrument: Instrument) -> Factor:
+    """The one factor that the topic varies.
+
+    That with several levels; else one that is raised, doubled or switched; else one of the run's own before the scene's.
+    """
+    things = list({m.what.name: m.what for m in factors if isinstance(m.what, Factor)}.values())
+    several = [factor for factor in things if len(distinct(found, placed.of(factor))) > 1]
+    moved = [
+        factor for factor in things
+        if not placed.of(factor) and any(_is_moved(found, m) for m in factors if m.what == factor)
+    ]  # fmt: skip
+    if len(several) + len(moved) > 1:
+        raise _several_asked([*several, *moved])
+    if several or moved:
+        return (several or moved)[0]
+    ranked = sorted(things, key=lambda factor: _rank(found, factor, factors, placed))
+    ranks = [_rank(found, factor, factors, placed)[0] for factor in ranked]
+    if len(ranked) > 1 and ranks[0] == ranks[1] and ranks[0] in (0, 2):
+        raise _several_asked(ranked[:2])
+    return ranked[0]
+
+
+def refuse_two_subjects(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], placed: Placed) -> None:
+    """Whether one factor matters more than another, or for the levels of another, is a question about both."""
+    for mention in factors:
+        other = mention.what
+        if not isinstance(other, Factor) or other == factor or placed.of(other):
+            continue
+        start = mention.start
+        while start > 0 and found[start - 1].key in ARTICLES:
+            start -= 1
+        of = keys_of(found, start - 2, start)
+        behind = keys_of(found, mention.end, mention.end + 1)
+        asked = of[-1:] == ["of"] and of[0] in ("effect", "impact", "influence", "role")
+        if asked or of[-1:] == ["than"] or (behind and behind[0] in ("matter", "affect", "influence")):
+            raise _several_asked([factor, other])
+
+
+def _several_asked(factors: Sequence[Factor]) -> PlanningRefused:
+    names = list(dict.fromkeys(factor.name for factor in factors))
+    return PlanningRefused(
+        f"the topic varies {' and '.join(names)} together, and then neither could be told from the other; "
+        "ask about one of them, and set the other for both arms (`with ...`)",
+        names,
+    )
+
+
+def _rank(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], placed: Placed) -> tuple[int, int]:
+    """Lower is likelier to be the question: levels beside the default, of the run, not as a scene; then by position."""
+    own = [m for m in factors if m.what == factor]
+    at = min(m.start for m in own)
+    levels = placed.of(factor)
+    scene = _is_scene(found, min([at, *(level.at for level in levels)]))
+    if not factor.target.startswith("run.") and (levels or off_level(factor) is None):
+        return (3 if levels else 4), at
+    if levels:
+        changed = any(level.value != factor.default for level in levels)
+        return (0 if changed and not scene else 2), at
+    return 1, at
+
+
+def _is_scene(found: Sequence[Token], at: int) -> bool:
+    """Whether one of the three words before it sets the scene; `with A and B` sets both."""
+    before = [token.key for token in found[max(0, at - 3) : at]]
+    chained = any(token.key in _SCENE for token in found[max(0, at - 9) : at]) and "and" in before[-2:]
+    return chained or bool(set(before) & _SCENE)
+
+
+def _is_moved(found: Sequence[Token], mention: Mention) -> bool:
+    """Raised, lowered, doubled, added or taken away, without a level."""
+    near = [token.key for token in found[max(0, mention.start - 3) : mention.start]]
+    switched = off_level(mention.what) is not None if isinstance(mention.what, Factor) else False
+    return bool(modifiers(found, mention)) or (switched and bool(set(near) & (SWITCHED_ON | SWITCHED_OFF)))
+
+
+def distinct(found: Sequence[Token], levels: Sequence[Level]) -> list[Level]:
+    """Levels without repeats; the same level twice stands when it is set against itself (a null study)."""
+    seen: list[Level] = []
+    for level in levels:
+        if level.value not in [other.value for other in seen]:
+            seen.append(level)
+    if len(seen) == 1 and len(levels) == 2 and is_set_against(found, levels[0].at, levels[1].at):
+        return list(levels)
+    return seen
+
+
+def keys_of(found: Sequence[Token], start: int, end: int) -> list[str]:
+    """The keys of tokens [start, end), within the topic."""
+    return [token.key for token in found[max(0, start) : max(0, end)]]

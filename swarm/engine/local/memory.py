@@ -1,0 +1,117 @@
+"""How much memory the children of an engine take, estimated from the model's files before anything is started.
+
+Reads headers and configuration only, never torch. Rough on purpose: it refuses what cannot fit, and tells a person what to expect.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm.engine.seam import EngineDown, EngineError
+
+GIB = 1 << 30
+_TRAINED_BYTES = 4 + 4 + 8 + 2
+"""Per parameter while it is trained: weight and gradient in float32, AdamW's two moments, and its copy for bf16 autocast."""
+_LOGITS_BYTES = 3 * (64 << 20)
+"""Logits are made a few at a time; three buffers of them at the peak."""
+_ACTIVATIONS_BYTES = 3 * (GIB >> 1)
+"""What the trainer keeps for its backward pass: it computes as many tokens at once as fill this, within `_TOKENS`."""
+_TOKENS = (256, 4096)
+_WEIGHT_SLOTS = 2
+"""Weights on their way to inference lie in memory twice: those served, and those being written."""
+_HEADER_LIMIT = 100 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerMemory:
+    """Bytes that training a model takes, beside its process. start: the first weights, kept to measure the KL to them."""
+
+    start: int
+    weights: int
+    activations: int
+    exchange: int
+
+    @property
+    def standing(self) -> int:
+        """What is there before the first step, and stays."""
+        return self.start + self.weights + self.exchange
+
+    @property
+    def total(self) -> int:
+        """At the peak of a step."""
+        return self.standing + self.activations
+
+
+def trainer_memory(model_dir: Path, config: Mapping[str, Any]) -> TrainerMemory:
+    """Raises: EngineError for weights that are no safetensors."""
+    stored, token = weight_bytes(model_dir), _token_bytes(config)
+    tokens = min(max(_ACTIVATIONS_BYTES // token, _TOKENS[0]), _TOKENS[1])
+    return TrainerMemory(
+        start=stored,
+        weights=_TRAINED_BYTES * parameters(model_dir),
+        activations=tokens * token + _LOGITS_BYTES,
+        exchange=_WEIGHT_SLOTS * stored,
+    )
+
+
+def weight_bytes(model_dir: Path) -> int:
+    """Of the weights as they are stored."""
+    return sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
+
+
+def parameters(model_dir: Path) -> int:
+    """How many numbers the weights are. Raises: EngineError."""
+    return sum(_parameters_in(file) for file in model_dir.glob("*.safetensors"))
+
+
+def check(name: str, needed: int) -> None:
+    """Raises: EngineDown when the machine has less memory left than is needed."""
+    available = available_memory()
+    if available is not None and needed > available:
+        raise EngineDown(
+            f"{name} needs about {needed / GIB:.1f} GiB of memory to boot, {available / GIB:.1f} GiB are free: "
+            "end other programs, or choose a smaller model or max_model_len"
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that can be used without swapping; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return free if (limit := _cgroup_room()) is None else min(free, limit)
+
+
+def _cgroup_room() -> int | None:
+    """What the container we are in may still take; None without a limit."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
+    except (FileNotFoundError, PermissionError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)
+
+
+def _parameters_in(file: Path) -> int:
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        size = struct.unpack("<Q", start)[0] if len(start) == 8 else _HEADER_LIMIT + 1
+        if size > _HEADER_LIMIT:
+            raise EngineError(f"{file} is no safetensors file")
+        header = json.loads(stream.read(size))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def _token_bytes(config: Mapping[str, Any]) -> int:
+    """Activations of one token in all layers, as the trainer counts them."""
+    hidden = int(config.get("hidden_size", 4096))
+    inner = int(config.get("intermediate_size") or 4 * hidden)
+    return int(config.get("num_hidden_layers", 32)) * (60 * hidden + 18 * inner)

@@ -1,0 +1,132 @@
+"""The commands as a person types them: one clear line for what is wrong, readable lines for what happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from foundation.commandline import UsageError
+from researcher.commands import FAILED, OUT_OF_BUDGET, USAGE, run
+from researcher.commands.look import event_text
+from researcher.commands.study import seconds
+from researcher.main import main
+from researcher.models import Event, StudyStatus
+from researcher.store.store import Store
+from researcher.view import JsonView, PlainView, StudyPicture
+from tests.fakes.example_plan import ARMS, example_plan
+
+TOPIC = "Does a learning rate of 4e-5 learn sums faster than 1e-5?"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def study() -> str:
+    """A study that is over, with a trial, a decision and a report."""
+    store = Store.open()
+    study = store.create_study("a topic", {})
+    store.save_plan(study, example_plan())
+    [trial] = store.ensure_trials(study, "compare", [(ARMS[0], 0)])
+    store.record_intent(study, trial.key, 1, "http://a", "k#1", {})
+    store.finish_trial(study, trial.key, {"heldout_accuracy": 0.5}, {"reward_mean": [(1, 0.1), (2, 0.9)]})
+    detail = {"after": "compare", "action": "stop", "to": None, "seeds": None, "power": 0.9, "reason": "one stage"}
+    store.record_event(study, "decision", detail)
+    store.set_study_status(study, StudyStatus.DONE, "one stage")
+    store.close()
+    return study
+
+
+def test_a_budget_that_pays_for_nothing_ends_with_the_code_for_budgets_and_says_what_it_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["start", "--topic", TOPIC, "--dry-run", "--budget", "1s"]) == OUT_OF_BUDGET
+    said = capsys.readouterr().err
+    assert "the budget is 1 s" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("budget", ["-5m", "0", "0h", "soon", ""])
+def test_a_budget_that_is_no_time_is_one_line_that_says_how_to_write_it(
+    budget: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["start", "--topic", TOPIC, "--dry-run", "--budget", budget]) == USAGE
+    said = capsys.readouterr().err
+    assert f"{budget!r} is no time" in said
+    assert "write 8h, 90m" in said
+    with pytest.raises(UsageError):
+        seconds(budget)
+
+
+def test_a_topic_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, says in (("nope", "No such file or directory"), ("binary", "not text"), (".", "Is a directory")):
+        assert main(["start", "--topic", f"@{tmp_path / name}", "--dry-run"]) == USAGE
+        said = capsys.readouterr().err
+        assert says in said
+        assert "Errno" not in said
+        assert said.count("\n") == 1
+
+
+def test_a_question_without_a_direction_says_so_in_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["start", "--topic", "Compare group sizes 4 and 8 for one-digit sums", "--dry-run"]) == 0
+    assert "(the direction is assumed: the topic claims none)" in capsys.readouterr().out
+    assert main(["start", "--topic", TOPIC, "--dry-run"]) == 0
+    assert "the direction is assumed" not in capsys.readouterr().out
+
+
+def test_watching_shows_lines_that_a_person_can_read(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", study]) == 0
+    said = capsys.readouterr().out
+    assert f"{ARMS[0]} seed 0: done, step 2 ▁█" in said
+    assert "after compare: stop (one stage)" in said
+    assert "{" not in said
+
+
+def test_watching_as_json_is_an_object_per_line(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", study, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [next(iter(line)) for line in lines] == ["trial", "event", "study"]
+    assert lines[-1] == {"study": {"id": study, "status": "done"}}
+
+
+def test_events_of_any_kind_are_told_as_sentences() -> None:
+    told = event_text(Event(seq=1, study_id="s", at=0.0, kind="budget_changed", detail={"wall_s": 60, "by": None}))
+    assert told == "budget changed: wall_s 60"
+
+
+@pytest.mark.parametrize(("command", "code"), [("start", FAILED), ("resume", FAILED), ("list", 0), ("watch", 0)])
+def test_a_reader_that_went_away_is_a_success_only_for_commands_that_only_show(
+    command: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(_: Namespace) -> int:
+        raise BrokenPipeError
+
+    homes = {"start": "study", "resume": "study", "list": "look", "watch": "watch"}
+    __import__(f"researcher.commands.{homes[command]}")
+    monkeypatch.setattr(f"researcher.commands.{homes[command]}.{command}_command", broken)
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert run(Namespace(command=command, json=False)) == code
+
+
+@pytest.mark.parametrize("kind", [PlainView, JsonView])
+def test_a_study_goes_on_when_nobody_reads_its_view_any_more(kind: type[PlainView] | type[JsonView]) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        view = kind(stream)
+        view.say("read")
+        os.close(reader)
+        for number in range(3):
+            view.say("unread")
+            view.show(StudyPicture(study_id="s", topic="t", phase=f"phase {number}"))
+        view.close()

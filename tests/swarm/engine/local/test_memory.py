@@ -1,0 +1,78 @@
+"""Memory is estimated before anything is started: for inference and for the trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from foundation.clock import SystemClock
+from swarm.engine.local.engine import LocalEngine
+from swarm.engine.local.memory import GIB, parameters, trainer_memory, weight_bytes
+from swarm.engine.seam import EngineDown, EngineError
+from swarm.models.folder import ModelFolder
+
+CONFIG = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
+N = 1000 * 64 + 64 * 64
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    weights = {"embed": torch.zeros(1000, 64, dtype=torch.bfloat16), "proj": torch.zeros(64, 64, dtype=torch.bfloat16)}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_the_trainer_holds_weights_gradients_and_moments_in_full_precision(folder: Path) -> None:
+    assert parameters(folder) == N
+    needed = trainer_memory(folder, CONFIG)
+    assert needed.start == weight_bytes(folder)
+    assert needed.weights == (4 + 4 + 8 + 2) * N
+    assert needed.exchange == 2 * weight_bytes(folder)
+
+
+def test_activations_fill_a_gigabyte_and_a_half_or_what_so_many_tokens_take(folder: Path) -> None:
+    small = trainer_memory(folder, CONFIG).activations
+    middle = trainer_memory(folder, {**CONFIG, "hidden_size": 576, "num_hidden_layers": 30}).activations
+    large = trainer_memory(folder, {**CONFIG, "hidden_size": 8192, "num_hidden_layers": 80}).activations
+    assert small < 0.3 * GIB
+    assert 1.4 * GIB < middle < 1.8 * GIB
+    assert large > 4 * GIB
+
+
+def test_what_is_no_safetensors_file_is_refused(folder: Path) -> None:
+    (folder / "more.safetensors").write_bytes(b"not")
+    with pytest.raises(EngineError, match=r"more\.safetensors is no safetensors file"):
+        parameters(folder)
+
+
+def engine(folder: Path, config: dict[str, int]) -> LocalEngine:
+    (folder / "config.json").write_text(json.dumps(config))
+    model = ModelFolder(name="m", path=folder, fingerprint="0" * 64)
+    return LocalEngine(model, directory=folder / "state", logs=folder, clock=SystemClock())
+
+
+def test_the_estimate_of_an_engine_names_both_children(folder: Path) -> None:
+    made = engine(folder, CONFIG)
+    inference, trainer = made.memory_needed()
+    assert trainer > trainer_memory(folder, CONFIG).total
+    assert f"inference {inference / GIB:.1f}, trainer {trainer / GIB:.1f}" in made.estimate()
+
+
+@pytest.mark.anyio
+async def test_an_engine_whose_trainer_does_not_fit_is_refused_before_anything_is_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(folder, CONFIG)
+    least = made.inference.settings.least_memory()
+    monkeypatch.setattr("swarm.engine.local.memory.available_memory", lambda: least + GIB // 4)
+    with pytest.raises(EngineDown, match=r"m needs about .* GiB of memory to boot, .* GiB are free"):
+        await made.boot()
+    assert made.trainer.process_id is None
