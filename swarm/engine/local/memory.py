@@ -17,10 +17,10 @@ from swarm.engine.seam import EngineDown, EngineError
 
 GIB = 1 << 30
 _TRAINED_BYTES = 4 + 4 + 8 + 2
-"""Per parameter while it is trained: weight and gradient in float32, AdamW's two moments, and its copy for bf16 autocast."""
-_LOGITS_BYTES = 3 * (64 << 20)
+"""Per parameter while it is trained: weight and gradient in float32, AdamW's two moments, and its copy in bfloat16."""
+_LOGITS_BYTES = 3 * (128 << 20)
 """Logits are made a few at a time; three buffers of them at the peak."""
-_ACTIVATIONS_BYTES = 3 * (GIB >> 1)
+_ACTIVATIONS_BYTES = 2 * GIB
 """What the trainer keeps for its backward pass: it computes as many tokens at once as fill this, within `_TOKENS`."""
 _TOKENS = (256, 4096)
 _WEIGHT_SLOTS = 2
