@@ -51,6 +51,8 @@ class EpisodeGrant(BaseModel):
     weights_version: WeightsVersion
     expires_at: float
     """Unix time at which the idle limit ends, unless a call or a renewal moves it."""
+    team_key: str = ""
+    """For the other servers of a team that this episode decides: lets them ask what was decided, and nothing else."""
 
 
 class EpisodeResult(StrictModel):
@@ -83,6 +85,8 @@ class EpisodeRenewal(StrictModel):
 
 class EpisodeState(StrEnum):
     RUNNING = "running"
+    PREPARED = "prepared"
+    """Bound to its team's decision: durable, holds its slot, is not trained until committed."""
     ENDED = "ended"
     """Acknowledged; waits in the pool."""
     IN_STEP = "in_step"
@@ -106,6 +110,7 @@ class DropReason(StrEnum):
     UNREPRODUCIBLE_SAMPLING = "unreproducible_sampling"
     RUN_ENDED = "run_ended"
     SUPERSEDED = "superseded"
+    TEAM_ABORTED = "team_aborted"
 
 
 class LedgerEntry(BaseModel):

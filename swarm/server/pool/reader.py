@@ -21,6 +21,7 @@ from swarm.server.pool.rows import (
     RunRow,
     Snapshot,
     StepRow,
+    TeamRow,
 )
 
 _GROUP_COLUMNS = "seq, group_id, run_id, task_id, mix, client_version, config_version, ordinal, size, state"
@@ -60,11 +61,27 @@ class PoolReader:
             step=step,
             journalled=next((row for row in self.steps(run_id, step) if row.state == "journalled"), None),
             groups=self._live_groups(),
-            episodes=self._episodes("state IN ('running', 'ended')", ()),
+            episodes=self._open_episodes(),
+            teams=self._open_teams(),
             groups_by_task=dict(by_task.fetchall()),
             eval_ordinals=self._eval_ordinals(run_id, step),
             tokens=self._number("SELECT sum(sampled_tokens) FROM episodes WHERE run_id = ?", run_id),
         )
+
+    def _open_episodes(self) -> list[EpisodeRow]:
+        found = self._episodes("state IN ('running', 'ended')", ()) + self._episodes("state = 'prepared'", ())
+        return sorted(found, key=lambda row: row.seq)
+
+    def _open_teams(self) -> list[TeamRow]:
+        rows = self._db.execute(
+            "SELECT teams.body FROM episodes JOIN teams ON teams.seq = episodes.seq WHERE episodes.state = 'prepared'"
+        )
+        return [TeamRow(**orjson.loads(body)) for (body,) in rows]
+
+    def team(self, seq: int) -> TeamRow | None:
+        """What bound the episode with this seq to a team; None where nothing did."""
+        found = self._db.execute("SELECT body FROM teams WHERE seq = ?", (seq,)).fetchone()
+        return TeamRow(**orjson.loads(found[0])) if found else None
 
     def _newest_run(self) -> RunRow | None:
         found = self._db.execute("SELECT body FROM runs ORDER BY seq DESC LIMIT 1").fetchone()

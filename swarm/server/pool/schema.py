@@ -73,6 +73,12 @@ CREATE TABLE steps (
 ) WITHOUT ROWID;
 """
 
+TEAMS = """
+CREATE TABLE IF NOT EXISTS teams (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS episodes_prepared ON episodes (state) WHERE state = 'prepared';
+"""
+"""Beside the version: a pool that was made before there were teams gets the table when it is opened."""
+
 EPISODE_COLUMNS = (
     "seq, episode_id, run_id, kind, task_id, mix, client_id, group_id, slot, ordinal, claimed_step, claimed_at, "
     "state, reason, detail, step, reward, sampled_tokens, body"

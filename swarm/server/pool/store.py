@@ -27,6 +27,7 @@ from swarm.server.pool.rows import (
     PutMeta,
     PutRun,
     PutStep,
+    PutTeam,
     SetFate,
     StepRow,
 )
@@ -63,13 +64,14 @@ class PoolStore:
         db.execute("PRAGMA cache_size = -65536")
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if found == schema.SCHEMA_VERSION:
+            db.executescript(schema.TEAMS)
             return
         if found != 0 or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise PoolUnreadable(
                 f"{self.path} is a pool of version {found}, this server reads version {schema.SCHEMA_VERSION}; "
                 "start it with another state directory"
             )
-        db.executescript(f"BEGIN;{schema.SCHEMA}PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;")
+        db.executescript(f"BEGIN;{schema.SCHEMA}{schema.TEAMS}PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;")
 
     def close(self) -> None:
         self.read.close()
@@ -136,6 +138,8 @@ class PoolStore:
                 execute(schema.PUT_CONFIG, _config_values(row))
             case PutStep(row):
                 execute(schema.PUT_STEP, _step_values(row))
+            case PutTeam(row):
+                execute("INSERT OR REPLACE INTO teams VALUES (?, ?)", (row.seq, orjson.dumps(row)))
             case PutMeta(name, value):
                 execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
             case KeepSteps(run_id, through):
