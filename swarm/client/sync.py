@@ -32,6 +32,7 @@ from swarm.protocol.episodes import (
 )
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import CheckpointRef, RunReport, ServerStatus
+from swarm.protocol.teams import EpisodeResolution, TeamReceipt
 
 T = TypeVar("T")
 SyncRollout = Callable[["Episode", Task], Outcome | float | None]
@@ -235,6 +236,9 @@ class SwarmClient:
 
     def abort(self, episode_id: str, lease: str, reason: str) -> LedgerEntry:
         return self._thread.call(self._inner.abort(episode_id, lease, reason))
+
+    def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
+        return self._thread.call(self._inner.resolve(episode_id, resolution))
 
     def renew(self, episode_id: str, lease: str) -> None:
         self._thread.call(self._inner.renew(episode_id, lease))
