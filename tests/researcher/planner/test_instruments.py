@@ -28,7 +28,7 @@ def edit(folder: Path, old: str, new: str) -> None:
 
 def test_instruments_of_the_clone_and_of_further_folders_are_found(folder: Path) -> None:
     names = [each.instrument.name for each in available({"RESEARCHER_STUDIES": str(folder.parent)})]
-    assert names == ["arithmetic", "kitchen"]
+    assert names == ["arithmetic", "cocktail", "guess_number", "kitchen", "team"]
     assert [each.instrument.name for each in available({"RESEARCHER_STUDIES": str(folder)})] == names
     assert [each.instrument.name for each in available({})] == ["arithmetic"]
 

@@ -33,7 +33,12 @@ pytestmark = pytest.mark.anyio
 
 QUICK = Patience(connect_s=20.0, later_s=20.0)
 SPEC = RunSpec.model_validate(
-    {"batch": {"tasks": 2, "group_size": 2}, "sampling": {"max_tokens": 16}, "max_staleness": 0, "limits": {"steps": 50}}
+    {
+        "batch": {"tasks": 2, "group_size": 2},
+        "sampling": {"max_tokens": 16},
+        "max_staleness": 0,
+        "limits": {"steps": 50},
+    }
 )
 SETTLE_S = 60.0
 
