@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -15,15 +14,9 @@ import pytest
 from bench.serving import ServerProcess
 from swarm.client import (
     EpisodeUnfinished,
-    Forbidden,
-    LeaseLost,
-    Outcome,
     Patience,
     RunSpec,
     SwarmClient,
-    Task,
-    TeamAborted,
-    TeamUndecided,
     team,
 )
 from swarm.client.episode import Episode
