@@ -191,23 +191,24 @@ def team(
     """`async with team(task_id="t-1", planner=swarm_a, solver=swarm_b) as ep`.
 
     decider: the member whose server decides; None: the first. patience_s: how long this client may be silent once the
-    members are prepared, before the servers settle it without it. A member may be an episode that is claimed already,
-    such as a crew hands to its rollout: task, kind, mix and sampling of the others are then taken from it.
+    members are prepared, before the servers settle it without it. A member may be an episode instead of a client: one of
+    your own making, or one that is claimed already, such as a crew hands to its rollout (task, kind, mix and sampling of
+    members that are clients are then taken from it).
     """
     if len(members) < 2:
         raise ValueError("a team has at least two members: team(task_id=..., planner=swarm_a, solver=swarm_b)")
     if decider is not None and decider not in members:
         raise ValueError(f"decider must be one of {', '.join(members)}, got {decider!r}")
-    model = next((member for member in members.values() if isinstance(member, Episode)), None)
+    model = next((member for member in members.values() if isinstance(member, Episode) and member.claimed), None)
     if model is not None:
         task_id, kind, mix, sampling = model.claim.task_id, model.claim.kind, model.claim.mix, model.sampling
-    if task_id is None:
+    if task_id is None and any(isinstance(member, SwarmClient) for member in members.values()):
         raise ValueError("which task? give task_id, or a member that is claimed already")
     episodes = {
         name: member
         if isinstance(member, Episode)
         else member.episode(
-            task_id=task_id,
+            task_id=task_id or "",
             kind=kind,
             mix=mix,
             sampling=sampling,
