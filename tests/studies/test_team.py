@@ -36,7 +36,8 @@ def test_no_sum_is_both_trained_and_held_out_in_whatever_story_or_order(operands
         for split in ("train", "heldout")
     )
     assert train.isdisjoint(held_out)
-    assert len(held_out) == 60 if operands == 3 else len(held_out) >= 40
+    assert len(held_out) > 40
+    assert len(take(workflow.tasks("heldout", 0, None), 10_000)) < 100, "they come to an end"
 
 
 def test_a_stream_depends_on_its_seed_alone_and_every_seed_is_evaluated_alike() -> None:
