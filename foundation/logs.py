@@ -7,7 +7,7 @@ import re
 import sys
 from typing import TextIO
 
-SECRET_PREFIXES = ("swk", "swl", "swt")  # api keys, leases, tokens of ours: `swk_…`
+SECRET_PREFIXES = ("swk", "swl", "swt", "swd")  # api keys, leases, tokens, team keys of ours: `swk_…`
 _CHATTY = ("httpx", "httpx2", "httpcore", "urllib3")
 """Libraries that log a line for each request."""
 _SECRET = re.compile(

@@ -32,6 +32,7 @@ ADVICE: dict[DropReason, str] = {
     DropReason.TRUNCATED: "every call was cut off by max_tokens: raise sampling.max_tokens, or set algorithm.train_truncated",
     DropReason.UNREPRODUCIBLE_SAMPLING: "sampled in a way that the trainer cannot recompute: leave out temperature 0, top_p, "
     "top_k, penalties and grammars",
+    DropReason.TEAM_ABORTED: "its team was not committed, so none of its episodes counts: read the client's last words",
     DropReason.QUARANTINED: "the version of the client was quarantined: `swarm run quarantine VERSION --lift` takes it back",
     DropReason.RUN_ENDED: "the run ended before their turn came",
     DropReason.SUPERSEDED: "the run went back to an earlier checkpoint",

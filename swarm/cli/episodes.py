@@ -1,4 +1,4 @@
-"""`swarm episode claim|end|abort|renew`: episodes for agents of any make, JSON in and out.
+"""`swarm episode claim|end|abort|renew|resolve`: episodes for agents of any make, JSON in and out.
 
 Leases and api keys are secrets: they travel in files, on standard input or in the environment, never as arguments.
 Scripts branch on the exit code: 0 done, 1 failed, 2 not understood, 3 the run is over, 4 not now, 5 the lease is gone.
@@ -47,6 +47,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     renew = commands.add_parser("renew", help="extend a lease while the agent makes no calls")
     _grant_argument(renew)
     renew.set_defaults(run=renew_episode)
+    resolve = commands.add_parser("resolve", help="decide on a prepared episode whose decider is gone (admin token)")
+    resolve.add_argument("episode", metavar="EPISODE")
+    resolve.add_argument("--outcome", choices=("committed", "aborted"), required=True)
+    resolve.add_argument("--reason", required=True, help="kept in the ledger")
+    resolve.set_defaults(run=resolve_episode)
     for command in commands.choices.values():
         connection.add_options(command)
         command.set_defaults(exit_code=exit_code)
@@ -128,6 +133,16 @@ def abort_episode(args: argparse.Namespace) -> int:
     episode_id, document = _held(args)
     with connection.connect(args) as swarm:
         print(swarm.abort(episode_id, document["lease"], args.reason).model_dump_json())
+    return 0
+
+
+def resolve_episode(args: argparse.Namespace) -> int:
+    """An operator decides in place of a decider."""
+    from swarm.protocol.teams import EpisodeResolution
+
+    resolution = valid(EpisodeResolution, {"outcome": args.outcome, "reason": args.reason})
+    with connection.connect(args) as swarm:
+        print(swarm.resolve(args.episode, resolution).model_dump_json())
     return 0
 
 

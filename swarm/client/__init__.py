@@ -24,11 +24,14 @@ from swarm.client.errors import (
     ServerBusy,
     ServerUnreachable,
     StorageFull,
+    TeamAborted,
+    TeamUndecided,
     TryLater,
     Unauthorized,
     WorkflowFault,
 )
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream
+from swarm.client.team import Team, team
 from swarm.client.wire import Patience
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.protocol.runspec import RunSpec
@@ -63,7 +66,11 @@ __all__ = [
     "SwarmError",
     "Task",
     "TaskStream",
+    "Team",
+    "TeamAborted",
+    "TeamUndecided",
     "TryLater",
     "Unauthorized",
     "WorkflowFault",
+    "team",
 ]

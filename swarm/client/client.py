@@ -45,6 +45,7 @@ from swarm.protocol.status import (
     ServerStatus,
 )
 from swarm.protocol.summary import LedgerSummary
+from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResolution, TeamReceipt
 
 API = "/swarm/v1"
 LEDGER_PAGE = 1000
@@ -271,6 +272,19 @@ class SwarmClient:
         path = f"{API}/episodes/{episode_id}:abort"
         raw = await self._post(path, EpisodeAbort(lease=lease, reason=reason), patience=ABORT_PATIENCE)
         return LedgerEntry.model_validate_json(raw)
+
+    async def prepare(self, episode_id: str, preparation: EpisodePreparation) -> TeamReceipt:
+        """Bind an episode to its team's decision, durably. Raises: LeaseLost, Forbidden (the decider's address)."""
+        return TeamReceipt.model_validate_json(await self._post(f"{API}/episodes/{episode_id}:prepare", preparation))
+
+    async def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> TeamReceipt:
+        """On the decider: decide for the team. Elsewhere: say that it is decided. Raises: LeaseLost when it was aborted."""
+        path = f"{API}/episodes/{episode_id}:commit"
+        return TeamReceipt.model_validate_json(await self._post(path, EpisodeCommit(lease=lease), patience=patience))
+
+    async def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
+        """Decide on a prepared episode in place of a decider that is gone for good. Needs the admin token."""
+        return TeamReceipt.model_validate_json(await self._post(f"{API}/episodes/{episode_id}:resolve", resolution))
 
     async def renew(self, episode_id: str, lease: str) -> float:
         """Extend a lease by its idle limit; returns the Unix time at which it ends now. Raises: LeaseLost."""

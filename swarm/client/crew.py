@@ -144,7 +144,7 @@ class Crew:
     async def _give_orphans_back(self) -> None:
         """Abort what an earlier process of this client left open, so that its slots are on offer again."""
         for entry, ordinal in self._history.orphans:
-            claim = self._episode(entry.task_id, ordinal).claim
+            claim = self._episode(entry.task_id, ordinal, entry.mix).claim
             try:
                 grant = await self._swarm.claim(claim)
                 await self._swarm.abort(grant.episode_id, grant.lease, "the client was restarted")
@@ -199,7 +199,7 @@ class Crew:
         async with AsyncExitStack() as stack:
             try:
                 async with self._turns[task.id]:
-                    episode = self._episode(task.id, self._history.claims[task.id])
+                    episode = self._episode(task.id, self._history.claims[task.id], task.mix or self._mix)
                     await stack.enter_async_context(episode)
                     self._history.claims[task.id] += 1
             except OverLimit:
@@ -242,12 +242,12 @@ class Crew:
         else:
             self._report.lost += 1
 
-    def _episode(self, task_id: str, ordinal: int) -> Episode:
-        family = "" if self._mix is None else f"{self._mix}:"
+    def _episode(self, task_id: str, ordinal: int, mix: str | None) -> Episode:
+        family = "" if mix is None else f"{mix}:"
         return self._swarm.episode(
             task_id=task_id,
             run_id=self._run_id,
-            mix=self._mix,
+            mix=mix,
             kind=self._kind,
             idle_limit_s=self._idle_limit_s,
             max_episode_s=self._max_episode_s,

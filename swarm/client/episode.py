@@ -12,8 +12,10 @@ from typing import Any, Protocol
 from foundation.clock import Clock
 from foundation.logs import redact
 from swarm.client.errors import EpisodeUnfinished, LeaseLost, NotFound
+from swarm.client.wire import Patience
 from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
 from swarm.protocol.errors import SwarmError
+from swarm.protocol.teams import EpisodePreparation
 
 GIVE_BACK_S = 2.0
 """How long a client that is told to stop waits for a grant that is on its way, so as to give it back."""
@@ -26,6 +28,9 @@ log = logging.getLogger(__name__)
 class EpisodeDesk(Protocol):
     """What an episode asks of its client."""
 
+    @property
+    def url(self) -> str: ...
+
     async def current_run_id(self) -> str: ...
 
     async def claim(self, claim: EpisodeClaim) -> EpisodeGrant: ...
@@ -35,6 +40,10 @@ class EpisodeDesk(Protocol):
     async def abort(self, episode_id: str, lease: str, reason: str) -> object: ...
 
     async def renew(self, episode_id: str, lease: str) -> object: ...
+
+    async def prepare(self, episode_id: str, preparation: EpisodePreparation) -> object: ...
+
+    async def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> object: ...
 
 
 class Ending:
@@ -63,7 +72,9 @@ class Episode:
         """Set when the server says that the lease is gone: nothing this episode does counts any more."""
         self.on_lost: Callable[[], object] | None = None
         """Called once when a renewal finds the lease gone."""
-        self._desk = desk
+        self.in_team = False
+        """Set by a team that it belongs to, which alone prepares, commits and aborts it."""
+        self.desk = desk
         self._clock = clock
         self._grant: EpisodeGrant | None = None
         self._result: EpisodeResult | None = None
@@ -71,6 +82,10 @@ class Episode:
         self._renewing: asyncio.Task[None] | None = None
 
     # -- what an agent needs ------------------------------------------------------------------------------------------
+
+    @property
+    def claimed(self) -> bool:
+        return self._grant is not None
 
     @property
     def grant(self) -> EpisodeGrant:
@@ -132,6 +147,20 @@ class Episode:
         return self._result is not None
 
     @property
+    def result(self) -> EpisodeResult | None:
+        """As handed in; None before."""
+        return self._result
+
+    async def let_go(self, receipt: EpisodeReceipt | None = None) -> None:
+        """It is decided elsewhere (by a team): stop renewing; leaving the block sends nothing more."""
+        self.in_team = True
+        if receipt is not None:
+            self.receipt = receipt
+        else:
+            self.lost.set()
+        await self._stop_renewing()
+
+    @property
     def reward(self) -> float | None:
         """As handed in; None before."""
         return None if self._result is None else self._result.reward
@@ -140,14 +169,14 @@ class Episode:
 
     async def __aenter__(self) -> Episode:
         if not self.claim.run_id:
-            self.claim = self.claim.model_copy(update={"run_id": await self._desk.current_run_id()})
+            self.claim = self.claim.model_copy(update={"run_id": await self.desk.current_run_id()})
         self._grant = await self._claimed()
         self._renewing = asyncio.create_task(self._renew_while_alive())
         return self
 
     async def _claimed(self) -> EpisodeGrant:
         """The grant. When nobody waits for it any more, one that is on its way is given back, not left to run out."""
-        claiming = asyncio.ensure_future(self._desk.claim(self.claim))
+        claiming = asyncio.ensure_future(self.desk.claim(self.claim))
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -165,7 +194,7 @@ class Episode:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self.receipt is not None:
+            if self.receipt is not None or self.in_team:
                 return
             if error is not None:
                 self._abort_reason = redact(f"{type(error).__name__}: {error}")[:REASON_CHARS]
@@ -184,14 +213,16 @@ class Episode:
     async def _send(self) -> EpisodeReceipt:
         if self._result is None:
             raise RuntimeError("there is no result to send")
+        if self.in_team:
+            raise RuntimeError(f"episode {self.id} ends with its team: leave the team's block, do not await its end")
         if self.receipt is None:
-            self.receipt = await self._desk.end(self.id, self._result)
+            self.receipt = await self.desk.end(self.id, self._result)
         return self.receipt
 
     async def _abort_quietly(self) -> None:
         """An abort that cannot be delivered must not hide why it was sent; the lease runs out by itself."""
         try:
-            await self._desk.abort(self.id, self.grant.lease, self._abort_reason or "")
+            await self.desk.abort(self.id, self.grant.lease, self._abort_reason or "")
         except (LeaseLost, NotFound):
             self.lost.set()
         except SwarmError as error:
@@ -202,7 +233,7 @@ class Episode:
         while True:
             await self._clock.sleep(pause_s)
             try:
-                await self._desk.renew(self.id, self.grant.lease)
+                await self.desk.renew(self.id, self.grant.lease)
             except (LeaseLost, NotFound) as error:
                 log.warning("episode %s is lost: %s", self.id, error)
                 self.lost.set()

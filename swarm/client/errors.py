@@ -4,6 +4,8 @@ SwarmError
 ├── ServerUnreachable            nothing answers at the url, for as long as patience lasted
 ├── NotASwarmServer              something answers, but not in this protocol
 ├── EpisodeUnfinished            an episode's block was left without a reward
+├── TeamAborted                  the team was decided against, on every server
+├── TeamUndecided                the decider cannot be reached; the servers settle it among themselves
 ├── RolloutsFailing              rollouts crash again and again; the last traceback is in the text
 ├── WorkflowFault                a workflow file or function cannot be used
 └── Refusal(code, detail, fields)
@@ -31,6 +33,14 @@ class NotASwarmServer(SwarmError):
 
 class EpisodeUnfinished(SwarmError):
     """The block of an episode was left without `end` or `abort`; the episode was aborted."""
+
+
+class TeamAborted(SwarmError):
+    """Nothing of the team counts, on any server."""
+
+
+class TeamUndecided(SwarmError):
+    """Whether the team counts is not known here. It does on all of its servers, or on none."""
 
 
 class RolloutsFailing(SwarmError):

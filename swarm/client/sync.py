@@ -34,6 +34,7 @@ from swarm.protocol.episodes import (
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import CheckpointRef, RunReport, ServerStatus
 from swarm.protocol.summary import LedgerSummary
+from swarm.protocol.teams import EpisodePreparation, EpisodeResolution, TeamReceipt
 
 T = TypeVar("T")
 SyncRollout = Callable[["Episode", Task], Outcome | float | None]
@@ -296,6 +297,15 @@ class SwarmClient:
 
     def abort(self, episode_id: str, lease: str, reason: str) -> LedgerEntry:
         return self._thread.call(self._inner.abort(episode_id, lease, reason))
+
+    def prepare(self, episode_id: str, preparation: EpisodePreparation) -> TeamReceipt:
+        return self._thread.call(self._inner.prepare(episode_id, preparation))
+
+    def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> TeamReceipt:
+        return self._thread.call(self._inner.commit(episode_id, lease, patience))
+
+    def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
+        return self._thread.call(self._inner.resolve(episode_id, resolution))
 
     def renew(self, episode_id: str, lease: str) -> float:
         return self._thread.call(self._inner.renew(episode_id, lease))

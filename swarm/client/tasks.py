@@ -17,6 +17,8 @@ class Task:
     id: str
     query: str
     metadata: dict[str, Any] = field(default_factory=dict)
+    mix: str | None = None
+    """The family it belongs to, where one crew works on several; None: the crew's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class EpisodeGrant(BaseModel):
     weights_version: WeightsVersion
     expires_at: float
     """Unix time at which the idle limit ends, unless a call or a renewal moves it."""
+    team_key: str = ""
+    """For the other servers of a team that this episode decides: lets them ask what was decided, and nothing else."""
 
 
 class EpisodeResult(StrictModel):
@@ -85,6 +87,8 @@ class EpisodeRenewal(StrictModel):
 
 class EpisodeState(StrEnum):
     RUNNING = "running"
+    PREPARED = "prepared"
+    """Bound to its team's decision: durable, holds its slot, is not trained until committed."""
     ENDED = "ended"
     """Acknowledged; waits in the pool."""
     IN_STEP = "in_step"
@@ -111,6 +115,7 @@ class DropReason(StrEnum):
     """A restore began a new branch of the run before it, or the mix no longer names its family."""
     QUARANTINED = "quarantined"
     """Its client version was quarantined before a batch took it."""
+    TEAM_ABORTED = "team_aborted"
 
 
 class LedgerEntry(BaseModel):

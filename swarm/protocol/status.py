@@ -38,6 +38,8 @@ class MixStatus(BaseModel):
 
 class PoolStatus(BaseModel):
     running: int = 0
+    prepared: int = 0
+    """Bound to the decision of a team."""
     ended: int = 0
     groups_open: int = 0
     groups_ready: int = 0

@@ -24,12 +24,15 @@ from foundation.strict import nearest
 from swarm.engine.seam import EngineInfo, RequestRefused
 from swarm.protocol.errors import ErrorCode, Problem, Refusal, SwarmError
 from swarm.server.coordinator.desk import Desk
+from swarm.server.coordinator.team_desk import TeamDesk
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
+from swarm.server.peers import Peers
 from swarm.server.routes import inference, wire
 from swarm.server.routes.control import ControlRoutes
 from swarm.server.routes.inference import InferenceRoutes
 from swarm.server.routes.metrics import MetricsRoutes
+from swarm.server.routes.teams import TeamRoutes
 from swarm.server.routes.wire import Operation
 
 _log = logging.getLogger(__name__)
@@ -48,14 +51,17 @@ def create_app(
     clock: Clock,
     closing: asyncio.Event,
     public_url: str | None = None,
+    peers: Peers | None = None,
 ) -> FastAPI:
     """Routes over one desk and one gateway. When `closing` is set, waiting requests are answered at once."""
+    asked = peers or Peers(keys, any_loopback=not tokens.required)
+    teams = TeamRoutes(desk=TeamDesk(desk.clerk), keys=keys, tokens=tokens, peers=asked)
     control = ControlRoutes(
         desk=desk, keys=keys, tokens=tokens, closing=closing, decode=gateway.decode, public_url=public_url
     )
     agents = InferenceRoutes(gateway=gateway, keys=keys, info=info, started_at=clock.now())
     measures = MetricsRoutes(desk=desk, tokens=tokens)
-    operations = [*agents.operations(), *control.operations(), *measures.operations()]
+    operations = [*agents.operations(), *control.operations(), *teams.operations(), *measures.operations()]
     app = FastAPI(title="Swarm server", version="1", docs_url=None, redoc_url=None)
     for operation in operations:
         _add(app, operation)

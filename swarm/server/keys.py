@@ -23,6 +23,7 @@ from swarm.protocol.errors import SwarmError
 
 API_KEY_PREFIX = "swk_"
 TOKEN_PREFIX = "swt_"
+TEAM_KEY_PREFIX = "swd_"
 _PAD_BYTES = 64
 _MAC_BYTES = 18
 _SECRET_BYTES = 32
@@ -80,11 +81,28 @@ class Keyring:
         lease = bytes(a ^ b for a, b in zip(_raw(parts[1]), self._pad(episode_id), strict=False)).decode()
         return EpisodeKey(episode_id, lease)
 
-    def _pad(self, episode_id: str) -> bytes:
-        """One-time pad of an episode: it has one lease in its life, so no pad is used for two texts."""
-        return hashlib.blake2b(
-            episode_id.encode(), key=self._secret, person=b"lease-pad", digest_size=_PAD_BYTES
-        ).digest()
+    def team_key(self, episode_id: str) -> str:
+        """Lets whoever holds it ask what the team of this episode decided, and nothing else."""
+        return TEAM_KEY_PREFIX + _text(self._mac(f"team:{episode_id}"))
+
+    def is_team_key(self, key: str, episode_id: str) -> bool:
+        return hmac.compare_digest(key.encode(), self.team_key(episode_id).encode())
+
+    def seal(self, episode_id: str, key: str) -> str:
+        """Another server's team key, as it may stand in the pool: only this keyring can open it."""
+        return _text(self._padded(key.encode(), episode_id))
+
+    def unseal(self, episode_id: str, sealed: str) -> str:
+        return self._padded(_raw(sealed), episode_id).decode()
+
+    def _padded(self, raw: bytes, episode_id: str) -> bytes:
+        if len(raw) > _PAD_BYTES:
+            raise ValueError(f"a team key has at most {_PAD_BYTES} bytes, got {len(raw)}")
+        return bytes(a ^ b for a, b in zip(raw, self._pad(episode_id, b"team-pad"), strict=False))
+
+    def _pad(self, episode_id: str, purpose: bytes = b"lease-pad") -> bytes:
+        """One-time pad of an episode: it has one lease and one team in its life, so no pad is used for two texts."""
+        return hashlib.blake2b(episode_id.encode(), key=self._secret, person=purpose, digest_size=_PAD_BYTES).digest()
 
     def _mac(self, body: str) -> bytes:
         return hmac.digest(self._secret, body.encode(), "sha256")[:_MAC_BYTES]

@@ -41,6 +41,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
     parser.add_argument("--public-url", metavar="URL", help="what clients are told, where a proxy stands in front")
     parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        type=_url,
+        metavar="URL",
+        help="a server whose word decides on teams that have a member here; repeatable",
+    )
+    parser.add_argument(
         "--state-dir", type=Path, metavar="DIR", help="default: a folder per model in the user data directory"
     )
     parser.add_argument("--max-model-len", type=_positive, metavar="N", help="longest prompt + answer, in tokens")
@@ -90,7 +98,14 @@ def _settings(args: argparse.Namespace) -> Settings:
     from swarm.server.process import Settings
 
     tokens = ControlTokens.load(os.environ, args.admin_token_file, args.client_token_file)
-    return Settings(host=args.host, port=args.port, tokens=tokens, public_url=args.public_url, print_json=args.json)
+    return Settings(
+        host=args.host,
+        port=args.port,
+        tokens=tokens,
+        public_url=args.public_url,
+        peers=tuple(args.peer),
+        print_json=args.json,
+    )
 
 
 def _hosted(args: argparse.Namespace) -> _Hosted:
@@ -139,6 +154,12 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65_535:
         raise argparse.ArgumentTypeError(f"a port lies between 0 and 65535, got {port}")
     return port
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"a url looks like http://10.0.0.2:8642, got {text!r}")
+    return text
 
 
 def _positive(text: str) -> int:

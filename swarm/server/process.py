@@ -24,8 +24,10 @@ from swarm.protocol.errors import SwarmError
 from swarm.server.app import create_app
 from swarm.server.coordinator.conductor import Conductor
 from swarm.server.coordinator.desk import Desk
+from swarm.server.coordinator.inquiries import Inquiries
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
+from swarm.server.peers import Peers
 from swarm.server.state_dir import StateDir
 
 _log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ class Settings:
     port: int
     tokens: ControlTokens
     public_url: str | None = None
+    peers: tuple[str, ...] = ()
+    """Servers that may be asked for the decisions of teams, beside those on loopback where no tokens are needed."""
     print_json: bool = False
 
     def __post_init__(self) -> None:
@@ -94,19 +98,24 @@ async def _serve(
     desk = Desk.open(state.pool_dir, engine.info, clock=clock, ids=ids)
     await desk.start()
     closing = asyncio.Event()
+    keys = Keyring.open(state.secret_path)
+    peers = Peers(keys, settings.peers, any_loopback=not settings.tokens.required)
     app = create_app(
         desk=desk,
         gateway=Gateway(desk, engine, clock, ids),
         info=engine.info,
-        keys=Keyring.open(state.secret_path),
+        keys=keys,
         tokens=settings.tokens,
         clock=clock,
         closing=closing,
         public_url=settings.public_url,
+        peers=peers,
     )
     server = _Server(app, closing)
     conductor = asyncio.create_task(Conductor(desk, engine, clock=clock, runs_dir=state.runs_dir).run())
-    conductor.add_done_callback(lambda _: server.stop())
+    inquiries = asyncio.create_task(Inquiries(desk.clerk, peers.ask, clock=clock).run())
+    for task in (conductor, inquiries):
+        task.add_done_callback(lambda _: server.stop())
     url = settings.url(listener)
     try:
         state.announce(url, (await desk.status()).server_id)
@@ -117,14 +126,15 @@ async def _serve(
         await server.serve(sockets=[listener])
     finally:
         conductor.cancel()
-        outcome = await asyncio.gather(conductor, return_exceptions=True)
+        inquiries.cancel()
+        outcome = await asyncio.gather(conductor, inquiries, return_exceptions=True)
         await desk.close()
         await engine.shutdown()
-    fault = outcome[0]
+    fault = next((end for end in outcome if isinstance(end, Exception)), None)
     if isinstance(fault, SwarmError):
         raise fault
-    if isinstance(fault, Exception):
-        _log.error("the conductor failed", exc_info=fault)
+    if fault is not None:
+        _log.error("a task of the server failed", exc_info=fault)
         raise ServeFault(f"the server had to end: {type(fault).__name__}: {fault}; its state is kept, start it again")
     return 0
 

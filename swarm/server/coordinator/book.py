@@ -26,6 +26,7 @@ from swarm.server.coordinator.interventions import Interventions
 from swarm.server.coordinator.leases import LiveEpisode
 from swarm.server.coordinator.state import BookState, Situation
 from swarm.server.coordinator.steps import StepBook
+from swarm.server.coordinator.teams import TeamBook
 from swarm.server.pool.rows import ConfigRow, RunRow, Snapshot, StepRow, VersionRow
 
 
@@ -35,6 +36,7 @@ class Book:
     def __init__(self, state: BookState) -> None:
         self.state = state
         self.episodes = EpisodeBook(state)
+        self.teams = TeamBook(state, self.episodes)
         self.steps = StepBook(state)
         self.interventions = Interventions(state)
 
@@ -51,6 +53,11 @@ class Book:
     ) -> Book:
         """The book as the pool has it; `live` are the open leases that this process still knows, none after a restart."""
         return cls(BookState.load(snapshot, info=info, clock=clock, ids=ids, situation=situation, live=live or {}))
+
+    def expire(self) -> None:
+        """See to everything whose time has come: leases, groups' patience, silent teams."""
+        self.episodes.expire()
+        self.teams.expire()
 
     def status(self, server_id: str, *, revision: int, tokens_per_s: float) -> ServerStatus:
         state = self.state
@@ -91,6 +98,7 @@ class Book:
         running = run is not None and run.row.status == "running"
         return PoolStatus(
             running=len(state.live),
+            prepared=len(state.prepared),
             ended=len(state.pooled),
             groups_open=len(state.groups) - ready,
             groups_ready=ready,

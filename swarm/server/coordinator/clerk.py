@@ -49,6 +49,8 @@ class Clerk:
         self._commit = GroupCommit(store, self._reload)
         self._slow_reader = PoolReader(store.path)
         self._slow_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pool-read")
+        self.doubt = asyncio.Event()
+        """Set when a prepared episode must ask its decider."""
         self._work = asyncio.Event()
         self._rearm = asyncio.Event()
         self._armed_for: float | None = None
@@ -223,7 +225,10 @@ class Clerk:
             state.stirred = False
             self._work.set()
             self._settle_checkpoints()
-        soonest = state.deadlines.next()
+        if state.doubted:
+            state.doubted = False
+            self.doubt.set()
+        soonest = state.next_deadline
         earlier = soonest is not None and (self._armed_for is None or soonest < self._armed_for)
         if earlier and self.situation.lease_clock.runs:
             self._rearm.set()
@@ -289,11 +294,11 @@ class Clerk:
         while True:
             self._rearm.clear()
             state = self._book.state
-            self._armed_for = state.deadlines.next() if self.situation.lease_clock.runs else None
+            self._armed_for = state.next_deadline if self.situation.lease_clock.runs else None
             wait_s = None if self._armed_for is None else self._armed_for - state.lease_time
             await within(self.clock, wait_s, self._rearm.wait())
             try:
-                await self.carry_out(lambda book: book.episodes.expire())
+                await self.carry_out(lambda book: book.expire())
             except Refusal:  # the disk is full: everything is as before, and will be due again
                 await self.clock.sleep(PAUSE_AFTER_FAILED_WRITE_S)
 

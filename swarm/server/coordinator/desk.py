@@ -252,16 +252,19 @@ class Desk:
 
     async def abort(self, episode_id: str, abort: EpisodeAbort) -> LedgerEntry:
         """Drop the episode and offer its slot again. Codes: not_found, lease_lost."""
+        if self._book.teams.is_prepared(episode_id):
+            return await self.clerk.carry_out(lambda book: book.teams.abort(episode_id, abort.lease, abort.reason))
         if not self._book.episodes.is_open(episode_id):
             return late_abort(await self._closed(episode_id), episode_id, abort.lease)
         return await self.clerk.carry_out(lambda book: book.episodes.abort(episode_id, abort.lease, abort.reason))
 
     async def renew(self, episode_id: str, renewal: EpisodeRenewal) -> float:
         """Extend the lease; returns expires_at (Unix time). Codes: not_found, lease_lost."""
-        if not self._book.episodes.is_open(episode_id):
+        teams, episodes = self._book.teams, self._book.episodes
+        if not teams.knows(episode_id):
             raise lost(await self._closed(episode_id), episode_id)
         try:
-            return self._book.episodes.renew(episode_id, renewal.lease)
+            return (teams if teams.is_prepared(episode_id) else episodes).renew(episode_id, renewal.lease)
         finally:
             self.clerk.turn()
 

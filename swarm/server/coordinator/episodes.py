@@ -18,6 +18,7 @@ from swarm.protocol.episodes import (
     EpisodeClaim,
     EpisodeReceipt,
     EpisodeResult,
+    EpisodeState,
     LedgerEntry,
     RecordedCall,
     WeightsVersion,
@@ -214,7 +215,7 @@ class EpisodeBook:
     def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         """Close an open episode with its reward. Only for ids that `is_open`; others are judged by `late_end`."""
         state = self._state
-        live = self._held(episode_id, result.lease)
+        live = self.held(episode_id, result.lease)
         row, body = live.row, encode(live.calls)
         row.end_digest = result_digest(result)
         row.end_key = result.idempotency_key
@@ -239,13 +240,13 @@ class EpisodeBook:
 
     def abort(self, episode_id: str, lease: str, words: str) -> LedgerEntry:
         """Only for ids that `is_open`; others are judged by `late_abort`."""
-        live = self._held(episode_id, lease)
+        live = self.held(episode_id, lease)
         self._state.close(live, DropReason.ABORTED, words)
         return live.row.entry()
 
     def renew(self, episode_id: str, lease: str) -> float:
         """Unix time at which the lease now expires. Only for ids that `is_open`."""
-        live = self._held(episode_id, lease)
+        live = self.held(episode_id, lease)
         live.touch(self._state.lease_time)
         return self._expires_at(live)
 
@@ -281,7 +282,7 @@ class EpisodeBook:
     def is_open(self, episode_id: str) -> bool:
         return episode_id in self._state.live
 
-    def _held(self, episode_id: str, lease: str) -> LiveEpisode:
+    def held(self, episode_id: str, lease: str) -> LiveEpisode:
         """The open episode, when the lease is the one that holds it and has not run out. Codes: not_found, lease_lost."""
         live = self._state.live.get(episode_id)
         if live is None:
@@ -298,15 +299,16 @@ class EpisodeBook:
 
     def row(self, episode_id: str) -> EpisodeRow | None:
         """The row, when memory still has it."""
-        live = self._state.live.get(episode_id) or self._state.closing.get(episode_id)
-        return live.row if live is not None else self._state.pooled.get(episode_id)
+        state = self._state
+        held = state.live.get(episode_id) or state.closing.get(episode_id) or state.prepared.get(episode_id)
+        return held.row if held is not None else state.pooled.get(episode_id)
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
     def open_call(self, episode_id: str, lease: str) -> OpenCall:
         """Codes: not_found, lease_lost. For ids that are not open, the caller looks the row up first."""
         state = self._state
-        live = self._held(episode_id, lease)
+        live = self.held(episode_id, lease)
         run = state.run
         assert run is not None
         row, index = live.row, live.calls_opened
@@ -361,6 +363,9 @@ def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:
     """Why a request for an episode that is not open is refused."""
     if row is None:
         return Refusal(ErrorCode.NOT_FOUND, f"no episode {episode_id!r} on this server")
+    if row.state is EpisodeState.PREPARED:
+        detail = f"episode {episode_id!r} is prepared in a team; commit it or abort it"
+        return Refusal(ErrorCode.LEASE_LOST, detail)
     how = row.reason or ("ended" if row.end_digest else row.state)
     because = f" ({row.detail})" if row.detail else ""
     return Refusal(ErrorCode.LEASE_LOST, f"episode {episode_id!r} is closed: {how}{because}; claim a new one")
@@ -371,7 +376,7 @@ def late_end(row: EpisodeRow | None, episode_id: str, result: EpisodeResult) -> 
 
     Codes: not_found, lease_lost, idempotency_conflict.
     """
-    if row is None or row.end_digest is None or not _held_it(row, result.lease):
+    if row is None or row.end_digest is None or not held_it(row, result.lease):
         raise lost(row, episode_id)
     if row.end_digest == result_digest(result):
         return EpisodeReceipt(episode_id=episode_id, status="already_ended")
@@ -385,10 +390,12 @@ def late_end(row: EpisodeRow | None, episode_id: str, result: EpisodeResult) -> 
 
 def late_abort(row: EpisodeRow | None, episode_id: str, lease: str) -> LedgerEntry:
     """Judge an `abort` for an episode that is not open. Codes: not_found, lease_lost."""
-    if row is not None and row.reason is DropReason.ABORTED and _held_it(row, lease):
+    aborted = row is not None and row.reason in (DropReason.ABORTED, DropReason.TEAM_ABORTED)
+    if row is not None and aborted and held_it(row, lease):
         return row.entry()
     raise lost(row, episode_id)
 
 
-def _held_it(row: EpisodeRow, lease: str) -> bool:
+def held_it(row: EpisodeRow, lease: str) -> bool:
+    """Whether this is the lease under which the episode was claimed."""
     return hmac.compare_digest(row.lease_digest, digest(lease))

@@ -11,6 +11,7 @@ from swarm.protocol.runspec import RunSpec
 from swarm.server.coordinator import mix as mixes
 from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.state import BookState, Restoration
+from swarm.server.coordinator.teams import give_up
 from swarm.server.pool.reader import PoolReader
 from swarm.server.pool.rows import MixRow, PutRun, SupersedeAfter
 
@@ -75,6 +76,7 @@ class Interventions:
         row.checkpoints = [step for step in row.checkpoints if step <= wish.step]
         row.status, row.reason, row.ended_at = "running", None, None
         row.stop_requested_at, row.released = None, False
+        give_up(state, detail, reason=DropReason.SUPERSEDED)
         for live in list(state.live.values()):
             state.close(live, DropReason.SUPERSEDED, detail)
         for group in state.groups:

@@ -17,6 +17,7 @@ from swarm.server.coordinator.batches import draw, one_batch
 from swarm.server.coordinator.groups import Group, Groups
 from swarm.server.coordinator.leases import Deadlines, LeaseClock, LiveEpisode
 from swarm.server.coordinator.mix import Awaited, Turns, family_of, in_force
+from swarm.server.coordinator.prepared import Prepared
 from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.versions import Versions
 from swarm.server.pool.rows import (
@@ -90,6 +91,8 @@ class BookState:
     live: dict[str, LiveEpisode] = field(default_factory=dict)
     closing: dict[str, LiveEpisode] = field(default_factory=dict)
     """Closed in memory, not yet on disk."""
+    prepared: dict[str, Prepared] = field(default_factory=dict)
+    """Bound to the decision of a team."""
     pooled: dict[str, EpisodeRow] = field(default_factory=dict)
     """Ended, not yet in a step."""
     claim_keys: dict[str, str] = field(default_factory=dict)
@@ -99,6 +102,7 @@ class BookState:
     versions: Versions = field(default_factory=Versions)
     awaited: Awaited = field(default_factory=Awaited)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    team_deadlines: Deadlines = field(default_factory=Deadlines)
     changes: list[Change] = field(default_factory=list)
     """Decided, not yet given to the pool."""
     log: list[str] = field(default_factory=list)
@@ -107,6 +111,8 @@ class BookState:
     """Something happened that may let a waiting claim in."""
     stirred: bool = True
     """Something happened that the conductor must see."""
+    doubted: bool = False
+    """A prepared episode must ask its decider."""
 
     @classmethod
     def load(
@@ -140,8 +146,12 @@ class BookState:
         for row in snapshot.groups:
             assert run is not None
             state.groups.add(Group(row=row, rules=run.specs[row.config_version].batch))
+        teams = {team.episode_id: team for team in snapshot.teams}
         for episode in snapshot.episodes:
-            state._take_in(episode, live.get(episode.episode_id))
+            if episode.state is EpisodeState.PREPARED:
+                state.hold(Prepared(row=episode, team=teams[episode.episode_id], in_doubt=True))
+            else:
+                state._take_in(episode, live.get(episode.episode_id))
         # Only now, with every slot accounted for, may closing one episode decide about its group.
         for lost in [taken for taken in state.live.values() if taken.row.episode_id not in live]:
             state.close(lost, DropReason.SERVER_RESTARTED)
@@ -170,6 +180,23 @@ class BookState:
         self.deadlines.add(live.look_at(now), row.episode_id)
         if live.claim_key is not None:
             self.claim_keys[live.claim_key] = row.episode_id
+
+    def hold(self, prepared: Prepared) -> None:
+        """A prepared episode keeps its slot. The patience with its client begins now."""
+        row = prepared.row
+        group = self.groups.get(row.group_id) if row.group_id else None
+        if group is not None and row.slot is not None:
+            group.running[row.slot] = row.episode_id
+        self.prepared[row.episode_id] = prepared
+        prepared.touch(self.lease_time)
+        self.team_deadlines.add(prepared.silent_at, row.episode_id)
+        self.doubted = self.doubted or prepared.asks
+
+    @property
+    def next_deadline(self) -> float | None:
+        """Lease time at which something must be looked at."""
+        times = [at for at in (self.deadlines.next(), self.team_deadlines.next()) if at is not None]
+        return min(times, default=None)
 
     @property
     def lease_time(self) -> float:
@@ -212,6 +239,10 @@ class BookState:
         row = live.row
         row.state, row.reason, row.detail = EpisodeState.DROPPED, reason, detail
         self.leave(live)
+        self.drop(row)
+
+    def drop(self, row: EpisodeRow) -> None:
+        """An episode that was not yet in the pool is dropped, as its row says already; a slot it held is offered again."""
         self.changes.append(PutEpisode(row))
         group = self.groups.get(row.group_id) if row.group_id else None
         if group is not None and row.slot is not None:
@@ -220,7 +251,7 @@ class BookState:
             self.turned = True
             self.settle(group)
         taken = self.eval_ordinals.get(row.task_id)
-        if row.kind == "eval" and taken is not None and reason is not DropReason.EVAL and self._at_this_step(row):
+        if row.kind == "eval" and taken is not None and row.reason is not DropReason.EVAL and self._at_this_step(row):
             taken.discard(row.ordinal)
 
     def leave(self, live: LiveEpisode) -> None:

@@ -20,6 +20,7 @@ from swarm.server.coordinator.batches import draw, mix_values, one_batch, plan, 
 from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.runs import Run, judge, patched
 from swarm.server.coordinator.state import BookState
+from swarm.server.coordinator.teams import give_up
 from swarm.server.coordinator.versions import Versions
 from swarm.server.pool.rows import (
     ConfigRow,
@@ -96,7 +97,10 @@ class StepBook:
         wanted_at = run.row.stop_requested_at
         if wanted_at is None:
             return False
-        return not self._state.live or self._state.clock.now() >= wanted_at + run.spec.limits.drain_limit_s
+        return (
+            not (self._state.live or self._state.prepared)
+            or self._state.clock.now() >= wanted_at + run.spec.limits.drain_limit_s
+        )
 
     def _wake_at(self, run: Run) -> float:
         at = math.inf
@@ -307,6 +311,7 @@ class StepBook:
         state = self._state
         if not run.row.released:
             self._end_training(why)
+            give_up(state, why)
             for live in list(state.live.values()):
                 state.close(live, DropReason.RUN_ENDED, why)
             run.row.released = True
@@ -319,5 +324,6 @@ class StepBook:
         state = self._state
         for live in [live for live in state.live.values() if live.row.kind == "train"]:
             state.close(live, DropReason.RUN_ENDED, why)
+        give_up(state, why, kind="train")
         for group in state.groups:
             state.drop_group(group, DropReason.RUN_ENDED, why)

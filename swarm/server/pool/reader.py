@@ -23,6 +23,7 @@ from swarm.server.pool.rows import (
     RunRow,
     Snapshot,
     StepRow,
+    TeamRow,
     VersionRow,
 )
 
@@ -63,12 +64,28 @@ class PoolReader:
             step=step,
             journalled=next((row for row in self.steps(run_id, step) if row.state == "journalled"), None),
             groups=self._live_groups(),
-            episodes=self._episodes("state IN ('running', 'ended')", ()),
+            episodes=self._open_episodes(),
+            teams=self._open_teams(),
             groups_by_task=dict(by_task.fetchall()),
             eval_ordinals=self.eval_ordinals(run_id, step),
             versions=self.versions(run_id),
             tokens=self._number("SELECT sum(sampled_tokens) FROM episodes WHERE run_id = ?", run_id),
         )
+
+    def _open_episodes(self) -> list[EpisodeRow]:
+        found = self._episodes("state IN ('running', 'ended')", ()) + self._episodes("state = 'prepared'", ())
+        return sorted(found, key=lambda row: row.seq)
+
+    def _open_teams(self) -> list[TeamRow]:
+        rows = self._db.execute(
+            "SELECT teams.body FROM episodes JOIN teams ON teams.seq = episodes.seq WHERE episodes.state = 'prepared'"
+        )
+        return [TeamRow(**orjson.loads(body)) for (body,) in rows]
+
+    def team(self, seq: int) -> TeamRow | None:
+        """What bound the episode with this seq to a team; None where nothing did."""
+        found = self._db.execute("SELECT body FROM teams WHERE seq = ?", (seq,)).fetchone()
+        return TeamRow(**orjson.loads(found[0])) if found else None
 
     def _newest_run(self) -> RunRow | None:
         return _run(self._db.execute("SELECT body FROM runs ORDER BY seq DESC LIMIT 1").fetchone())

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from swarm.protocol.episodes import DropReason, EpisodeKind, EpisodeState, LedgerEntry
 from swarm.protocol.status import RunStatus
+from swarm.protocol.teams import TeamOutcome
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,6 +121,33 @@ class MixRow:
     """Groups since the run began, by the claims' mix."""
 
 
+@dataclass(slots=True, kw_only=True)
+class TeamRow:
+    """What binds one episode to the decision of its team. Kept for good: a participant may ask late."""
+
+    seq: int
+    """Of the episode."""
+    episode_id: str
+    decider_url: str
+    decider_id: str
+    sealed_key: str
+    """The decider's team key, as the keyring of this server sealed it."""
+    patience_s: float
+    prepared_at: float
+    prepare_digest: str
+    """Of the whole preparation, to know a repetition."""
+    result: dict[str, Any]
+    """The fields of a `TeamResult`."""
+    outcome: TeamOutcome | None = None
+    """None while it is prepared."""
+    how: str | None = None
+    """By whose word: client, silence, decider, operator, run_ended."""
+
+    @property
+    def decides(self) -> bool:
+        return self.decider_id == self.episode_id
+
+
 GroupState = Literal["open", "ready", "closed"]
 """open: has slots to fill. ready: waits for a batch. closed: in a journalled batch, or dropped."""
 
@@ -217,6 +245,11 @@ class PutCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class PutTeam:
+    row: TeamRow
+
+
+@dataclass(frozen=True, slots=True)
 class PutGroup:
     row: GroupRow
 
@@ -299,6 +332,7 @@ class FreeCalls:
 Change = (
     PutEpisode
     | PutCalls
+    | PutTeam
     | PutGroup
     | PutRun
     | PutConfig
@@ -330,7 +364,9 @@ class Snapshot:
     groups: list[GroupRow]
     """Open and ready ones."""
     episodes: list[EpisodeRow]
-    """Running and ended ones."""
+    """Running, prepared and ended ones."""
+    teams: list[TeamRow]
+    """Of the prepared ones."""
     groups_by_task: dict[str, int]
     """How many groups of each task the run has opened."""
     eval_ordinals: list[tuple[str, int]]

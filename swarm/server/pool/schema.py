@@ -82,6 +82,8 @@ CREATE TABLE IF NOT EXISTS versions (
     body BLOB NOT NULL,
     PRIMARY KEY (run_id, mix, client_version)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS teams (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS episodes_prepared ON episodes (state) WHERE state = 'prepared';
 """
 """Tables that a pool of this version may lack, when an older server made it."""
 

@@ -27,6 +27,7 @@ from swarm.server.pool.rows import (
     PutMeta,
     PutRun,
     PutStep,
+    PutTeam,
     PutVersion,
     SetFate,
     StepRow,
@@ -142,6 +143,8 @@ class PoolStore:
                 execute(schema.PUT_CONFIG, _config_values(row))
             case PutStep(row):
                 execute(schema.PUT_STEP, _step_values(row))
+            case PutTeam(row):
+                execute("INSERT OR REPLACE INTO teams VALUES (?, ?)", (row.seq, orjson.dumps(row)))
             case PutMeta(name, value):
                 execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
             case KeepSteps(run_id, through):

@@ -209,6 +209,7 @@ class ControlRoutes:
             api_key=self.keys.api_key(granted.episode_id, granted.lease),
             weights_version=granted.weights_version,
             expires_at=granted.expires_at,
+            team_key=self.keys.team_key(granted.episode_id),
         )
         return wire.answer(grant)
 

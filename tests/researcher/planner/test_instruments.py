@@ -28,9 +28,9 @@ def edit(folder: Path, old: str, new: str) -> None:
 
 def test_instruments_of_the_clone_and_of_further_folders_are_found(folder: Path) -> None:
     names = [each.instrument.name for each in available({"RESEARCHER_STUDIES": str(folder.parent)})]
-    assert names == ["arithmetic", "kitchen"]
+    assert names == ["arithmetic", "cocktail", "guess_number", "kitchen", "team"]
     assert [each.instrument.name for each in available({"RESEARCHER_STUDIES": str(folder)})] == names
-    assert [each.instrument.name for each in available({})] == ["arithmetic"]
+    assert [each.instrument.name for each in available({})] == [name for name in names if name != "kitchen"]
 
 
 def test_an_instrument_is_opened_by_name_or_by_folder(folder: Path) -> None:

@@ -84,3 +84,15 @@ def test_tokens_that_protect_nothing_are_refused(admin: str | None, client: str 
 def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TokenFault, match="nowhere"):
         ControlTokens.load({}, admin_file=tmp_path / "nowhere")
+
+
+def test_a_team_key_fits_one_episode_of_one_server_and_is_kept_sealed() -> None:
+    ours, theirs = Keyring(b"o" * 32), Keyring(b"t" * 32)
+    key = theirs.team_key("ep-1")
+    assert theirs.is_team_key(key, "ep-1")
+    assert not theirs.is_team_key(key, "ep-2")
+    assert not ours.is_team_key(key, "ep-1")
+    assert not theirs.is_team_key("", "ep-1")
+    sealed = ours.seal("ep-9", key)
+    assert key not in sealed
+    assert ours.unseal("ep-9", sealed) == key

@@ -177,3 +177,14 @@ def test_the_ledger_is_filtered_and_paged_in_the_order_of_claims(store: PoolStor
     assert seqs(LedgerFilter(step=1)) == [3]
     assert seqs(LedgerFilter(reason=DropReason.ZERO_VARIANCE)) == [4]
     assert seqs(LedgerFilter(run_id="run-2")) == []
+
+
+def test_a_pool_from_before_there_were_teams_gets_their_table(tmp_path: Path) -> None:
+    store = PoolStore(tmp_path / "pool.sqlite")
+    store.close()
+    with sqlite3.connect(tmp_path / "pool.sqlite") as db:
+        db.execute("DROP TABLE teams")
+    db.close()
+    store = PoolStore(tmp_path / "pool.sqlite")
+    assert store.read.team(1) is None
+    store.close()

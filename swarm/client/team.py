@@ -1,0 +1,221 @@
+"""One attempt at a task by several models: each gets its own reward, and they count on all servers or on none.
+
+On leaving the block every member is prepared, then the decider commits, then the others are told. A client that dies in
+between leaves it to the servers: they ask the decider.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from foundation.logs import redact
+from swarm.client.client import SwarmClient
+from swarm.client.episode import REASON_CHARS, Episode
+from swarm.client.errors import (
+    EpisodeUnfinished,
+    LeaseLost,
+    NotFound,
+    ServerUnreachable,
+    TeamAborted,
+    TeamUndecided,
+)
+from swarm.client.wire import Patience
+from swarm.protocol.episodes import EpisodeKind, EpisodeReceipt
+from swarm.protocol.errors import SwarmError
+from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
+
+TELL_PATIENCE = Patience(connect_s=2.0, later_s=2.0)
+"""For telling the others what was decided: a server that cannot be told asks by itself."""
+_RESULT = frozenset(TeamResult.model_fields)
+
+log = logging.getLogger(__name__)
+
+
+class Team:
+    """An async context manager: claims on every server on entry; on exit commits what `end` said, or aborts.
+
+    `ep["planner"].base_url`, `.api_key`: where that member's agent finds its model.
+    """
+
+    def __init__(self, members: Mapping[str, Episode], *, decider: str, patience_s: float) -> None:
+        self.members = dict(members)
+        self.committed = False
+        """Whether the team is known to count."""
+        self._decider = decider
+        self._patience_s = patience_s
+        self._held = [name for name, episode in members.items() if episode.claimed]
+        self._abort_reason: str | None = None
+        self._asked_to_commit = False
+
+    def __getitem__(self, member: str) -> Episode:
+        return self.members[member]
+
+    def end(
+        self,
+        *,
+        rewards: Mapping[str, float],
+        success: bool | None = None,
+        metrics: Mapping[str, float] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Hand the results in, one reward for every member. Sent when the block is left.
+
+        A member may be ended by itself instead (`ep["planner"].end(reward=..., agent_rewards=...)`), without awaiting it.
+        """
+        if set(rewards) != set(self.members):
+            raise ValueError(f"give each member its reward: {', '.join(self.members)}; got {', '.join(rewards)}")
+        for name, reward in rewards.items():
+            self.members[name].end(reward=reward, success=success, metrics=metrics, metadata=metadata)
+
+    def abort(self, reason: str) -> None:
+        """Give the team up when the block is left: nothing of it counts. Results that were handed in are withdrawn."""
+        self._abort_reason = reason
+
+    # -- the block ----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        # In one order for all teams, whatever they call their members: else two could wait for each other.
+        waiting = [name for name in self.members if name not in self._held]
+        try:
+            for name in sorted(waiting, key=lambda name: (self.members[name].desk.url, name)):
+                await self.members[name].__aenter__()
+                self._held.append(name)
+        except BaseException as error:
+            await self._abort(f"another member could not be had: {type(error).__name__}: {error}")
+            raise
+        for episode in self.members.values():
+            episode.in_team = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        unfinished = [name for name, episode in self.members.items() if not episode.ended]
+        if error is not None:
+            await self._abort(f"{type(error).__name__}: {error}")
+        elif self._abort_reason is not None:
+            await self._abort(self._abort_reason)
+        elif unfinished:
+            await self._abort("the client left the team without rewards")
+            raise EpisodeUnfinished(f"the team was left without rewards for {', '.join(unfinished)}: call ep.end")
+        else:
+            await self._conclude()
+
+    async def _conclude(self) -> None:
+        """Prepare on all, commit on the decider, tell the others. Raises: TeamAborted, TeamUndecided, Refusal."""
+        try:
+            await self._prepare()
+            self._asked_to_commit = True
+            await self._commit(self._decider)
+        except (LeaseLost, NotFound) as lost:
+            await self._abort(f"a member was lost: {lost}")
+            raise TeamAborted(f"the team counts on no server: {lost}") from lost
+        except BaseException as error:
+            if not self._asked_to_commit:
+                await self._abort(f"{type(error).__name__}: {error}")
+                raise
+            await self._let_go()  # the decider may have heard it: its word stands, and nobody else's
+            if isinstance(error, ServerUnreachable):
+                raise TeamUndecided(f"the decider gave no answer to the commit: {error}") from error
+            raise
+        self.committed = True
+        await self._tell()
+
+    async def _prepare(self) -> None:
+        """The decider last: once it is prepared, everyone who may be in doubt has somebody to ask."""
+        deciding = self.members[self._decider]
+        url = deciding.base_url.removesuffix("/v1")
+        decider = Decider(url=url, episode_id=deciding.id, key=deciding.grant.team_key)
+        for name in sorted(self.members, key=lambda name: name == self._decider):
+            episode = self.members[name]
+            assert episode.result is not None
+            result = TeamResult.model_validate(episode.result.model_dump(include=set(_RESULT)))
+            lease = episode.grant.lease
+            wish = EpisodePreparation(lease=lease, decider=decider, result=result, patience_s=self._patience_s)
+            await episode.desk.prepare(episode.id, wish)
+
+    async def _commit(self, name: str, patience: Patience | None = None) -> None:
+        episode = self.members[name]
+        await episode.desk.commit(episode.id, episode.grant.lease, patience)
+
+    async def _tell(self) -> None:
+        """Best effort: a server that does not hear it asks the decider."""
+        others = [name for name in self.members if name != self._decider]
+        telling = (self._commit(name, TELL_PATIENCE) for name in others)
+        try:
+            outcomes = await asyncio.gather(*telling, return_exceptions=True)
+        finally:
+            for episode in self.members.values():
+                await episode.let_go(EpisodeReceipt(episode_id=episode.id, status="pooled"))
+        for name, outcome in zip(others, outcomes, strict=True):
+            if isinstance(outcome, SwarmError):
+                log.info("the server of %s will ask the decider by itself: %s", name, outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _abort(self, reason: str) -> None:
+        """Only while no commit can have been heard, or after it was refused. The decider first, then it stands."""
+        words = redact(reason)[-REASON_CHARS:]
+        for name in sorted(self._held, key=lambda name: name != self._decider):
+            episode = self.members[name]
+            try:
+                await episode.desk.abort(episode.id, episode.grant.lease, words)
+            except (LeaseLost, NotFound):  # it is gone already
+                continue
+            except SwarmError as error:
+                log.warning("could not abort episode %s, it will be settled without us: %s", episode.id, error)
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        for name in self._held:
+            await self.members[name].let_go()
+
+
+def team(
+    *,
+    task_id: str | None = None,
+    decider: str | None = None,
+    kind: EpisodeKind = "train",
+    mix: str | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    idle_limit_s: float = 240.0,
+    max_episode_s: float | None = None,
+    wait_s: float = 30.0,
+    patience_s: float = 60.0,
+    **members: SwarmClient | Episode,
+) -> Team:
+    """`async with team(task_id="t-1", planner=swarm_a, solver=swarm_b) as ep`.
+
+    decider: the member whose server decides; None: the first. patience_s: how long this client may be silent once the
+    members are prepared, before the servers settle it without it. A member may be an episode instead of a client: one of
+    your own making, or one that is claimed already, such as a crew hands to its rollout (task, kind, mix and sampling of
+    members that are clients are then taken from it).
+    """
+    if len(members) < 2:
+        raise ValueError("a team has at least two members: team(task_id=..., planner=swarm_a, solver=swarm_b)")
+    if decider is not None and decider not in members:
+        raise ValueError(f"decider must be one of {', '.join(members)}, got {decider!r}")
+    model = next((member for member in members.values() if isinstance(member, Episode) and member.claimed), None)
+    if model is not None:
+        task_id, kind, mix, sampling = model.claim.task_id, model.claim.kind, model.claim.mix, model.sampling
+    if task_id is None and any(isinstance(member, SwarmClient) for member in members.values()):
+        raise ValueError("which task? give task_id, or a member that is claimed already")
+    episodes = {
+        name: member
+        if isinstance(member, Episode)
+        else member.episode(
+            task_id=task_id or "",
+            kind=kind,
+            mix=mix,
+            sampling=sampling,
+            idle_limit_s=idle_limit_s,
+            max_episode_s=max_episode_s,
+            wait_s=wait_s,
+        )
+        for name, member in members.items()
+    }
+    return Team(episodes, decider=decider or next(iter(members)), patience_s=patience_s)

@@ -1,0 +1,78 @@
+"""Teams as they travel: an episode over several servers is prepared on all, decided on one, and told to the others."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, field_validator
+
+from foundation.strict import StrictModel
+from swarm.protocol.episodes import Finite
+
+TeamOutcome = Literal["committed", "aborted"]
+
+
+class Decider(StrictModel):
+    """The episode whose fate the whole team shares, and how a server that is in doubt asks for it."""
+
+    url: str
+    """Of the decider's server, as clients and the other servers reach it: its grant's `base_url` without `/v1`."""
+    episode_id: str
+    key: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_\-]+$")]
+    """The `team_key` of the decider's grant: good for asking what was decided, and for nothing else."""
+
+    @field_validator("url")
+    @classmethod
+    def _plain(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must look like http://127.0.0.1:8642")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("must hold neither credentials nor a query")
+        return url.rstrip("/")
+
+
+class TeamResult(StrictModel):
+    """What the episode is worth if the team commits."""
+
+    reward: Finite
+    agent_rewards: dict[str, Finite] | None = None
+    success: bool | None = None
+    metrics: dict[str, Finite] = {}
+    metadata: dict[str, Any] = {}
+
+
+class EpisodePreparation(StrictModel):
+    """Binds an episode to its team's decision. The one that names itself as decider is the decider."""
+
+    lease: str
+    decider: Decider
+    result: TeamResult
+    patience_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    """How long the client may be silent from now on: then the decider aborts, and the others ask the decider."""
+
+
+class EpisodeCommit(StrictModel):
+    lease: str
+
+
+class EpisodeResolution(StrictModel):
+    """An operator's word on an episode that is prepared, in place of the decider's."""
+
+    outcome: TeamOutcome
+    reason: Annotated[str, Field(min_length=1, max_length=2_000)]
+
+
+class TeamReceipt(BaseModel):
+    """Stored durably before this was sent."""
+
+    episode_id: str
+    status: Literal["prepared", "committed", "aborted"]
+
+
+class TeamDecision(BaseModel):
+    """The decider's answer to a server in doubt. `aborted` and `committed` never change again."""
+
+    episode_id: str
+    decision: Literal["undecided", "committed", "aborted"]

@@ -1,0 +1,44 @@
+"""What every instrument's `study.toml` must keep: read by the planner's loader, defaults that agree with its factors."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from foundation.strict import StrictModel
+from researcher.planner.instruments import InstrumentFolder, read_instrument
+from swarm.client.workflow import Workflow, load_workflow
+from swarm.protocol.runspec import RunSpec
+
+STUDIES = Path(__file__).parents[2] / "studies"
+
+
+def declared(name: str) -> tuple[InstrumentFolder, Workflow]:
+    """The instrument, by the loaders that a study uses."""
+    folder = read_instrument(STUDIES / name)
+    return folder, load_workflow(folder.path, folder.instrument.workflow)
+
+
+def assert_declaration_fits_the_code(name: str) -> None:
+    """Defaults of factors are those of a trial, task factors are parameters of `tasks`, no alias stands twice."""
+    folder, workflow = declared(name)
+    instrument = folder.instrument
+    spec = RunSpec.model_validate(instrument.defaults.run)
+    parameters = set(inspect.signature(workflow.tasks).parameters) - {"split", "seed", "count"}
+    assert set(instrument.defaults.task) <= parameters
+    known: dict[str, object] = {"steps": instrument.defaults.steps, **instrument.defaults.task}
+    for factor in instrument.factors:
+        room, _, path = factor.target.partition(".")
+        if room == "run":
+            assert at(spec, path) == factor.default, factor.name
+        else:
+            assert known[path] == factor.default, factor.name
+    aliases = [alias for thing in (*instrument.factors, *instrument.metrics) for alias in thing.aliases]
+    assert len(aliases) == len(set(aliases))
+
+
+def at(spec: object, path: str) -> object:
+    """The value at a dotted path through models and dicts."""
+    for part in path.split("."):
+        spec = getattr(spec, part) if isinstance(spec, StrictModel) else spec[part]  # type: ignore[index]
+    return spec
