@@ -84,6 +84,8 @@ class Instrument(StrictModel):
     """File in the instrument's folder that defines `tasks` and `rollout`."""
     model: str
     keywords: tuple[str, ...] = ()
+    general: bool = False
+    """Topics that name no task are asked of it."""
     factors: tuple[Factor, ...]
     metrics: tuple[Metric, ...]
     defaults: InstrumentDefaults

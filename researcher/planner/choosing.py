@@ -31,7 +31,7 @@ def model_and_rest(request: PlanRequest) -> tuple[str | None, str]:
 
 
 def choose(topic: str, request: PlanRequest) -> tuple[InstrumentFolder, Reading]:
-    """The instrument that was asked for, else the one whose factors and keywords fit best.
+    """The instrument that was asked for, else the one whose factors and keywords fit best, else a general one.
 
     Raises: PlanningRefused: the one that fits best says why it does not fit.
     """
@@ -52,6 +52,8 @@ def choose(topic: str, request: PlanRequest) -> tuple[InstrumentFolder, Reading]
             raise best_refused[1]
     most = max(scores[folder.path] for folder, _ in readings)
     best = [each for each in readings if scores[each[0].path] == most]
+    if not most and len(best) > 1:
+        best = [each for each in best if each[0].instrument.general] or best
     if len(best) > 1:
         names = [folder.instrument.name for folder, _ in best]
         raise PlanningRefused(f"the topic fits {' and '.join(names)}; choose one with --instrument", names)

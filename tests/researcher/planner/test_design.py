@@ -101,8 +101,11 @@ async def test_the_instrument_is_chosen_by_what_the_topic_is_about() -> None:
     assert (await planned("Do 20 steps of cooking beat 10?")).instrument == "kitchen"
     assert (await planned("Do 20 steps of adding numbers beat 10?")).instrument == "arithmetic"
     assert (await planned("Do 20 steps beat 10?", instrument="kitchen")).instrument == "kitchen"
+    general = await planned("Do 20 steps beat 10?")
+    assert general.instrument == "arithmetic"
+    assert any("names no instrument" in line for line in general.assumptions)
     with pytest.raises(PlanningRefused, match="choose one with --instrument"):
-        await planned("Do 20 steps beat 10?")
+        await planned("Do 20 steps of cooking sums beat 10?")
     with pytest.raises(PlanningRefused, match="kitchen can vary"):
         await planned("What does temperature do?", instrument="kitchen")
 
