@@ -224,7 +224,9 @@ def allow_open_files(wanted: int) -> None:
     """For this process and its children. Raises: SystemExit when the system's limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard not in (-1, resource.RLIM_INFINITY) and hard < wanted:
-        raise SystemExit(f"{wanted} open files are needed, the limit is {hard}: raise it (ulimit -Hn), or take fewer --levels")
+        raise SystemExit(
+            f"{wanted} open files are needed, the limit is {hard}: raise it (ulimit -Hn), or take fewer --levels"
+        )
     if soft not in (-1, resource.RLIM_INFINITY) and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
