@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from bench.connection import Connection
 from bench.serving import ServerProcess
 
 PHASES = ("claim", "call", "end")
@@ -47,35 +48,6 @@ class PhaseTimes:
     begin: float = 0.0
     finish: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
-
-
-class Connection:
-    """The least HTTP/1.1 that a keep-alive JSON client needs."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def open(cls, host: str, port: int) -> Connection:
-        return cls(*await asyncio.open_connection(host, port))
-
-    async def post(self, path: str, body: dict[str, Any], bearer: str = "") -> dict[str, Any]:
-        """The answer's JSON. Raises: RuntimeError for any status but 200."""
-        content = json.dumps(body).encode()
-        lines = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
-        authorization = f"Authorization: Bearer {bearer}\r\n" if bearer else ""
-        self._writer.write(f"{lines}{authorization}\r\n".encode() + content)
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
-        answer = await self._reader.readexactly(length)
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(f"POST {path}: {head[:40]!r} {answer[:300]!r}")
-        return dict(json.loads(answer))
-
-    async def close(self) -> None:
-        self._writer.close()
-        await self._writer.wait_closed()
 
 
 class Client:

@@ -275,6 +275,10 @@ class Desk:
 
     # -- calls (the gateway's) --------------------------------------------------------------------------------------
 
+    def is_open(self, episode_id: str) -> bool:
+        """Whether calls may come under it; also while its end is not on disk yet, which takes it back when it fails."""
+        return self._book.episodes.is_open(episode_id) or episode_id in self._book.state.closing
+
     def open_call(self, episode_id: str, lease: str) -> OpenCall:
         """Begin a call. Refreshes the lease, whose idle limit stands still until `close_call`. Codes: not_found, lease_lost."""
         if not self._book.episodes.is_open(episode_id) and self._book.episodes.row(episode_id) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from foundation.clock import Clock
@@ -93,9 +94,17 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def add(self, at: float, name: str) -> None:
         if at < math.inf:
             heapq.heappush(self._heap, (at, name))
+
+    def keep(self, wanted: Callable[[str], bool]) -> None:
+        """Forget every other name."""
+        self._heap = [entry for entry in self._heap if wanted(entry[1])]
+        heapq.heapify(self._heap)
 
     def next(self) -> float | None:
         return self._heap[0][0] if self._heap else None

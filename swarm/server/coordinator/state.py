@@ -33,6 +33,8 @@ from swarm.server.pool.rows import (
 
 MIX_PATIENCE = "mix patience"
 """Among the deadlines: the others have waited long enough for a family."""
+LEAST_SWEPT = 1024
+"""So few deadlines are not worth looking through for those of what is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,8 @@ class BookState:
     awaited: Awaited = field(default_factory=Awaited)
     deadlines: Deadlines = field(default_factory=Deadlines)
     team_deadlines: Deadlines = field(default_factory=Deadlines)
+    sweep_at: int = LEAST_SWEPT
+    """With so many deadlines, those of what is closed are forgotten."""
     changes: list[Change] = field(default_factory=list)
     """Decided, not yet given to the pool."""
     log: list[str] = field(default_factory=list)
@@ -265,6 +269,15 @@ class BookState:
         if self.run is not None and row.run_id == self.run.run_id:
             self.run.tokens += row.sampled_tokens
         self.stirred = True
+        self._sweep_deadlines()
+
+    def _sweep_deadlines(self) -> None:
+        """A closed episode's deadline may be a day ahead: at the latest when most are such, all of them are forgotten."""
+        if len(self.deadlines) >= self.sweep_at:
+            self.deadlines.keep(
+                lambda name: name in self.live or self.groups.get(name) is not None or name == MIX_PATIENCE
+            )
+            self.sweep_at = max(LEAST_SWEPT, 2 * len(self.deadlines))
 
     def _at_this_step(self, row: EpisodeRow) -> bool:
         return self.run is not None and row.run_id == self.run.run_id and row.claimed_step == self.run.step

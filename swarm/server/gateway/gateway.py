@@ -72,9 +72,9 @@ class Gateway:
         self._clock = clock
         spoken: list[Dialect] = [ChatCompletions(), Completions(), Responses(), AnthropicMessages()]
         self._dialects = {dialect.name: dialect for dialect in spoken}
-        self._records = Records(clock, ids)
+        self._records = Records(clock, ids, desk.is_open)
         self._prompts = Prompts(engine, self._records)
-        self._repeats = Repeats()
+        self._repeats = Repeats(desk.is_open)
         self._ready = asyncio.Event()
         self._failed = False
         engine.subscribe(self._on_health)

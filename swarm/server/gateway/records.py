@@ -5,8 +5,7 @@ Requests and answers are recorded in the engine's form, whatever the dialect the
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +19,7 @@ from swarm.server.gateway.dialect import Assembly, Dialect
 from swarm.server.gateway.echo import EarlierCall, Prompt, Render
 from swarm.server.gateway.messages import Message
 from swarm.server.gateway.sampling import recorded_sampling
-
-KEPT_CALLS = 2048
+from swarm.server.gateway.shelf import Shelf
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,13 +72,12 @@ class Taking:
 
 
 class Records:
-    """Makes recorded calls; remembers what the template made of their prompts, for as long as there is room."""
+    """Makes recorded calls; remembers what the template made of their prompts, for as long as their episodes are open."""
 
-    def __init__(self, clock: Clock, ids: Ids, kept_calls: int = KEPT_CALLS) -> None:
+    def __init__(self, clock: Clock, ids: Ids, is_open: Callable[[str], bool]) -> None:
         self._clock = clock
         self._ids = ids
-        self._kept = kept_calls
-        self._earlier: OrderedDict[str, EarlierCall] = OrderedDict()
+        self._earlier: Shelf[dict[str, EarlierCall]] = Shelf(is_open, dict)
 
     def make(self, taking: Taking, *, complete: bool) -> list[RecordedCall]:
         """One record per choice; for a call that was broken off, of what had been sampled."""
@@ -123,7 +120,7 @@ class Records:
         for call in calls:
             if not call.complete or message_of(call.answer) is None:
                 continue
-            known = self._earlier.get(call.call_id)
+            known = self._earlier.of(call.episode_id).get(call.call_id)
             if known is None:
                 parent = found.get(call.parent_call_id or "")
                 messages = tuple(call.request["messages"])
@@ -148,9 +145,7 @@ class Records:
             sampled_ids=call.sampled_ids,
             stopped=isinstance(call.answer["choices"][0].get("stop_reason"), str),
         )
-        self._earlier[call.call_id] = earlier
-        while len(self._earlier) > self._kept:
-            self._earlier.popitem(last=False)
+        self._earlier.of(call.episode_id)[call.call_id] = earlier
         return earlier
 
 

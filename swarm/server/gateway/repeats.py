@@ -2,23 +2,22 @@
 
 An equal Idempotency-Key is the same request. So is one that the SDK marks as a retry, with a body whose answers all went out:
 the one it repeats was answered, and the answer lost. Where some attempt with this body has no answer, the retry repeats that one.
-Bookkeeping alone; forgets the episodes that were used least lately.
+Bookkeeping alone; forgets episodes that are closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.server.gateway.shelf import Shelf
 
-KEPT_EPISODES = 4096
 _RETRY_HEADER = "x-stainless-retry-count"
 _KEY_HEADER = "idempotency-key"
 
@@ -41,11 +40,10 @@ class _Episode:
 
 
 class Repeats:
-    """All attempts of the episodes in memory."""
+    """All attempts of the episodes that are open."""
 
-    def __init__(self, kept_episodes: int = KEPT_EPISODES) -> None:
-        self._kept = kept_episodes
-        self._episodes: OrderedDict[str, _Episode] = OrderedDict()
+    def __init__(self, is_open: Callable[[str], bool]) -> None:
+        self._episodes = Shelf(is_open, _Episode)
 
     async def begin(
         self, episode_id: str, dialect: str, body: Mapping[str, Any], headers: Mapping[str, str]
@@ -55,7 +53,7 @@ class Repeats:
         Waits for an attempt with the same key that is under way. Raises: Refusal(idempotency_conflict) for the same key with
         another body.
         """
-        episode = self._episode(episode_id)
+        episode = self._episodes.of(episode_id)
         body_hash = hashlib.sha256(orjson.dumps([dialect, body], option=orjson.OPT_SORT_KEYS)).hexdigest()
         key = headers.get(_KEY_HEADER)
         while key is not None and (known := episode.by_key.get(key)) is not None:
@@ -80,13 +78,6 @@ class Repeats:
         if key is not None:
             episode.by_key[key] = attempt
         return attempt, None
-
-    def _episode(self, episode_id: str) -> _Episode:
-        episode = self._episodes.setdefault(episode_id, _Episode())
-        self._episodes.move_to_end(episode_id)
-        while len(self._episodes) > self._kept:
-            self._episodes.popitem(last=False)
-        return episode
 
 
 def _is_retry(headers: Mapping[str, str]) -> bool:

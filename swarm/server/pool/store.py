@@ -34,6 +34,9 @@ from swarm.server.pool.rows import (
     SupersedeAfter,
 )
 
+PAGE_CACHE_KIB = 16_384
+"""Pages of a growing pool that stay in memory: enough for a commit's; the system's cache has the others."""
+
 
 class PoolUnreadable(SwarmError):
     """The file is not a pool of this version, or another server has it open."""
@@ -63,7 +66,7 @@ class PoolStore:
         db = self._db
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA cache_size = -65536")
+        db.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if found == schema.SCHEMA_VERSION:
             db.executescript(schema.ADDED)

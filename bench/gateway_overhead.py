@@ -1,0 +1,285 @@
+"""What does the gateway cost? Tokens per second through it ÷ straight to vLLM, and how much later the first token comes.
+
+One server, one vLLM, one raw HTTP client for both ways. 1, 16 and 64 agents at once make calls, one after the other, that
+differ from agent to agent; streaming, and not. The ways take turns in rounds, each first in every other one:
+
+    gateway   each agent in an episode of its own, through /v1/chat/completions; recorded, token for token
+    direct    vLLM's Unix socket: the prompt ids that the gateway recorded, the same sampling settings and seeds, with the
+              log-probabilities and ids that a record needs
+    plain     vLLM's Unix socket again, asked as a bare client would: no ids, no log-probabilities (--plain)
+
+Every answer has the same number of tokens (ignore_eos). The first round of each setting is not counted: prompts are cached
+after it. ratio is the worst over all settings; ttft_added_ms is the median over calls of what the gateway adds to the time
+to the first event of a stream, at the worst number of agents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from bench.connection import Connection
+from bench.serving import ServerProcess
+from swarm.engine.local.recorded_answer import chat_body
+
+AGENTS = (1, 16, 64)
+PATH = "/v1/chat/completions"
+CLIENT = "bench"
+_BOOT_LIMIT_S = 600.0
+_SPEC = {"batch": {"tasks": 1, "group_size": 2}, "sampling": {"max_tokens": 8}}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    agents: int
+    streaming: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one agent; `number` is its place among the agent's calls."""
+
+    agent: int
+    number: int
+
+
+@dataclass(slots=True)
+class Round:
+    """One way's turn: seconds from the first request to the last answer, its tokens, and each call's first event."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    first_s: dict[Call, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Tally:
+    """All counted turns of one way."""
+
+    rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(turn.tokens for turn in self.rounds) / sum(turn.seconds for turn in self.rounds)
+
+
+class Gateway:
+    """The way that is measured: episodes on the server. `prompts` has the recorded prompt ids of every call so far."""
+
+    def __init__(self, server: ServerProcess, http: httpx.Client, run_id: str, calls: int) -> None:
+        host, port = server.url.removeprefix("http://").split(":")
+        self._address = host, int(port)
+        self._http = http
+        self._run_id = run_id
+        self._calls = calls
+        self.prompts: dict[Call, list[int]] = {}
+
+    async def turn(self, setting: Setting, max_tokens: int) -> Round:
+        grants = [self._claim(agent) for agent in range(setting.agents)]
+        connections = [await Connection.open(*self._address) for _ in grants]
+
+        async def agent(number: int, taken: Round) -> None:
+            for at in range(self._calls):
+                call = Call(number, at)
+                body = asked(call, max_tokens)
+                await make_call(connections[number], call, body, setting, taken, grants[number]["api_key"])
+
+        taken = await together(setting, agent)
+        for number, grant in enumerate(grants):
+            self._learn(number, grant)
+            abort = {"lease": grant["lease"], "reason": "only its calls were timed"}
+            self._http.post(f"/swarm/v1/episodes/{grant['episode_id']}:abort", json=abort).raise_for_status()
+        await asyncio.gather(*(connection.close() for connection in connections))
+        return taken
+
+    def _claim(self, agent: int) -> dict[str, Any]:
+        body = {"run_id": self._run_id, "client_id": CLIENT, "task_id": f"t-{agent}", "kind": "eval", "wait_s": 120}
+        return dict(
+            self._http.post("/swarm/v1/episodes:claim", json=body | {"idle_limit_s": 3600}).raise_for_status().json()
+        )
+
+    def _learn(self, agent: int, grant: dict[str, Any]) -> None:
+        if Call(agent, 0) not in self.prompts:
+            trace = self._http.get(f"/swarm/v1/episodes/{grant['episode_id']}/trace").raise_for_status().json()
+            for at, recorded in enumerate(trace["calls"]):
+                self.prompts[Call(agent, at)] = recorded["prompt_ids"]
+
+
+class Direct:
+    """vLLM without us: with what a record needs, or `plain`."""
+
+    def __init__(self, socket: Path, model: str, prompts: dict[Call, list[int]], calls: int, *, plain: bool) -> None:
+        self._socket = socket
+        self._model = model
+        self._prompts = prompts
+        self._calls = calls
+        self._plain = plain
+        self._requests = 0
+
+    async def turn(self, setting: Setting, max_tokens: int) -> Round:
+        connections = [await Connection.open_socket(self._socket) for _ in range(setting.agents)]
+
+        async def agent(number: int, taken: Round) -> None:
+            for at in range(self._calls):
+                call = Call(number, at)
+                await make_call(connections[number], call, self._body(call, max_tokens), setting, taken)
+
+        taken = await together(setting, agent)
+        await asyncio.gather(*(connection.close() for connection in connections))
+        return taken
+
+    def _body(self, call: Call, max_tokens: int) -> dict[str, Any]:
+        body = asked(call, max_tokens) | {"model": self._model}
+        if self._plain:
+            return body
+        self._requests += 1
+        request_id = f"bench{self._requests:08x}"
+        return chat_body(body, model=self._model, request_id=request_id, prompt_ids=self._prompts[call])
+
+
+def asked(call: Call, max_tokens: int) -> dict[str, Any]:
+    """The request of a call, the same for every way."""
+    question = f"Tell a story about number {100 * call.number + call.agent}, and why somebody kept it in a drawer."
+    return {
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "seed": 1 + 1000 * call.number + call.agent,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+    }
+
+
+async def together(setting: Setting, agent: Any) -> Round:
+    """All agents at once."""
+    taken = Round()
+    began = time.monotonic()
+    await asyncio.gather(*(agent(number, taken) for number in range(setting.agents)))
+    taken.seconds = time.monotonic() - began
+    return taken
+
+
+async def make_call(
+    connection: Connection, call: Call, body: dict[str, Any], setting: Setting, taken: Round, bearer: str = ""
+) -> None:
+    """One call; adds its tokens and its first event's time. Raises: RuntimeError for an answer of another length."""
+    began = time.monotonic()
+    usage: dict[str, Any] = {}
+    if setting.streaming:
+        body = body | {"stream": True, "stream_options": {"include_usage": True}}
+        last = b""
+        async for data in connection.stream(PATH, body, bearer):
+            taken.first_s.setdefault(call, time.monotonic() - began)
+            if data != b"[DONE]":
+                last = data
+        usage = json.loads(last).get("usage") or {}
+    else:
+        usage = (await connection.post(PATH, body, bearer))["usage"]
+    if usage.get("completion_tokens") != body["max_tokens"]:
+        raise RuntimeError(f"{body['max_tokens']} tokens were asked for, the answer's usage is {usage}")
+    taken.tokens += usage["completion_tokens"]
+
+
+async def compare(setting: Setting, ways: dict[str, Any], rounds: int, max_tokens: int) -> dict[str, Tally]:
+    """All ways in turns, the order turned round each time; the first round warms up."""
+    tallies = {name: Tally() for name in ways}
+    for number in range(rounds + 1):
+        order = list(ways)
+        for name in order if number % 2 == 0 else reversed(order):
+            taken = await ways[name].turn(setting, max_tokens)
+            if number:
+                tallies[name].rounds.append(taken)
+    return tallies
+
+
+def told(setting: Setting, tallies: dict[str, Tally]) -> dict[str, Any]:
+    """One line of the bench."""
+    rates = {name: tally.tokens_per_s for name, tally in tallies.items()}
+    line: dict[str, Any] = {"agents": setting.agents, "streaming": setting.streaming}
+    line |= {f"{name}_tokens_per_s": round(rate, 1) for name, rate in rates.items()}
+    line["ratio"] = round(rates["gateway"] / rates["direct"], 3)
+    if "plain" in rates:
+        line["ratio_plain"] = round(rates["gateway"] / rates["plain"], 3)
+    if setting.streaming:
+        pairs = zip(tallies["gateway"].rounds, tallies["direct"].rounds, strict=True)
+        added = [ours.first_s[call] - theirs.first_s[call] for ours, theirs in pairs for call in ours.first_s]
+        firsts = [first for turn in tallies["direct"].rounds for first in turn.first_s.values()]
+        line |= {"ttft_direct_ms": round(1e3 * median(firsts), 1), "ttft_added_ms": round(1e3 * median(added), 1)}
+    return line
+
+
+def start_run(http: httpx.Client) -> tuple[str, str]:
+    """The id of a run whose weights are served, and the model's name. Raises: RuntimeError when that takes too long."""
+    run_id = http.post("/swarm/v1/runs", json={"spec": _SPEC}).raise_for_status().json()["run_id"]
+    until = time.monotonic() + _BOOT_LIMIT_S
+    status = http.get("/swarm/v1/status").raise_for_status().json()
+    while status["phase"] != "rolling":
+        if status["phase"] == "failed" or time.monotonic() > until:
+            raise RuntimeError(f"the server does not roll: {status}")
+        query = {"since": status["revision"], "wait_s": 20}
+        status = http.get("/swarm/v1/status", params=query).raise_for_status().json()
+    return run_id, status["model"]
+
+
+def socket_of(state_dir: Path) -> Path:
+    """vLLM's Unix socket, where the server notes it."""
+    (note,) = state_dir.rglob("*.socket-dir")
+    return Path(note.read_text()) / "vllm.sock"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--agents", type=int, nargs="+", default=AGENTS)
+    parser.add_argument("--calls", type=int, default=2, help="of each agent in a turn, one after the other")
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=4, help="that are counted")
+    parser.add_argument("--plain", action="store_true", help="also as a bare client that wants no log-probabilities")
+    args = parser.parse_args()
+    lines = []
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ServerProcess(
+            Path(scratch) / "state",
+            "--max-model-len",
+            "1024",
+            "--log-level",
+            "warning",
+            engine="local",
+            model=args.model,
+        ) as server,
+        server.client() as http,
+    ):
+        run_id, model = start_run(http)
+        socket = socket_of(server.state_dir)
+        gateway = Gateway(server, http, run_id, args.calls)
+        ways: dict[str, Any] = {"gateway": gateway}
+        ways["direct"] = Direct(socket, model, gateway.prompts, args.calls, plain=False)
+        if args.plain:
+            ways["plain"] = Direct(socket, model, gateway.prompts, args.calls, plain=True)
+        for agents in args.agents:
+            for streaming in (False, True):
+                setting = Setting(agents, streaming)
+                lines.append(told(setting, asyncio.run(compare(setting, ways, args.rounds, args.max_tokens))))
+                print(json.dumps(lines[-1]), flush=True)
+    summary = {
+        "bench": "gateway_overhead",
+        "model": model,
+        "n": len(lines),
+        "ratio": min(line["ratio"] for line in lines),
+    }
+    print(json.dumps(summary | {"ttft_added_ms": max(line.get("ttft_added_ms", -1e9) for line in lines)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""What is kept for episodes while they are open, so that memory grows with what is open and not with what has passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+LEAST_SWEPT = 64
+"""So few episodes are not worth looking through."""
+
+
+class Shelf(Generic[T]):
+    """A value for each open episode, made when it is first asked for.
+
+    Closed episodes are forgotten whenever there are twice as many as were open the last time: what is kept is in
+    proportion to what is open, and looking costs each episode a constant.
+    """
+
+    def __init__(self, is_open: Callable[[str], bool], make: Callable[[], T]) -> None:
+        self._is_open = is_open
+        self._make = make
+        self._values: dict[str, T] = {}
+        self._sweep_at = LEAST_SWEPT
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def of(self, episode_id: str) -> T:
+        """The episode's value."""
+        value = self._values.get(episode_id)
+        if value is None:
+            if len(self._values) >= self._sweep_at:
+                self._sweep()
+            value = self._values[episode_id] = self._make()
+        return value
+
+    def _sweep(self) -> None:
+        self._values = {name: value for name, value in self._values.items() if self._is_open(name)}
+        self._sweep_at = max(LEAST_SWEPT, 2 * len(self._values))
