@@ -58,16 +58,23 @@ class Plan:
     concurrency: int = 6
     client_kills: int
     server_kills: int
-    weather: Weather = Weather()
+    weather: Weather
     idle_limit_s: float = 5.0
     call_limit_s: float = 10.0
 
     @classmethod
     def of(cls, episodes: int, seed: int, longest_stall_s: float = 2.0) -> Plan:
         weather = replace(Weather(), longest_stall_s=longest_stall_s)
-        client_kills, server_kills = max(4, episodes // 80), max(3, episodes // 250)
+        client_kills, server_kills = max(4, episodes // 150), max(3, episodes // 400)
         return cls(
-            episodes=episodes, seed=seed, weather=weather, client_kills=client_kills, server_kills=server_kills
+            episodes=episodes,
+            seed=seed,
+            clients=3
+            if episodes < 1000
+            else 12,  # a client makes its claims in order: one that stalls holds up the rest
+            weather=weather,
+            client_kills=client_kills,
+            server_kills=server_kills,
         )
 
 
@@ -228,6 +235,8 @@ def main() -> int:
     parser.add_argument("--longest-stall-s", type=float, default=35.0)
     parser.add_argument("--folder", type=Path, help="kept; without it a temporary one is removed when all is well")
     args = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)  # either ends it in good order: nobody is left running
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     folder = args.folder or Path(tempfile.mkdtemp(prefix="storm-"))
     folder.mkdir(parents=True, exist_ok=True)
