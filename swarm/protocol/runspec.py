@@ -11,9 +11,11 @@ from pydantic import Field, StringConstraints, model_validator
 
 from foundation.strict import StrictModel
 
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+MOST = 2**53
+"""No whole number of a spec is larger: beyond it JSON's readers differ, and no store keeps it."""
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
 MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """A family of tasks, as it also stands in metrics' names."""
 
@@ -45,7 +47,7 @@ class OptimizerSpec(StrictModel):
     name: Literal["adamw"] = "adamw"
     learning_rate: NonNegative = 1e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Steps of linear warm-up."""
     weight_decay: NonNegative = 0.0
     max_grad_norm: Positive = 1.0
@@ -96,7 +98,7 @@ class SamplingSpec(StrictModel):
 
     temperature: NonNegative = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = -1
+    top_k: Annotated[int, Field(ge=-1, le=MOST)] = -1
     """-1 or 0: no limit."""
     max_tokens: Count = 256
 
@@ -140,7 +142,7 @@ class RunSpec(StrictModel):
     optimizer: OptimizerSpec = OptimizerSpec()
     batch: BatchSpec = BatchSpec()
     sampling: SamplingSpec = SamplingSpec()
-    max_staleness: Annotated[int, Field(ge=0)] = 1
+    max_staleness: Annotated[int, Field(ge=0, le=MOST)] = 1
     limits: LimitSpec = LimitSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     labels: dict[str, str] = {}

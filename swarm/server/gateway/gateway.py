@@ -137,10 +137,14 @@ class Gateway:
         rules = self._dialects[dialect]
         rules.check(body)
         self._agent(body, {})
-        await self._desk.renew(episode_id, EpisodeRenewal(lease=lease))
+        await self.renew(episode_id, lease)
         calls = (await self._desk.trace(episode_id)).calls
         (asked,) = rules.requests(body, calls)
         return await self._prompts.count(asked, calls)
+
+    async def renew(self, episode_id: str, lease: str) -> None:
+        """That the episode is still open, as any request of its agent tells. Raises: Refusal (lost lease)."""
+        await self._desk.renew(episode_id, EpisodeRenewal(lease=lease))
 
     # -- before sampling ------------------------------------------------------------------------------------------
 

@@ -49,13 +49,17 @@ _RUN = "/swarm/v1/runs/{run_id}"
 _EPISODE = "/swarm/v1/episodes/{episode_id}"
 
 
+Step = Annotated[int, Field(ge=0, lt=2**63)]
+"""A step that the pool can be asked for."""
+
+
 class StatusQuery(StrictModel):
     since: int | None = None
     wait_s: Annotated[float, Field(ge=0, le=120)] = 30.0
 
 
 class ReportQuery(StrictModel):
-    since_step: Annotated[int, Field(ge=0)] = 0
+    since_step: Step = 0
 
 
 class TasksQuery(StrictModel):
@@ -66,7 +70,7 @@ class TasksQuery(StrictModel):
 
 class SummaryQuery(StrictModel):
     run_id: str | None = None
-    step: int | None = None
+    step: Step | None = None
     client_id: str | None = None
     task_id: str | None = None
     kind: EpisodeKind | None = None

@@ -109,11 +109,11 @@ class InferenceRoutes:
         return wire.answer_json(await wire.until_gone(request, call))
 
     async def models(self, request: Request) -> Response:
-        self._key(request)
+        await self._require_open(request)
         return wire.answer_json({"object": "list", "data": [self._card()]})
 
     async def model(self, request: Request) -> Response:
-        self._key(request)
+        await self._require_open(request)
         wanted = request.path_params["model"]
         if wanted not in (self.info.model, POLICY_MODEL):
             raise Refusal(ErrorCode.NOT_FOUND, unknown_model(wanted, self.info.model))
@@ -127,6 +127,11 @@ class InferenceRoutes:
             "owned_by": "swarm",
             "max_model_len": self.info.max_model_len,
         }
+
+    async def _require_open(self, request: Request) -> None:
+        """Raises: KeyRefused, Refusal(lease_lost) when the key's episode is over."""
+        key = self._key(request)
+        await self.gateway.renew(key.episode_id, key.lease)
 
     def _key(self, request: Request) -> EpisodeKey:
         """From `Authorization: Bearer`, or from `x-api-key` as Anthropic's SDK sends it."""
