@@ -308,7 +308,7 @@ def joined(server: ServerProcess, *arguments: str, **streams: Any) -> subprocess
     command = [sys.executable, "-m", "swarm.main", "join", *arguments, "--url", server.url]
     environ = {name: value for name, value in os.environ.items() if name not in ("VISUAL", "EDITOR")}
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
-    return subprocess.Popen(command, cwd=ROOT, env=environ, text=True, **streams)
+    return subprocess.Popen(command, cwd=ROOT, env=environ, text=True, preexec_fn=_not_ignoring_interrupts, **streams)
 
 
 async def test_a_person_at_a_pipe_judges_until_the_group_is_full(echo_server: ServerProcess) -> None:
@@ -332,7 +332,8 @@ async def test_a_study_is_played_in_a_terminal_and_ctrl_c_costs_one_episode(echo
         await asyncio.to_thread(_read_until, person_end, "your answer: ")
         os.write(person_end, b"12345\n")
         await asyncio.to_thread(_read_until, person_end, "your answer: ")
-        err = await asyncio.to_thread(_interrupted, process)
+        process.send_signal(signal.SIGINT)
+        _, err = await asyncio.to_thread(process.communicate, None, 60)
         os.close(person_end)
         assert process.returncode == 130, err
         assert "Traceback" not in err
@@ -354,14 +355,9 @@ async def test_a_closed_terminal_gives_the_episode_back(echo_server: ServerProce
         assert [entry.reason async for entry in swarm.ledger()] == ["aborted"]
 
 
-def _interrupted(process: subprocess.Popen[str]) -> str:
-    """Ctrl-C, and once more when nothing came of it, as a person would."""
-    process.send_signal(signal.SIGINT)
-    try:
-        return process.communicate(timeout=45)[1]
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        return process.communicate(timeout=45)[1]
+def _not_ignoring_interrupts() -> None:
+    """In the child: a test run in the background hands an ignored Ctrl-C down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _read_until(source: int, wanted: str) -> None:
