@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from swarm.engine.seam import Dialect as EngineDialect
-from swarm.engine.seam import SampledEvent
 from swarm.protocol.episodes import RecordedCall
+from swarm.server.gateway.assembly import ChunkAssembly
 from swarm.server.gateway.dialect import (
     Form,
     JsonObject,
@@ -161,51 +161,18 @@ def _delta(choice: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": choice["index"], "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-class ChatAssembly:
+class ChatAssembly(ChunkAssembly):
     """Chunks put together to a `chat.completion`."""
 
-    def __init__(self, choices: int) -> None:
-        self._wanted = choices
-        self._head: dict[str, Any] = {}
-        self._choices: dict[int, dict[str, Any]] = {}
-        self._prompt_tokens = 0
-        self._sampled_tokens = 0
+    kind = "chat.completion"
 
-    def add(self, event: SampledEvent) -> None:
-        if event.prompt_ids is not None:
-            self._prompt_tokens = len(event.prompt_ids)
-        self._sampled_tokens += sum(len(choice.sampled_ids) for choice in event.choices)
-        data = event.data or {}
-        for name in ("id", "created", "model"):
-            if name in data:
-                self._head.setdefault(name, data[name])
-        for chunk in data.get("choices") or ():
-            self._add_choice(chunk)
+    def _begun(self) -> JsonObject:
+        return {"message": {"role": "assistant", "content": None}, "finish_reason": None}
 
-    @property
-    def finished(self) -> bool:
-        done = [choice for choice in self._choices.values() if choice["finish_reason"] is not None]
-        return len(done) == self._wanted
-
-    def answer(self) -> dict[str, Any]:
-        usage = {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._sampled_tokens,
-            "total_tokens": self._prompt_tokens + self._sampled_tokens,
-        }
-        choices = [self._choices[index] for index in sorted(self._choices)]
-        return self._head | {"object": "chat.completion", "choices": choices, "usage": usage}
-
-    def _add_choice(self, chunk: dict[str, Any]) -> None:
-        index = int(chunk["index"])
-        message: Message = {"role": "assistant", "content": None}
-        choice = self._choices.setdefault(index, {"index": index, "message": message, "finish_reason": None})
+    def _grow(self, choice: JsonObject, chunk: JsonObject) -> None:
         _merge(choice["message"], chunk.get("delta") or {})
         if (logprobs := chunk.get("logprobs")) and logprobs.get("content"):
             choice.setdefault("logprobs", {"content": []})["content"] += logprobs["content"]
-        for name in ("finish_reason", "stop_reason"):
-            if chunk.get(name) is not None:
-                choice[name] = chunk[name]
 
 
 def _merge(message: Message, delta: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from swarm.engine.seam import Dialect as EngineDialect
-from swarm.engine.seam import SampledEvent
 from swarm.protocol.episodes import RecordedCall
+from swarm.server.gateway.assembly import ChunkAssembly
 from swarm.server.gateway.chat import DONE
 from swarm.server.gateway.dialect import (
     Form,
@@ -146,50 +146,17 @@ class TextTelling:
         return choice | {"text": _echoed(self._body, self._form, choice["index"]) + choice["text"]}
 
 
-class TextAssembly:
+class TextAssembly(ChunkAssembly):
     """Chunks put together to a `text_completion`."""
 
-    def __init__(self, choices: int) -> None:
-        self._wanted = choices
-        self._head: JsonObject = {}
-        self._choices: dict[int, JsonObject] = {}
-        self._prompt_tokens = 0
-        self._sampled_tokens = 0
+    kind = "text_completion"
 
-    def add(self, event: SampledEvent) -> None:
-        if event.prompt_ids is not None:
-            self._prompt_tokens = len(event.prompt_ids)
-        self._sampled_tokens += sum(len(choice.sampled_ids) for choice in event.choices)
-        data = event.data or {}
-        for name in ("id", "created", "model"):
-            if name in data:
-                self._head.setdefault(name, data[name])
-        for chunk in data.get("choices") or ():
-            self._add_choice(chunk)
+    def _begun(self) -> JsonObject:
+        return {"text": "", "logprobs": None, "finish_reason": None}
 
-    @property
-    def finished(self) -> bool:
-        done = [choice for choice in self._choices.values() if choice["finish_reason"] is not None]
-        return len(done) == self._wanted
-
-    def answer(self) -> JsonObject:
-        usage = {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._sampled_tokens,
-            "total_tokens": self._prompt_tokens + self._sampled_tokens,
-        }
-        choices = [self._choices[index] for index in sorted(self._choices)]
-        return self._head | {"object": "text_completion", "choices": choices, "usage": usage}
-
-    def _add_choice(self, chunk: JsonObject) -> None:
-        index = int(chunk["index"])
-        empty: JsonObject = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
-        choice = self._choices.setdefault(index, empty)
+    def _grow(self, choice: JsonObject, chunk: JsonObject) -> None:
         choice["text"] += chunk.get("text") or ""
         if logprobs := chunk.get("logprobs"):
             choice["logprobs"] = choice["logprobs"] or {name: [] for name in _LOGPROBS}
             for name in _LOGPROBS:
                 choice["logprobs"][name] += logprobs.get(name) or ()
-        for name in ("finish_reason", "stop_reason"):
-            if chunk.get(name) is not None:
-                choice[name] = chunk[name]
