@@ -27,6 +27,8 @@ _PROCESS_BYTES = int(1.2 * GIB)
 """A Python process with torch and vLLM in it, before any weights."""
 _LEAST_KV_BYTES = GIB // 2
 _FEW_CORES = 4
+CPU_NORMS = "swarm_cpu"
+"""What the worker calls its norms for the CPU (cpu_kernels.py). vLLM tries its own for the device after them."""
 _IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The engine core runs the model itself. As two processes the core spins while it waits for the worker, and on two cores
 takes one of them from it. By name, because on the CPU vLLM turns the short form `uni` into two processes again."""
@@ -108,6 +110,7 @@ class VllmSettings:
             *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(4096, self.model_len))),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", "swarm.engine.local.worker_extension.SampledCounts"),
+            *("--ir-op-priority", json.dumps({"rms_norm": [CPU_NORMS], "fused_add_rms_norm": [CPU_NORMS]})),
             *("--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"),
         ]
         if self.chat_template is not None:

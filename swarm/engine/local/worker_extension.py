@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from swarm.engine.local import cpu_kernels
+
+cpu_kernels.register()  # this module is loaded once, by the worker, just before it chooses its kernels
+
 
 class SampledCounts:
     """Mixed into vLLM's worker class; called over `/collective_rpc` while the scheduler is paused."""
