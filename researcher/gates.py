@@ -63,10 +63,10 @@ class Gates:
 
 
 def open_gate(store: Store, study_id: str) -> str | None:
-    """The name of the gate at which the study waits, None when it waits at none."""
+    """The name of the gate at which the study waits, None when it waits at none. A newer question replaces an older one."""
     asked = [event.detail["gate"] for event in store.events(study_id, limit=100_000, kind="asked")]
     answered = {event.detail["gate"] for event in store.events(study_id, limit=100_000, kind="answered")}
-    return next((name for name in reversed(asked) if name not in answered), None)
+    return asked[-1] if asked and asked[-1] not in answered else None
 
 
 def _by(answer: Answer) -> str:

@@ -31,6 +31,10 @@ def parser() -> Parser:
         ("status", "how a study is doing, and what happens next"),
         ("watch", "follow a study until it ends"),
         ("stop", "ask a study to stop at the next safe point"),
+        ("pause", "let the trials that run end, and begin no other"),
+        ("approve", "say yes where a study waits for a person"),
+        ("reject", "say no where a study waits for a person, and why"),
+        ("amend", "make a new version of a plan before its first trial, and say why"),
         ("resume", "go on with a study, wherever it was left"),
         ("report", "write the report again from the records, and say where it is"),
         ("verify", "recompute every number of the report from SQL, offline"),
@@ -38,6 +42,23 @@ def parser() -> Parser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("study", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
         _json(command)
+        if name in ("approve", "reject", "amend"):
+            command.add_argument("--because", metavar="TEXT", required=name != "approve", help="your reason")
+        if name == "amend":
+            command.add_argument("--seeds", type=_count, metavar="N", help="seeds per arm")
+            command.add_argument("--budget", metavar="TIME", help="wall time such as 90m or 8h")
+        if name == "resume":
+            command.add_argument(
+                "--scheduled",
+                action="store_true",
+                help="as the daemon does it: leave requests to stop or pause in force, and end where a window closes",
+            )
+    daemon = commands.add_parser(
+        "daemon",
+        help="carry studies on by themselves",
+        description="Carry on every study that was started with --detach, in its windows, until ended.",
+    )
+    daemon.add_argument("--until-idle", action="store_true", help="end when no study is left to carry on")
     show = commands.add_parser(
         "show", help="a plan or a trial, whole", description="Show a study's plan, or one of its trials."
     )
@@ -80,6 +101,21 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         "--seeds", type=_count, metavar="N", help="seeds per arm (default: what the noise floor asks for)"
     )
     start.add_argument("--max-parallel", type=_count, metavar="N", help="trials at once (default: one per server)")
+    start.add_argument(
+        "--window",
+        action="append",
+        default=[],
+        metavar="22:00-07:00",
+        help="when trials may begin, in local time; 'sat,sun 00:00-24:00'; may be repeated (default: always)",
+    )
+    start.add_argument("--days", type=_count, metavar="N", help="days after which the study ends with what it has")
+    start.add_argument(
+        "--approve",
+        choices=("never", "plan", "stage"),
+        default="never",
+        help="where a person is waited for (default: %(default)s)",
+    )
+    start.add_argument("--detach", action="store_true", help="let the daemon carry the study on, and return at once")
     start.add_argument(
         "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
     )

@@ -7,9 +7,9 @@ through a window, need no care: a window that has passed is over, one that has b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator
@@ -79,6 +79,11 @@ class Timetable(StrictModel):
             until=None if days is None else now + days * _DAY_S,
             zone=zone or get_localzone_name() or "UTC",
         )
+
+    @classmethod
+    def of_record(cls, detail: Mapping[str, Any]) -> Self:
+        """The timetable in a study's schedule as the store keeps it."""
+        return cls.model_validate(detail["timetable"])
 
     def over(self, now: float) -> bool:
         return self.until is not None and now >= self.until
