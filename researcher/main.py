@@ -53,6 +53,7 @@ def parser() -> Parser:
                 action="store_true",
                 help="as the daemon does it: leave requests to stop or pause in force, and end where a window closes",
             )
+    _add_archives(commands)
     daemon = commands.add_parser(
         "daemon",
         help="carry studies on by themselves",
@@ -86,14 +87,7 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     start.add_argument("--instrument", metavar="NAME|DIR", help="the study environment (default: the one that fits)")
     start.add_argument("--planner", choices=("auto", "llm", "builtin"), default="auto")
-    start.add_argument(
-        "--server",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="a swarm server; may be repeated (default: one started here); one that does not answer is tried for 30 s",
-    )
-    start.add_argument("--engine", choices=("local", "echo"), default="local", help="engine of a server started here")
+    _servers(start)
     start.add_argument(
         "--budget", metavar="TIME", help="wall time such as 90m or 8h; what does not fit is refused beforehand"
     )
@@ -120,6 +114,35 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
     )
     _json(start)
+
+
+def _add_archives(commands: argparse._SubParsersAction[Parser]) -> None:
+    text = "write a study with its data and code into one file"
+    export = commands.add_parser("export", help=text, description=text)
+    export.add_argument("study", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
+    export.add_argument("--to", metavar="FILE", help="default: STUDY.tar.gz here")
+    export.add_argument("--force", action="store_true", help="write over a file that exists")
+    _json(export)
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="run a trial of an exported study again",
+        description="Run one trial of an exported study again. This runs the instrument's code that the archive holds.",
+    )
+    reproduce.add_argument("archive", metavar="FILE", help="what `researcher export` wrote")
+    reproduce.add_argument("trial", nargs="?", help="a trial's key (default: the first that was done)")
+    _servers(reproduce)
+    _json(reproduce)
+
+
+def _servers(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a swarm server; may be repeated (default: one started here); one that does not answer is tried for 30 s",
+    )
+    command.add_argument("--engine", choices=("local", "echo"), default="local", help="engine of a server started here")
 
 
 def _count(text: str) -> int:

@@ -30,6 +30,8 @@ _HOMES = {
     "reject": "people",
     "amend": "people",
     "daemon": "carrying",
+    "export": "archives",
+    "reproduce": "archives",
     "instruments": "look",
     "report": "documents",
     "verify": "documents",

@@ -222,7 +222,7 @@ class Sitting:
             self._store,
             f"study {study_id}",
             urls=choices["servers"],
-            local=_local_server(home, study_id, plan, choices),
+            local=local_server(home, study_id, plan, choices),
             at_most=choices.get("max_parallel"),
             clock=self._clock,
             tell=self._view.say,
@@ -230,7 +230,7 @@ class Sitting:
         servers = ", ".join(choices["servers"]) or "the swarm server that starts on this machine"
         self._view.say(f"waiting for {servers} ...")
         async with pool:
-            executor = Executor(self._store, pool, _setup(home, folder), may_begin=self._may_begin)
+            executor = Executor(self._store, pool, setup(home, folder), may_begin=self._may_begin)
             sink = MlflowSink(self._store)
             conduct = Conduct(self._store, executor, sink, self._view, self._clock, home.studies, gates=self._gates)
             outcome = await conduct.carry_out(study_id)
@@ -242,14 +242,14 @@ class Sitting:
         return self._timetable.open(self._clock.now())
 
 
-def _local_server(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> LocalServer | None:
+def local_server(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> LocalServer | None:
     if choices["servers"]:
         return None
     engine = choices.get("engine", "local")
     return LocalServer(model=plan.model.name, folder=home.studies / study_id / "server", engine=engine)
 
 
-def _setup(home: Home, folder: InstrumentFolder) -> Setup:
+def setup(home: Home, folder: InstrumentFolder) -> Setup:
     return Setup(
         instrument=folder.instrument,
         instrument_dir=folder.path,
