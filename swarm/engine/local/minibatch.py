@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ class Minibatch:
         value_N = torch.empty(sum(self._lengths))
         for piece, value_U in zip(self.pieces, values, strict=True):
             value_N[_known(piece.facts.place_U)] = value_U
-        return list(torch.split(value_N, self._lengths))
+        return [value_N[first:last] for first, last in pairwise(accumulate(self._lengths, initial=0))]
 
     @property
     def _lengths(self) -> list[int]:
