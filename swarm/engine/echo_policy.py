@@ -40,7 +40,6 @@ class Choice:
     temperature: float
     advantage: float
     weight: float
-    tokens: int = 1
 
 
 def garbled(word: str) -> str:
@@ -86,10 +85,9 @@ def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepO
 
 
 def _choice(branch: Branch) -> Choice:
-    count = len(branch.call.sampled_ids)
-    weight = branch.weight * count  # the one random token stands for the whole call
+    weight = branch.weight * len(branch.call.sampled_ids)  # the one random token stands for the whole call
     echoed, logprob = _drawn(branch.call)
-    return Choice(echoed, logprob, branch.call.temperature, branch.advantage, weight, count)
+    return Choice(echoed, logprob, branch.call.temperature, branch.advantage, weight)
 
 
 def _drawn(call: TrainCall) -> tuple[bool, float]:
@@ -151,15 +149,15 @@ def _gain(theta: float, held: float, choice: Choice, algorithm: AlgorithmSpec) -
     low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
     logprob = echo_logprob(theta, choice.temperature, echoed=choice.echoed)
     if algorithm.name == "cispo":
-        weight = max(low, min(high, _ratio(held, choice, algorithm)))
+        weight = max(low, min(high, _ratio(held, choice)))
         return weight * choice.advantage * logprob
-    ratio = _ratio(theta, choice, algorithm)
+    ratio = _ratio(theta, choice)
     return min(ratio * choice.advantage, max(low, min(high, ratio)) * choice.advantage)
 
 
-def _ratio(theta: float, choice: Choice, algorithm: AlgorithmSpec) -> float:
-    gap = echo_logprob(theta, choice.temperature, echoed=choice.echoed) - choice.old_logprob
-    return math.exp(min(gap / choice.tokens if algorithm.name == "gspo" else gap, 30.0))
+def _ratio(theta: float, choice: Choice) -> float:
+    """Of the token, which is that of the whole call too."""
+    return math.exp(min(echo_logprob(theta, choice.temperature, echoed=choice.echoed) - choice.old_logprob, 30.0))
 
 
 def _slope(function: Callable[[float], float], at: float, width: float = 1e-5) -> float:
@@ -191,7 +189,7 @@ def _policy_metrics(theta: float, start: float, choices: list[Choice], spec: Run
     values = (
         fmean(_kl(theta, start, choice) for choice in choices),
         fmean(_entropy(theta, choice.temperature) for choice in choices),
-        fmean(not low <= _ratio(theta, choice, spec.algorithm) <= high for choice in choices),
+        fmean(not low <= _ratio(theta, choice) <= high for choice in choices),
         fmean(abs(gap) for gap in gaps),
         max(abs(gap) for gap in gaps),
     )
