@@ -10,35 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from foundation.strict import StrictModel
+from swarm.protocol.algorithms import AlgorithmSpec as AlgorithmSpec
+from swarm.protocol.quantities import MOST, Count, NonNegative, Positive
 
-MOST = 2**53
-"""No whole number of a spec is larger: beyond it JSON's readers differ, and no store keeps it."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=MOST)]
 MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """A family of tasks, as it also stands in metrics' names."""
-
-
-class AlgorithmSpec(StrictModel):
-    """How rewards become a loss.
-
-    Source: GRPO is Shao et al. 2024 (arXiv 2402.03300); the asymmetric clip range is DAPO's (arXiv 2503.14476).
-    """
-
-    name: Literal["grpo"] = "grpo"
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    clip_high: Positive = 0.2
-    kl: NonNegative = 0.0
-    """Weight of the KL penalty to the run's first weights, in the loss (k3 estimator)."""
-    entropy: NonNegative = 0.0
-    loss_agg: Literal["token", "call", "episode"] = "episode"
-    """token: mean over all trained tokens. call / episode: mean inside each, then mean over them."""
-    advantage_norm: Literal["std", "none"] = "std"
-    importance_correction: Literal["none", "truncated"] = "none"
-    """truncated: weight tokens by min(p_trainer / p_rollout, 2), for rollouts sampled in another precision."""
-    train_truncated: bool = True
-    """Whether calls cut off by max_tokens are trained."""
 
 
 class OptimizerSpec(StrictModel):
@@ -147,10 +123,24 @@ class RunSpec(StrictModel):
     checkpoint: CheckpointSpec = CheckpointSpec()
     labels: dict[str, str] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _dapo_samples_dynamically(cls, data: Any) -> Any:
+        """Where nothing else is said, DAPO's batches hold groups with differences only (arXiv 2503.14476, section 3.2)."""
+        if not isinstance(data, dict):
+            return data
+        algorithm, batch = data.get("algorithm"), data.get("batch", {})
+        name = algorithm.get("name") if isinstance(algorithm, dict) else getattr(algorithm, "name", None)
+        if name == "dapo" and isinstance(batch, dict) and "rule" not in batch:
+            return {**data, "batch": {**batch, "rule": "informative_tasks"}}
+        return data
+
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> RunSpec:
-        if self.algorithm.name == "grpo" and self.batch.group_size < 2:
-            raise ValueError("grpo compares episodes of one group: batch.group_size must be at least 2")
+        if self.algorithm.compares_groups and self.batch.group_size < 2:
+            raise ValueError(
+                f"{self.algorithm.name} compares episodes of one group: batch.group_size must be at least 2"
+            )
         if self.batch.partial_min > self.batch.group_size:
             raise ValueError("batch.partial_min must not exceed batch.group_size")
         return self

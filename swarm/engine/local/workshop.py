@@ -55,7 +55,7 @@ class Workshop:
             checkpoints.forget_other_future(wanted.directory, wanted.branch, wanted.at_step)
         if found is None:
             self._policy.reset()
-            self._learner.optimizer.forget()
+            self._learner.forget()
             torch.manual_seed(derived_seed(wanted.spec.seed, "trainer"))
         else:
             self._restore(found)
@@ -90,7 +90,7 @@ class Workshop:
                 spec=run.spec,
                 random_state=checkpoints.random_state(),
             )
-            made = Checkpoint(state=state, weights=self._weights(), moments=self._learner.optimizer.state())
+            made = Checkpoint(state=state, weights=self._weights(), moments=self._learner.state())
             checkpoints.write(run.directory, made, keep=run.spec.checkpoint.keep)
         return run.step
 
@@ -109,7 +109,7 @@ class Workshop:
         with torch.no_grad():
             for name, weight in self._policy.model.named_parameters():
                 weight.copy_(found.weights[name])
-        self._learner.optimizer.restore(found.moments)
+        self._learner.restore(found.moments)
         checkpoints.restore_random_state(found.state.random_state)
 
     def _weights(self) -> dict[str, Tensor]:
