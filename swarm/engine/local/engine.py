@@ -145,8 +145,8 @@ class LocalEngine:
     async def train(self, batch: TrainBatch) -> StepOutcome:
         return await self.trainer.train(batch)
 
-    async def checkpoint(self) -> int:
-        return await self.trainer.checkpoint()
+    async def checkpoint(self, *, best: int | None = None) -> int:
+        return await self.trainer.checkpoint(best)
 
     async def serve(self, version: WeightsVersion) -> None:
         """Raises also: EngineError when the weights that were written are not those that were trained."""

@@ -53,6 +53,7 @@ class Learner:
         spec = batch.spec
         torch.manual_seed(derived_seed(spec.seed, "step", batch.step))
         self.policy.use_dtype(spec.dtype)
+        self.policy.recompute = spec.activation_checkpointing
         selection = select(batch)
         rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
         made = branches(selection.lessons, spec.algorithm)
