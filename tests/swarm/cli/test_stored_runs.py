@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _patient(anyio_backend: str) -> Any:
+def _patient(anyio_backend: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(worlds, "PATIENCE_S", stored_runs.LIMIT_S)
         yield
@@ -40,18 +42,18 @@ def _patient(anyio_backend: str) -> Any:
 @pytest.fixture(scope="module")
 async def stored(
     anyio_backend: str, _patient: None, tiny_llama: ModelFolder, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stored]:
+) -> Stored:
     """Evaluated best at step 2 of 4; a checkpoint every step, one of them kept beside the best."""
     evals = {1: 0.2, 2: 0.9, 3: 0.4, 4: 0.3}
     keep = {"checkpoint": {"every_steps": 1, "keep": 1}}
-    yield await stored_run(tmp_path_factory.mktemp("stored") / "state", tiny_llama, evals=evals, **keep)
+    return await stored_run(tmp_path_factory.mktemp("stored") / "state", tiny_llama, evals=evals, **keep)
 
 
 @pytest.fixture(scope="module")
 async def adapted(
     anyio_backend: str, _patient: None, tiny_llama: ModelFolder, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stored]:
-    yield await stored_run(tmp_path_factory.mktemp("adapted") / "state", tiny_llama, **LORA)
+) -> Stored:
+    return await stored_run(tmp_path_factory.mktemp("adapted") / "state", tiny_llama, **LORA)
 
 
 def said(capsys: Capture, *arguments: str, code: int = 0) -> str:
@@ -124,7 +126,7 @@ async def test_what_cannot_be_exported_is_said_in_one_line(
     error = capsys.readouterr().err
     assert text in error
     assert len(error.splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert os.listdir(tmp_path) == ["file"]
 
 
 async def test_a_checkpoint_that_changed_on_the_disk_is_refused(
@@ -221,8 +223,6 @@ async def test_weights_after_kills_at_any_moment_of_the_update_are_bit_equal_to_
         assert found == expected
 
 
-async def _in_thread(work: Any) -> Any:
+async def _in_thread(work: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Commands have an event loop of their own."""
-    import asyncio
-
     return await asyncio.to_thread(work)
