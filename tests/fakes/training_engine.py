@@ -109,10 +109,14 @@ class TrainingEngine:
         asked = asyncio.ensure_future(answer)
         await asyncio.wait({asked}, timeout=after_s)
         self.killed.append(command)
+        self._kill()
+        return await asked
+
+    def _kill(self) -> None:
+        """The trainer itself, below its guardian."""
         guardian = self.trainer.process_id
         child = Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()
         os.kill(int(child[0]), signal.SIGKILL)
-        return await asked
 
     def _tell(self, health: EngineHealth) -> None:
         for subscriber in self._subscribers:

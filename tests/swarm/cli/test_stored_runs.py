@@ -207,14 +207,14 @@ async def test_a_replay_makes_the_recorded_weights_again_and_touches_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(("kind", "fields"), [("stored", {}), ("adapted", LORA)], ids=["full", "lora"])
 async def test_weights_after_kills_at_any_moment_of_the_update_are_bit_equal_to_an_uninterrupted_runs(
-    stored: Stored, adapted: Stored, tiny_llama: ModelFolder, tmp_path: Path, fields: dict[str, Any]
+    kind: str, fields: dict[str, Any], request: pytest.FixtureRequest, tiny_llama: ModelFolder, tmp_path: Path
 ) -> None:
+    unharmed: Stored = request.getfixturevalue(kind)
     kills = [{"train": 0.0}, {"train": 0.03, "checkpoint": 0.005}, {"serve": 0.002}, {"train": 0.06, "checkpoint": 0.0}]
     killed = await stored_run(tmp_path / "state", tiny_llama, kills=kills, **fields)
     assert sorted(killed.killed) == ["checkpoint", "checkpoint", "serve", "train", "train", "train"]
-    unharmed = adapted if fields else stored
     for step in (2, 4):
         expected, found = (
             checkpoints.fingerprint(run.state_dir / "runs" / run.run_id, step) for run in (unharmed, killed)
