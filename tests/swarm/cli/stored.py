@@ -65,7 +65,7 @@ async def _train(
 ) -> None:
     for step in range(1, 5):
         await world.hurry(lambda: world.desk.clerk.situation.engine_ready)
-        engine.kill_in = dict(kills[step - 1]) if step <= len(kills) else {}
+        engine.kill_in |= kills[step - 1] if step <= len(kills) else {}
         await world.batch()
         await world.hurry(lambda step=step: stands_at(world, step))  # type: ignore[misc]
         if step in evals:

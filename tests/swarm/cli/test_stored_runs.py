@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +22,28 @@ from tests.swarm.cli import stored as stored_runs
 from tests.swarm.cli.stored import Stored, stored_run
 from tests.swarm.server.coordinator import world as worlds
 
-pytestmark = pytest.mark.anyio
 Capture = pytest.CaptureFixture[str]
 LORA = {"parameters": {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj"]}}
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _patient(anyio_backend: str) -> Iterator[None]:
+def _patient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(worlds, "PATIENCE_S", stored_runs.LIMIT_S)
         yield
 
 
 @pytest.fixture(scope="module")
-async def stored(
-    anyio_backend: str, _patient: None, tiny_llama: ModelFolder, tmp_path_factory: pytest.TempPathFactory
-) -> Stored:
+def stored(_patient: None, tiny_llama: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Stored:
     """Evaluated best at step 2 of 4; a checkpoint every step, one of them kept beside the best."""
     evals = {1: 0.2, 2: 0.9, 3: 0.4, 4: 0.3}
     keep = {"checkpoint": {"every_steps": 1, "keep": 1}}
-    return await stored_run(tmp_path_factory.mktemp("stored") / "state", tiny_llama, evals=evals, **keep)
+    return asyncio.run(stored_run(tmp_path_factory.mktemp("stored") / "state", tiny_llama, evals=evals, **keep))
 
 
 @pytest.fixture(scope="module")
-async def adapted(
-    anyio_backend: str, _patient: None, tiny_llama: ModelFolder, tmp_path_factory: pytest.TempPathFactory
-) -> Stored:
-    return await stored_run(tmp_path_factory.mktemp("adapted") / "state", tiny_llama, **LORA)
+def adapted(_patient: None, tiny_llama: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    return asyncio.run(stored_run(tmp_path_factory.mktemp("adapted") / "state", tiny_llama, **LORA))
 
 
 def said(capsys: Capture, *arguments: str, code: int = 0) -> str:
@@ -75,14 +65,14 @@ def logits(folder: Path) -> torch.Tensor:
 # -- checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_best_by_held_out_reward_is_never_deleted_by_the_keep_rule(stored: Stored) -> None:
+def test_the_best_by_held_out_reward_is_never_deleted_by_the_keep_rule(stored: Stored) -> None:
     assert checkpoints.steps(stored.state_dir / "runs" / stored.run_id) == [2, 4]
 
 
 # -- export ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_exported_checkpoint_is_a_model_that_transformers_loads(
+def test_an_exported_checkpoint_is_a_model_that_transformers_loads(
     stored: Stored, tmp_path: Path, capsys: Capture
 ) -> None:
     facts = json.loads(said(capsys, "models", "export", *asks(stored, 4, "--to", str(tmp_path / "out"), "--json")))
@@ -98,7 +88,7 @@ async def test_an_exported_checkpoint_is_a_model_that_transformers_loads(
     assert not torch.equal(logits(tmp_path / "out"), logits(stored.model.path))
 
 
-async def test_best_and_newest_and_zero_name_checkpoints(stored: Stored, tmp_path: Path, capsys: Capture) -> None:
+def test_best_and_newest_and_zero_name_checkpoints(stored: Stored, tmp_path: Path, capsys: Capture) -> None:
     for name, step in (("best", 2), (4, 4), (0, 0)):
         facts = json.loads(
             said(capsys, "models", "export", *asks(stored, name, "--to", str(tmp_path / str(name)), "--json"))
@@ -116,7 +106,7 @@ async def test_best_and_newest_and_zero_name_checkpoints(stored: Stored, tmp_pat
         (["x@4", "--to", "new"], "no run"),
     ],
 )
-async def test_what_cannot_be_exported_is_said_in_one_line(
+def test_what_cannot_be_exported_is_said_in_one_line(
     stored: Stored, tmp_path: Path, capsys: Capture, arguments: list[str], text: str
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -129,9 +119,7 @@ async def test_what_cannot_be_exported_is_said_in_one_line(
     assert os.listdir(tmp_path) == ["file"]
 
 
-async def test_a_checkpoint_that_changed_on_the_disk_is_refused(
-    adapted: Stored, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_checkpoint_that_changed_on_the_disk_is_refused(adapted: Stored, tmp_path: Path, capsys: Capture) -> None:
     file = adapted.state_dir / "runs" / adapted.run_id / "step-00000002" / "weights.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -142,7 +130,7 @@ async def test_a_checkpoint_that_changed_on_the_disk_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-async def test_adapters_are_exported_merged_or_alone_and_say_the_same(
+def test_adapters_are_exported_merged_or_alone_and_say_the_same(
     adapted: Stored, tmp_path: Path, capsys: Capture
 ) -> None:
     from peft import PeftModel
@@ -162,9 +150,7 @@ async def test_adapters_are_exported_merged_or_alone_and_say_the_same(
 # -- chat -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_one_answer_is_the_same_each_time_and_differs_between_checkpoints(
-    stored: Stored, capsys: Capture
-) -> None:
+def test_one_answer_is_the_same_each_time_and_differs_between_checkpoints(stored: Stored, capsys: Capture) -> None:
     once = ["--once", "What is 1+2?", "--max-tokens", "10", "--temperature", "0"]
     answers = [said(capsys, "chat", *asks(stored, step, *once)) for step in (4, 4, 0)]
     assert answers[0] == answers[1]
@@ -172,7 +158,7 @@ async def test_one_answer_is_the_same_each_time_and_differs_between_checkpoints(
     assert document == {"run_id": stored.run_id, "step": 4, "answer": answers[0].removesuffix("\n")}
 
 
-async def test_a_conversation_goes_on_until_an_empty_line(
+def test_a_conversation_goes_on_until_an_empty_line(
     adapted: Stored, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("Name a colour.\nSay it again.\n\nnever read\n"))
@@ -189,17 +175,17 @@ def replayed(capsys: Capture, stored: Stored, *arguments: str) -> list[dict[str,
 
 
 @pytest.mark.parametrize("kind", ["stored", "adapted"])
-async def test_a_replay_makes_the_recorded_weights_again_and_touches_nothing(
+def test_a_replay_makes_the_recorded_weights_again_and_touches_nothing(
     kind: str, request: pytest.FixtureRequest, capsys: Capture
 ) -> None:
     run: Stored = request.getfixturevalue(kind)
     before = {path: path.stat().st_mtime_ns for path in (run.state_dir / "runs").rglob("*")}
-    lines = await _in_thread(lambda: replayed(capsys, run))
+    lines = replayed(capsys, run)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line.get("as_recorded") for line in lines] == [None, True, None, True]
     assert all(line["values"]["weights_change"] > 0 for line in lines)
     assert {path: path.stat().st_mtime_ns for path in (run.state_dir / "runs").rglob("*")} == before
-    later = await _in_thread(lambda: replayed(capsys, run, "--from-step", "2", "--steps", "1"))
+    later = replayed(capsys, run, "--from-step", "2", "--steps", "1")
     assert [(line["step"], line["weights"]) for line in later] == [(3, lines[2]["weights"])]
 
 
@@ -208,12 +194,12 @@ async def test_a_replay_makes_the_recorded_weights_again_and_touches_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "fields"), [("stored", {}), ("adapted", LORA)], ids=["full", "lora"])
-async def test_weights_after_kills_at_any_moment_of_the_update_are_bit_equal_to_an_uninterrupted_runs(
+def test_weights_after_kills_at_any_moment_of_the_update_are_bit_equal_to_an_uninterrupted_runs(
     kind: str, fields: dict[str, Any], request: pytest.FixtureRequest, tiny_llama: ModelFolder, tmp_path: Path
 ) -> None:
     unharmed: Stored = request.getfixturevalue(kind)
     kills = [{"train": 0.0}, {"train": 0.03, "checkpoint": 0.005}, {"serve": 0.002}, {"train": 0.06, "checkpoint": 0.0}]
-    killed = await stored_run(tmp_path / "state", tiny_llama, kills=kills, **fields)
+    killed = asyncio.run(stored_run(tmp_path / "state", tiny_llama, kills=kills, **fields))
     assert sorted(killed.killed) == ["checkpoint", "checkpoint", "serve", "train", "train", "train"]
     for step in (2, 4):
         expected, found = (
@@ -221,8 +207,3 @@ async def test_weights_after_kills_at_any_moment_of_the_update_are_bit_equal_to_
         )
         assert expected is not None
         assert found == expected
-
-
-async def _in_thread(work: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Commands have an event loop of their own."""
-    return await asyncio.to_thread(work)
