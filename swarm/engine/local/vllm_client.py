@@ -92,7 +92,7 @@ class VllmClient:
         answer = await self._control(
             "/collective_rpc", {"method": "replace_adapter", "kwargs": {"name": name, "folder": str(folder)}}
         )
-        if answer["results"] != [True]:
+        if answer["results"] != [{"loaded": True}]:
             raise EngineError(f"the inference engine did not take the adapter in {folder}")
 
     async def differing_weights(self, weights_dir: Path) -> list[str]:

@@ -30,19 +30,18 @@ class SampledCounts:
         """Sampled tokens of every request that the worker holds, by vLLM's internal request id."""
         return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
 
-    def replace_adapter(self, name: str, folder: str) -> bool:
+    def replace_adapter(self, name: str, folder: str) -> dict[str, bool]:
         """Load the adapter in `folder` in the place of the one that is served; requests that run go on with it."""
         from vllm.lora.request import LoRARequest
 
         wanted = LoRARequest(lora_name=name, lora_int_id=_ONLY_ADAPTER, lora_path=folder, load_inplace=True)
-        return bool(self.add_lora(wanted))
+        return {"loaded": self.add_lora(wanted)}
 
     def differing_weights(self, folder: str) -> list[str]:
         """Embeddings and norms of the running model that are not those in `folder`.
 
         The matrices between them are packed for the processor and cannot be compared; they come from the same file in the
-        same pass. All of the file's names that were looked for and not found are named too, so that nothing compared is
-        not taken for nothing different.
+        same pass. Nothing to compare counts as a difference.
         """
         held = dict(self.model_runner.model.named_parameters())
         differing, compared = [], 0

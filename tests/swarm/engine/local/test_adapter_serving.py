@@ -59,5 +59,9 @@ async def test_adapters_are_served_as_they_are_trained_and_hosted_weights_again_
         await engine.open_run(full)
         again = await engine.sample(request(chat("Say red", seed=3)))
         assert again.choices[0].logprobs == pytest.approx(hosted.choices[0].logprobs, abs=0.05)
+        await engine.train(await batch_of(engine, LORA.model_copy(update={"parameters": "full"}), 1))
+        child = engine.inference.process_id
+        await engine.serve(WeightsVersion(run_id=full.run_id, branch=0, step=1))
+        assert engine.inference.process_id == child  # in place: inference holds what was trained
     finally:
         await engine.shutdown()
