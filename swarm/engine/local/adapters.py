@@ -32,7 +32,8 @@ class Adapters:
         from peft import LoraConfig, LoraModel
 
         _refuse_other_targets(model, spec)
-        config = LoraConfig(r=spec.rank, lora_alpha=spec.alpha, target_modules=list(spec.targets), lora_dropout=0.0)
+        alpha: Any = spec.alpha  # peft says int and takes any number
+        config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=list(spec.targets), lora_dropout=0.0)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self._tuner = LoraModel(model, {_ADAPTER: config}, _ADAPTER)

@@ -52,9 +52,10 @@ class Optimizer:
         self.forget()
 
     def forget(self) -> None:
-        made = AdamW if self._name == "adamw" else Adafactor
-        options = {"fused": True} if self._name == "adamw" else {"foreach": False}
-        self._parts = {name: made([weight], **options) for name, weight in self._weights.items()}
+        self._parts = {
+            name: AdamW([weight], fused=True) if self._name == "adamw" else Adafactor([weight], foreach=False)
+            for name, weight in self._weights.items()
+        }
 
     def begin(self) -> None:
         """Zero the gradients."""

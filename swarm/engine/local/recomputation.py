@@ -42,7 +42,7 @@ def recomputed_layers(body: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
     for name, layer in layers:
         prefix = f"{name}."
         own = {f"layer.{key.removeprefix(prefix)}": one for key, one in weights.items() if key.startswith(prefix)}
-        layer.forward = partial(_forward, _Bare(layer), own)  # type: ignore[method-assign]
+        layer.forward = partial(_forward, _Bare(layer), own)
     try:
         yield
     finally:
