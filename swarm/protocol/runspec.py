@@ -150,7 +150,7 @@ class RunSpec(StrictModel):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Compute type of the trainer; weights and optimiser state are kept in float32."""
     activation_checkpointing: bool = False
-    """Keep only each layer's input, and compute the rest once more for the backward pass: less memory, a third more time."""
+    """Keep only each layer's input, and compute the rest once more for the backward pass: less memory, more time."""
     max_model_len: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     algorithm: AlgorithmSpec = AlgorithmSpec()

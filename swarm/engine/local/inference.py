@@ -217,10 +217,7 @@ class VllmInference:
         if adapter is not None:
             await client.replace_adapter(self.settings.model_name, adapter.folder)
         else:
-            served = weights_dir or self.settings.model_dir
-            await client.reload_weights(served)
-            if differing := await client.differing_weights(served):
-                raise WeightsRefused(f"inference does not hold the weights in {served}: {', '.join(differing[:3])}")
+            await client.reload_weights(weights_dir or self.settings.model_dir)
         await client.forget_prefixes()
         if approval is not None:
             await approval

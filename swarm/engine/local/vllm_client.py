@@ -95,14 +95,6 @@ class VllmClient:
         if answer["results"] != [{"loaded": True}]:
             raise EngineError(f"the inference engine did not take the adapter in {folder}")
 
-    async def differing_weights(self, weights_dir: Path) -> list[str]:
-        """Weights that the running model holds and that are not those in `weights_dir`."""
-        answer = await self._control(
-            "/collective_rpc", {"method": "differing_weights", "kwargs": {"folder": str(weights_dir)}}
-        )
-        (names,) = answer["results"]
-        return [str(name) for name in names]
-
     async def forget_prefixes(self) -> None:
         """Drop every cached key and value, so that nothing computed with other weights is used again.
 
