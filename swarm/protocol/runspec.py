@@ -18,10 +18,15 @@ MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
 class OptimizerSpec(StrictModel):
-    """AdamW and its schedule."""
+    """The optimiser and its schedule.
 
-    name: Literal["adamw"] = "adamw"
+    adamw: two moments per weight (Loshchilov and Hutter 2019, arXiv 1711.05101). adafactor: the second moment of a matrix as
+    a row and a column, no first moment: almost no memory (Shazeer and Stern 2018, arXiv 1804.04235; torch's).
+    """
+
+    name: Literal["adamw", "adafactor"] = "adamw"
     learning_rate: NonNegative = 1e-5
+    """adafactor: relative to each weight's own size (its root mean square), and at most 1 / sqrt(step)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Steps of linear warm-up."""
@@ -99,9 +104,17 @@ class CheckpointSpec(StrictModel):
 class LoraSpec(StrictModel):
     """Low-rank adapters instead of all weights. Hu et al. 2021 (arXiv 2106.09685)."""
 
-    rank: Count = 16
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
     alpha: Positive = 32.0
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
 
 
 class RunSpec(StrictModel):
@@ -112,6 +125,8 @@ class RunSpec(StrictModel):
     parameters: Literal["full"] | LoraSpec = "full"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Compute type of the trainer; weights and optimiser state are kept in float32."""
+    activation_checkpointing: bool = False
+    """Keep only each layer's input, and compute the rest once more for the backward pass: less memory, more time."""
     max_model_len: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     algorithm: AlgorithmSpec = AlgorithmSpec()

@@ -34,7 +34,7 @@ from swarm.engine.local.critic import Critic, without_critic
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import descend, survey
 from swarm.engine.local.minibatch import Minibatch
-from swarm.engine.local.optimizer import Optimizer
+from swarm.engine.local.optimizer import Optimizer, OptimizerName
 from swarm.engine.local.reading import Piece, pieces, read
 from swarm.engine.local.tally import Tally
 from swarm.engine.schedule import learning_rate_at
@@ -59,18 +59,18 @@ class Learner:
         self.half_way = False
         self._clock = clock
 
-    def forget(self) -> None:
-        """Begin anew with all that is learnt beside the policy's weights."""
-        self.optimizer.forget()
+    def begin_run(self) -> None:
+        """Begin anew with all that is learnt beside the policy's weights, for the weights that are trained now."""
+        self.optimizer.take(self.policy.trained)
         self.critic.forget()
 
     def state(self) -> dict[str, Tensor]:
         """All that a step depends on beside the policy's weights."""
         return self.optimizer.state() | self.critic.state()
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
-        self.optimizer.restore(without_critic(state))
+    def restore(self, state: Mapping[str, Tensor], made_by: OptimizerName) -> None:
+        """Go on from what `state` gave with the optimiser of that name."""
+        self.optimizer.restore(without_critic(state), made_by)
         self.critic.restore(state)
 
     def learn(self, batch: TrainBatch) -> StepOutcome:
@@ -79,6 +79,7 @@ class Learner:
         spec = batch.spec
         torch.manual_seed(derived_seed(spec.seed, "step", batch.step))
         self.policy.use_dtype(spec.dtype)
+        self.policy.recompute = spec.activation_checkpointing
         selection = select(batch)
         rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
         made = branches(selection.lessons, spec.algorithm)
