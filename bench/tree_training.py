@@ -1,0 +1,261 @@
+"""How much faster is a gradient on the prefix tree than call by call, or on merged timelines?
+
+Three batches recorded from real runs (bench/workloads): *groups*, eight answers to each of eight long questions; *turns*, an
+agent that calls functions for eight turns; *fork*, two agents that ask twice and forget. The same batch three ways in the
+same process, one after the other, twice where that is cheap:
+
+calls   every call is a row of its own; its sampled tokens are trained.
+merged  calls of an episode whose prompt begins with an earlier call's prompt and answer become one row with it (AgentJet's
+        rule); episodes of a group share nothing.
+tree    the trainer's own: every token in its context once.
+
+Rows are computed by transformers as it stands (sdpa with a causal mask, no padding, logits only where tokens are trained,
+autograd for everything), which knows nothing of trees: the relative error of the gradient is measured against call by call.
+efficiency is (time ratio) / (token ratio), of the tree against either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from bench.workloads import NAMES, Workload, path_of
+from swarm.engine.lesson import branches, select
+from swarm.engine.local.forward import Policy
+from swarm.engine.local.head import descend
+from swarm.engine.local.optimizer import Optimizer
+from swarm.engine.local.reading import pieces
+from swarm.engine.tree import Branch, grow
+from swarm.models import resolve
+
+
+@dataclass(slots=True)
+class Row:
+    """Token ids, and what is trained of them: (position, weight)."""
+
+    ids: list[int]
+    trained: list[tuple[int, float]] = field(default_factory=list)
+
+    def extend(self, branch: Branch) -> None:
+        call = branch.call
+        assert call.prompt_ids[: len(self.ids)] == self.ids
+        first = len(call.prompt_ids)
+        self.ids = call.prompt_ids + call.sampled_ids
+        self.trained += [(at, branch.advantage * branch.weight) for at in range(first, len(self.ids))]
+
+
+def rows_of_calls(made: Sequence[Branch]) -> list[Row]:
+    rows = [Row([]) for _ in made]
+    for row, branch in zip(rows, made, strict=True):
+        row.extend(branch)
+    return rows
+
+
+def rows_of_timelines(made: Sequence[Branch]) -> list[Row]:
+    """Within each episode; the longest row that a call continues takes it."""
+    by_episode: dict[str, list[Row]] = {}
+    for branch in made:
+        rows = by_episode.setdefault(branch.call.call_id.rpartition("-")[0], [])
+        begun = [row for row in rows if branch.call.prompt_ids[: len(row.ids)] == row.ids]
+        row = max(begun, key=lambda row: len(row.ids), default=None)
+        if row is None:
+            rows.append(row := Row([]))
+        row.extend(branch)
+    return [row for rows in by_episode.values() for row in rows]
+
+
+class Plain:
+    """Rows through transformers' own model."""
+
+    def __init__(self, model: PreTrainedModel, dtype: str) -> None:
+        self._model = model
+        self._dtype = dtype
+
+    def gradient(self, rows: Sequence[Row]) -> float:
+        """Fill `grad` of the weights; returns the loss."""
+        for weight in self._model.parameters():
+            if weight.grad is not None:
+                weight.grad.zero_()
+        loss = 0.0
+        with self._autocast():
+            for row in rows:
+                cost = self._cost(row)
+                cost.backward()  # type: ignore[no-untyped-call]
+                loss += float(cost.detach())
+        return loss
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cpu", torch.bfloat16) if self._dtype == "bfloat16" else nullcontext()
+
+    def _cost(self, row: Row) -> Tensor:
+        positions = torch.tensor([at for at, _ in row.trained])
+        weights = torch.tensor([weight for _, weight in row.trained])
+        ids = torch.tensor(row.ids)
+        hidden = self._model.base_model(input_ids=ids[None, :-1], use_cache=False).last_hidden_state[0, positions - 1]
+        logits = self._model.get_output_embeddings()(hidden).float()  # type: ignore[no-untyped-call]
+        return (cross_entropy(logits, ids[positions], reduction="none") * weights).sum()
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: weight.grad for name, weight in self._model.named_parameters() if weight.grad is not None}
+
+
+class Ours:
+    """The prefix tree through the trainer's forward pass and its head."""
+
+    def __init__(self, policy: Policy, dtype: str) -> None:
+        self._policy = policy
+        self._weights = dict(policy.model.named_parameters())
+        self._optimizer = Optimizer(self._weights)
+        policy.use_dtype(dtype)
+
+    def gradient(self, made: Sequence[Branch]) -> float:
+        """Fill `grad` of the weights; returns the loss. What the trainer does, its optimiser apart."""
+        policy, loss = self._policy, 0.0
+        self._optimizer.begin()
+        for piece in pieces(made, policy):
+            facts = piece.facts
+
+            def price(logp_U: Tensor, entropy_U: Tensor, uses: slice, facts: Any = facts) -> Tensor:
+                return -(logp_U * facts.advantage_U[uses] * facts.weight_U[uses]).sum()
+
+            with policy.autocast():
+                hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
+            slope_HD, _, _, cost = descend(
+                piece.heads,
+                hidden_HD.detach().to(policy.compute_dtype),
+                policy.cast_output_weight,
+                policy.output_grad,
+                price,
+            )
+            torch.autograd.backward(hidden_HD, slope_HD.to(hidden_HD.dtype))
+            loss += cost
+        return loss
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: weight.grad for name, weight in self._weights.items() if weight.grad is not None}
+
+    def tokens(self, made: Sequence[Branch]) -> int:
+        """Computed, with what a cut repeats."""
+        return sum(piece.tokens for piece in pieces(made, self._policy))
+
+
+def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """Relative norm of the difference over all weights."""
+    off = sum(float((ours[name] - theirs[name]).double().norm() ** 2) for name in theirs)
+    return math.sqrt(off / sum(float(grad.double().norm() ** 2) for grad in theirs.values()))
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def measure(workload: Workload, plain: Plain, ours: Ours, repeats: int) -> dict[str, Any]:
+    """One row. Cheap ways are timed before and after call by call, so that a slow spell of the machine meets all."""
+    batch = workload.batch(algorithm={"entropy": 1e-9})  # so that calls without advantage are computed in all three ways
+    made = branches(select(batch).lessons, batch.spec.algorithm)
+    calls, merged = rows_of_calls(made), rows_of_timelines(made)
+    tree_s: list[float] = []
+    merged_s: list[float] = []
+    calls_s: list[float] = []
+    errors = []
+
+    def cheap() -> None:
+        tree_s.append(timed(lambda: ours.gradient(made)))
+        merged_s.append(timed(lambda: plain.gradient(merged)))
+        errors.append(distance(ours.gradients(), plain.gradients()))
+
+    cheap()
+    for _ in range(repeats):
+        part_s = 0.0
+        for first in range(0, 2):  # in halves, with the cheap ways in between
+            part_s += timed(lambda first=first: plain.gradient(calls[first::2]))  # type: ignore[misc]
+            if first == 0:
+                half = {name: grad.clone() for name, grad in plain.gradients().items()}
+            else:
+                whole = {name: grad + half[name] for name, grad in plain.gradients().items()}
+            cheap()
+        calls_s.append(part_s)
+    called, timelines = (sum(len(row.ids) for row in rows) for rows in (calls, merged))
+    row = {
+        "workload": workload.name,
+        **workload.lengths,
+        "tokens_called": called,
+        "tokens_merged": timelines,
+        "tokens_tree": len(grow(made).token),
+        "tokens_computed": ours.tokens(made),
+        "tokens_trained": sum(len(row.trained) for row in calls),
+        "calls_s": fmean(calls_s),
+        "merged_s": fmean(merged_s),
+        "tree_s": fmean(tree_s),
+        "grad_rel_err": distance(ours.gradients(), whole),
+        "grad_rel_err_merged": max(errors),
+    }
+    return row | ratios(row)
+
+
+def ratios(row: dict[str, Any]) -> dict[str, float]:
+    by_calls, by_merged = row["calls_s"] / row["tree_s"], row["merged_s"] / row["tree_s"]
+    fewer_calls, fewer_merged = row["tokens_called"] / row["tokens_tree"], row["tokens_merged"] / row["tokens_tree"]
+    return {
+        "ratio_vs_calls": by_calls,
+        "ratio_vs_merged": by_merged,
+        "token_ratio_calls": fewer_calls,
+        "token_ratio_merged": fewer_merged,
+        "efficiency_calls": by_calls / fewer_calls,
+        "efficiency_merged": by_merged / fewer_merged,
+    }
+
+
+def say(**fields: Any) -> None:
+    rounded = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in fields.items()}
+    print(json.dumps(rounded), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench.tree_training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workloads", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="what matrices are multiplied in")
+    parser.add_argument("--repeats", type=int, default=1, help="times that each workload is computed call by call")
+    parser.add_argument("--model", default="smollm2-135m")
+    args = parser.parse_args()
+    path = resolve(args.model).path
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    plain, ours = Plain(model.train(False), args.dtype), Ours(Policy.load(path), args.dtype)
+    short = [row for row in Workload.load(path_of("fork")).batch().groups[:1]]
+    rows = {}
+    for name in args.workloads:
+        rows[name] = measure(Workload.load(path_of(name)), plain, ours, args.repeats)
+        say(**rows[name])
+    say(**summary(rows, args.dtype))
+    return 0
+
+
+def summary(rows: dict[str, dict[str, Any]], dtype: str) -> dict[str, Any]:
+    worst = min(min(row["efficiency_calls"], row["efficiency_merged"]) for row in rows.values())
+    found: dict[str, Any] = {"bench": "tree_training", "dtype": dtype}
+    if "turns" in rows:
+        found["ratio_vs_calls"] = rows["turns"]["ratio_vs_calls"]
+    if "groups" in rows:
+        found["ratio_vs_merged"] = rows["groups"]["ratio_vs_merged"]
+    return found | {"efficiency": worst, "grad_rel_err": max(row["grad_rel_err"] for row in rows.values())}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
