@@ -31,6 +31,24 @@ _SPEC = {"batch": {"tasks": 100, "group_size": 8}, "sampling": {"temperature": 1
 _TOWNS = ("Arle", "Bexhill", "Corve", "Dunmore", "Elsby", "Farrow", "Gorse", "Hythe")
 _GOODS = ("apples", "barrels of oil", "bolts of cloth", "sacks of corn", "crates of glass", "tins of paint")
 
+_TOWN = {"type": "string", "enum": list(_TOWNS)}
+_FUNCTIONS = (
+    {
+        "name": "look",
+        "description": "How many crates a town holds at this moment.",
+        "parameters": {"type": "object", "properties": {"town": _TOWN}, "required": ["town"]},
+    },
+    {
+        "name": "move",
+        "description": "Bring crates from one town to another by cart.",
+        "parameters": {
+            "type": "object",
+            "properties": {"source": _TOWN, "target": _TOWN, "crates": {"type": "integer", "maximum": 20}},
+            "required": ["source", "target", "crates"],
+        },
+    },
+)
+
 Chat = Callable[[str, list[dict[str, Any]], int], Awaitable[dict[str, Any]]]
 """(agent, messages, max_tokens) → the assistant's message."""
 
@@ -47,7 +65,8 @@ def ledger(task: int) -> str:
     """Stock of every town: a text of about 250 tokens, another one for each task."""
     draw = random.Random(f"ledger/{task}")
     lines = [
-        f"{town} holds {draw.randint(2, 99)} {draw.choice(_GOODS)} and {draw.randint(2, 99)} {draw.choice(_GOODS)}."
+        f"{town} holds {draw.randint(2, 99)} {draw.choice(_GOODS)} and {draw.randint(2, 99)} {draw.choice(_GOODS)}, "
+        f"brought on {draw.choice(('foot', 'a cart', 'a barge'))} from {draw.choice(_TOWNS)}."
         for town in _TOWNS
     ]
     return " ".join(lines)
@@ -83,6 +102,7 @@ async def serve_as_a_clerk(chat: Chat, task: int) -> float:
         "twenty crates. The company pays one coin for every crate that arrives where it is wanted, takes one coin for every "
         "road that a cart has to travel, and takes two coins for every call that cannot be read. " + ledger(task)
     )
+    manual += "".join("\n" + json.dumps(function) for function in _FUNCTIONS)
     order = f"Bring as many crates as you can to {goal}. Begin with your first call."
     messages = [{"role": "system", "content": manual}, {"role": "user", "content": order}]
     earned = 0.0

@@ -63,6 +63,7 @@ class Learner:
         if rate > 0 and tally.grad_norm > 0 and not tally.change.moved:
             raise TrainingRefused(f"step {batch.step} did not change the weights; raise optimizer.learning_rate")
         self.half_way = False
+        metrics["prefix_tree"] = float(self.policy.on_trees)
         metrics["train_s"] = self._clock.monotonic() - began
         return StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
 
@@ -89,6 +90,7 @@ class Learner:
     def _made_ready(self, part: Sequence[Branch], spec: RunSpec, tally: Tally) -> list[Piece]:
         """A minibatch in pieces, with the log-probabilities that its loss compares with."""
         ready = pieces(part, self.policy)
+        tally.computed += sum(piece.tokens for piece in ready)
         for piece in ready:
             old_U = read(self.policy, piece)[0] if spec.optimizer.epochs * spec.optimizer.minibatches > 1 else None
             start_U = None
@@ -104,7 +106,7 @@ class Learner:
         with policy.autocast():
             for piece in part:
                 hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
-                with torch.autocast("cpu", enabled=False):
+                with torch.autocast(self.policy.device.type, enabled=False):
                     slope_HD, logp_U, entropy_U, loss = descend(
                         piece.heads,
                         hidden_HD.detach().to(dtype),
