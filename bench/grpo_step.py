@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import train_floor
 from bench.sums import GROUP_SIZE, LEARNING_RATE, MAX_TOKENS, PRECISIONS, TASKS, Sum, score, sums
 from foundation.clock import SystemClock
 from foundation.ids import derived_seed
@@ -201,6 +202,13 @@ async def measure(model_name: str, steps: int, precisions: Sequence[str], home: 
     }
 
 
+def floor_share(model_name: str) -> dict[str, float]:
+    """The train phase against its floor (see `bench.train_floor`), with nothing else running."""
+    found = train_floor.in_a_trainer_like_process("--model", model_name)
+    say(**found)
+    return {"train_share_of_floor": found["train_share_of_floor"]}
+
+
 def say(**fields: Any) -> None:
     rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
     print(json.dumps(rounded), flush=True)
@@ -214,7 +222,8 @@ def main() -> int:
     args = parser.parse_args()
     ensure_trl()
     with tempfile.TemporaryDirectory(prefix="swarm-bench-") as home:
-        say(bench="grpo_step", **asyncio.run(measure(args.model, args.steps, args.trl_precision, Path(home))))
+        found = asyncio.run(measure(args.model, args.steps, args.trl_precision, Path(home)))
+    say(bench="grpo_step", **found, **floor_share(args.model))
     return 0
 
 

@@ -75,7 +75,9 @@ def ledger(task: int) -> str:
 async def answer_a_question(chat: Chat, task: int) -> float:
     town = _TOWNS[task % len(_TOWNS)]
     text = ledger(task)
-    held = sum(int(found) for found in _NUMBER.findall(next(line for line in text.split(". ") if line.startswith(town))))
+    held = sum(
+        int(found) for found in _NUMBER.findall(next(line for line in text.split(". ") if line.startswith(town)))
+    )
     rules = (
         "You keep the books of a trading company. Read the list, find the town that you are asked about, add the two "
         "numbers that stand in its sentence, and say how you found them in one short sentence. End with the sum alone."
@@ -147,9 +149,14 @@ async def write_with_a_critic(chat: Chat, task: int) -> float:
     second = await chat("writer", writer, 48)
     critic += [remark, {"role": "user", "content": f"This was written then: {second['content']} Is it good now?"}]
     await chat("critic", critic, 24)
-    summed_up = [*writer[:2], {"role": "user", "content": f"So far: {second['content']} Give it a title of three words."}]
+    summed_up = [
+        *writer[:2],
+        {"role": "user", "content": f"So far: {second['content']} Give it a title of three words."},
+    ]
     title = await chat("writer", summed_up, 16)
-    return len(set((second["content"] or "").lower().split())) / 40 - abs(len((title["content"] or "").split()) - 3) / 10
+    return (
+        len(set((second["content"] or "").lower().split())) / 40 - abs(len((title["content"] or "").split()) - 3) / 10
+    )
 
 
 def closeness(answer: str, right: int) -> float:

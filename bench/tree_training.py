@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -164,46 +165,60 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+@dataclass(slots=True)
+class Contest:
+    """One workload, three ways."""
+
+    plain: Plain
+    ours: Ours
+    made: list[Branch]
+    calls: list[Row]
+    merged: list[Row]
+    calls_s: list[float] = field(default_factory=list)
+    merged_s: list[float] = field(default_factory=list)
+    tree_s: list[float] = field(default_factory=list)
+    error: float = 0.0
+    """Of the tree's gradient, the largest; against whichever rows were computed last."""
+
+    def cheap_ways(self) -> None:
+        self.tree_s.append(timed(lambda: self.ours.gradient(self.made)))
+        self.merged_s.append(timed(lambda: self.plain.gradient(self.merged)))
+        self.error = max(self.error, distance(self.ours.gradients(), self.plain.gradients()))
+
+    def round(self) -> None:
+        """Call by call in two halves, and the cheap ways between and after: a slow spell of the machine meets all."""
+        seconds, sums = 0.0, dict[str, Tensor]()
+        for half in (self.calls[::2], self.calls[1::2]):
+            seconds += timed(partial(self.plain.gradient, half))
+            for name, grad in self.plain.gradients().items():
+                sums[name] = sums[name] + grad if name in sums else grad.clone()
+            self.cheap_ways()
+        self.calls_s.append(seconds)
+        self.error = max(self.error, distance(self.ours.gradients(), sums))
+
+
 def measure(workload: Workload, plain: Plain, ours: Ours, repeats: int) -> dict[str, Any]:
-    """One row. Cheap ways are timed before and after call by call, so that a slow spell of the machine meets all."""
-    batch = workload.batch(algorithm={"entropy": 1e-9})  # so that calls without advantage are computed in all three ways
+    """One row of the result."""
+    batch = workload.batch(
+        algorithm={"entropy": 1e-9}
+    )  # so that calls without advantage are computed in all three ways
     made = branches(select(batch).lessons, batch.spec.algorithm)
-    calls, merged = rows_of_calls(made), rows_of_timelines(made)
-    tree_s: list[float] = []
-    merged_s: list[float] = []
-    calls_s: list[float] = []
-    errors = []
-
-    def cheap() -> None:
-        tree_s.append(timed(lambda: ours.gradient(made)))
-        merged_s.append(timed(lambda: plain.gradient(merged)))
-        errors.append(distance(ours.gradients(), plain.gradients()))
-
-    cheap()
+    contest = Contest(plain, ours, made, rows_of_calls(made), rows_of_timelines(made))
+    contest.cheap_ways()
     for _ in range(repeats):
-        part_s = 0.0
-        for first in range(0, 2):  # in halves, with the cheap ways in between
-            part_s += timed(lambda first=first: plain.gradient(calls[first::2]))  # type: ignore[misc]
-            if first == 0:
-                half = {name: grad.clone() for name, grad in plain.gradients().items()}
-            else:
-                whole = {name: grad + half[name] for name, grad in plain.gradients().items()}
-            cheap()
-        calls_s.append(part_s)
-    called, timelines = (sum(len(row.ids) for row in rows) for rows in (calls, merged))
+        contest.round()
     row = {
         "workload": workload.name,
         **workload.lengths,
-        "tokens_called": called,
-        "tokens_merged": timelines,
+        "tokens_called": sum(len(row.ids) for row in contest.calls),
+        "tokens_merged": sum(len(row.ids) for row in contest.merged),
         "tokens_tree": len(grow(made).token),
         "tokens_computed": ours.tokens(made),
-        "tokens_trained": sum(len(row.trained) for row in calls),
-        "calls_s": fmean(calls_s),
-        "merged_s": fmean(merged_s),
-        "tree_s": fmean(tree_s),
-        "grad_rel_err": distance(ours.gradients(), whole),
-        "grad_rel_err_merged": max(errors),
+        "tokens_trained": sum(len(row.trained) for row in contest.calls),
+        "calls_s": fmean(contest.calls_s),
+        "merged_s": fmean(contest.merged_s[1:]),
+        "tree_s": fmean(contest.tree_s[1:]),
+        "grad_rel_err": contest.error,
     }
     return row | ratios(row)
 
@@ -231,14 +246,15 @@ def main() -> int:
         prog="bench.tree_training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workloads", nargs="+", choices=NAMES, default=list(NAMES))
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="what matrices are multiplied in")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="what matrices are multiplied in"
+    )
     parser.add_argument("--repeats", type=int, default=1, help="times that each workload is computed call by call")
     parser.add_argument("--model", default="smollm2-135m")
     args = parser.parse_args()
     path = resolve(args.model).path
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
     plain, ours = Plain(model.train(False), args.dtype), Ours(Policy.load(path), args.dtype)
-    short = [row for row in Workload.load(path_of("fork")).batch().groups[:1]]
     rows = {}
     for name in args.workloads:
         rows[name] = measure(Workload.load(path_of(name)), plain, ours, args.repeats)
