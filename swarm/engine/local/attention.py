@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn.functional import embedding_bag
 
+from swarm.engine.seam import EngineError
 from swarm.engine.tree import Segment
 
 NAME = "prefix_tree"
@@ -28,6 +29,10 @@ _TILE = 64
 """Queries per tile."""
 _SCORES = 1 << 22
 """So many scores are held at a time, 16 MB: more would leave the cache."""
+
+
+_OTHER_SCORES = ("softcap", "s_aux")
+"""What models give their attention that changes its weights: capped scores, and sinks beside the keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +119,14 @@ class MicroBatch:
         def above(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (query >= key) & (query < end_T[key])
 
-        def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return above(batch, head, query, key) & (depth_T[query] - depth_T[key] < window)
+        if window is None:
+            return above
+        reach: int = window
 
-        return above if window is None else near
+        def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return above(batch, head, query, key) & (depth_T[query] - depth_T[key] < reach)
+
+        return near
 
 
 # -- what transformers calls ----------------------------------------------------------------------------------------------
@@ -139,7 +148,10 @@ def tree_attention(
     """query [1, H, T, D]; key, value [1, G, T, D]; returns [1, T, H, D].
 
     sliding_window: of its ancestors a token sees so many of the nearest, itself included, as in a row of its own.
+    Raises: EngineError for scores that are more than scaled products.
     """
+    if others := [name for name in _OTHER_SCORES if ignored.get(name) is not None]:
+        raise EngineError(f"the trainer cannot recompute this model's attention: it has {', '.join(others)}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.is_cuda:
         return flexible(query, key, value, micro, scale, sliding_window), None
@@ -162,7 +174,7 @@ def flexible(
 def _flex_kernel(compiled: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+    return cast(Callable[..., Any], torch.compile(flex_attention, dynamic=True) if compiled else flex_attention)
 
 
 def tiled(query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, plan: Plan, scale: float) -> Tensor:
@@ -190,7 +202,7 @@ class _Tiled(torch.autograd.Function):
         return seen.to(query_HTD.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query_HTD, key_GTD, value_GTD = ctx.saved_tensors
         plan, scale = ctx.plan, ctx.scale
         query_ND, key_ND, value_ND = _rows(query_HTD).mul(scale), _rows(key_GTD), _rows(value_GTD)

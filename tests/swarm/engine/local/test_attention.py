@@ -17,6 +17,7 @@ from swarm.engine.local import attention
 from swarm.engine.local.attention import MicroBatch
 from swarm.engine.local.forward import Policy, UnsupportedModel
 from swarm.engine.local.learner import Learner
+from swarm.engine.seam import EngineError
 from swarm.engine.tree import Branch, Segment, cut, grow
 from tests.swarm.engine.batches import batch, branching_batch, call, conversation, group
 from tests.swarm.engine.plain_grpo import PlainGrpo
@@ -95,6 +96,12 @@ def test_flex_attention_follows_the_same_rule(window: int | None) -> None:
         inputs = [tensor.detach() for tensor in inputs]
         ours = attention.flexible(*inputs, MicroBatch.of(segment), WIDTH**-0.5, window)
         assert torch.allclose(ours.double(), dense(segment, *inputs, window), atol=1e-5)
+
+
+def test_scores_that_are_more_than_scaled_products_are_refused() -> None:
+    segment = segment_of()
+    with pytest.raises(EngineError, match="softcap"):
+        attention.tree_attention(torch.nn.Module(), *rows(segment), None, micro=MicroBatch.of(segment), softcap=50.0)
 
 
 @pytest.mark.gpu
