@@ -245,7 +245,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="bench.tree_training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workloads", nargs="+", choices=NAMES, default=list(NAMES))
+    recorded = [name for name in NAMES if path_of(name).exists()]
+    parser.add_argument(
+        "--workloads", nargs="+", choices=NAMES, default=recorded, help="default: all that are recorded"
+    )
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="what matrices are multiplied in"
     )
@@ -270,6 +273,8 @@ def summary(rows: dict[str, dict[str, Any]], dtype: str) -> dict[str, Any]:
         found["ratio_vs_calls"] = rows["turns"]["ratio_vs_calls"]
     if "groups" in rows:
         found["ratio_vs_merged"] = rows["groups"]["ratio_vs_merged"]
+    if missing := [name for name in NAMES if name not in rows]:
+        found["not_measured"] = missing
     return found | {"efficiency": worst, "grad_rel_err": max(row["grad_rel_err"] for row in rows.values())}
 
 
