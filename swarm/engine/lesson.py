@@ -146,7 +146,12 @@ def reward_metrics(batch: TrainBatch) -> dict[str, float]:
 def token_metrics(batch: TrainBatch) -> dict[str, float]:
     calls = [call for group in batch.groups for episode in group.episodes for call in episode.calls]
     called = sum(len(call.prompt_ids) + len(call.sampled_ids) for call in calls)
-    return {"tokens_called": float(called), "tokens_merged": float(merged_tokens(calls))}
+    merged = merged_tokens(calls)
+    return {
+        "tokens_called": float(called),
+        "tokens_merged": float(merged),
+        "token_ratio": called / merged if merged else 1.0,
+    }
 
 
 _Actor = tuple[int, int, str | None]

@@ -32,13 +32,13 @@ class Heads:
     """Uses of head h are [uses_before[h], uses_before[h + 1])."""
 
     @classmethod
-    def of(cls, segment: Segment) -> Heads:
+    def of(cls, segment: Segment, device: torch.device | None = None) -> Heads:
         counts = torch.bincount(torch.tensor(segment.use_head), minlength=len(segment.head_at))
         return cls(
-            at_H=torch.tensor(segment.head_at),
-            temperature_H=torch.tensor(segment.head_temperature),
-            head_U=torch.tensor(segment.use_head),
-            token_U=torch.tensor(segment.use_token),
+            at_H=torch.tensor(segment.head_at, device=device),
+            temperature_H=torch.tensor(segment.head_temperature, device=device),
+            head_U=torch.tensor(segment.use_head, device=device),
+            token_U=torch.tensor(segment.use_token, device=device),
             uses_before=[0, *torch.cumsum(counts, 0).tolist()],
         )
 

@@ -90,6 +90,7 @@ class Learner:
         if rate > 0 and tally.grad_norm > 0 and not tally.change.moved:
             raise TrainingRefused(f"step {batch.step} did not change the weights; raise optimizer.learning_rate")
         self.half_way = False
+        metrics["prefix_tree"] = float(self.policy.on_trees)
         metrics["train_s"] = self._clock.monotonic() - began
         return StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
 
@@ -98,7 +99,7 @@ class Learner:
         spec, tally = batch.spec, Tally()
         algorithm = algorithm_of(spec.algorithm)
         parts = [branches(part, spec.algorithm) for part in _minibatches(lessons, spec, batch.step)]
-        ready = [self._made_ready(part, spec, algorithm) for part in parts if part]
+        ready = [self._made_ready(part, spec, algorithm, tally) for part in parts if part]
         if algorithm.credits_tokens:
             _give_credit(batch, ready, algorithm, tally)
         if not spec.algorithm.kl:
@@ -121,9 +122,10 @@ class Learner:
             tally.value_loss /= len(ready)
         return tally
 
-    def _made_ready(self, part: Sequence[Branch], spec: RunSpec, algorithm: Algorithm) -> Minibatch:
+    def _made_ready(self, part: Sequence[Branch], spec: RunSpec, algorithm: Algorithm, tally: Tally) -> Minibatch:
         """A minibatch in pieces, with what its loss and its advantages need to know beforehand, and nothing else."""
         ready = Minibatch(branches=part, pieces=pieces(part, self.policy))
+        tally.computed += sum(piece.tokens for piece in ready.pieces)
         several = spec.optimizer.epochs * spec.optimizer.minibatches > 1
         whole_calls = spec.algorithm.importance_correction == "truncated_call"
         for piece in ready.pieces:
@@ -157,7 +159,7 @@ class Learner:
         with policy.autocast():
             for piece in part:
                 hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
-                with torch.autocast("cpu", enabled=False):
+                with torch.autocast(self.policy.device.type, enabled=False):
                     slope_HD, logp_U, entropy_U, loss = descend(
                         piece.heads,
                         hidden_HD.detach().to(dtype),

@@ -19,6 +19,7 @@ class Tally:
     loss: float = 0.0
     grad_norm: float = 0.0
     tokens: int = 0
+    computed: int = 0
     priced: int = 0
     clipped: int = 0
     value_loss: float | None = None
@@ -63,6 +64,7 @@ class Tally:
             "grad_norm": self.grad_norm,
             "clip_share": self.clipped / self.priced if self.priced else 0.0,
             "weights_change": self.change.relative,
+            "tokens_computed": float(self.computed),
             "tokens_trained": float(self.tokens),
             "entropy": _mean(self._entropies),
             "kl_to_start": _mean(self.kls),
