@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import json
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -36,6 +37,8 @@ STOP_LIMIT_S = 10
 """How long answers under way may take to finish after a stop was asked for."""
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
+_OPEN_FILES = 65_536
+"""A connection is an open file. What a process may have by default (1,024 on many systems) is no limit that anyone chose."""
 
 
 class ServeFault(SwarmError):
@@ -88,8 +91,18 @@ def run_server(
     settings: Settings, listener: socket.socket, state: StateDir, engine: Engine, clock: Clock, ids: Ids
 ) -> int:
     """Serve until a signal; returns the exit code. Raises: SwarmError when it could not start or had to end."""
+    allow_open_files(_OPEN_FILES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, listener, state, engine, clock, ids))
+
+
+def allow_open_files(wanted: int) -> None:
+    """Raise this process's own limit as far as the system's lets it; never lower it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from swarm.engine.seam import SampledEvent
 from swarm.server.gateway.dialect import JsonObject
 
-
 _HEAD = ("id", "created", "model")
 
 

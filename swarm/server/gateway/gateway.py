@@ -51,7 +51,7 @@ class _Request:
 
     @property
     def finished(self) -> bool:
-        return all([taking.finished for taking in self.takings])
+        return all(taking.finished for taking in self.takings)
 
     def engine_answer(self) -> dict[str, Any]:
         return self.dialect.form.joined([taking.answer() for taking in self.takings])
