@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 STOP_LIMIT_S = 10
 """How long answers under way may take to finish after a stop was asked for."""
 _KEEP_ALIVE_S = 75
-_BACKLOG = 2048
+_BACKLOG = 16_384
+"""Connections that the system makes before we take them, as far as it lets us: one more, and a client waits for minutes."""
 _OPEN_FILES = 65_536
 """A connection is an open file. What a process may have by default (1,024 on many systems) is no limit that anyone chose."""
 
@@ -166,6 +167,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 date_header=False,
+                backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=STOP_LIMIT_S,
             )
