@@ -38,6 +38,8 @@ STOP_LIMIT_S = 10
 _KEEP_ALIVE_S = 75
 _BACKLOG = 16_384
 """Connections that the system makes before we take them, as far as it lets us: one more, and a client waits for minutes."""
+_ACCEPTED_AT_ONCE = 64
+"""uvloop takes one connection per listening socket and turn of its loop, and a turn with thousands of clients takes long."""
 _OPEN_FILES = 65_536
 """A connection is an open file. What a process may have by default (1,024 on many systems) is no limit that anyone chose."""
 
@@ -137,7 +139,7 @@ async def _serve(
             sys.stdout.write(json.dumps({"url": url}) + "\n")
             sys.stdout.flush()
         _log.info("serving %s at %s; state in %s", engine.info.model, url, state.path)
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[listener, *(listener.dup() for _ in range(_ACCEPTED_AT_ONCE - 1))])
     finally:
         conductor.cancel()
         inquiries.cancel()
