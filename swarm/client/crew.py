@@ -22,6 +22,7 @@ from swarm.client.errors import IdempotencyConflict, LeaseLost, NotFound, OverLi
 from swarm.client.progress import ProgressLine, terminal
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each
 from swarm.protocol.episodes import EpisodeKind, EpisodeState, LedgerEntry
+from swarm.protocol.errors import SwarmError
 
 if TYPE_CHECKING:
     from swarm.client.client import SwarmClient
@@ -147,11 +148,15 @@ class Crew:
             claim = self._episode(entry.task_id, ordinal, entry.mix).claim
             try:
                 grant = await self._swarm.claim(claim)
-                await self._swarm.abort(grant.episode_id, grant.lease, "the client was restarted")
             except (IdempotencyConflict, LeaseLost, NotFound) as error:
                 log.info("episode %s of the process before will run out by itself: %s", entry.episode_id, error)
+                continue
             except OverLimit:
                 return
+            try:
+                await self._swarm.abort(grant.episode_id, grant.lease, "the client was restarted")
+            except SwarmError as error:  # nothing depends on it, so there is little patience with it
+                log.info("episode %s of the process before will run out by itself: %s", entry.episode_id, error)
 
     # -- feeding ------------------------------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Sampled:
 class SampledEvent:
     """One event of a stream. `data` is what the client sees (None: nothing to show); ids and logprobs are what is new.
 
-    Version spans count from the event's own first token of the choice, as 0.
+    Version spans count from the event's own first token of the choice, as 0, and cover all that is new of it.
     """
 
     data: dict[str, Any] | None
