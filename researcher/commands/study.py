@@ -61,8 +61,20 @@ def start_command(args: argparse.Namespace) -> int:
         "engine": args.engine,
         "max_parallel": args.max_parallel,
     }
+    _check_servers(plan, args.server)
     study_id = home.store.create_study(topic, choices)
     return _conduct(home, study_id, as_json=args.json, plan=plan)
+
+
+def _check_servers(plan: Plan, urls: list[str]) -> None:
+    """Raises: UsageError when servers are given, and too few for one trial."""
+    given, needed = len({url.rstrip("/") for url in urls}), 1 + len(plan.roles)
+    if 0 < given < needed:
+        models = ", ".join(["its own model", *plan.roles])
+        raise UsageError(
+            f"a trial of {plan.instrument} takes {needed} servers at once ({models}), {given} given: repeat --server, in "
+            "this order; or give none, and they are started on this machine"
+        )
 
 
 def resume_command(args: argparse.Namespace) -> int:
@@ -137,12 +149,13 @@ async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None) -
             store,
             f"study {study_id}",
             urls=choices["servers"],
-            local=_local_server(home, study_id, frozen, choices),
+            local=_local_servers(home, study_id, frozen, choices),
+            roles=tuple(frozen.roles),
             at_most=choices.get("max_parallel"),
             clock=clock,
             tell=view.say,
         )
-        view.say(f"waiting for {', '.join(choices['servers']) or 'the swarm server that starts on this machine'} ...")
+        view.say(f"waiting for {', '.join(choices['servers']) or _starting(frozen)} ...")
         async with pool:
             executor = Executor(store, pool, _setup(home, folder))
             conduct = Conduct(store, executor, MlflowSink(store), view, clock, home.studies)
@@ -152,11 +165,24 @@ async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None) -
         return outcome
 
 
-def _local_server(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> LocalServer | None:
+def _starting(plan: Plan) -> str:
+    if not plan.roles:
+        return "the swarm server that starts on this machine"
+    return f"{1 + len(plan.roles)} swarm servers that start on this machine, one after the other"
+
+
+def _local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> list[LocalServer]:
+    """One for each model that a trial trains, none where servers were given. No longer contexts than the plan asks for:
+    the memory for them is taken when a server starts."""
     if choices["servers"]:
-        return None
-    engine = choices.get("engine", "local")
-    return LocalServer(model=plan.model.name, folder=home.studies / study_id / "server", engine=engine)
+        return []
+    engine, longest = choices.get("engine", "local"), plan.run.get("max_model_len")
+    arguments = ("--max-model-len", str(longest)) if longest else ()
+    models = {"server": plan.model.name, **{f"server-{role}": each.model for role, each in plan.roles.items()}}
+    return [
+        LocalServer(model=model, folder=home.studies / study_id / name, engine=engine, arguments=arguments)
+        for name, model in models.items()
+    ]
 
 
 def _setup(home: Home, folder: InstrumentFolder) -> Setup:
