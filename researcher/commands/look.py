@@ -11,6 +11,7 @@ from researcher.commands.home import Home, open_home, say, say_json
 from researcher.models import Event, Plan, StudyRecord, StudyStatus, TrialRecord
 from researcher.ownership import is_dead
 from researcher.planner.instruments import available
+from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
 from researcher.view import sparkline
 
@@ -147,8 +148,20 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
     if study.status not in OVER:
-        lines.append(f"worked on by {worker}" if worker else "nobody works on it; `researcher resume` goes on")
+        lines.append(f"worked on by {worker}" if worker else _unattended(home, study))
     return lines
+
+
+def _unattended(home: Home, study: StudyRecord) -> str:
+    """Who will go on with a study that nobody works on, and when."""
+    detail = home.store.schedule(study.id)
+    if study.pause_requested or detail is None or not detail.get("carried"):
+        return "nobody works on it; `researcher resume` goes on"
+    now = time.time()
+    opening = Timetable.of_record(detail).next_opening(now)
+    if opening is None:
+        return "its days are over; the daemon ends it"
+    return "the daemon goes on with it" + (f" at {when(opening)}" if opening > now else "")
 
 
 def event_text(event: Event) -> str:

@@ -10,27 +10,33 @@ from pathlib import Path
 from typing import Any
 
 from foundation import logs
-from foundation.clock import SystemClock
+from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from foundation.ids import RandomIds
 from researcher.analysis.metrics import finals
-from researcher.commands import DONE, FAILED
+from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.commands.look import plan_lines
+from researcher.commands.look import plan_lines, when
 from researcher.conduct import Conduct, Outcome
 from researcher.executor.blueprint import Setup
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
+from researcher.gates import Gates, Halted
 from researcher.models import Plan, StudyStatus
-from researcher.ownership import owned
+from researcher.ownership import owned, owned_now
+from researcher.planner.gate import Gate
 from researcher.planner.graph import PlanOptions, plan_study
 from researcher.planner.instruments import InstrumentFolder, open_instrument
+from researcher.schedule.daemon import ensure_daemon
+from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
 from researcher.store.mlflow_sink import MlflowSink
+from researcher.store.store import Store
 from researcher.view import View, silence, view_for
 
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+_NAP_S = 5.0
 _UNITS_S = (86_400.0, 3600.0, 60.0, 1.0)
 
 
@@ -47,6 +53,7 @@ def start_command(args: argparse.Namespace) -> int:
         budget_s=None if args.budget is None else seconds(args.budget),
         servers=max(1, len(args.server)),
     )
+    timetable = Timetable.of(args.window, args.days, SystemClock().now())
     home = open_home()
     place = RandomIds().new("plan")
     known = home.store.findings()
@@ -60,9 +67,13 @@ def start_command(args: argparse.Namespace) -> int:
         "servers": args.server,
         "engine": args.engine,
         "max_parallel": args.max_parallel,
+        "approve": args.approve,
     }
     _check_servers(plan, args.server)
     study_id = home.store.create_study(topic, choices)
+    home.store.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": args.detach})
+    if args.detach:
+        return _detach(home, study_id, plan, as_json=args.json)
     return _conduct(home, study_id, as_json=args.json, plan=plan)
 
 
@@ -77,6 +88,18 @@ def _check_servers(plan: Plan, urls: list[str]) -> None:
         )
 
 
+def _detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
+    """Freeze the plan and hand the study to the daemon."""
+    with owned_now(home.store, study_id) as store:
+        store.save_plan(study_id, plan)
+    ensure_daemon()
+    if as_json:
+        say_json({"study": study_id, "hash": plan.digest(), "log": home.studies / study_id / "daemon.log"})
+    else:
+        say(f"{study_id}: the daemon carries it on; `researcher watch {study_id}` follows it")
+    return DONE
+
+
 def resume_command(args: argparse.Namespace) -> int:
     """Go on with a study, wherever it was left."""
     home = open_home()
@@ -86,8 +109,9 @@ def resume_command(args: argparse.Namespace) -> int:
         say(f"{study_id} is done; its report: {home.studies / study_id / 'report.md'}")
         return DONE
     home.store.plan(study_id)
-    home.store.clear_requests(study_id)
-    return _conduct(home, study_id, as_json=args.json)
+    if not args.scheduled:
+        home.store.clear_requests(study_id)
+    return _conduct(home, study_id, as_json=args.json, wait=not args.scheduled)
 
 
 def seconds(text: str) -> float:
@@ -126,43 +150,109 @@ def _place(instrument: str | None) -> str | None:
     return str(Path(instrument).resolve()) if instrument and Path(instrument).is_dir() else instrument
 
 
-def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = None) -> int:
+def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = None, wait: bool = True) -> int:
     logs.configure("WARNING")
     view = view_for(as_json=as_json)
     try:
-        outcome = asyncio.run(_carry_out(home, study_id, view, plan))
+        outcome = asyncio.run(_carry_out(home, study_id, view, plan, wait=wait))
     finally:
         view.close()
     return _close(outcome, study_id, as_json=as_json)
 
 
-async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None) -> Outcome:
+async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None, *, wait: bool) -> Outcome:
+    """Conduct the study in its windows. wait: sit through the times between them; else return when one closes."""
     clock = SystemClock()
     async with owned(home.store, study_id, clock) as store:
         if plan is not None:
             store.save_plan(study_id, plan)
         frozen = store.plan(study_id)
-        choices = store.study(study_id).options
         view.say(f"{study_id}: plan {frozen.digest()[:16]} by the {frozen.planner} planner; records in {home.root}")
-        folder = open_instrument(choices.get("instrument") or frozen.instrument)
+        gates = Gates(store, lambda name, question: Gate(default_url(), study_id, name).ask(question))
+        sitting = Sitting(home, store, study_id, frozen, view, gates, clock)
+        try:
+            gates.before_plan(study_id, frozen)
+            return await sitting.through(wait=wait)
+        except Halted as halt:
+            store.set_study_status(study_id, halt.status, halt.reason)
+            return Outcome(halt.status, halt.reason)
+
+
+class Sitting:
+    """One process's work on a study: window after window, on servers that it holds only while a window is open."""
+
+    def __init__(
+        self, home: Home, store: Store, study_id: str, plan: Plan, view: View, gates: Gates, clock: Clock
+    ) -> None:
+        self._home = home
+        self._store = store
+        self._study_id = study_id
+        self._plan = plan
+        self._view = view
+        self._gates = gates
+        self._clock = clock
+        detail = store.schedule(study_id)
+        self._timetable = Timetable(zone="UTC") if detail is None else Timetable.of_record(detail)
+
+    async def through(self, *, wait: bool) -> Outcome:
+        """Raises: Halted when no window opens any more, or (without `wait`) until the next one; OverBudget."""
+        while True:
+            await self._opened(wait=wait)
+            outcome = await self._work()
+            if outcome.status is not StudyStatus.WAITING or self._timetable.open(self._clock.now()):
+                return outcome
+
+    async def _opened(self, *, wait: bool) -> None:
+        """Wait until a window is open."""
+        while not self._timetable.open(now := self._clock.now()):
+            self._heed()
+            opening = self._timetable.next_opening(now)
+            if opening is None:
+                raise Halted(StudyStatus.STOPPED, "its days are over; `researcher report` shows what was found")
+            text = f"waits for its window, which opens at {when(opening)}"
+            if not wait:
+                raise Halted(StudyStatus.WAITING, text)
+            self._store.set_study_status(self._study_id, StudyStatus.WAITING, text)
+            self._view.say(f"{self._study_id} {text}")
+            while self._clock.now() < opening:  # short sleeps: a machine that was suspended wakes late from long ones
+                await self._clock.sleep(min(_NAP_S, opening - self._clock.now()))
+                self._heed()
+
+    def _heed(self) -> None:
+        study = self._store.study(self._study_id)
+        if study.stop_requested:
+            raise Halted(StudyStatus.STOPPED, "stopped on request; `researcher resume` goes on with it")
+        if study.pause_requested:
+            raise Halted(StudyStatus.WAITING, "paused on request; `researcher resume` goes on with it")
+
+    async def _work(self) -> Outcome:
+        """Until the study ends, halts, or its window closes."""
+        home, study_id, plan = self._home, self._study_id, self._plan
+        choices = self._store.study(study_id).options
+        folder = open_instrument(choices.get("instrument") or plan.instrument)
         pool = ServerPool(
-            store,
+            self._store,
             f"study {study_id}",
             urls=choices["servers"],
-            local=_local_servers(home, study_id, frozen, choices),
-            roles=tuple(frozen.roles),
+            local=local_servers(home, study_id, plan, choices),
+            roles=tuple(plan.roles),
             at_most=choices.get("max_parallel"),
-            clock=clock,
-            tell=view.say,
+            clock=self._clock,
+            tell=self._view.say,
         )
-        view.say(f"waiting for {', '.join(choices['servers']) or _starting(frozen)} ...")
+        servers = ", ".join(choices["servers"]) or _starting(plan)
+        self._view.say(f"waiting for {servers} ...")
         async with pool:
-            executor = Executor(store, pool, _setup(home, folder))
-            conduct = Conduct(store, executor, MlflowSink(store), view, clock, home.studies)
+            executor = Executor(self._store, pool, setup(home, folder), may_begin=self._may_begin)
+            sink = MlflowSink(self._store)
+            conduct = Conduct(self._store, executor, sink, self._view, self._clock, home.studies, gates=self._gates)
             outcome = await conduct.carry_out(study_id)
         if outcome.status is StudyStatus.DONE:
             pool.discard_state()
         return outcome
+
+    def _may_begin(self) -> bool:
+        return self._timetable.open(self._clock.now())
 
 
 def _starting(plan: Plan) -> str:
@@ -171,7 +261,7 @@ def _starting(plan: Plan) -> str:
     return f"{1 + len(plan.roles)} swarm servers that start on this machine, one after the other"
 
 
-def _local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> list[LocalServer]:
+def local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> list[LocalServer]:
     """One for each model that a trial trains, none where servers were given. No longer contexts than the plan asks for:
     the memory for them is taken when a server starts."""
     if choices["servers"]:
@@ -185,7 +275,7 @@ def _local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any
     ]
 
 
-def _setup(home: Home, folder: InstrumentFolder) -> Setup:
+def setup(home: Home, folder: InstrumentFolder) -> Setup:
     return Setup(
         instrument=folder.instrument,
         instrument_dir=folder.path,
@@ -201,6 +291,8 @@ def _close(outcome: Outcome, study_id: str, *, as_json: bool) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads how it ended; the exit code says it all the same
         silence(sys.stdout)
+    if outcome.status is StudyStatus.WAITING:
+        return WAITING
     return DONE if outcome.status is StudyStatus.DONE else FAILED
 
 

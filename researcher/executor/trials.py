@@ -67,11 +67,18 @@ class _Round:
 class Executor:
     """attempts: how often a trial may fail, over its whole life, before it is recorded as failed.
 
-    limits: None follows from the plan.
+    limits: None follows from the plan. may_begin: whether another trial may begin now; those that run go on to their end.
     """
 
     def __init__(
-        self, store: Store, pool: ServerPool, setup: Setup, *, limits: TrialLimits | None = None, attempts: int = 3
+        self,
+        store: Store,
+        pool: ServerPool,
+        setup: Setup,
+        *,
+        limits: TrialLimits | None = None,
+        attempts: int = 3,
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, got {attempts}")
@@ -81,13 +88,15 @@ class Executor:
         self._clock: Clock = pool.clock
         self._limits = limits
         self._attempts = attempts
+        self._may_begin = may_begin
 
     async def run_trials(
         self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress = lambda _: None
     ) -> list[TrialRecord]:
         """The same trials, in the same order, each done or failed with its reason.
 
-        Some are still planned only when a person asked for a stop (which ends what runs) or a pause (which lets it end).
+        Some are still planned only when a person asked for a stop (which ends what runs) or a pause (which lets it end), or when
+        no more may begin.
         Raises: NoServersLeft; OverBudget; InstrumentChanged; LeaseSuperseded when another process owns the study by now.
         What was under way then goes on with the next call.
         """
@@ -224,6 +233,8 @@ class Executor:
             raise StudyHalted("stop")
         if study.pause_requested:
             raise StudyHalted("pause")
+        if not self._may_begin():
+            raise StudyHalted("window")
 
     def _tell(self, this: _Round, key: str, status: TrialStatus, step: int, note: str) -> None:
         attempts = self._store.attempts(this.work.study_id, key)
