@@ -6,7 +6,7 @@ Suffixes of tensors: T tokens of a micro-batch, D hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ from torch.func import functional_call
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
+from swarm.engine.local.adapters import Adapters, hosted_name
+from swarm.engine.local.recomputation import recomputed_layers
 from swarm.engine.seam import EngineError
 from swarm.engine.tree import Segment
+from swarm.protocol.runspec import LoraSpec
 
 _ATTENTION = "prefix_tree"
 _TILE = 64
@@ -108,8 +111,9 @@ class _Cast:
     def __init__(self, weight: nn.Parameter, dtype: torch.dtype) -> None:
         self._weight = weight
         self._state = weight._version
-        self._copy = weight.detach().to(dtype).requires_grad_()
-        self._copy.register_post_accumulate_grad_hook(self._hand_on)  # type: ignore[no-untyped-call]
+        self._copy = weight.detach().to(dtype).requires_grad_(weight.requires_grad)
+        if weight.requires_grad:
+            self._copy.register_post_accumulate_grad_hook(self._hand_on)  # type: ignore[no-untyped-call]
 
     def current(self) -> Tensor:
         if self._state != self._weight._version:
@@ -126,7 +130,10 @@ class _Cast:
 
 
 class Policy:
-    """One model. `start` holds the weights that every run begins with, in the type they are stored in."""
+    """One model. `start` holds the hosted weights, in the type they are stored in; every run begins with them.
+
+    recompute: activations of a layer are computed again for the backward pass, and not kept.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         _refuse_other_logits(model)
@@ -136,6 +143,8 @@ class Policy:
         # A gradient of the rows that were read, not of the whole table.
         model.get_input_embeddings().sparse = True  # type: ignore[assignment]
         self.compute_dtype = torch.float32
+        self.recompute = False
+        self.adapters: Adapters | None = None
         self._casts: dict[str, _Cast] = {}
         self.segment_tokens = _segment_tokens(model)
 
@@ -149,11 +158,37 @@ class Policy:
         _refuse_other_names(model, path)
         return cls(model)
 
+    def adapt(self, lora: LoraSpec | None, seed: int) -> None:
+        """Train new adapters from here on, made from this seed; None: all weights. All weights are reset.
+
+        Raises: EngineError when a target is no layer of the model.
+        """
+        if self.adapters is not None:
+            self.adapters.remove()
+            self.adapters = None
+        self._casts.clear()
+        for weight in self.model.parameters():
+            weight.grad = None
+        if lora is not None:
+            self.adapters = Adapters(self.model, lora, seed)
+        self.reset()
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The weights that are trained, by name."""
+        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+
     def reset(self) -> None:
         """Back to the start weights, in place."""
         with torch.no_grad():
             for name, weight in self.model.named_parameters():
-                weight.copy_(self.start[name])
+                weight.copy_(self._start_of(name))
+
+    def _start_of(self, name: str) -> Tensor:
+        """What the weight of this name begins with in every run."""
+        if self.adapters is not None and name in self.adapters.start:
+            return self.adapters.start[name]
+        return self.start[hosted_name(name)]
 
     def use_dtype(self, name: str) -> None:
         """Compute in `bfloat16` (autocast) or `float32`. The weights stay float32."""
@@ -173,10 +208,10 @@ class Policy:
         return weight.detach() if self.compute_dtype is torch.float32 else self._cast("output", weight).detach()
 
     @property
-    def output_grad(self) -> Tensor:
-        """Where the gradient by `output_weight` is added up, [V, D]."""
+    def output_grad(self) -> Tensor | None:
+        """Where the gradient by `output_weight` is added up, [V, D]; None when it is not trained."""
         grad = self.output_weight.grad
-        if grad is None:
+        if grad is None and self.output_weight.requires_grad:
             raise ValueError("gradients are made by `Optimizer.begin`")
         return grad
 
@@ -197,7 +232,8 @@ class Policy:
         casts = {
             name: self._cast(name, weight) for name, weight in self._body.named_parameters() if self._is_cast(weight)
         }
-        return self._run(lambda **inputs: functional_call(self._body, casts, (), inputs), micro, embedded)
+        with recomputed_layers(self._body, casts) if self.recompute else nullcontext():
+            return self._run(lambda **inputs: functional_call(self._body, casts, (), inputs), micro, embedded)
 
     def _cast(self, name: str, weight: nn.Parameter) -> Tensor:
         """The weight in the compute type, cast once for each state of it; what is its gradient is added to the weight's."""
@@ -210,11 +246,8 @@ class Policy:
         """The same, of the start weights. Equal to `hidden` bit for bit as long as nothing was trained."""
         body = self._body
         prefix = next(name for name, module in self.model.named_modules() if module is body)
-        weights = {
-            name.removeprefix(f"{prefix}."): weight if self._is_cast(weight) else weight.float()
-            for name, weight in self.start.items()
-            if name.startswith(f"{prefix}.")
-        }
+        begun = {name: self._start_of(f"{prefix}.{name}") for name, _ in body.named_parameters()}
+        weights = {name: weight if self._is_cast(weight) else weight.float() for name, weight in begun.items()}
         names = {id(weight): name for name, weight in self.model.named_parameters()}
         table = self.start[names[id(self.model.get_input_embeddings().weight)]]
         embedded = table[micro.token_T].float()

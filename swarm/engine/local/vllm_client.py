@@ -87,6 +87,14 @@ class VllmClient:
             "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights_dir)}}
         )
 
+    async def replace_adapter(self, name: str, folder: Path) -> None:
+        """Read the adapter that is served under this name anew, from `folder`. Raises: EngineError."""
+        answer = await self._control(
+            "/collective_rpc", {"method": "replace_adapter", "kwargs": {"name": name, "folder": str(folder)}}
+        )
+        if answer["results"] != [{"loaded": True}]:
+            raise EngineError(f"the inference engine did not take the adapter in {folder}")
+
     async def forget_prefixes(self) -> None:
         """Drop every cached key and value, so that nothing computed with other weights is used again.
 
