@@ -13,7 +13,7 @@ from foundation.commandline import UsageError
 from researcher.archive import Archive, read_archive, write_archive
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.commands.study import local_server, setup
+from researcher.commands.study import local_servers, setup
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
 from researcher.models import StudyStatus, TrialRecord, TrialStatus
@@ -77,8 +77,15 @@ async def _again(
         store.save_plan(study_id, archive.plan)
         store.record_event(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
         (trial,) = store.ensure_trials(study_id, then.stage, [(then.arm, then.seed)])
-        local = local_server(home, study_id, archive.plan, choices)
-        async with ServerPool(store, f"study {study_id}", urls=args.server, local=local, clock=clock) as pool:
+        pool = ServerPool(
+            store,
+            f"study {study_id}",
+            urls=args.server,
+            local=local_servers(home, study_id, archive.plan, choices),
+            roles=tuple(archive.plan.roles),
+            clock=clock,
+        )
+        async with pool:
             executor = Executor(store, pool, setup(home, instrument))
             (done,) = await executor.run_trials(study_id, archive.plan, [trial])
         store.set_study_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")

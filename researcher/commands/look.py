@@ -79,6 +79,8 @@ def instruments_command(args: argparse.Namespace) -> int:
         return DONE
     for instrument in found:
         say(f"{instrument.name} {instrument.version}: {instrument.title} ({instrument.model})")
+        for name, role in instrument.roles.items():
+            say(f"    role    {name:18} {role.model or instrument.model}, on a server of its own")
         for factor in instrument.factors:
             bounds = f"{factor.low:g} to {factor.high:g}" if factor.low is not None and factor.high is not None else ""
             say(f"    factor  {factor.name:18} {bounds:18} default {factor.default!s:8} {factor.description}")
@@ -96,6 +98,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"hash        {plan.digest()}  (version {plan.version}, planner {plan.planner})",
         f"instrument  {plan.instrument} {plan.instrument_version}, model {plan.model.name}, {length}",
     ]
+    lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
     lines += [f"arm         {arm.name}: {', '.join(f'{k}={v}' for k, v in arm.levels.items())}" for arm in plan.arms]
     for hypothesis in plan.hypotheses:
         lines.append(f"{hypothesis.id:11} {hypothesis.statement}")

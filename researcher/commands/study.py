@@ -69,11 +69,23 @@ def start_command(args: argparse.Namespace) -> int:
         "max_parallel": args.max_parallel,
         "approve": args.approve,
     }
+    _check_servers(plan, args.server)
     study_id = home.store.create_study(topic, choices)
     home.store.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": args.detach})
     if args.detach:
         return _detach(home, study_id, plan, as_json=args.json)
     return _conduct(home, study_id, as_json=args.json, plan=plan)
+
+
+def _check_servers(plan: Plan, urls: list[str]) -> None:
+    """Raises: UsageError when servers are given, and too few for one trial."""
+    given, needed = len({url.rstrip("/") for url in urls}), 1 + len(plan.roles)
+    if 0 < given < needed:
+        models = ", ".join(["its own model", *plan.roles])
+        raise UsageError(
+            f"a trial of {plan.instrument} takes {needed} servers at once ({models}), {given} given: repeat --server, in "
+            "this order; or give none, and they are started on this machine"
+        )
 
 
 def _detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
@@ -222,12 +234,13 @@ class Sitting:
             self._store,
             f"study {study_id}",
             urls=choices["servers"],
-            local=local_server(home, study_id, plan, choices),
+            local=local_servers(home, study_id, plan, choices),
+            roles=tuple(plan.roles),
             at_most=choices.get("max_parallel"),
             clock=self._clock,
             tell=self._view.say,
         )
-        servers = ", ".join(choices["servers"]) or "the swarm server that starts on this machine"
+        servers = ", ".join(choices["servers"]) or _starting(plan)
         self._view.say(f"waiting for {servers} ...")
         async with pool:
             executor = Executor(self._store, pool, setup(home, folder), may_begin=self._may_begin)
@@ -242,11 +255,24 @@ class Sitting:
         return self._timetable.open(self._clock.now())
 
 
-def local_server(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> LocalServer | None:
+def _starting(plan: Plan) -> str:
+    if not plan.roles:
+        return "the swarm server that starts on this machine"
+    return f"{1 + len(plan.roles)} swarm servers that start on this machine, one after the other"
+
+
+def local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> list[LocalServer]:
+    """One for each model that a trial trains, none where servers were given. No longer contexts than the plan asks for:
+    the memory for them is taken when a server starts."""
     if choices["servers"]:
-        return None
-    engine = choices.get("engine", "local")
-    return LocalServer(model=plan.model.name, folder=home.studies / study_id / "server", engine=engine)
+        return []
+    engine, longest = choices.get("engine", "local"), plan.run.get("max_model_len")
+    arguments = ("--max-model-len", str(longest)) if longest else ()
+    models = {"server": plan.model.name, **{f"server-{role}": each.model for role, each in plan.roles.items()}}
+    return [
+        LocalServer(model=model, folder=home.studies / study_id / name, engine=engine, arguments=arguments)
+        for name, model in models.items()
+    ]
 
 
 def setup(home: Home, folder: InstrumentFolder) -> Setup:

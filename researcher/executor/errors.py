@@ -20,7 +20,11 @@ class ExecutorError(Exception):
 
 
 class ServerUnfit(ExecutorError):
-    pass
+    """url: of the server, where it is known."""
+
+    def __init__(self, reason: str, url: str = "") -> None:
+        super().__init__(reason)
+        self.url = url
 
 
 class NoServersLeft(ExecutorError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from pydantic import Field
 
 from foundation.strict import StrictModel
 from researcher.models.instruments import Direction, Factor, Metric, Scalar
+from swarm.protocol.runspec import merge_patch
 
 
 def _is_unset(value: object) -> bool:
@@ -93,6 +95,14 @@ class PlanModel(StrictModel):
     fingerprint: str | None = None
 
 
+class PlanRole(StrictModel):
+    """A further model that every trial trains, on a server of its own."""
+
+    model: str
+    run: dict[str, Any] = {}
+    """Merged over what the arm makes of the plan's own `run`."""
+
+
 class Plan(StrictModel):
     """Everything that decides a study, fixed before its first trial (invariant I6)."""
 
@@ -113,6 +123,8 @@ class Plan(StrictModel):
     steps: Annotated[int, Field(ge=1)]
     run: dict[str, Any]
     """Partial RunSpec shared by all arms."""
+    roles: Annotated[dict[str, PlanRole], Field(exclude_if=_is_unset)] = {}
+    """Models beside `model`, by role: a trial takes as many more servers, all at once or none."""
     task: dict[str, Scalar]
     heldout_tasks: int
     heldout_episodes: int
@@ -142,6 +154,20 @@ class Plan(StrictModel):
         """SHA-256 of the canonical JSON, hexadecimal."""
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
+    def run_fields(self, levels: Mapping[str, Scalar], role: str | None = None) -> dict[str, Any]:
+        """A partial RunSpec: of the instrument's own model, or of a further role's. levels: an arm's, by factors' targets."""
+        fields: Any = self.run
+        for target, level in levels.items():
+            if target.startswith("run."):
+                fields = merge_patch(fields, _nested(target.removeprefix("run."), level))
+        if role is None:
+            return dict(fields)
+        fields = merge_patch(fields, self.roles[role].run)
+        for target, level in levels.items():
+            if target.startswith(f"roles.{role}."):
+                fields = merge_patch(fields, _nested(target.removeprefix(f"roles.{role}."), level))
+        return dict(fields)
+
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
 
@@ -152,3 +178,8 @@ class Plan(StrictModel):
 def trial_key(plan_hash: str, arm: str, seed: int) -> str:
     """Deterministic: the same trial of the same plan has the same key, wherever and whenever it is asked for."""
     return f"{plan_hash[:16]}/{arm}/{seed}"
+
+
+def _nested(path: str, value: object) -> dict[str, object]:
+    head, _, rest = path.partition(".")
+    return {head: _nested(rest, value) if rest else value}

@@ -28,6 +28,7 @@ from researcher.models import (
     Instrument,
     Plan,
     PlanModel,
+    PlanRole,
     Scalar,
     Stage,
     StageKind,
@@ -80,6 +81,7 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
         branches=_branches(hypotheses, options),
         steps=int(settings.pop("study.steps", defaults.steps)),
         run=_run(instrument, settings),
+        roles=_roles(instrument, settings, model),
         task=_task(instrument, settings),
         heldout_tasks=defaults.heldout_tasks,
         heldout_episodes=defaults.heldout_episodes,
@@ -110,7 +112,7 @@ def priced(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
     """By the instrument's own figure for a trial, scaled with its length and with the episodes of a step."""
     seconds = {arm.name: _trial_s(plan, arm, instrument) for arm in plan.arms}
     least, most = plan.stages[-1].seeds, plan.stages[-1].max_seeds
-    each = sum(seconds.values()) / max(1, min(servers, len(plan.arms)))
+    each = sum(seconds.values()) / max(1, min(servers // (1 + len(plan.roles)), len(plan.arms)))
     return Price(trials=(len(plan.arms) * least, len(plan.arms) * most), wall_s=(each * least, each * most))
 
 
@@ -154,15 +156,13 @@ def checked(plan: Plan) -> Plan:
     Raises: PlanningRefused.
     """
     for arm in plan.arms:
-        fields: Any = plan.run
-        for factor in plan.factors:
-            if factor.target.startswith("run."):
-                fields = merge_patch(fields, nested(factor.target.removeprefix("run."), arm.levels[factor.name]))
-        try:
-            RunSpec.model_validate(fields)
-        except ValidationError as error:
-            problems = "; ".join(str(problem) for problem in explain(error, RunSpec))
-            raise PlanningRefused(f"arm {arm.name} cannot be run: {problems}") from error
+        levels = {factor.target: arm.levels[factor.name] for factor in plan.factors}
+        for role in (None, *plan.roles):
+            try:
+                RunSpec.model_validate(plan.run_fields(levels, role))
+            except ValidationError as error:
+                problems = "; ".join(str(problem) for problem in explain(error, RunSpec))
+                raise PlanningRefused(f"arm {arm.name} cannot be run: {problems}") from error
     stages = {stage.id for stage in plan.stages}
     for stage in stages:
         ends = [branch for branch in plan.branches if branch.stage == stage]
@@ -269,6 +269,17 @@ def _run(instrument: Instrument, settings: dict[str, Any]) -> dict[str, Any]:
         if target.startswith("run."):
             run = merge_patch(run, nested(target.removeprefix("run."), level))
     return dict(run)
+
+
+def _roles(instrument: Instrument, settings: dict[str, Any], model: str) -> dict[str, PlanRole]:
+    roles = {}
+    for name, role in instrument.roles.items():
+        run: Any = role.run
+        for target, level in settings.items():
+            if target.startswith(f"roles.{name}."):
+                run = merge_patch(run, nested(target.removeprefix(f"roles.{name}."), level))
+        roles[name] = PlanRole(model=role.model or model, run=run)
+    return roles
 
 
 def _task(instrument: Instrument, settings: dict[str, Any]) -> dict[str, Scalar]:

@@ -79,6 +79,7 @@ class Crew:
         mix: str | None = None,
         idle_limit_s: float = 240.0,
         max_episode_s: float | None = None,
+        max_call_s: float | None = None,
         sampling: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> None:
@@ -93,6 +94,7 @@ class Crew:
         self._mix = mix
         self._idle_limit_s = idle_limit_s
         self._max_episode_s = max_episode_s
+        self._max_call_s = max_call_s
         self._sampling = sampling
         self._watched = progress
         self._permits = asyncio.Semaphore(concurrency)
@@ -256,6 +258,7 @@ class Crew:
             kind=self._kind,
             idle_limit_s=self._idle_limit_s,
             max_episode_s=self._max_episode_s,
+            max_call_s=self._max_call_s,
             sampling=self._sampling,
             idempotency_key=f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{family}{task_id}/{ordinal}",
         )

@@ -209,7 +209,7 @@ REFUSED = [
     ("Does temprature 0.7 beat 1.0?", "did you mean temperature"),
     ("Does lr 4e-5 reach a higher acuracy than 1e-5?", "did you mean heldout_accuracy"),
     ("Does a learning rate schedule help?", "'learning rate schedule': did you mean learning_rate"),
-    ("Does a learning rate of 5 beat 1e-5?", "from 1e-07 to 0.001; 5 lies outside"),
+    ("Does a learning rate of 5 beat 1e-5?", "from 0 to 0.001; 5 lies outside"),
     ("Does a group size of 1 hurt?", "from 2 to 64"),
     ("Does a group size of 4.5 help?", "whole numbers"),
     ("Does dropout of 0.1 beat a temperature of 0.7?", "'0.1'"),
