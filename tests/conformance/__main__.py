@@ -28,7 +28,7 @@ from tests.conformance.frameworks import UnknownFramework, declared
 from tests.conformance.judgement import Judgement
 from tests.conformance.rehearsal import Bare, rehearse
 from tests.conformance.relay import served_bare, vllm_socket_of, witnessed
-from tests.conformance.table import write_rows
+from tests.conformance.table import write_row
 from tests.conformance.witness import Witness
 
 SPEC = RunSpec(seed=1, batch=BatchSpec(tasks=64, group_size=2), sampling=SamplingSpec(max_tokens=256))
@@ -61,17 +61,17 @@ def main() -> int:
         environments.python_of(framework)
     if args.install:
         return 0
-    judged = []
+    conforming = True
     with _stage(args) as stage, SwarmClient(stage.url, stage.token, client_id="conformance") as swarm:
         run_id = swarm.start_run(SPEC).run_id if stage.starts_run else None
         for framework in frameworks:
             judgement = rehearse(framework, swarm, run_id=run_id, bare=stage.bare, witness=stage.witness)
-            judged.append((framework, judgement))
+            conforming = conforming and judgement.conforms
             sys.stdout.write(json.dumps(_told(judgement)) + "\n")
             sys.stdout.flush()
-    if args.table is not None:
-        write_rows(args.table, judged, declared())
-    return 0 if all(judgement.conforms for _, judgement in judged) else 1
+            if args.table is not None:
+                write_row(args.table, framework, judgement, declared())
+    return 0 if conforming else 1
 
 
 def _parser() -> Parser:

@@ -1,4 +1,4 @@
-"""The table of `docs/conformance.md`, written from judgements. Rows of frameworks that did not run stay as they are."""
+"""The table of `docs/conformance.md`, written from judgements. The rows of frameworks that did not run stay as they are."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _HEAD = (
 _BEGIN, _END = "<!-- table -->", "<!-- /table -->"
 
 
-def write_rows(page: Path, judged: Sequence[tuple[Framework, Judgement]], order: Sequence[Framework]) -> None:
-    """Put new rows between the page's marks. Raises: ValueError when the page has none."""
+def write_row(page: Path, framework: Framework, judgement: Judgement, order: Sequence[Framework]) -> None:
+    """Put a framework's new row between the page's marks. Raises: ValueError when the page has none."""
     text = page.read_text()
     before, begin, rest = text.partition(_BEGIN)
     old, end, after = rest.partition(_END)
     if not begin or not end:
         raise ValueError(f"{page} needs the lines {_BEGIN} and {_END}, between which the table stands")
     rows = {line.split("|")[1].strip(): line for line in old.strip().splitlines()[2:]}
-    rows |= {framework.name: row(framework, judgement) for framework, judgement in judged}
-    lines = [_HEAD, *(rows[framework.name] for framework in order if framework.name in rows)]
+    rows[framework.name] = row(framework, judgement)
+    lines = [_HEAD, *(rows[each.name] for each in order if each.name in rows)]
     page.write_text("\n".join([before + begin, *lines, end + after]))
 
 

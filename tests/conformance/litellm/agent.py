@@ -8,7 +8,7 @@ from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
-import litellm  # noqa: E402
+import litellm
 
 litellm.telemetry = False
 WHERE: dict[str, Any] = {
@@ -32,7 +32,9 @@ def episode(question: str, *, stream: bool) -> str:
     messages: list[Any] = [{"role": "user", "content": question}]
 
     def complete(**fields: Any) -> Any:
-        answer = litellm.completion(messages=messages, tools=[{"type": "function", "function": ADD}], stream=stream, **(WHERE | fields))
+        answer = litellm.completion(
+            messages=messages, tools=[{"type": "function", "function": ADD}], stream=stream, **(WHERE | fields)
+        )
         return litellm.stream_chunk_builder(list(answer), messages=messages) if stream else answer
 
     message = complete(tool_choice="required").choices[0].message
@@ -44,4 +46,13 @@ def episode(question: str, *, stream: bool) -> str:
     return complete().choices[0].message.content or ""
 
 
-print(json.dumps({"answers": [episode("What is 17 + 25? Use the tool.", stream=False), episode("What is 3 + 8? Use the tool.", stream=True)]}))
+print(
+    json.dumps(
+        {
+            "answers": [
+                episode("What is 17 + 25? Use the tool.", stream=False),
+                episode("What is 3 + 8? Use the tool.", stream=True),
+            ]
+        }
+    )
+)

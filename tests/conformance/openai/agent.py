@@ -74,7 +74,15 @@ def schema(client: OpenAI) -> str:
 def choices(client: OpenAI) -> int:
     messages: list[Any] = [{"role": "user", "content": "Name a colour."}]
     turn = client.chat.completions.create(
-        model=MODEL, messages=messages, n=2, logprobs=True, top_logprobs=2, seed=7, temperature=0.8, stop=["\n"], max_tokens=12
+        model=MODEL,
+        messages=messages,
+        n=2,
+        logprobs=True,
+        top_logprobs=2,
+        seed=7,
+        temperature=0.8,
+        stop=["\n"],
+        max_tokens=12,
     )
     for choice in turn.choices:
         assert choice.logprobs is not None
