@@ -46,7 +46,7 @@ def resolve(framework: Framework) -> None:
     if framework.requirements is None:
         return
     folder = cache_dir() / f"{framework.name}-resolving"
-    _make(folder, "--only-binary", ":all:", *framework.wanted)
+    _make(folder, "--prefer-binary", *framework.wanted)
     frozen = _run(*_pip(folder), "freeze")
     framework.requirements.write_text(f"# {' '.join(framework.wanted)}, and what pip chose with it\n{frozen}")
 

@@ -17,6 +17,12 @@ SCHEMA: dict[str, Any] = {
 ADD: Any = {"name": "add", "description": "Add two numbers.", "input_schema": SCHEMA, "strict": True}
 
 
+def add(numbers: object) -> str:
+    if not (isinstance(numbers, dict) and set(numbers) == {"a", "b"}):  # a small model may write what it likes
+        return "Give two numbers, a and b."
+    return str(numbers["a"] + numbers["b"])
+
+
 def episode(client: Anthropic, question: str, *, stream: bool) -> str:
     fields: dict[str, Any] = {"model": os.environ["MODEL"], "system": "Be brief.", "tools": [ADD], "max_tokens": 120}
     fields["extra_body"] = {"temperature": 0}
@@ -31,10 +37,7 @@ def episode(client: Anthropic, question: str, *, stream: bool) -> str:
     first = say(tool_choice={"type": "any"})
     used = [block for block in first.content if block.type == "tool_use"]
     assert used, first
-    results = [
-        {"type": "tool_result", "tool_use_id": block.id, "content": str(block.input["a"] + block.input["b"])}
-        for block in used
-    ]
+    results = [{"type": "tool_result", "tool_use_id": block.id, "content": add(block.input)} for block in used]
     messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": results}]
     counted = client.messages.count_tokens(
         model=fields["model"], messages=messages, system=fields["system"], tools=fields["tools"]

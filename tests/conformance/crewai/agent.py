@@ -13,6 +13,8 @@ from crewai.llms.hooks.base import BaseInterceptor
 from crewai.tools import tool
 
 USED: list[int] = []
+RESULTS: list[int] = []
+"""Requests that carried a tool's result."""
 
 
 @tool("add")
@@ -27,8 +29,9 @@ class ToolFirst(BaseInterceptor[httpx.Request, httpx.Response]):
 
     def on_outbound(self, message: httpx.Request) -> httpx.Request:
         body = json.loads(message.content)
-        used = any(said["role"] == "tool" for said in body["messages"])
-        if body.get("tools") and not used:
+        if any(said["role"] == "tool" for said in body["messages"]):
+            RESULTS.append(len(body["messages"]))
+        elif body.get("tools"):
             body["tool_choice"] = {"type": "function", "function": {"name": body["tools"][0]["function"]["name"]}}
         content = json.dumps(body).encode()
         headers = {**message.headers, "content-length": str(len(content))}
@@ -55,4 +58,5 @@ agent = Agent(
 )
 task = Task(description="What is 17 + 25? Use the tool.", expected_output="A number.", agent=agent)
 answer = Crew(agents=[agent], tasks=[task]).kickoff()
+assert RESULTS, answer
 print(json.dumps({"answers": [answer.raw], "tools": USED}))

@@ -29,7 +29,9 @@ told = [{"id": c["id"], "type": "function", "function": {"name": c["name"], "arg
 messages = [{"role": "assistant", "content": None, "tool_calls": told}]
 for call in told:
     numbers = json.loads(call["function"]["arguments"])
-    messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(numbers["a"] + numbers["b"])})
+    good = isinstance(numbers, dict) and set(numbers) == {"a", "b"}  # a small model may write what it likes
+    result = str(numbers["a"] + numbers["b"]) if good else "Give two numbers, a and b."
+    messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 print(json.dumps(messages)[1:-1])
 ' <<< "$first")
 second=$(post <<< "{\"model\":\"$MODEL\",\"messages\":[$user,$said],\"tools\":$tools,\"temperature\":0,\"max_tokens\":40}")

@@ -28,6 +28,13 @@ PARAMETERS: dict[str, Any] = {
 ADD: dict[str, Any] = {"name": "add", "description": "Add two numbers.", "parameters": PARAMETERS, "strict": True}
 
 
+def add(arguments: str) -> str:
+    numbers = json.loads(arguments)
+    if not (isinstance(numbers, dict) and set(numbers) == {"a", "b"}):  # a small model may write what it likes
+        return "Give two numbers, a and b."
+    return str(numbers["a"] + numbers["b"])
+
+
 def episode(question: str, *, stream: bool) -> str:
     messages: list[Any] = [{"role": "user", "content": question}]
 
@@ -41,8 +48,7 @@ def episode(question: str, *, stream: bool) -> str:
     assert message.tool_calls, message
     messages.append(message.model_dump())
     for call in message.tool_calls:
-        numbers = json.loads(call.function.arguments)
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": str(numbers["a"] + numbers["b"])})
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": add(call.function.arguments)})
     return complete().choices[0].message.content or ""
 
 

@@ -21,6 +21,8 @@ MODEL = os.environ["MODEL"]
 
 def add(arguments: str) -> str:
     numbers = json.loads(arguments)
+    if not (isinstance(numbers, dict) and set(numbers) == {"a", "b"}):  # a small model may write what it likes
+        return "Give two numbers, a and b."
     return str(numbers["a"] + numbers["b"])
 
 
