@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,22 +39,24 @@ def rehearse(
     witness: Witness | None = None,
     python: Path | None = None,
 ) -> Judgement:
-    """Run the script both ways. python: an interpreter that has the framework already.
+    """Run the script both ways at once: bare vLLM does not pass the witness. python: an interpreter that has the framework already.
 
     Raises: NotInstalled; SwarmError when the server grants no episode.
     """
     interpreter = python or environments.python_of(framework)
-    alone = None
-    if bare is not None:
-        alone = run_script(framework, interpreter, bare.base_url, bare.api_key, bare.model)
     if witness is not None:
         witness.forget()
-    with swarm.episode(task_id=f"conformance-{framework.name}", kind="eval", run_id=run_id) as episode:
-        outcome = run_script(framework, interpreter, episode.base_url, episode.api_key, POLICY_MODEL)
-        episode.end(reward=float(outcome.succeeded), success=outcome.succeeded)
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        alone = None
+        if bare is not None:
+            alone = beside.submit(run_script, framework, interpreter, bare.base_url, bare.api_key, bare.model)
+        with swarm.episode(task_id=f"conformance-{framework.name}", kind="eval", run_id=run_id) as episode:
+            outcome = run_script(framework, interpreter, episode.base_url, episode.api_key, POLICY_MODEL)
+            episode.end(reward=float(outcome.succeeded), success=outcome.succeeded)
+    bare_outcome = None if alone is None else alone.result()
     calls = swarm.trace(episode.id).calls
     seen = None if witness is None else witness.seen
-    return judge(framework, environments.version_of(framework), calls, seen, outcome, alone)
+    return judge(framework, environments.version_of(framework), calls, seen, outcome, bare_outcome)
 
 
 def run_script(framework: Framework, python: Path, base_url: str, api_key: str, model: str) -> Outcome:
