@@ -33,8 +33,7 @@ def python_of(framework: Framework) -> Path:
         return Path(sys.executable)
     if not framework.requirements.exists():
         raise NotInstalled(f"{framework.requirements} is missing; make it with --resolve {framework.name}")
-    pinned = framework.requirements.read_bytes()
-    folder = cache_dir() / f"{framework.name}-{hashlib.sha256(pinned).hexdigest()[:12]}"
+    folder = _folder(framework.name, framework.requirements)
     if not (folder / _READY).exists():
         _make(folder, "--no-deps", "-r", str(framework.requirements))
         (folder / _READY).touch()
@@ -49,6 +48,10 @@ def resolve(framework: Framework) -> None:
     _make(folder, "--prefer-binary", *framework.wanted)
     frozen = _run(*_pip(folder), "freeze")
     framework.requirements.write_text(f"# {' '.join(framework.wanted)}, and what pip chose with it\n{frozen}")
+    made = _folder(framework.name, framework.requirements)
+    if not made.exists():
+        folder.rename(made)
+        (made / _READY).touch()
 
 
 def version_of(framework: Framework) -> str:
@@ -61,6 +64,11 @@ def version_of(framework: Framework) -> str:
         if name.lower().replace("_", "-") == package.lower().replace("_", "-"):
             return version
     raise NotInstalled(f"{framework.requirements} does not pin {package}; make it anew with --resolve {framework.name}")
+
+
+def _folder(name: str, requirements: Path) -> Path:
+    """Where an environment with these pins is kept."""
+    return cache_dir() / f"{name}-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
 
 
 def _make(folder: Path, *install: str) -> None:
