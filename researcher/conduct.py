@@ -17,6 +17,7 @@ from typing import Protocol
 from foundation.clock import Clock
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import Decision, decide
+from researcher.analysis.race import due
 from researcher.executor.trials import Executor, Progress
 from researcher.models import Finding, Plan, Stage, StudyStatus, TrialRecord, TrialStatus, Verdict
 from researcher.report.writer import write_report
@@ -89,13 +90,27 @@ class Conduct:
             seeds = decision.seeds or stage.seeds
 
     async def _run(self, study_id: str, plan: Plan, stage: Stage, seeds: int, picture: StudyPicture) -> bool:
-        """All trials of a stage, arms in turn so that they meet the same conditions; False when asked to stop."""
+        """All trials of a stage, those that its own trials call for included; False when asked to stop."""
         self._store.set_stage_status(study_id, stage.id, "running")
-        pairs = [(arm, stage.first_seed + seed) for seed in range(seeds) for arm in stage.arms]
-        trials = self._store.ensure_trials(study_id, stage.id, pairs)
+        seen = 0
+        while True:
+            pairs = due(plan, stage, seeds, self._store.trials(study_id))
+            if len(pairs) == seen:
+                return True
+            seen = len(pairs)
+            trials = self._store.ensure_trials(study_id, stage.id, pairs)
+            await self._run_trials(study_id, plan, stage, trials, picture)
+            study = self._store.study(study_id)
+            if study.stop_requested or study.pause_requested:
+                return False
+
+    async def _run_trials(
+        self, study_id: str, plan: Plan, stage: Stage, trials: list[TrialRecord], picture: StudyPicture
+    ) -> None:
         for trial in self._store.trials(study_id):
             picture.trials[trial.key] = _line(trial, plan.steps)
-        picture.phase = f"stage {stage.id}: {seeds} seeds of {', '.join(stage.arms)}"
+        arms = dict.fromkeys(trial.arm for trial in trials)
+        picture.phase = f"stage {stage.id}: {len(trials) // len(arms)} seeds of {', '.join(arms)}"
         picture.next = _next_of(plan, stage)
         self._view.show(picture)
 
@@ -104,8 +119,6 @@ class Conduct:
 
         left = [trial for trial in trials if trial.status not in (TrialStatus.DONE, TrialStatus.FAILED)]
         await self._within_budget(study_id, plan, self._executor.run_trials(study_id, plan, left, on_progress))
-        study = self._store.study(study_id)
-        return not (study.stop_requested or study.pause_requested)
 
     async def _within_budget(self, study_id: str, plan: Plan, work: Awaitable[object]) -> None:
         """Wait for work no longer than the wall time that is left. Time in which no trial ran does not count.

@@ -31,12 +31,23 @@ from researcher.planner.wording import (
 )
 
 
+class Crossed(StrictModel):
+    """One of several factors that are varied together, with its baseline level first."""
+
+    factor: Factor
+    levels: tuple[Scalar, Scalar]
+
+
 class Reading(StrictModel):
-    """What a topic asks, in the instrument's terms. levels: of all arms; pairs: (treatment, baseline) as indices into it."""
+    """What a topic asks, in the instrument's terms. levels: of all arms; pairs: (treatment, baseline) as indices into it.
+
+    crossed: two or more factors, varied together so that their interaction is seen; `levels` and `pairs` are then empty.
+    """
 
     factor: Factor
     levels: tuple[Scalar, ...]
     pairs: tuple[tuple[int, int], ...]
+    crossed: tuple[Crossed, ...] = ()
     metric: Metric
     direction: Direction
     direction_assumed: bool = False
