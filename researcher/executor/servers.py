@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+import httpx
+
 from foundation.clock import Clock, SystemClock
 from researcher.executor.errors import NoServersLeft, ServerUnfit
 from researcher.executor.local_server import LocalLimits, LocalProcess, LocalServer
@@ -79,6 +81,7 @@ class ServerPool:
 
     holder: who holds the leases; the same text again (after a crash) gets them back at once.
     tell: told, in a line, of servers that do not answer.
+    transport: how the servers that were given are reached; None is the network.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class ServerPool:
         limits: PoolLimits | None = None,
         environ: Mapping[str, str] | None = None,
         tell: Callable[[str], None] = lambda _: None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if bool(urls) == (local is not None):
             raise ValueError("a pool needs either urls of servers, or one to start here")
@@ -102,6 +106,7 @@ class ServerPool:
         self._urls = [url.rstrip("/") for url in urls]
         self._at_most = at_most
         self._tell = tell
+        self._transport = transport
         self._limits = limits or PoolLimits()
         self._environ = dict(os.environ if environ is None else environ)
         self._servers: list[Server] = []
@@ -174,7 +179,7 @@ class ServerPool:
         lease = self._store.acquire_server(url, self._holder, self._limits.lease_s)
         token = self._environ.get("SWARM_ADMIN_TOKEN") or self._environ.get("SWARM_TOKEN")
         patience = Patience(connect_s=self._limits.unreachable_s, later_s=self._limits.unreachable_s)
-        swarm = SwarmClient(url, token, client_id=self._holder, patience=patience, clock=self.clock)
+        swarm = SwarmClient(url, token, client_id=self._holder, patience=patience, clock=self.clock, transport=self._transport)
         server = Server(url, swarm, lease, owned=given is None)
         self._servers.append(server)
         self._tasks.append(asyncio.create_task(self._keep_lease(server)))
@@ -195,7 +200,7 @@ class ServerPool:
         """
         deadline, told_at = self.clock.monotonic() + self._limits.first_answer_s, -math.inf
         once = Patience(connect_s=0.0, later_s=0.0)
-        async with SwarmClient(url, token, client_id=self._holder, patience=once, clock=self.clock) as swarm:
+        async with SwarmClient(url, token, client_id=self._holder, patience=once, clock=self.clock, transport=self._transport) as swarm:
             while True:
                 try:
                     await swarm.status()

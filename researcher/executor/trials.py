@@ -19,7 +19,7 @@ from foundation.clock import Clock
 from researcher.executor.attempts import AttemptRun, Sight, TrialLimits
 from researcher.executor.blueprint import Setup, Work
 from researcher.executor.errors import AttemptFailed, NoServersLeft, ServerUnfit, StudyHalted
-from researcher.executor.processes import Berth
+from researcher.executor.processes import Berth, Berths
 from researcher.executor.servers import Server, ServerPool
 from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
 from researcher.store.store import Store
@@ -66,11 +66,18 @@ class _Round:
 class Executor:
     """attempts: how often a trial may fail, over its whole life, before it is recorded as failed.
 
-    limits: None follows from the plan.
+    limits: None follows from the plan. berths: where clients live; by default as processes of this machine.
     """
 
     def __init__(
-        self, store: Store, pool: ServerPool, setup: Setup, *, limits: TrialLimits | None = None, attempts: int = 3
+        self,
+        store: Store,
+        pool: ServerPool,
+        setup: Setup,
+        *,
+        limits: TrialLimits | None = None,
+        attempts: int = 3,
+        berths: Berths = Berth,
     ) -> None:
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, got {attempts}")
@@ -80,6 +87,7 @@ class Executor:
         self._clock: Clock = pool.clock
         self._limits = limits
         self._attempts = attempts
+        self._berths = berths
 
     async def run_trials(
         self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress = lambda _: None
@@ -116,7 +124,7 @@ class Executor:
                 continue
             under_way.append(trial.key)
             if attempt.server_url not in urls:
-                await Berth(work.folder(fresh, attempt.number), self._clock).end(self._limits_of(work.plan).grace_s)
+                await self._berths(work.folder(fresh, attempt.number), self._clock).end(self._limits_of(work.plan).grace_s)
                 reason = f"its server {attempt.server_url} is not in the pool any more"
                 self._store.withdraw_attempt(work.study_id, trial.key, reason)
         return under_way + planned
@@ -168,7 +176,7 @@ class Executor:
             self._tell(this, key, TrialStatus.RUNNING, sight.step, sight.phase)
 
         limits = self._limits_of(this.work.plan)
-        await AttemptRun(this.work, trial, server, self._store, self._clock, limits).carry_out(on_sight)
+        await AttemptRun(this.work, trial, server, self._store, self._clock, limits, self._berths).carry_out(on_sight)
 
     def _failed(self, this: _Round, key: str, reason: str) -> None:
         _log.warning("an attempt at %s failed: %s", key, reason)
