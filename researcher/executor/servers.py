@@ -179,7 +179,9 @@ class ServerPool:
         lease = self._store.acquire_server(url, self._holder, self._limits.lease_s)
         token = self._environ.get("SWARM_ADMIN_TOKEN") or self._environ.get("SWARM_TOKEN")
         patience = Patience(connect_s=self._limits.unreachable_s, later_s=self._limits.unreachable_s)
-        swarm = SwarmClient(url, token, client_id=self._holder, patience=patience, clock=self.clock, transport=self._transport)
+        swarm = SwarmClient(
+            url, token, client_id=self._holder, patience=patience, clock=self.clock, transport=self._transport
+        )
         server = Server(url, swarm, lease, owned=given is None)
         self._servers.append(server)
         self._tasks.append(asyncio.create_task(self._keep_lease(server)))
@@ -200,7 +202,9 @@ class ServerPool:
         """
         deadline, told_at = self.clock.monotonic() + self._limits.first_answer_s, -math.inf
         once = Patience(connect_s=0.0, later_s=0.0)
-        async with SwarmClient(url, token, client_id=self._holder, patience=once, clock=self.clock, transport=self._transport) as swarm:
+        async with SwarmClient(
+            url, token, client_id=self._holder, patience=once, clock=self.clock, transport=self._transport
+        ) as swarm:
             while True:
                 try:
                     await swarm.status()

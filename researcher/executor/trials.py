@@ -124,7 +124,9 @@ class Executor:
                 continue
             under_way.append(trial.key)
             if attempt.server_url not in urls:
-                await self._berths(work.folder(fresh, attempt.number), self._clock).end(self._limits_of(work.plan).grace_s)
+                await self._berths(work.folder(fresh, attempt.number), self._clock).end(
+                    self._limits_of(work.plan).grace_s
+                )
                 reason = f"its server {attempt.server_url} is not in the pool any more"
                 self._store.withdraw_attempt(work.study_id, trial.key, reason)
         return under_way + planned

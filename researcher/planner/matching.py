@@ -69,7 +69,7 @@ class _Notes:
 def read(topic: str, instrument: Instrument) -> Reading:
     """Raises: PlanningRefused, one clear line, with the nearest things that could be asked."""
     found = tokens(topic)
-    instrument = _with_steps(instrument)
+    instrument = with_steps(instrument)
     named = mentions(instrument, found)
     _refuse_misspelt(topic, instrument, found, named)
     refuse_other_methods(instrument, found, named)
@@ -98,7 +98,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     return _reading(instrument, found, named, factor, opposition, metric, placed, notes)
 
 
-def _with_steps(instrument: Instrument) -> Instrument:
+def with_steps(instrument: Instrument) -> Instrument:
     """Every instrument's trials have a length, declared as a factor or not."""
     if any(factor.target == "study.steps" for factor in instrument.factors):
         return instrument
