@@ -125,11 +125,12 @@ def _ranked(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[Tria
     """Those with a finished trial, best first; equals in the plan's order."""
     asked = plan.hypotheses[0]
     sign = -1 if asked.direction == "increase" else 1
-    before = [each for each in plan.stages[: plan.stages.index(stage)] if each.explores]
-    explored = {trial.key: trial for each in before for trial in seeds_of(each, trials)}
+    before = {each.id for each in plan.stages[: plan.stages.index(stage)] if each.explores}
+    # By the stage that made them: a later rung's seeds continue an earlier one's, and must not change who came through it.
+    explored = [trial for trial in trials if trial.stage in before]
     means: dict[str, float] = {}
     for arm in arms:
-        values = list(sample(list(explored.values()), arm, asked.metric).values.values())
+        values = list(sample(explored, arm, asked.metric).values.values())
         if values:
             means[arm] = sign * sum(values) / len(values)
     return sorted(means, key=means.__getitem__)

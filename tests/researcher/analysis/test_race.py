@@ -181,3 +181,12 @@ def test_a_look_takes_its_share_of_the_seeds() -> None:
     needed = hypothesis_seeds(plan, plan.hypotheses[0], floor)
     assert needed > 8
     assert [seeds_for(plan, stage, floor) for stage in plan.stages[1:]] == [4, 8]
+
+
+def test_what_a_later_rung_finds_does_not_change_who_came_through_an_earlier_one() -> None:
+    plan = race_plan()
+    trials = run(plan, until="race-1", arm0=0.1, arm1=0.5, arm2=0.4, arm3=0.3, arm4=0.2)
+    through = contenders(plan, plan.stages[2], trials)
+    later = trials_of(plan, plan.stages[2], 4, trials, arm0=0.1, arm1=-5.0, arm2=0.4, arm3=0.3, arm4=0.2)
+    assert contenders(plan, plan.stages[2], later) == through
+    assert ARMS[1] not in contenders(plan, plan.stages[3], later)
