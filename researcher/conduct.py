@@ -17,6 +17,7 @@ from typing import Protocol
 from foundation.clock import Clock
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import Decision, decide
+from researcher.analysis.race import due
 from researcher.executor.trials import Executor, Progress
 from researcher.gates import Gates, Halted
 from researcher.models import Finding, Plan, Stage, StudyStatus, TrialRecord, TrialStatus, Verdict
@@ -107,13 +108,25 @@ class Conduct:
             seeds = decision.seeds or stage.seeds
 
     async def _run(self, study_id: str, plan: Plan, stage: Stage, seeds: int, picture: StudyPicture) -> None:
-        """All trials of a stage, arms in turn so that they meet the same conditions. Raises: Halted."""
+        """All trials of a stage, those that its own trials call for included. Raises: Halted."""
         self._store.set_stage_status(study_id, stage.id, "running")
-        pairs = [(arm, stage.first_seed + seed) for seed in range(seeds) for arm in stage.arms]
-        trials = self._store.ensure_trials(study_id, stage.id, pairs)
+        seen = 0
+        while True:
+            pairs = due(plan, stage, seeds, self._store.trials(study_id))
+            if len(pairs) == seen:
+                return
+            seen = len(pairs)
+            trials = self._store.ensure_trials(study_id, stage.id, pairs)
+            await self._run_trials(study_id, plan, stage, trials, picture)
+
+    async def _run_trials(
+        self, study_id: str, plan: Plan, stage: Stage, trials: list[TrialRecord], picture: StudyPicture
+    ) -> None:
+        """Raises: Halted when some of them were left."""
         for trial in self._store.trials(study_id):
             picture.trials[trial.key] = _line(trial, plan.steps)
-        picture.phase = f"stage {stage.id}: {seeds} seeds of {', '.join(stage.arms)}"
+        arms = dict.fromkeys(trial.arm for trial in trials)
+        picture.phase = f"stage {stage.id}: {len(trials) // len(arms)} seeds of {', '.join(arms)}"
         picture.next = _next_of(plan, stage)
         self._view.show(picture)
 

@@ -94,6 +94,22 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument(
         "--seeds", type=_count, metavar="N", help="seeds per arm (default: what the noise floor asks for)"
     )
+    start.add_argument(
+        "--looks",
+        type=_count,
+        default=1,
+        choices=range(1, 6),
+        metavar="N",
+        help="look at the effect up to N times (1 to 5) and stop when it is decided; alpha is spent over the looks",
+    )
+    start.add_argument(
+        "--fine",
+        type=int,
+        default=0,
+        choices=range(51),
+        metavar="N",
+        help="let Optuna try up to N levels between those compared; the best is confirmed on fresh seeds",
+    )
     start.add_argument("--max-parallel", type=_count, metavar="N", help="trials at once (default: one per server)")
     start.add_argument(
         "--window",

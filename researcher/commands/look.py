@@ -104,9 +104,10 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(f"{hypothesis.id:11} {hypothesis.statement}")
         lines.append(f"            {hypothesis.metric}, margin {hypothesis.margin:g}, alpha {hypothesis.alpha:g}")
     for stage in plan.stages:
-        lines.append(
-            f"stage       {stage.id}: {', '.join(stage.arms)}; {stage.seeds} to {stage.max_seeds} seeds per arm"
-        )
+        kept = f"the best {stage.keep} of " if stage.keep else f"{stage.picks} by Optuna of " if stage.picks else ""
+        spends = f", may spend {stage.spends:.4f} of alpha" if stage.spends else ""
+        seeds = f"{stage.seeds} to {stage.max_seeds} seeds per arm"
+        lines.append(f"stage       {stage.id}: {kept}{', '.join(stage.arms)}; {seeds}{spends}")
     lines += [f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches]
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
     lines.append(f"budget      {plan.budget.trials} trials, {plan.budget.wall_s / 60:.0f} min")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,14 @@ from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
 from researcher.gates import Gates, Halted
-from researcher.models import Plan, StudyStatus
+from researcher.models import LlmCall, Plan, StudyStatus
 from researcher.ownership import owned, owned_now
 from researcher.planner.gate import Gate
-from researcher.planner.graph import PlanOptions, plan_study
+from researcher.planner.graph import BuiltinPlanner, Planner, PlanOptions, plan_study
 from researcher.planner.instruments import InstrumentFolder, open_instrument
+from researcher.planner.llm.endpoint import OpenAIEndpoint
+from researcher.planner.llm.planner import LlmPlanner
+from researcher.planner.llm.settings import llm_settings
 from researcher.schedule.daemon import ensure_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
@@ -52,12 +57,16 @@ def start_command(args: argparse.Namespace) -> int:
         seeds=args.seeds,
         budget_s=None if args.budget is None else seconds(args.budget),
         servers=max(1, len(args.server)),
+        looks=args.looks,
+        fine=args.fine,
     )
     timetable = Timetable.of(args.window, args.days, SystemClock().now())
     home = open_home()
     place = RandomIds().new("plan")
     known = home.store.findings()
-    plan = asyncio.run(plan_study(topic, options, known=known, checkpoints=default_url(), thread=place))
+    calls: list[LlmCall] = []
+    llm = _llm_planner(args, place, calls)
+    plan = asyncio.run(plan_study(topic, options, known=known, llm=llm, checkpoints=default_url(), thread=place))
     if args.dry_run:
         say_json(plan.model_dump(mode="json")) if args.json else say("\n".join(plan_lines(plan)))
         return DONE
@@ -71,10 +80,22 @@ def start_command(args: argparse.Namespace) -> int:
     }
     _check_servers(plan, args.server)
     study_id = home.store.create_study(topic, choices)
+    for call in calls:
+        home.store.record_llm_call(study_id, call)
     home.store.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": args.detach})
     if args.detach:
         return _detach(home, study_id, plan, as_json=args.json)
     return _conduct(home, study_id, as_json=args.json, plan=plan)
+
+
+def _llm_planner(args: argparse.Namespace, place: str, calls: list[LlmCall]) -> Planner | None:
+    """The planner that asks an LLM, where one is configured and wanted. calls: what was asked and answered is put there."""
+    settings = None if args.planner == "builtin" else llm_settings(os.environ)
+    if settings is None:
+        return None
+    fallback = BuiltinPlanner(default_url(), place)
+    tell: Callable[[str], None] = (lambda _: None) if args.json else say
+    return LlmPlanner(OpenAIEndpoint(settings), settings, SystemClock(), fallback, keep=calls.append, tell=tell)
 
 
 def _check_servers(plan: Plan, urls: list[str]) -> None:

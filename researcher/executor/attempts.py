@@ -26,7 +26,7 @@ from foundation.paths import write_atomically
 from researcher.executor.blueprint import Work, run_spec, trial_blueprint
 from researcher.executor.collection import Collected, collect_whole, points
 from researcher.executor.errors import AttemptFailed, EvidenceMissing, ServerUnfit, StudyHalted
-from researcher.executor.processes import Berth, child_environ, started_at
+from researcher.executor.processes import Berth, Berths, child_environ, started_at
 from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
 from researcher.models import AttemptRecord, Plan, TrialRecord
@@ -99,6 +99,7 @@ class AttemptRun:
         clock: Clock,
         limits: TrialLimits,
         tell: Callable[[str], None] = lambda _: None,
+        berths: Berths = Berth,
     ) -> None:
         self._work = work
         self._trial = trial
@@ -115,6 +116,7 @@ class AttemptRun:
         self._store = store
         self._clock = clock
         self._limits = limits
+        self._berths = berths
         self._on_sight: OnSight = lambda _: None
         self._step = 0
         self._episodes = 0
@@ -126,7 +128,7 @@ class AttemptRun:
         """
         self._on_sight = on_sight
         attempt = self._intend()
-        berth = Berth(self._work.folder(self._trial, attempt.number), self._clock)
+        berth = self._berths(self._work.folder(self._trial, attempt.number), self._clock)
         run_id = attempt.run_id
         try:
             report = await self._submit(attempt)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
+import httpx
+
 from foundation.clock import Clock, SystemClock
 from researcher.executor.errors import NoServersLeft, ServerUnfit
 from researcher.executor.local_server import LocalLimits, LocalProcess, LocalServer
@@ -112,6 +114,7 @@ class ServerPool:
     local: what to start here, one after the other, where no url is given. roles: of the further models that a trial needs
     servers for; given servers are taken in order, first the instrument's own model, then a server for each role.
     at_most: trials at once. tell: told, in a line, of what is waited for.
+    transport: how the servers that were given are reached; None is the network.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class ServerPool:
         limits: PoolLimits | None = None,
         environ: Mapping[str, str] | None = None,
         tell: Callable[[str], None] = lambda _: None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         starts = [local] if isinstance(local, LocalServer) else list(local or ())
         if bool(urls) == bool(starts):
@@ -138,6 +142,7 @@ class ServerPool:
         self._roles = tuple(roles)
         self._at_most = at_most
         self.tell = tell
+        self._transport = transport
         self._limits = limits or PoolLimits()
         self._environ = dict(os.environ if environ is None else environ)
         self._servers: list[Server] = []
@@ -229,7 +234,9 @@ class ServerPool:
         lease = self._store.acquire_server(url, self._holder, self._limits.lease_s)
         token = self._environ.get("SWARM_ADMIN_TOKEN") or self._environ.get("SWARM_TOKEN")
         patience = Patience(connect_s=self._limits.unreachable_s, later_s=self._limits.unreachable_s)
-        swarm = SwarmClient(url, token, client_id=self._holder, patience=patience, clock=self.clock)
+        swarm = SwarmClient(
+            url, token, client_id=self._holder, patience=patience, clock=self.clock, transport=self._transport
+        )
         server = Server(url, swarm, lease, owned=process is not None)
         self._servers.append(server)
         self._tasks.append(asyncio.create_task(self._keep_lease(server)))
@@ -250,7 +257,9 @@ class ServerPool:
         """
         deadline, told_at = self.clock.monotonic() + self._limits.first_answer_s, -math.inf
         once = Patience(connect_s=0.0, later_s=0.0)
-        async with SwarmClient(url, token, client_id=self._holder, patience=once, clock=self.clock) as swarm:
+        async with SwarmClient(
+            url, token, client_id=self._holder, patience=once, clock=self.clock, transport=self._transport
+        ) as swarm:
             while True:
                 try:
                     await swarm.status()

@@ -20,7 +20,7 @@ from foundation.clock import Clock
 from researcher.executor.attempts import AttemptRun, Sight, TrialLimits
 from researcher.executor.blueprint import Setup, Work
 from researcher.executor.errors import AttemptFailed, NoServersLeft, ServerUnfit, StudyHalted
-from researcher.executor.processes import Berth
+from researcher.executor.processes import Berth, Berths
 from researcher.executor.servers import ServerPool, Site
 from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
 from researcher.store.store import Store
@@ -68,6 +68,7 @@ class Executor:
     """attempts: how often a trial may fail, over its whole life, before it is recorded as failed.
 
     limits: None follows from the plan. may_begin: whether another trial may begin now; those that run go on to their end.
+    berths: where clients live; by default as processes of this machine.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Executor:
         limits: TrialLimits | None = None,
         attempts: int = 3,
         may_begin: Callable[[], bool] = lambda: True,
+        berths: Berths = Berth,
     ) -> None:
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, got {attempts}")
@@ -89,6 +91,7 @@ class Executor:
         self._limits = limits
         self._attempts = attempts
         self._may_begin = may_begin
+        self._berths = berths
 
     async def run_trials(
         self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress = lambda _: None
@@ -126,7 +129,9 @@ class Executor:
                 continue
             under_way.append(trial.key)
             if not any(_is_at(attempt, site) for site in sites):
-                await Berth(work.folder(fresh, attempt.number), self._clock).end(self._limits_of(work.plan).grace_s)
+                await self._berths(work.folder(fresh, attempt.number), self._clock).end(
+                    self._limits_of(work.plan).grace_s
+                )
                 reason = f"its server {attempt.server_url} is not in the pool any more"
                 if self._pool.needed > 1:
                     reason = f"its servers ({attempt.server_url} and others) are not together in the pool any more"
@@ -181,7 +186,7 @@ class Executor:
             self._tell(this, key, TrialStatus.RUNNING, sight.step, sight.phase)
 
         limits = self._limits_of(this.work.plan)
-        attempt = AttemptRun(this.work, trial, site, self._store, self._clock, limits, self._pool.tell)
+        attempt = AttemptRun(this.work, trial, site, self._store, self._clock, limits, self._pool.tell, self._berths)
         await attempt.carry_out(on_sight)
 
     def _failed(self, this: _Round, key: str, reason: str) -> None:

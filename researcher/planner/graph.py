@@ -55,7 +55,8 @@ async def plan_study(
     request = PlanRequest(topic=topic, options=options, instruments=instruments, known=known)
     if options.planner == "llm" and llm is None:
         raise PlanningRefused(
-            "--planner llm needs a planner LLM, and none is configured here; plan with --planner builtin"
+            "--planner llm needs a planner LLM, and none is configured here; set RESEARCHER_LLM_MODEL and "
+            "RESEARCHER_LLM_API_KEY or RESEARCHER_LLM_BASE_URL, or plan with --planner builtin"
         )
     if llm is not None and options.planner != "builtin":
         return await llm.plan(request)
