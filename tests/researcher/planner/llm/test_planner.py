@@ -73,7 +73,7 @@ async def test_what_is_wrong_is_told_verbatim_and_mended() -> None:
     llm = ScriptedLlm(said(wrong), said({**SENSIBLE, "metric": "happiness"}), said(SENSIBLE))
     plan = await planner(llm).plan(request())
     assert plan.planner == "some-llm"
-    assert "learning_rate goes from 1e-07 to 0.001; 5 lies outside" in llm.asked[1]["messages"][-1]["content"]
+    assert "learning_rate goes from 0 to 0.001; 5 lies outside" in llm.asked[1]["messages"][-1]["content"]
     assert "happiness" in llm.asked[2]["messages"][-1]["content"]
 
 
