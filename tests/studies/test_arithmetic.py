@@ -92,6 +92,9 @@ def test_its_description_fits_the_code() -> None:
         for part in path.split("."):
             at_default = getattr(at_default, part) if room == "run" else known[part]
         assert at_default == factor.default, factor.name
+        if factor.type == "choice":
+            assert factor.default in factor.choices
+            continue
         assert factor.low is not None
         assert factor.high is not None
         assert factor.low <= float(factor.default) <= factor.high
