@@ -84,7 +84,8 @@ class Policy:
             path, dtype="auto", attn_implementation=attention.NAME, local_files_only=True
         )
         _refuse_other_names(model, path)
-        policy = cls(model.to(device) if device is not None else model)
+        nn.Module.to(model, device or torch.device("cpu"))
+        policy = cls(model)
         if not policy.on_trees:
             _LOG.warning(
                 "%s has layers whose state runs along the row (%s): no prefix tree, it trains on merged timelines, one by one",
