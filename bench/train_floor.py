@@ -98,7 +98,7 @@ def attention_flops(policy: Policy, piece: Piece) -> float:
     config = policy.model.config.get_text_config()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     pairs = float((piece.micro.depth_T + 1).sum())
-    return float(12.0 * pairs * width * config.num_attention_heads * config.num_hidden_layers)
+    return 12.0 * pairs * float(width * config.num_attention_heads * config.num_hidden_layers)
 
 
 def floor_seconds(policy: Policy, batch: TrainBatch) -> float:

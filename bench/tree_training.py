@@ -34,12 +34,11 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bench.workloads import NAMES, Workload, path_of
-from swarm.engine.algorithms.facts import TokenFacts
 from swarm.engine.lesson import branches, select
 from swarm.engine.local.forward import Policy
-from swarm.engine.local.head import descend
+from swarm.engine.local.head import Price, descend
 from swarm.engine.local.optimizer import Optimizer
-from swarm.engine.local.reading import pieces
+from swarm.engine.local.reading import Piece, pieces
 from swarm.engine.tree import Branch, grow
 from swarm.models import resolve
 
@@ -108,7 +107,8 @@ class Plain:
         ids = torch.tensor(row.ids)
         hidden = self._model.base_model(input_ids=ids[None, :-1], use_cache=False).last_hidden_state[0, positions - 1]
         logits = self._model.get_output_embeddings()(hidden).float()  # type: ignore[no-untyped-call]
-        return (cross_entropy(logits, ids[positions], reduction="none") * weights).sum()
+        surprise: Tensor = cross_entropy(logits, ids[positions], reduction="none")
+        return (surprise * weights).sum()
 
     def gradients(self) -> dict[str, Tensor]:
         return {name: weight.grad for name, weight in self._model.named_parameters() if weight.grad is not None}
@@ -128,11 +128,6 @@ class Ours:
         policy, loss = self._policy, 0.0
         self._optimizer.begin()
         for piece in pieces(made, policy):
-            facts = piece.facts
-
-            def price(logp_U: Tensor, entropy_U: Tensor, uses: slice, facts: TokenFacts = facts) -> Tensor:
-                return -(logp_U * facts.advantage_U[uses] * facts.weight_U[uses]).sum()
-
             with policy.autocast():
                 hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
             slope_HD, _, _, cost = descend(
@@ -140,7 +135,7 @@ class Ours:
                 hidden_HD.detach().to(policy.compute_dtype),
                 policy.cast_output_weight,
                 policy.output_grad,
-                price,
+                price_of(piece),
             )
             torch.autograd.backward(hidden_HD, slope_HD.to(hidden_HD.dtype))
             loss += cost
@@ -152,6 +147,16 @@ class Ours:
     def tokens(self, made: Sequence[Branch]) -> int:
         """Computed, with what a cut repeats."""
         return sum(piece.tokens for piece in pieces(made, self._policy))
+
+
+def price_of(piece: Piece) -> Price:
+    """The policy gradient's loss, its ratio being one."""
+    facts = piece.facts
+
+    def price(logp_U: Tensor, entropy_U: Tensor, uses: slice) -> Tensor:
+        return -(logp_U * facts.advantage_U[uses] * facts.weight_U[uses]).sum()
+
+    return price
 
 
 def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:

@@ -91,8 +91,7 @@ class Policy:
             path, dtype="auto", attn_implementation=attention.NAME, local_files_only=True
         )
         _refuse_other_names(model, path)
-        if device is not None:
-            model.to(device)  # type: ignore[arg-type]
+        nn.Module.to(model, device or torch.device("cpu"))
         policy = cls(model)
         if not policy.on_trees:
             _LOG.warning(

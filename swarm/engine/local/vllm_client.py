@@ -6,6 +6,7 @@ time for an event of a stream, and the processor that it takes is the one that s
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class VllmClient:
 
     async def close(self) -> None:
         await self._http.close()
+        await asyncio.sleep(0)  # transports close their sockets at the loop's next turn, which may be its last
 
     async def healthy(self) -> bool:
         try:
