@@ -32,7 +32,7 @@ class NoSocket(Exception):
 def relaying(listener: socket.socket, upstream: Path, witness: Witness | None = None) -> Iterator[None]:
     """Pass requests at `listener` on to `upstream` meanwhile; the witness sees the answers that hold sampled ids."""
     server = uvicorn.Server(
-        uvicorn.Config(_app(upstream, witness), lifespan="off", log_config=None, timeout_graceful_shutdown=2)
+        uvicorn.Config(_app(upstream, witness), lifespan="on", log_config=None, timeout_graceful_shutdown=2)
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -96,7 +96,13 @@ def _app(upstream: Path, witness: Witness | None) -> Starlette:
         told = {name: value for name, value in answer.headers.items() if name not in _HOP}
         return StreamingResponse(_passed(answer, noted), status_code=answer.status_code, headers=told)
 
-    return Starlette(routes=[Route("/{path:path}", pass_on, methods=["GET", "POST", "PUT", "DELETE"])])
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with http:
+            yield
+
+    routes = [Route("/{path:path}", pass_on, methods=["GET", "POST", "PUT", "DELETE"])]
+    return Starlette(routes=routes, lifespan=lifespan)
 
 
 async def _passed(answer: httpx.Response, witness: Witness | None) -> AsyncIterator[bytes]:
