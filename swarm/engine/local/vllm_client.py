@@ -15,6 +15,11 @@ import orjson
 from swarm.engine.seam import Dialect, EngineDown, EngineError, RequestRefused
 
 PATHS: dict[Dialect, str] = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions"}
+RENDERED: dict[Dialect, tuple[str, ...]] = {
+    "chat.completions": ("messages", "tools", "tool_choice", "chat_template_kwargs", "documents", "reasoning_effort"),
+    "completions": ("prompt", "add_special_tokens"),
+}
+"""The fields of a request that its prompt depends on."""
 _CONTROL_LIMIT_S = 30.0
 _UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=128)
 
@@ -22,13 +27,19 @@ _UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=128)
 class VllmClient:
     """One connection pool to one server. Raises EngineDown whenever the server does not answer."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path | None, *, url: str = "http://inference", key: str | None = None) -> None:
         self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=_UNLIMITED),
-            base_url="http://inference",
+            transport=httpx.AsyncHTTPTransport(uds=None if socket is None else str(socket), limits=_UNLIMITED),
+            base_url=url,
+            headers={} if key is None else {"authorization": f"Bearer {key}"},
             timeout=httpx.Timeout(None, connect=10.0),  # an answer may take as long as it takes
             trust_env=False,
         )
+
+    @classmethod
+    def at(cls, address: str, key: str) -> VllmClient:
+        """A server that listens at HOST:PORT and asks for a key."""
+        return cls(None, url=f"http://{address}", key=key)
 
     async def close(self) -> None:
         await self._http.aclose()

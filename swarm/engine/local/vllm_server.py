@@ -115,13 +115,15 @@ class VllmSettings:
         ]
         if self.chat_template is not None:
             argv += ["--chat-template", str(self.chat_template)]
-        if (parser := self._tool_parser()) is not None:
+        if (parser := self.tool_parser) is not None:
             argv += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
         return ChildCommand(
             name="inference (vLLM)", argv=argv, env=child_environment(os.environ), log_path=self.log_path
         )
 
-    def _tool_parser(self) -> str | None:
+    @cached_property
+    def tool_parser(self) -> str | None:
+        """vLLM's parser of tool calls for the template; None: it knows no tools."""
         template = self._own_template() if self.chat_template is None else self.chat_template.read_text()
         return next((parser for mark, parser in _TOOL_PARSERS if mark in template), None)
 
