@@ -6,7 +6,7 @@ TOPIC ?= Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than
 BENCHES := episode_end run_switch grpo_step gateway_overhead swarm_scale
 PIP := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 
-.PHONY: demo test check bench setup format clean
+.PHONY: demo test check bench setup verl format clean
 
 demo: $(VENV)/.ready  ## a whole study on this machine: no API key, no service
 	RESEARCHER_HOME=$${RESEARCHER_HOME:-$(CURDIR)/.demo} $(BIN)/researcher start --topic "$(TOPIC)"
@@ -37,8 +37,14 @@ $(VENV)/.ready: requirements/cpu.txt pyproject.toml
 	@$(PIP) --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev-ready: $(VENV)/.ready requirements/dev.txt
+$(VENV)/.dev-ready: $(VENV)/.verl-ready requirements/dev.txt
 	@$(PIP) -r requirements/dev.txt
+	@touch $@
+
+verl: $(VENV)/.verl-ready  ## what `swarm serve --engine verl` needs beside the rest (0.4 GB)
+
+$(VENV)/.verl-ready: $(VENV)/.ready requirements/verl.txt
+	@$(PIP) -r requirements/verl.txt
 	@touch $@
 
 clean:

@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 512 << 20
 """Batches alone pass through it; weights do not."""
 _ALIVE_LIMIT_S = 60.0
-_ROLE = "actor_rollout_ref"
+_ROLE = "actor_rollout"
 
 
 class ClusterLost(Exception):

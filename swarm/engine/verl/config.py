@@ -25,7 +25,6 @@ def verl_config(settings: VerlSettings) -> Any:
     packed = importlib.util.find_spec("flash_attn") is not None
     part.model = OmegaConf.merge(part.model, _model(settings, packed))
     part.actor = OmegaConf.merge(part.actor, _actor(settings))
-    part.ref = OmegaConf.merge(part.ref, _reference(settings))
     part.rollout = OmegaConf.merge(part.rollout, _rollout(settings))
     config.trainer = OmegaConf.merge(
         config.trainer, {"n_gpus_per_node": settings.ranks_per_node, "nnodes": settings.nodes}
@@ -73,16 +72,6 @@ def _actor(settings: VerlSettings) -> dict[str, Any]:
             "save_contents": ["model", "optimizer", "extra"],
             "load_contents": ["model", "optimizer", "extra"],
         },
-    }
-
-
-def _reference(settings: VerlSettings) -> dict[str, Any]:
-    return {
-        "strategy": "fsdp2",
-        "fsdp_config": {**_engine(settings), "forward_only": True},
-        "use_torch_compile": not on_cpu(),
-        "log_prob_use_dynamic_bsz": True,
-        "log_prob_max_token_len_per_gpu": settings.tokens_per_rank,
     }
 
 

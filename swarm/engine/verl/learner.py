@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDict
@@ -20,11 +21,13 @@ from swarm.engine.minibatches import minibatches
 from swarm.engine.schedule import learning_rate_at
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.tree import Branch
-from swarm.engine.verl.cluster import Cluster
 from swarm.engine.verl.rows import tensors_of, trained, with_column
 from swarm.engine.verl.timelines import Row, filled_up, merged
 from swarm.engine.verl.token_loss import TokenLoss
 from swarm.protocol.runspec import RunSpec
+
+if TYPE_CHECKING:
+    from swarm.engine.verl.cluster import Cluster
 
 KL_SAMPLE = 64
 """With kl = 0 the KL to the first weights is only a metric: it is measured on whole rows with at least so many tokens."""
@@ -117,7 +120,7 @@ class Learner:
         if spec.optimizer.epochs * spec.optimizer.minibatches > 1:
             batch = with_column(batch, "old", self._read("compute_log_prob", bare))
         if spec.algorithm.kl:
-            batch = with_column(batch, "start", self._read("compute_ref_log_prob", bare))
+            batch = with_column(batch, "start", self._read("compute_start_log_prob", bare))
         return batch
 
     def _accumulate(self, batch: TensorDict, seen: _Seen, *, first: bool) -> float:
@@ -174,7 +177,7 @@ class Learner:
             if sum(sum(other.mask) for other in chosen) >= KL_SAMPLE:
                 break
         tensors = self._tensors(chosen)
-        now, start = (self._read(method, tensors) for method in ("compute_log_prob", "compute_ref_log_prob"))
+        now, start = (self._read(method, tensors) for method in ("compute_log_prob", "compute_start_log_prob"))
         seen.kls.append(kl_to_start(trained(tensors, now, "log_probs"), trained(tensors, start, "log_probs")))
 
     def _tensors(self, rows: Sequence[Row]) -> TensorDict:

@@ -1,4 +1,4 @@
-"""One rank of the training half: verl's actor and reference worker, with what a run of ours asks of it beside that.
+"""One rank of the training half: verl's actor and rollout worker, with what a run of ours asks of it beside that.
 
 Runs inside Ray's actors. FSDP2 alone; parameters are float32, split over all ranks.
 """
@@ -9,8 +9,9 @@ import math
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
-from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
@@ -60,6 +61,21 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
             moved = sum(_squared(shards[name] - old) for name, old in before.items())
             return {"grad_norm": grad_norm, "moved": moved, "before": sum(map(_squared, before.values()))}
 
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
+    def compute_start_log_prob(self, data: TensorDict) -> TensorDict | None:
+        """What the hosted weights say of the rows: they take the place of the current ones for so long."""
+        with torch.no_grad():
+            shards = self._shards()
+            kept = {name: shard.clone() for name, shard in shards.items()}
+            for name, shard in shards.items():
+                shard.copy_(self._start[name])
+            try:
+                output: TensorDict | None = self.actor.infer_batch(data)
+            finally:
+                for name, shard in shards.items():
+                    shard.copy_(kept[name])
+        return None if output is None else output.cpu()
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def send_weights(self, step: int) -> str:
         """Send the weights to this rank's replica; returns the digest of what was sent."""
@@ -77,7 +93,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     def _shards(self) -> dict[str, Tensor]:
         """This rank's part of each weight."""
         named: dict[str, Any] = dict(self.actor.engine.module.named_parameters())
-        return {name: getattr(weight, "_local_tensor", weight) for name, weight in named.items()}
+        return {name: getattr(weight, "_local_tensor", weight).detach() for name, weight in named.items()}
 
 
 def _squared(tensor: Tensor) -> float:

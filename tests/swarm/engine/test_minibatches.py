@@ -8,7 +8,11 @@ from swarm.protocol.runspec import RunSpec
 
 
 def lessons() -> list[Lesson]:
-    return [Lesson(episode_id=f"{group}-{slot}", group=group, calls=[], advantages=[]) for group in range(4) for slot in range(3)]
+    return [
+        Lesson(episode_id=f"{group}-{slot}", group=group, calls=[], advantages=[])
+        for group in range(4)
+        for slot in range(3)
+    ]
 
 
 def spec(count: int, seed: int = 0) -> RunSpec:

@@ -1,8 +1,7 @@
 """A platform for verl that computes on the processor, through verl's own plugin hook. For tests alone.
 
-    VERL_USE_EXTERNAL_MODULES=tests.swarm.engine.verl.cpu_platform VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda
-
-verl imports it in each of its processes. Devices are places that are counted, no more: two ranks share the processor.
+The environment that brings verl here is in `platform_environment`; verl imports this module in each
+of its processes. Devices are places that are counted, no more: two ranks share the processor.
 """
 
 from __future__ import annotations
@@ -17,12 +16,6 @@ from typing import Any
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-ENVIRONMENT = {
-    "VERL_USE_EXTERNAL_MODULES": __name__,
-    "VERL_PLATFORM": "cpu",
-    "VERL_ENGINE_DEVICE": "cuda",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
 DEVICES = 2
 
 
