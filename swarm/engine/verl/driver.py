@@ -41,7 +41,8 @@ class _Connection:
     async def ask(self, command: Command) -> Reply:
         """Raises: ConnectionError when the driver ends before it answers."""
         self._number += 1
-        answer = self._waiting[self._number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[self._number] = answer
         if self._reading.done():
             raise ConnectionResetError("the driver has closed its socket")
         self._writer.write(frame(Request(number=self._number, command=command)))
