@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--engine",
         choices=("local", "verl", "echo"),
         default="local",
-        help="local: one machine; verl: GPU nodes, on Ray; echo needs no model: for trying things",
+        help="local: one machine; verl: GPU nodes on Ray, experimental (docs/verl.md); echo needs no model: for trying things",
     )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")

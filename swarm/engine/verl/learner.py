@@ -21,7 +21,7 @@ from swarm.engine.minibatches import minibatches
 from swarm.engine.schedule import learning_rate_at
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.tree import Branch
-from swarm.engine.verl.rows import tensors_of, trained, with_column
+from swarm.engine.verl.rows import measured, tensors_of, trained, with_column
 from swarm.engine.verl.timelines import Row, filled_up, merged
 from swarm.engine.verl.token_loss import TokenLoss
 from swarm.protocol.runspec import RunSpec
@@ -126,7 +126,7 @@ class Learner:
     def _accumulate(self, batch: TensorDict, seen: _Seen, *, first: bool) -> float:
         """The gradient of one minibatch; returns its loss. Raises: TrainingRefused."""
         answer = self._cluster.over_rows("forward_backward", batch.copy())
-        told = verl_tensors.get(answer, "metrics")
+        told = measured(answer)
         loss = float(told["loss"])
         if not math.isfinite(loss):
             raise TrainingRefused(f"the loss is {loss}")

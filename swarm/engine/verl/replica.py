@@ -78,3 +78,6 @@ class Replicas(LLMServerManager):  # type: ignore[misc]
     """All replicas of an engine."""
 
     rollout_replica_class = Replica
+
+    async def _init_global_load_balancer(self) -> None:
+        """None: the control process chooses the replica of each call."""

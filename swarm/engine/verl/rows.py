@@ -7,6 +7,7 @@ the loss's columns are moved there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -49,6 +50,13 @@ def trained(batch: TensorDict, answer: TensorDict, name: str) -> Tensor:
     """A column of an answer at the trained tokens, in the order of the rows."""
     mask = torch.cat([row > 0 for row in batch["loss_mask"].unbind()])
     return torch.cat([row.detach().float() for row in answer[name].unbind()])[mask]
+
+
+def measured(answer: TensorDict) -> dict[str, Any]:
+    """What the ranks measured over all of them: the same from each, but joined row by row where they also tell of themselves."""
+    told = verl_tensors.get(answer, "metrics")
+    first: dict[str, Any] = told[0] if isinstance(told, list) else told
+    return first
 
 
 def _before(column: Sequence[float]) -> Tensor:
