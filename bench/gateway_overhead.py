@@ -4,13 +4,15 @@ One server, one vLLM, one raw HTTP client for both ways. 1, 16 and 64 agents at 
 differ from agent to agent; streaming, and not. The ways take turns in rounds, each first in every other one:
 
     gateway   each agent in an episode of its own, through /v1/chat/completions; recorded, token for token
-    direct    vLLM's Unix socket: the prompt ids that the gateway recorded, the same sampling settings and seeds, with the
-              log-probabilities and ids that a record needs
+    direct    vLLM's Unix socket: word for word what the gateway asks vLLM for, the log-probabilities and ids that a record
+              needs included
     plain     vLLM's Unix socket again, asked as a bare client would: no ids, no log-probabilities (--plain)
 
 Every answer has the same number of tokens (ignore_eos). The first round of each setting is not counted: prompts are cached
-after it. ratio is the worst over all settings; ttft_added_ms is the median over calls of what the gateway adds to the time
-to the first event of a stream, at the worst number of agents.
+after it. Tokens per second are those of the median round, so that what else the machine did in one of them counts little.
+ratio is the worst over all settings; ttft_added_ms is the median over calls of what the gateway adds to the time to the first
+event of a stream, at the worst number of agents. control_ms is processor time of the server's own process for one call: on a
+machine whose cores all sample, that is what the gateway takes from vLLM, and it is the same however busy the machine is.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import httpx
@@ -59,6 +62,8 @@ class Round:
     seconds: float = 0.0
     tokens: int = 0
     first_s: dict[Call, float] = field(default_factory=dict)
+    control_s: float = 0.0
+    """Processor time of the server's own process meanwhile."""
 
 
 @dataclass(slots=True)
@@ -69,11 +74,11 @@ class Tally:
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(turn.tokens for turn in self.rounds) / sum(turn.seconds for turn in self.rounds)
+        return median(turn.tokens / turn.seconds for turn in self.rounds)
 
 
 class Gateway:
-    """The way that is measured: episodes on the server. `prompts` has the recorded prompt ids of every call so far."""
+    """The way that is measured: episodes on the server."""
 
     def __init__(self, server: ServerProcess, http: httpx.Client, run_id: str, calls: int) -> None:
         host, port = server.url.removeprefix("http://").split(":")
@@ -81,7 +86,7 @@ class Gateway:
         self._http = http
         self._run_id = run_id
         self._calls = calls
-        self.prompts: dict[Call, list[int]] = {}
+        self._pid = server.pid
 
     async def turn(self, setting: Setting, max_tokens: int) -> Round:
         grants = [self._claim(agent) for agent in range(setting.agents)]
@@ -93,9 +98,10 @@ class Gateway:
                 body = asked(call, max_tokens)
                 await make_call(connections[number], call, body, setting, taken, grants[number]["api_key"])
 
+        spent_s = processor_s(self._pid)
         taken = await together(setting, agent)
-        for number, grant in enumerate(grants):
-            self._learn(number, grant)
+        taken.control_s = processor_s(self._pid) - spent_s
+        for grant in grants:
             abort = {"lease": grant["lease"], "reason": "only its calls were timed"}
             self._http.post(f"/swarm/v1/episodes/{grant['episode_id']}:abort", json=abort).raise_for_status()
         await asyncio.gather(*(connection.close() for connection in connections))
@@ -107,20 +113,13 @@ class Gateway:
             self._http.post("/swarm/v1/episodes:claim", json=body | {"idle_limit_s": 3600}).raise_for_status().json()
         )
 
-    def _learn(self, agent: int, grant: dict[str, Any]) -> None:
-        if Call(agent, 0) not in self.prompts:
-            trace = self._http.get(f"/swarm/v1/episodes/{grant['episode_id']}/trace").raise_for_status().json()
-            for at, recorded in enumerate(trace["calls"]):
-                self.prompts[Call(agent, at)] = recorded["prompt_ids"]
-
 
 class Direct:
     """vLLM without us: with what a record needs, or `plain`."""
 
-    def __init__(self, socket: Path, model: str, prompts: dict[Call, list[int]], calls: int, *, plain: bool) -> None:
+    def __init__(self, socket: Path, model: str, calls: int, *, plain: bool) -> None:
         self._socket = socket
         self._model = model
-        self._prompts = prompts
         self._calls = calls
         self._plain = plain
         self._requests = 0
@@ -142,8 +141,7 @@ class Direct:
         if self._plain:
             return body
         self._requests += 1
-        request_id = f"bench{self._requests:08x}"
-        return chat_body(body, model=self._model, request_id=request_id, prompt_ids=self._prompts[call])
+        return chat_body(body, model=self._model, request_id=f"bench{self._requests:08x}", prompt_ids=None)
 
 
 def asked(call: Call, max_tokens: int) -> dict[str, Any]:
@@ -202,12 +200,14 @@ async def compare(setting: Setting, ways: dict[str, Any], rounds: int, max_token
     return tallies
 
 
-def told(setting: Setting, tallies: dict[str, Tally]) -> dict[str, Any]:
+def told(setting: Setting, tallies: dict[str, Tally], calls: int) -> dict[str, Any]:
     """One line of the bench."""
     rates = {name: tally.tokens_per_s for name, tally in tallies.items()}
     line: dict[str, Any] = {"agents": setting.agents, "streaming": setting.streaming}
     line |= {f"{name}_tokens_per_s": round(rate, 1) for name, rate in rates.items()}
     line["ratio"] = round(rates["gateway"] / rates["direct"], 3)
+    turns = tallies["gateway"].rounds
+    line["control_ms"] = round(1e3 * mean(turn.control_s for turn in turns) / (setting.agents * calls), 2)
     if "plain" in rates:
         line["ratio_plain"] = round(rates["gateway"] / rates["plain"], 3)
     if setting.streaming:
@@ -229,6 +229,12 @@ def start_run(http: httpx.Client) -> tuple[str, str]:
         query = {"since": status["revision"], "wait_s": 20}
         status = http.get("/swarm/v1/status", params=query).raise_for_status().json()
     return run_id, status["model"]
+
+
+def processor_s(pid: int) -> float:
+    """Of all threads of a process, since it began."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def socket_of(state_dir: Path) -> Path:
@@ -264,13 +270,15 @@ def main() -> None:
         socket = socket_of(server.state_dir)
         gateway = Gateway(server, http, run_id, args.calls)
         ways: dict[str, Any] = {"gateway": gateway}
-        ways["direct"] = Direct(socket, model, gateway.prompts, args.calls, plain=False)
+        ways["direct"] = Direct(socket, model, args.calls, plain=False)
         if args.plain:
-            ways["plain"] = Direct(socket, model, gateway.prompts, args.calls, plain=True)
+            ways["plain"] = Direct(socket, model, args.calls, plain=True)
         for agents in args.agents:
             for streaming in (False, True):
                 setting = Setting(agents, streaming)
-                lines.append(told(setting, asyncio.run(compare(setting, ways, args.rounds, args.max_tokens))))
+                lines.append(
+                    told(setting, asyncio.run(compare(setting, ways, args.rounds, args.max_tokens)), args.calls)
+                )
                 print(json.dumps(lines[-1]), flush=True)
     summary = {
         "bench": "gateway_overhead",

@@ -6,6 +6,10 @@ once, batch, train, serve). TRL's: `GRPOTrainer` in an environment of its own, i
 CPU that we measured (autocast and bfloat16 weights took about twice as long); with `--trl-precision float32 autocast
 bfloat16` each makes a first step, and the fastest goes on. Both sides make a step that is not counted; then they take
 turns, so that whatever else this machine does meets both.
+
+The same for the *turns* task, four episodes of eight turns that were recorded from a real run (bench/workloads): both sides
+train on the same token ids, TRL with each call as a sample of its own. Nothing is sampled in it, on either side; ours
+includes serving the new weights. Last, with all of that ended, the train phase against its floor (`bench.train_floor`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import train_floor
 from bench.sums import GROUP_SIZE, LEARNING_RATE, MAX_TOKENS, PRECISIONS, TASKS, Sum, score, sums
+from bench.workloads import Workload, path_of
 from foundation.clock import SystemClock
 from foundation.ids import derived_seed
 from swarm.engine.local.engine import LocalEngine
@@ -73,6 +79,14 @@ class Ours:
             "tokens_trained": outcome.metrics["tokens_trained"],
         }
 
+    async def replay(self, number: int, workload: Workload) -> float:
+        """Seconds of a step on recorded calls, until its weights are served."""
+        groups = workload.batch().groups
+        began = self._clock.monotonic()
+        await self._engine.train(TrainBatch(step=number, spec=_SPEC, groups=groups))
+        await self._engine.serve(WeightsVersion(run_id="bench", branch=0, step=number))
+        return self._clock.monotonic() - began
+
     async def _group(self, step: int, at: int, task: Sum) -> TrainGroup:
         episodes = await asyncio.gather(*(self._episode(step, at, slot, task) for slot in range(GROUP_SIZE)))
         return TrainGroup(group_id=f"{step}-{at}", task_id=task.question, episodes=list(episodes))
@@ -104,14 +118,14 @@ class Ours:
 class Trl:
     """TRL in a process of its own; makes a step when it is told to."""
 
-    def __init__(self, model: Path, precision: str, log: Path) -> None:
+    def __init__(self, model: Path, precision: str, log: Path, *extra: str) -> None:
         self.precision = precision
         self._log = log
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 [
                     *(str(_ENVIRONMENT / "bin" / "python"), "-m", "bench.trl_grpo"),
-                    *("--model", str(model), "--precision", precision),
+                    *("--model", str(model), "--precision", precision, *extra),
                 ],
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
@@ -174,7 +188,6 @@ def fastest_trl(model: Path, precisions: Sequence[str], logs: Path) -> Trl:
 async def measure(model_name: str, steps: int, precisions: Sequence[str], home: Path) -> dict[str, Any]:
     model = resolve(model_name)
     engine = LocalEngine(model, logs=home, clock=SystemClock(), max_model_len=1024)
-    ours, theirs = [], []
     try:
         await engine.boot()
         side = Ours(engine, home / "run")
@@ -182,12 +195,13 @@ async def measure(model_name: str, steps: int, precisions: Sequence[str], home: 
         say(side="ours", warm_up=True, **await side.step(1))
         trl = await asyncio.to_thread(fastest_trl, model.path, precisions, home)
         try:
-            for number in range(2, steps + 2):
-                own = await side.step(number)
-                say(side="ours", step=number, **own)
-                ours.append(own["seconds"])
-                theirs.append(await asyncio.to_thread(trl.step))
-                say(side="trl", step=number, precision=trl.precision, seconds=theirs[-1])
+            ours, theirs = await take_turns(side, trl, steps)
+        finally:
+            trl.close()
+        recorded = ("--recorded", str(path_of("turns")), "--per-device", "8")
+        trl = Trl(model.path, trl.precision, home / "trl-turns.log", *recorded)
+        try:
+            own_turns_s, trl_turns_s = await replay_turns(side, trl, first=steps + 2)
         finally:
             trl.close()
     finally:
@@ -196,9 +210,43 @@ async def measure(model_name: str, steps: int, precisions: Sequence[str], home: 
         "s_per_step": round(median(ours), 3),
         "trl_s_per_step": round(median(theirs), 3),
         "ratio": round(median(theirs) / median(ours), 2),
+        "turns_s": round(own_turns_s, 3),
+        "trl_turns_s": round(trl_turns_s, 3),
+        "ratio_turns": round(trl_turns_s / own_turns_s, 2),
         "trl_precision": trl.precision,
         "steps": steps,
     }
+
+
+async def take_turns(side: Ours, trl: Trl, steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of our steps, and of TRL's."""
+    ours, theirs = [], []
+    for number in range(2, steps + 2):
+        own = await side.step(number)
+        say(side="ours", step=number, **own)
+        ours.append(own["seconds"])
+        theirs.append(await asyncio.to_thread(trl.step))
+        say(side="trl", step=number, precision=trl.precision, seconds=theirs[-1])
+    return ours, theirs
+
+
+async def replay_turns(side: Ours, trl: Trl, first: int) -> tuple[float, float]:
+    """Seconds of a step on recorded turns: ours (the mean of one before and one after TRL's), and TRL's. Each warms up once."""
+    workload = Workload.load(path_of("turns"))
+    await side.replay(first, workload)
+    await asyncio.to_thread(trl.step)
+    before = await side.replay(first + 1, workload)
+    theirs = await asyncio.to_thread(trl.step)
+    after = await side.replay(first + 2, workload)
+    say(task="turns", ours=[round(before, 3), round(after, 3)], trl=theirs)
+    return (before + after) / 2, theirs
+
+
+def floor_share(model_name: str) -> dict[str, float]:
+    """The train phase against its floor (see `bench.train_floor`), with nothing else running."""
+    found = train_floor.in_a_trainer_like_process("--model", model_name)
+    say(**found)
+    return {"train_share_of_floor": found["train_share_of_floor"]}
 
 
 def say(**fields: Any) -> None:
@@ -214,7 +262,8 @@ def main() -> int:
     args = parser.parse_args()
     ensure_trl()
     with tempfile.TemporaryDirectory(prefix="swarm-bench-") as home:
-        say(bench="grpo_step", **asyncio.run(measure(args.model, args.steps, args.trl_precision, Path(home))))
+        found = asyncio.run(measure(args.model, args.steps, args.trl_precision, Path(home)))
+    say(bench="grpo_step", **found, **floor_share(args.model))
     return 0
 
 

@@ -17,7 +17,9 @@ from typing import Protocol
 from foundation.clock import Clock
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import Decision, decide
+from researcher.analysis.race import due
 from researcher.executor.trials import Executor, Progress
+from researcher.gates import Gates, Halted
 from researcher.models import Finding, Plan, Stage, StudyStatus, TrialRecord, TrialStatus, Verdict
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget
@@ -25,6 +27,7 @@ from researcher.store.store import Store
 from researcher.view import StudyPicture, TrialLine, View
 
 _COPY_EVERY_S = 10.0
+_INTERIM_EVERY_S = 86_400.0
 
 
 class Sink(Protocol):
@@ -43,9 +46,23 @@ class Outcome:
 
 
 class Conduct:
-    """Carries out one study for its owner: `store` is fenced by the study's lease."""
+    """Carries out one study for its owner: `store` is fenced by the study's lease.
 
-    def __init__(self, store: Store, executor: Executor, sink: Sink, view: View, clock: Clock, reports: Path) -> None:
+    gates: where people are asked; None asks nobody.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        sink: Sink,
+        view: View,
+        clock: Clock,
+        reports: Path,
+        *,
+        gates: Gates | None = None,
+    ) -> None:
+        self._gates = gates
         self._store = store
         self._executor = executor
         self._sink = sink
@@ -54,7 +71,7 @@ class Conduct:
         self._reports = reports
 
     async def carry_out(self, study_id: str) -> Outcome:
-        """Run what is left of the study. Returns when it is done, or was asked to stop."""
+        """Run what is left of the study. Returns when it is done, was asked to stop, or waits for a person or a window."""
         study = self._store.study(study_id)
         plan = self._store.plan(study_id)
         picture = StudyPicture(
@@ -68,18 +85,20 @@ class Conduct:
             except OverBudget as error:
                 self._store.set_study_status(study_id, StudyStatus.STOPPED, str(error))
                 raise
-            if decision is None:
-                self._store.set_study_status(study_id, StudyStatus.STOPPED, "stopped on request")
-                return Outcome(StudyStatus.STOPPED, "stopped on request; `researcher resume` goes on with it")
+            except Halted as halt:
+                folder = self._interim(study_id)
+                self._store.set_study_status(study_id, halt.status, halt.reason)
+                return Outcome(halt.status, halt.reason, folder)
             folder = self._conclude(study_id, plan, decision, picture)
         return Outcome(StudyStatus.DONE, decision.reason, folder)
 
-    async def _stages(self, study_id: str, plan: Plan, picture: StudyPicture) -> Decision | None:
-        """Run stage after stage as the plan's branches say; None when a stop was asked for."""
+    async def _stages(self, study_id: str, plan: Plan, picture: StudyPicture) -> Decision:
+        """Run stage after stage as the plan's branches say. Raises: Halted."""
         stage, seeds = plan.stages[0], plan.stages[0].seeds
         while True:
-            if not await self._run(study_id, plan, stage, seeds, picture):
-                return None
+            if self._gates is not None:
+                self._gates.before_stage(study_id, plan, stage, seeds)
+            await self._run(study_id, plan, stage, seeds, picture)
             decision = decide(plan, stage.id, self._store.trials(study_id))
             self._store.set_stage_status(study_id, stage.id, "done")
             self._tell(study_id, decision, picture)
@@ -88,14 +107,26 @@ class Conduct:
             stage = next(each for each in plan.stages if each.id == decision.to)
             seeds = decision.seeds or stage.seeds
 
-    async def _run(self, study_id: str, plan: Plan, stage: Stage, seeds: int, picture: StudyPicture) -> bool:
-        """All trials of a stage, arms in turn so that they meet the same conditions; False when asked to stop."""
+    async def _run(self, study_id: str, plan: Plan, stage: Stage, seeds: int, picture: StudyPicture) -> None:
+        """All trials of a stage, those that its own trials call for included. Raises: Halted."""
         self._store.set_stage_status(study_id, stage.id, "running")
-        pairs = [(arm, stage.first_seed + seed) for seed in range(seeds) for arm in stage.arms]
-        trials = self._store.ensure_trials(study_id, stage.id, pairs)
+        seen = 0
+        while True:
+            pairs = due(plan, stage, seeds, self._store.trials(study_id))
+            if len(pairs) == seen:
+                return
+            seen = len(pairs)
+            trials = self._store.ensure_trials(study_id, stage.id, pairs)
+            await self._run_trials(study_id, plan, stage, trials, picture)
+
+    async def _run_trials(
+        self, study_id: str, plan: Plan, stage: Stage, trials: list[TrialRecord], picture: StudyPicture
+    ) -> None:
+        """Raises: Halted when some of them were left."""
         for trial in self._store.trials(study_id):
             picture.trials[trial.key] = _line(trial, plan.steps)
-        picture.phase = f"stage {stage.id}: {seeds} seeds of {', '.join(stage.arms)}"
+        arms = dict.fromkeys(trial.arm for trial in trials)
+        picture.phase = f"stage {stage.id}: {len(trials) // len(arms)} seeds of {', '.join(arms)}"
         picture.next = _next_of(plan, stage)
         self._view.show(picture)
 
@@ -105,7 +136,13 @@ class Conduct:
         left = [trial for trial in trials if trial.status not in (TrialStatus.DONE, TrialStatus.FAILED)]
         await self._within_budget(study_id, plan, self._executor.run_trials(study_id, plan, left, on_progress))
         study = self._store.study(study_id)
-        return not (study.stop_requested or study.pause_requested)
+        if study.stop_requested:
+            raise Halted(StudyStatus.STOPPED, "stopped on request; `researcher resume` goes on with it")
+        over = (TrialStatus.DONE, TrialStatus.FAILED)
+        if study.pause_requested:
+            raise Halted(StudyStatus.WAITING, "paused on request; `researcher resume` goes on with it")
+        if any(self._store.trial(study_id, trial.key).status not in over for trial in trials):
+            raise Halted(StudyStatus.WAITING, "waits for its next window")
 
     async def _within_budget(self, study_id: str, plan: Plan, work: Awaitable[object]) -> None:
         """Wait for work no longer than the wall time that is left. Time in which no trial ran does not count.
@@ -169,9 +206,18 @@ class Conduct:
         self._store.set_study_status(study_id, StudyStatus.DONE, decision.reason)
         return folder
 
+    def _interim(self, study_id: str) -> Path | None:
+        """The report as far as there is one: some trial has ended, and nothing is concluded from it yet."""
+        if not any(trial.status is TrialStatus.DONE for trial in self._store.trials(study_id)):
+            return None
+        return report(self._store, study_id, self._reports)
+
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str) -> AsyncIterator[None]:
-        """Keep the copy of the records up to date beside the work. One copy at a time: the last one is waited for."""
+        """Keep the copy of the records up to date beside the work, and once a day the report as far as there is one.
+
+        One copy at a time: the last one is waited for.
+        """
         enough = asyncio.Event()
         task = asyncio.create_task(self._copy(study_id, enough))
         try:
@@ -182,12 +228,16 @@ class Conduct:
 
     async def _copy(self, study_id: str, enough: asyncio.Event) -> None:
         ended = asyncio.create_task(enough.wait())
+        interim_at = self._clock.now() + _INTERIM_EVERY_S
         while not enough.is_set():
             pause = asyncio.create_task(self._clock.sleep(_COPY_EVERY_S))
             await asyncio.wait((ended, pause), return_when=asyncio.FIRST_COMPLETED)
             pause.cancel()
             sent = await asyncio.to_thread(self._sink.drain, study_id)
             logging.getLogger(__name__).debug("sent %d messages to MLflow", sent)
+            if self._clock.now() >= interim_at:
+                interim_at += _INTERIM_EVERY_S
+                self._interim(study_id)
 
 
 def report(store: Store, study_id: str, reports: Path) -> Path:

@@ -31,6 +31,10 @@ def parser() -> Parser:
         ("status", "how a study is doing, and what happens next"),
         ("watch", "follow a study until it ends"),
         ("stop", "ask a study to stop at the next safe point"),
+        ("pause", "let the trials that run end, and begin no other"),
+        ("approve", "say yes where a study waits for a person"),
+        ("reject", "say no where a study waits for a person, and why"),
+        ("amend", "make a new version of a plan before its first trial, and say why"),
         ("resume", "go on with a study, wherever it was left"),
         ("report", "write the report again from the records, and say where it is"),
         ("verify", "recompute every number of the report from SQL, offline"),
@@ -38,6 +42,24 @@ def parser() -> Parser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("study", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
         _json(command)
+        if name in ("approve", "reject", "amend"):
+            command.add_argument("--because", metavar="TEXT", required=name != "approve", help="your reason")
+        if name == "amend":
+            command.add_argument("--seeds", type=_count, metavar="N", help="seeds per arm")
+            command.add_argument("--budget", metavar="TIME", help="wall time such as 90m or 8h")
+        if name == "resume":
+            command.add_argument(
+                "--scheduled",
+                action="store_true",
+                help="as the daemon does it: leave requests to stop or pause in force, and end where a window closes",
+            )
+    _add_archives(commands)
+    daemon = commands.add_parser(
+        "daemon",
+        help="carry studies on by themselves",
+        description="Carry on every study that was started with --detach, in its windows, until ended.",
+    )
+    daemon.add_argument("--until-idle", action="store_true", help="end when no study is left to carry on")
     show = commands.add_parser(
         "show", help="a plan or a trial, whole", description="Show a study's plan, or one of its trials."
     )
@@ -65,25 +87,78 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     start.add_argument("--instrument", metavar="NAME|DIR", help="the study environment (default: the one that fits)")
     start.add_argument("--planner", choices=("auto", "llm", "builtin"), default="auto")
-    start.add_argument(
-        "--server",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="a swarm server; may be repeated (default: one started here); one that does not answer is tried for 30 s",
-    )
-    start.add_argument("--engine", choices=("local", "echo"), default="local", help="engine of a server started here")
+    _servers(start)
     start.add_argument(
         "--budget", metavar="TIME", help="wall time such as 90m or 8h; what does not fit is refused beforehand"
     )
     start.add_argument(
         "--seeds", type=_count, metavar="N", help="seeds per arm (default: what the noise floor asks for)"
     )
+    start.add_argument(
+        "--looks",
+        type=_count,
+        default=1,
+        choices=range(1, 6),
+        metavar="N",
+        help="look at the effect up to N times (1 to 5) and stop when it is decided; alpha is spent over the looks",
+    )
+    start.add_argument(
+        "--fine",
+        type=int,
+        default=0,
+        choices=range(51),
+        metavar="N",
+        help="let Optuna try up to N levels between those compared; the best is confirmed on fresh seeds",
+    )
     start.add_argument("--max-parallel", type=_count, metavar="N", help="trials at once (default: one per server)")
+    start.add_argument(
+        "--window",
+        action="append",
+        default=[],
+        metavar="22:00-07:00",
+        help="when trials may begin, in local time; 'sat,sun 00:00-24:00'; may be repeated (default: always)",
+    )
+    start.add_argument("--days", type=_count, metavar="N", help="days after which the study ends with what it has")
+    start.add_argument(
+        "--approve",
+        choices=("never", "plan", "stage"),
+        default="never",
+        help="where a person is waited for (default: %(default)s)",
+    )
+    start.add_argument("--detach", action="store_true", help="let the daemon carry the study on, and return at once")
     start.add_argument(
         "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
     )
     _json(start)
+
+
+def _add_archives(commands: argparse._SubParsersAction[Parser]) -> None:
+    text = "write a study with its data and code into one file"
+    export = commands.add_parser("export", help=text, description=text)
+    export.add_argument("study", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
+    export.add_argument("--to", metavar="FILE", help="default: STUDY.tar.gz here")
+    export.add_argument("--force", action="store_true", help="write over a file that exists")
+    _json(export)
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="run a trial of an exported study again",
+        description="Run one trial of an exported study again. This runs the instrument's code that the archive holds.",
+    )
+    reproduce.add_argument("archive", metavar="FILE", help="what `researcher export` wrote")
+    reproduce.add_argument("trial", nargs="?", help="a trial's key (default: the first that was done)")
+    _servers(reproduce)
+    _json(reproduce)
+
+
+def _servers(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a swarm server; may be repeated (default: one started here); one that does not answer is tried for 30 s",
+    )
+    command.add_argument("--engine", choices=("local", "echo"), default="local", help="engine of a server started here")
 
 
 def _count(text: str) -> int:

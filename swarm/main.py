@@ -18,7 +18,7 @@ from foundation.commandline import Parser, UsageError
 
 def parser() -> Parser:
     """All commands. Each sets `run`, a function of the parsed arguments that answers with an exit code."""
-    from swarm.cli import attempt, episodes, join, ledger, models, runs, top, trace
+    from swarm.cli import attempt, chat, episodes, join, ledger, models, replay, runs, top, trace
     from swarm.server import main as server
 
     swarm = Parser(prog="swarm", description="Host a trainable model, and train it from any agent's calls.")
@@ -32,6 +32,8 @@ def parser() -> Parser:
     trace.add_parser(commands)
     ledger.add_parser(commands)
     models.add_parser(commands)
+    chat.add_parser(commands)
+    replay.add_parser(commands)
     return swarm
 
 

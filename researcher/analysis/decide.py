@@ -5,14 +5,17 @@ Nothing is decided here that the plan does not say; where a condition cannot be 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from researcher.analysis.conclusions import Conclusions, conclude
-from researcher.analysis.power import hypothesis_power, hypothesis_seeds
+from researcher.analysis.orders import order_holds
+from researcher.analysis.power import hypothesis_power, hypothesis_seeds, measured_noise
+from researcher.analysis.race import contenders, in_the_running, rung_seeds
 from researcher.analysis.samples import NotEnoughTrials
-from researcher.models import Branch, Condition, Effect, Hypothesis, Plan, Stage, TrialRecord
+from researcher.models import Branch, Condition, Effect, Hypothesis, Plan, Stage, StageKind, TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,24 +61,33 @@ def holds(when: Condition, plan: Plan, trials: Sequence[TrialRecord], conclusion
         case "always":
             return True
         case "verdict_in":
-            return conclusions.verdict(_named(when)).verdict.value in when.verdicts
+            asked = [h.id for h in _asked(when, plan) if when.hypothesis or in_the_running(plan, h, trials)]
+            return all(conclusions.verdict(id).verdict.value in when.verdicts for id in asked)
         case "diff_at_least":
             return _effect(when, conclusions).diff >= _value(when)
         case "diff_at_most":
             return _effect(when, conclusions).diff <= _value(when)
+        case "order":
+            return order_holds(when, plan, trials)
         case "power_below":
             return min(hypothesis_power(plan, h, trials) for h in _asked(when, plan)) < _value(when)
 
 
 def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
-    """Seeds per arm of a stage: as many as the noise floor asks for, between the stage's own bounds."""
+    """Seeds per arm of a stage: as many as the noise floor asks for, between the stage's own bounds; a look has its share."""
     wanted = [stage.seeds]
-    for hypothesis in plan.hypotheses:
-        if {hypothesis.baseline, hypothesis.treatment} <= set(stage.arms):
-            try:
-                wanted.append(hypothesis_seeds(plan, hypothesis, trials))
-            except NotEnoughTrials:
-                continue  # the plan's power branch has seen to it; a plan without one runs its own seeds
+    try:
+        if stage.kind is StageKind.COARSE:
+            noise = measured_noise(plan, trials, plan.hypotheses[0].metric)
+            return rung_seeds(plan, stage, sigma=noise.upper)
+        if stage.kind is StageKind.FINE:
+            return stage.seeds
+        for hypothesis in plan.hypotheses:
+            if hypothesis.sides <= set(stage.arms):
+                seeds = hypothesis_seeds(plan, hypothesis, trials)
+                wanted.append(math.ceil(seeds * (stage.share or 1.0)))
+    except NotEnoughTrials:
+        pass  # the plan's power branch has seen to it; a plan without one runs its own seeds
     return min(max(wanted), stage.max_seeds)
 
 
@@ -84,6 +96,7 @@ def _decision(plan: Plan, branch: Branch, trials: Sequence[TrialRecord]) -> Deci
     seeds = None
     if branch.then == "stage":
         target = next(stage for stage in plan.stages if stage.id == branch.to)
+        contenders(plan, target, trials)
         seeds = seeds_for(plan, target, trials)
     return Decision(
         after=branch.stage,

@@ -1,6 +1,7 @@
 """The effects of a plan: treatment minus baseline for every hypothesis, with Holm-adjusted intervals.
 
-Every hypothesis of the plan counts in the adjustment, also one that could not be tested.
+Every hypothesis of the plan counts in the adjustment, also one that could not be tested; not those that a race left behind,
+which fresh seeds never test. At a look of a sequential design the level is what the look may spend.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from researcher.analysis.comparisons import Comparison, compare, pairing_pays
-from researcher.analysis.samples import NotEnoughTrials, Sample, deciding_stage, sample, seeds_of
+from researcher.analysis.race import in_the_running
+from researcher.analysis.samples import NotEnoughTrials, Sample, deciding_stage, judged_stage, seeds_of, side
 from researcher.models import Effect, Hypothesis, Plan, StageKind, TrialRecord
 
 
@@ -17,19 +19,31 @@ def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | Not
     """By hypothesis id, in the plan's order. A hypothesis without its data maps to the reason."""
     compared: dict[str, Comparison] = {}
     missing: dict[str, NotEnoughTrials] = {}
+    family: list[Hypothesis] = []
     for hypothesis in plan.hypotheses:
         try:
+            if not in_the_running(plan, hypothesis, trials):
+                missing[hypothesis.id] = NotEnoughTrials("the race left its arms behind, and a race gives no verdict")
+                continue
+            family.append(hypothesis)
             compared[hypothesis.id] = _comparison(plan, hypothesis, trials)
         except NotEnoughTrials as reason:
             missing[hypothesis.id] = reason
-    alpha = min(hypothesis.alpha for hypothesis in plan.hypotheses)
-    p_values = [compared[h.id].p_value if h.id in compared else 1.0 for h in plan.hypotheses]
-    adjusted = holm_p_values(p_values)
-    levels = holm_alphas(p_values, alpha)
+    alpha = min((_alpha(plan, hypothesis, trials) for hypothesis in family), default=0.0)
+    p_values = [compared[h.id].p_value if h.id in compared else 1.0 for h in family]
+    adjusted = dict(zip((h.id for h in family), holm_p_values(p_values), strict=True))
+    levels = dict(zip((h.id for h in family), holm_alphas(p_values, alpha), strict=True))
     return {
-        h.id: missing[h.id] if h.id in missing else _effect(plan, h, trials, compared[h.id], p, own)
-        for h, p, own in zip(plan.hypotheses, adjusted, levels, strict=True)
+        h.id: missing[h.id]
+        if h.id in missing
+        else _effect(plan, h, trials, compared[h.id], adjusted[h.id], levels[h.id])
+        for h in plan.hypotheses
     }
+
+
+def _alpha(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
+    spends = judged_stage(plan, hypothesis, trials).spends
+    return hypothesis.alpha if spends is None else spends
 
 
 def holm_p_values(p_values: Sequence[float]) -> list[float]:
@@ -68,7 +82,7 @@ def method_for(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]
     """Paired only where the noise floor ran both arms and its trials show that pairing pays; Welch otherwise."""
     stage = deciding_stage(plan, hypothesis)
     for floor in plan.stages:
-        if floor.kind is StageKind.NOISE_FLOOR and {hypothesis.baseline, hypothesis.treatment} <= set(floor.arms):
+        if floor.kind is StageKind.NOISE_FLOOR and hypothesis.sides <= set(floor.arms):
             baseline, treatment = _samples(hypothesis, seeds_of(floor, trials))
             if pairing_pays(baseline.values, treatment.values, stage.seeds):
                 return "paired"
@@ -77,17 +91,17 @@ def method_for(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]
 
 def _samples(hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> tuple[Sample, Sample]:
     return (
-        sample(trials, hypothesis.baseline, hypothesis.metric),
-        sample(trials, hypothesis.treatment, hypothesis.metric),
+        side(trials, hypothesis.baselines, hypothesis.metric),
+        side(trials, hypothesis.treatments, hypothesis.metric),
     )
 
 
 def _comparison(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Comparison:
-    baseline, treatment = _samples(hypothesis, seeds_of(deciding_stage(plan, hypothesis), trials))
+    baseline, treatment = _samples(hypothesis, seeds_of(judged_stage(plan, hypothesis, trials), trials))
     for arm, values in ((hypothesis.baseline, baseline.values), (hypothesis.treatment, treatment.values)):
         if len(values) < 2:
             some = "only one finished trial" if values else "no finished trial"
-            raise NotEnoughTrials(f"arm {arm!r} has {some}")
+            raise NotEnoughTrials(f"{'side' if hypothesis.baseline_arms else 'arm'} {arm!r} has {some}")
     method = method_for(plan, hypothesis, trials)
     if method == "paired" and len(_shared(baseline.values, treatment.values)) < 2:
         raise NotEnoughTrials("fewer than two seeds finished in both arms, and the comparison is paired")
@@ -97,7 +111,7 @@ def _comparison(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
 def _effect(
     plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], compared: Comparison, p: float, alpha: float
 ) -> Effect:
-    baseline, treatment = _samples(hypothesis, seeds_of(deciding_stage(plan, hypothesis), trials))
+    baseline, treatment = _samples(hypothesis, seeds_of(judged_stage(plan, hypothesis, trials), trials))
     shared = len(_shared(baseline.values, treatment.values))
     low, high = compared.interval(alpha)
     return Effect(

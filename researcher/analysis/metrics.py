@@ -27,14 +27,22 @@ def finals(metrics: Sequence[Metric], series: Series) -> dict[str, float]:
 
     A `steps_to_threshold` that was never reached is one more than the last step (see `never_reached`).
     """
-    return {metric.name: _final(metric, series) for metric in metrics}
+    return {metric.name: _final(metric, of_role(series, metric.role)) for metric in metrics}
+
+
+def of_role(series: Series, role: str | None) -> Series:
+    """The series of one further model, under the names that they have for the instrument's own."""
+    if role is None:
+        return series
+    before = f"{role}/"
+    return {name.removeprefix(before): line for name, line in series.items() if name.startswith(before)}
 
 
 def never_reached(metric: Metric, series: Series) -> bool:
     """Whether a `steps_to_threshold` metric stands for "not within this trial"."""
     if metric.kind != "steps_to_threshold":
         return False
-    _, values = _steps(metric, series, "reward_mean")
+    _, values = _steps(metric, of_role(series, metric.role), "reward_mean")
     return not bool(np.any(values >= _threshold(metric)))
 
 

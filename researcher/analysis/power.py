@@ -13,6 +13,7 @@ import numpy as np
 from scipy import optimize, stats
 from statsmodels.stats.power import TTestIndPower
 
+from researcher.analysis.race import family_size, is_raced, most_rung_seeds, winning_chance
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
 from researcher.models import Hypothesis, Plan, StageKind, TrialRecord
 
@@ -66,8 +67,9 @@ def measured_noise(plan: Plan, trials: Sequence[TrialRecord], metric: str) -> No
 
 
 def planning_alpha(plan: Plan, hypothesis: Hypothesis) -> float:
-    """The level on which Holm may have to test it in the worst case."""
-    return hypothesis.alpha / len(plan.hypotheses)
+    """The level on which Holm may have to test it in the worst case; in a sequential design that of the last look."""
+    spends = deciding_stage(plan, hypothesis).spends
+    return (hypothesis.alpha if spends is None else spends) / family_size(plan, hypothesis)
 
 
 def power_of(seeds: int, *, sigma: float, effect: float, alpha: float) -> float:
@@ -113,15 +115,33 @@ def detectable_effect(seeds: int, *, sigma: float, alpha: float, power: float) -
 
 
 def hypothesis_power(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
-    """Power for the planned effect at the most seeds the plan allows, on the noise floor's upper bound."""
+    """Power for the planned effect at the most seeds the plan allows, on the noise floor's upper bound.
+
+    Of a raced hypothesis: that its arm wins the race, and then is confirmed.
+    """
     noise = measured_noise(plan, trials, hypothesis.metric)
     most = deciding_stage(plan, hypothesis).max_seeds
     alpha = planning_alpha(plan, hypothesis)
-    return power_of(most, sigma=noise.upper, effect=plan.planned_effect, alpha=alpha)
+    power = power_of(most, sigma=side_sigma(hypothesis, noise.upper), effect=plan.planned_effect, alpha=alpha)
+    if is_raced(plan, hypothesis):
+        seeds = most_rung_seeds(plan)
+        power *= winning_chance(plan, first_rung_seeds=seeds, sigma=noise.upper, effect=plan.planned_effect)
+    return power
 
 
 def hypothesis_seeds(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> int:
     """Seeds per arm that the planned effect takes, on the noise floor's upper bound."""
     noise = measured_noise(plan, trials, hypothesis.metric)
+    sigma = side_sigma(hypothesis, noise.upper)
     alpha = planning_alpha(plan, hypothesis)
-    return seeds_needed(sigma=noise.upper, effect=plan.planned_effect, alpha=alpha, power=plan.power)
+    return seeds_needed(sigma=sigma, effect=plan.planned_effect, alpha=alpha, power=wanted_power(plan, hypothesis))
+
+
+def wanted_power(plan: Plan, hypothesis: Hypothesis) -> float:
+    """Of the comparison alone: the root of the plan's where a race, which takes the other root, comes before it."""
+    return math.sqrt(plan.power) if is_raced(plan, hypothesis) else plan.power
+
+
+def side_sigma(hypothesis: Hypothesis, sigma: float) -> float:
+    """Between seeds, of a side: the mean over several arms varies less than one."""
+    return sigma / math.sqrt(min(len(hypothesis.baselines), len(hypothesis.treatments)))

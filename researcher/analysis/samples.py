@@ -44,16 +44,44 @@ def sample(trials: Sequence[TrialRecord], arm: str, metric: str) -> Sample:
     return Sample(values=values, failed=failed, open=unended)
 
 
+def side(trials: Sequence[TrialRecord], arms: Sequence[str], metric: str) -> Sample:
+    """One side of a hypothesis: an arm's values, or the mean over several arms at each seed that all of them finished."""
+    each = [sample(trials, arm, metric) for arm in arms]
+    seeds = set.intersection(*(set(one.values) for one in each))
+    return Sample(
+        values={seed: sum(one.values[seed] for one in each) / len(each) for seed in sorted(seeds)},
+        failed=sum(one.failed for one in each),
+        open=sum(one.open for one in each),
+    )
+
+
 def deciding_stage(plan: Plan, hypothesis: Hypothesis) -> Stage:
-    """The last stage that runs both arms of the hypothesis: its verdict rests on that stage's seeds."""
-    both = {hypothesis.baseline, hypothesis.treatment}
-    stages = [stage for stage in plan.stages if both <= set(stage.arms) and stage.kind is not StageKind.NOISE_FLOOR]
-    if not stages:
-        raise ValueError(f"no stage of the plan compares the arms of {hypothesis.id}")
-    return stages[-1]
+    """The last stage that runs all arms of the hypothesis and does more than explore: its verdict rests on that stage's seeds."""
+    return _deciding_stages(plan, hypothesis)[-1]
+
+
+def judged_stage(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Stage:
+    """The deciding stage; in a sequential design the latest look that has begun."""
+    stages = _deciding_stages(plan, hypothesis)
+    if stages[-1].spends is None:
+        return stages[-1]
+    looks = [stage for stage in stages if stage.spends is not None]
+    begun = {trial.stage for trial in trials}
+    return next((look for look in reversed(looks) if look.id in begun), looks[0])
 
 
 def seeds_of(stage: Stage, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The trials whose arm and seed belong to `stage`, whichever stage made them."""
     seeds = range(stage.first_seed, stage.first_seed + stage.max_seeds)
     return [trial for trial in trials if trial.arm in stage.arms and trial.seed in seeds]
+
+
+def _deciding_stages(plan: Plan, hypothesis: Hypothesis) -> list[Stage]:
+    stages = [
+        stage
+        for stage in plan.stages
+        if hypothesis.sides <= set(stage.arms) and stage.kind is not StageKind.NOISE_FLOOR and not stage.explores
+    ]
+    if not stages:
+        raise ValueError(f"no stage of the plan compares the arms of {hypothesis.id}")
+    return stages

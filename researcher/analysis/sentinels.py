@@ -61,11 +61,13 @@ def inspect(plan: Plan, trials: Sequence[TrialRecord]) -> list[SentinelFinding]:
 
 
 def _weights_did_not_change(plan: Plan, trial: TrialRecord) -> Seen:
-    if _planned(plan, trial, "run.optimizer.learning_rate") == 0:
-        return None
-    change = _series(trial, "weights_change")
-    if not np.any(change > 0):
-        return "the weights never changed although the run trained", 0.0
+    for role in (None, *plan.roles):
+        if _learning_rate(plan, trial, role) == 0:
+            continue
+        change = _series(trial, "weights_change" if role is None else f"{role}/weights_change")
+        if not np.any(change > 0):
+            whose = "the weights" if role is None else f"the weights of the {role}"
+            return f"{whose} never changed although the run trained", 0.0
     return None
 
 
@@ -235,6 +237,8 @@ def _end(values: np.ndarray) -> float:
 def _wanted(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     """Everything that the plan sets for this trial, by target path."""
     wanted = {f"run.{path}": value for path, value in _leaves(plan.run)}
+    for role, further in plan.roles.items():
+        wanted |= {f"roles.{role}.{path}": value for path, value in _leaves(further.run)}
     wanted |= {f"task.{name}": value for name, value in plan.task.items()}
     wanted["study.steps"] = plan.steps
     factors = {factor.name: factor for factor in plan.factors}
@@ -243,17 +247,21 @@ def _wanted(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     return wanted
 
 
+def _learning_rate(plan: Plan, trial: TrialRecord, role: str | None) -> Any:
+    """As the plan sets it; None where it leaves it to the instrument."""
+    try:
+        levels = {
+            path: value for path, value in _wanted(plan, trial).items() if isinstance(value, bool | int | float | str)
+        }
+    except _Unchecked:
+        return None
+    return plan.run_fields(levels, role).get("optimizer", {}).get("learning_rate")
+
+
 def _target(factors: dict[str, Factor], name: str) -> str:
     if name not in factors:
         raise _Unchecked
     return factors[name].target
-
-
-def _planned(plan: Plan, trial: TrialRecord, target: str) -> Any:
-    try:
-        return _wanted(plan, trial).get(target)
-    except _Unchecked:
-        return None
 
 
 def _used(trial: TrialRecord, path: str) -> Any:
@@ -261,11 +269,13 @@ def _used(trial: TrialRecord, path: str) -> Any:
     root, _, rest = path.partition(".")
     if root == "study":
         return len(_series(trial, "reward_mean"))
-    source = None if evidence is None else evidence.spec if root == "run" else evidence.parameters
+    source: Any = None
+    if evidence is not None:
+        source = {"run": evidence.spec, "roles": evidence.roles}.get(root, evidence.parameters)
     if source is None:
         raise _Unchecked
     found: Any = source
-    for part in rest.split(".") if root == "run" else [rest]:
+    for part in rest.split(".") if root in ("run", "roles") else [rest]:
         found = found.get(part) if isinstance(found, dict) else None
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
+from researcher.analysis.samples import NotEnoughTrials, judged_stage, sample, seeds_of
 from researcher.analysis.sentinels import SentinelFinding
 from researcher.models import Effect, Hypothesis, Plan, TrialRecord, Verdict, VerdictRecord
 
@@ -22,7 +22,7 @@ def verdict(
 ) -> VerdictRecord:
     """The verdict on one hypothesis."""
     measured = effect if isinstance(effect, Effect) else None
-    arms = {hypothesis.baseline, hypothesis.treatment}
+    arms = hypothesis.sides
     fired = [f for f in findings if f.severity == "invalid" and arms & set(f.arms)]
     if fired:
         reason = "; ".join(f"{finding.name}: {finding.text}" for finding in fired)
@@ -55,9 +55,9 @@ def _by_interval(hypothesis: Hypothesis, effect: Effect) -> tuple[Verdict, str]:
 
 def _unfinished(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
     """Whether an arm lacks seeds that the plan asks for at the least, or has trials that are still open."""
-    stage = deciding_stage(plan, hypothesis)
+    stage = judged_stage(plan, hypothesis, trials)
     within = seeds_of(stage, trials)
-    for arm in (hypothesis.baseline, hypothesis.treatment):
+    for arm in sorted(hypothesis.sides):
         found = sample(within, arm, hypothesis.metric)
         if found.open or len(found.values) + found.failed < stage.seeds:
             return True

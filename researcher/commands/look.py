@@ -11,6 +11,7 @@ from researcher.commands.home import Home, open_home, say, say_json
 from researcher.models import Event, Plan, StudyRecord, StudyStatus, TrialRecord
 from researcher.ownership import is_dead
 from researcher.planner.instruments import available
+from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
 from researcher.view import sparkline
 
@@ -78,6 +79,8 @@ def instruments_command(args: argparse.Namespace) -> int:
         return DONE
     for instrument in found:
         say(f"{instrument.name} {instrument.version}: {instrument.title} ({instrument.model})")
+        for name, role in instrument.roles.items():
+            say(f"    role    {name:18} {role.model or instrument.model}, on a server of its own")
         for factor in instrument.factors:
             bounds = f"{factor.low:g} to {factor.high:g}" if factor.low is not None and factor.high is not None else ""
             say(f"    factor  {factor.name:18} {bounds:18} default {factor.default!s:8} {factor.description}")
@@ -95,14 +98,16 @@ def plan_lines(plan: Plan) -> list[str]:
         f"hash        {plan.digest()}  (version {plan.version}, planner {plan.planner})",
         f"instrument  {plan.instrument} {plan.instrument_version}, model {plan.model.name}, {length}",
     ]
+    lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
     lines += [f"arm         {arm.name}: {', '.join(f'{k}={v}' for k, v in arm.levels.items())}" for arm in plan.arms]
     for hypothesis in plan.hypotheses:
         lines.append(f"{hypothesis.id:11} {hypothesis.statement}")
         lines.append(f"            {hypothesis.metric}, margin {hypothesis.margin:g}, alpha {hypothesis.alpha:g}")
     for stage in plan.stages:
-        lines.append(
-            f"stage       {stage.id}: {', '.join(stage.arms)}; {stage.seeds} to {stage.max_seeds} seeds per arm"
-        )
+        kept = f"the best {stage.keep} of " if stage.keep else f"{stage.picks} by Optuna of " if stage.picks else ""
+        spends = f", may spend {stage.spends:.4f} of alpha" if stage.spends else ""
+        seeds = f"{stage.seeds} to {stage.max_seeds} seeds per arm"
+        lines.append(f"stage       {stage.id}: {kept}{', '.join(stage.arms)}; {seeds}{spends}")
     lines += [f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches]
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
     lines.append(f"budget      {plan.budget.trials} trials, {plan.budget.wall_s / 60:.0f} min")
@@ -144,8 +149,20 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
     if study.status not in OVER:
-        lines.append(f"worked on by {worker}" if worker else "nobody works on it; `researcher resume` goes on")
+        lines.append(f"worked on by {worker}" if worker else _unattended(home, study))
     return lines
+
+
+def _unattended(home: Home, study: StudyRecord) -> str:
+    """Who will go on with a study that nobody works on, and when."""
+    detail = home.store.schedule(study.id)
+    if study.pause_requested or detail is None or not detail.get("carried"):
+        return "nobody works on it; `researcher resume` goes on"
+    now = time.time()
+    opening = Timetable.of_record(detail).next_opening(now)
+    if opening is None:
+        return "its days are over; the daemon ends it"
+    return "the daemon goes on with it" + (f" at {when(opening)}" if opening > now else "")
 
 
 def event_text(event: Event) -> str:

@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import webbrowser
 
 from foundation.paths import memory_dir, user_data_dir
 from researcher.commands import DONE, FAILED
+from researcher.commands.child import child
 from researcher.commands.home import open_home, say, say_json
 from researcher.store.mlflow_sink import MlflowSink
 from swarm.models import cached_models
@@ -90,22 +90,13 @@ def ui_command(args: argparse.Namespace) -> int:
     if sink.tracking_uri.startswith(("http://", "https://")):
         _open(f"{sink.tracking_uri.rstrip('/')}/{path}", args.no_browser)
         return DONE
-    server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", sink.tracking_uri, "--port", str(args.port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", sink.tracking_uri, "--port", str(args.port)]
+    with child(command) as server:
         if not _answers(f"http://127.0.0.1:{args.port}/health", server):
             sys.stderr.write(f"researcher ui: MLflow does not answer on port {args.port}; try another --port\n")
             return FAILED
         _open(f"http://127.0.0.1:{args.port}/{path}", args.no_browser)
         return server.wait()
-    finally:
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGTERM)
-            server.wait()
 
 
 def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:

@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from foundation import logs
-from foundation.clock import SystemClock
+from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from foundation.ids import RandomIds
 from researcher.analysis.metrics import finals
-from researcher.commands import DONE, FAILED
+from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.commands.look import plan_lines
+from researcher.commands.look import plan_lines, when
 from researcher.conduct import Conduct, Outcome
 from researcher.executor.blueprint import Setup
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
-from researcher.models import Plan, StudyStatus
-from researcher.ownership import owned
-from researcher.planner.graph import PlanOptions, plan_study
+from researcher.gates import Gates, Halted
+from researcher.models import LlmCall, Plan, StudyStatus
+from researcher.ownership import owned, owned_now
+from researcher.planner.gate import Gate
+from researcher.planner.graph import BuiltinPlanner, Planner, PlanOptions, plan_study
 from researcher.planner.instruments import InstrumentFolder, open_instrument
+from researcher.planner.llm.endpoint import OpenAIEndpoint
+from researcher.planner.llm.planner import LlmPlanner
+from researcher.planner.llm.settings import llm_settings
+from researcher.schedule.daemon import ensure_daemon
+from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
 from researcher.store.mlflow_sink import MlflowSink
+from researcher.store.store import Store
 from researcher.view import View, silence, view_for
 
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+_NAP_S = 5.0
 _UNITS_S = (86_400.0, 3600.0, 60.0, 1.0)
 
 
@@ -46,11 +57,16 @@ def start_command(args: argparse.Namespace) -> int:
         seeds=args.seeds,
         budget_s=None if args.budget is None else seconds(args.budget),
         servers=max(1, len(args.server)),
+        looks=args.looks,
+        fine=args.fine,
     )
+    timetable = Timetable.of(args.window, args.days, SystemClock().now())
     home = open_home()
     place = RandomIds().new("plan")
     known = home.store.findings()
-    plan = asyncio.run(plan_study(topic, options, known=known, checkpoints=default_url(), thread=place))
+    calls: list[LlmCall] = []
+    llm = _llm_planner(args, place, calls)
+    plan = asyncio.run(plan_study(topic, options, known=known, llm=llm, checkpoints=default_url(), thread=place))
     if args.dry_run:
         say_json(plan.model_dump(mode="json")) if args.json else say("\n".join(plan_lines(plan)))
         return DONE
@@ -60,9 +76,49 @@ def start_command(args: argparse.Namespace) -> int:
         "servers": args.server,
         "engine": args.engine,
         "max_parallel": args.max_parallel,
+        "approve": args.approve,
     }
+    _check_servers(plan, args.server)
     study_id = home.store.create_study(topic, choices)
+    for call in calls:
+        home.store.record_llm_call(study_id, call)
+    home.store.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": args.detach})
+    if args.detach:
+        return _detach(home, study_id, plan, as_json=args.json)
     return _conduct(home, study_id, as_json=args.json, plan=plan)
+
+
+def _llm_planner(args: argparse.Namespace, place: str, calls: list[LlmCall]) -> Planner | None:
+    """The planner that asks an LLM, where one is configured and wanted. calls: what was asked and answered is put there."""
+    settings = None if args.planner == "builtin" else llm_settings(os.environ)
+    if settings is None:
+        return None
+    fallback = BuiltinPlanner(default_url(), place)
+    tell: Callable[[str], None] = (lambda _: None) if args.json else say
+    return LlmPlanner(OpenAIEndpoint(settings), settings, SystemClock(), fallback, keep=calls.append, tell=tell)
+
+
+def _check_servers(plan: Plan, urls: list[str]) -> None:
+    """Raises: UsageError when servers are given, and too few for one trial."""
+    given, needed = len({url.rstrip("/") for url in urls}), 1 + len(plan.roles)
+    if 0 < given < needed:
+        models = ", ".join(["its own model", *plan.roles])
+        raise UsageError(
+            f"a trial of {plan.instrument} takes {needed} servers at once ({models}), {given} given: repeat --server, in "
+            "this order; or give none, and they are started on this machine"
+        )
+
+
+def _detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
+    """Freeze the plan and hand the study to the daemon."""
+    with owned_now(home.store, study_id) as store:
+        store.save_plan(study_id, plan)
+    ensure_daemon()
+    if as_json:
+        say_json({"study": study_id, "hash": plan.digest(), "log": home.studies / study_id / "daemon.log"})
+    else:
+        say(f"{study_id}: the daemon carries it on; `researcher watch {study_id}` follows it")
+    return DONE
 
 
 def resume_command(args: argparse.Namespace) -> int:
@@ -74,8 +130,9 @@ def resume_command(args: argparse.Namespace) -> int:
         say(f"{study_id} is done; its report: {home.studies / study_id / 'report.md'}")
         return DONE
     home.store.plan(study_id)
-    home.store.clear_requests(study_id)
-    return _conduct(home, study_id, as_json=args.json)
+    if not args.scheduled:
+        home.store.clear_requests(study_id)
+    return _conduct(home, study_id, as_json=args.json, wait=not args.scheduled)
 
 
 def seconds(text: str) -> float:
@@ -114,52 +171,132 @@ def _place(instrument: str | None) -> str | None:
     return str(Path(instrument).resolve()) if instrument and Path(instrument).is_dir() else instrument
 
 
-def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = None) -> int:
+def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = None, wait: bool = True) -> int:
     logs.configure("WARNING")
     view = view_for(as_json=as_json)
     try:
-        outcome = asyncio.run(_carry_out(home, study_id, view, plan))
+        outcome = asyncio.run(_carry_out(home, study_id, view, plan, wait=wait))
     finally:
         view.close()
     return _close(outcome, study_id, as_json=as_json)
 
 
-async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None) -> Outcome:
+async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None, *, wait: bool) -> Outcome:
+    """Conduct the study in its windows. wait: sit through the times between them; else return when one closes."""
     clock = SystemClock()
     async with owned(home.store, study_id, clock) as store:
         if plan is not None:
             store.save_plan(study_id, plan)
         frozen = store.plan(study_id)
-        choices = store.study(study_id).options
         view.say(f"{study_id}: plan {frozen.digest()[:16]} by the {frozen.planner} planner; records in {home.root}")
-        folder = open_instrument(choices.get("instrument") or frozen.instrument)
+        gates = Gates(store, lambda name, question: Gate(default_url(), study_id, name).ask(question))
+        sitting = Sitting(home, store, study_id, frozen, view, gates, clock)
+        try:
+            gates.before_plan(study_id, frozen)
+            return await sitting.through(wait=wait)
+        except Halted as halt:
+            store.set_study_status(study_id, halt.status, halt.reason)
+            return Outcome(halt.status, halt.reason)
+
+
+class Sitting:
+    """One process's work on a study: window after window, on servers that it holds only while a window is open."""
+
+    def __init__(
+        self, home: Home, store: Store, study_id: str, plan: Plan, view: View, gates: Gates, clock: Clock
+    ) -> None:
+        self._home = home
+        self._store = store
+        self._study_id = study_id
+        self._plan = plan
+        self._view = view
+        self._gates = gates
+        self._clock = clock
+        detail = store.schedule(study_id)
+        self._timetable = Timetable(zone="UTC") if detail is None else Timetable.of_record(detail)
+
+    async def through(self, *, wait: bool) -> Outcome:
+        """Raises: Halted when no window opens any more, or (without `wait`) until the next one; OverBudget."""
+        while True:
+            await self._opened(wait=wait)
+            outcome = await self._work()
+            if outcome.status is not StudyStatus.WAITING or self._timetable.open(self._clock.now()):
+                return outcome
+
+    async def _opened(self, *, wait: bool) -> None:
+        """Wait until a window is open."""
+        while not self._timetable.open(now := self._clock.now()):
+            self._heed()
+            opening = self._timetable.next_opening(now)
+            if opening is None:
+                raise Halted(StudyStatus.STOPPED, "its days are over; `researcher report` shows what was found")
+            text = f"waits for its window, which opens at {when(opening)}"
+            if not wait:
+                raise Halted(StudyStatus.WAITING, text)
+            self._store.set_study_status(self._study_id, StudyStatus.WAITING, text)
+            self._view.say(f"{self._study_id} {text}")
+            while self._clock.now() < opening:  # short sleeps: a machine that was suspended wakes late from long ones
+                await self._clock.sleep(min(_NAP_S, opening - self._clock.now()))
+                self._heed()
+
+    def _heed(self) -> None:
+        study = self._store.study(self._study_id)
+        if study.stop_requested:
+            raise Halted(StudyStatus.STOPPED, "stopped on request; `researcher resume` goes on with it")
+        if study.pause_requested:
+            raise Halted(StudyStatus.WAITING, "paused on request; `researcher resume` goes on with it")
+
+    async def _work(self) -> Outcome:
+        """Until the study ends, halts, or its window closes."""
+        home, study_id, plan = self._home, self._study_id, self._plan
+        choices = self._store.study(study_id).options
+        folder = open_instrument(choices.get("instrument") or plan.instrument)
         pool = ServerPool(
-            store,
+            self._store,
             f"study {study_id}",
             urls=choices["servers"],
-            local=_local_server(home, study_id, frozen, choices),
+            local=local_servers(home, study_id, plan, choices),
+            roles=tuple(plan.roles),
             at_most=choices.get("max_parallel"),
-            clock=clock,
-            tell=view.say,
+            clock=self._clock,
+            tell=self._view.say,
         )
-        view.say(f"waiting for {', '.join(choices['servers']) or 'the swarm server that starts on this machine'} ...")
+        servers = ", ".join(choices["servers"]) or _starting(plan)
+        self._view.say(f"waiting for {servers} ...")
         async with pool:
-            executor = Executor(store, pool, _setup(home, folder))
-            conduct = Conduct(store, executor, MlflowSink(store), view, clock, home.studies)
+            executor = Executor(self._store, pool, setup(home, folder), may_begin=self._may_begin)
+            sink = MlflowSink(self._store)
+            conduct = Conduct(self._store, executor, sink, self._view, self._clock, home.studies, gates=self._gates)
             outcome = await conduct.carry_out(study_id)
         if outcome.status is StudyStatus.DONE:
             pool.discard_state()
         return outcome
 
+    def _may_begin(self) -> bool:
+        return self._timetable.open(self._clock.now())
 
-def _local_server(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> LocalServer | None:
+
+def _starting(plan: Plan) -> str:
+    if not plan.roles:
+        return "the swarm server that starts on this machine"
+    return f"{1 + len(plan.roles)} swarm servers that start on this machine, one after the other"
+
+
+def local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> list[LocalServer]:
+    """One for each model that a trial trains, none where servers were given. No longer contexts than the plan asks for:
+    the memory for them is taken when a server starts."""
     if choices["servers"]:
-        return None
-    engine = choices.get("engine", "local")
-    return LocalServer(model=plan.model.name, folder=home.studies / study_id / "server", engine=engine)
+        return []
+    engine, longest = choices.get("engine", "local"), plan.run.get("max_model_len")
+    arguments = ("--max-model-len", str(longest)) if longest else ()
+    models = {"server": plan.model.name, **{f"server-{role}": each.model for role, each in plan.roles.items()}}
+    return [
+        LocalServer(model=model, folder=home.studies / study_id / name, engine=engine, arguments=arguments)
+        for name, model in models.items()
+    ]
 
 
-def _setup(home: Home, folder: InstrumentFolder) -> Setup:
+def setup(home: Home, folder: InstrumentFolder) -> Setup:
     return Setup(
         instrument=folder.instrument,
         instrument_dir=folder.path,
@@ -175,6 +312,8 @@ def _close(outcome: Outcome, study_id: str, *, as_json: bool) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads how it ended; the exit code says it all the same
         silence(sys.stdout)
+    if outcome.status is StudyStatus.WAITING:
+        return WAITING
     return DONE if outcome.status is StudyStatus.DONE else FAILED
 
 

@@ -24,24 +24,20 @@ from foundation.clock import Clock
 from foundation.logs import redact
 from foundation.paths import write_atomically
 from researcher.executor.blueprint import Work, run_spec, trial_blueprint
-from researcher.executor.collection import Collected, collect, points
+from researcher.executor.collection import Collected, collect_whole, points
 from researcher.executor.errors import AttemptFailed, EvidenceMissing, ServerUnfit, StudyHalted
-from researcher.executor.processes import Berth, child_environ, started_at
-from researcher.executor.servers import Server
-from researcher.models import AttemptRecord, Plan, StudyStatus, TrialRecord
-from researcher.store.errors import NotFound as NoStudy
+from researcher.executor.processes import Berth, Berths, child_environ, started_at
+from researcher.executor.servers import Server, Site
+from researcher.executor.slots import Slot
+from researcher.models import AttemptRecord, Plan, TrialRecord
 from researcher.store.store import Store
-from swarm.client import IdempotencyConflict, InvalidSpec, NotFound, Refusal, ServerBusy, ServerUnreachable
-from swarm.protocol.blueprint import TrialBlueprint
+from swarm.client import ServerUnreachable
+from swarm.protocol.blueprint import PartnerRun, TrialBlueprint
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, RunReport, ServerStatus
 
 _log = logging.getLogger(__name__)
-_ABANDONED_DRAIN_S = 0.1
-"""How long a run drains when nobody is left to end its episodes."""
-
-
 _SPARE_ATTEMPT_S, _SPARE_STALL_S = 1200.0, 240.0
 """On top of what a trial takes: an engine that boots again, a machine that others load."""
 
@@ -95,15 +91,32 @@ class AttemptRun:
     """Use once. `carry_out` is safe to call after any crash."""
 
     def __init__(
-        self, work: Work, trial: TrialRecord, server: Server, store: Store, clock: Clock, limits: TrialLimits
+        self,
+        work: Work,
+        trial: TrialRecord,
+        site: Site,
+        store: Store,
+        clock: Clock,
+        limits: TrialLimits,
+        tell: Callable[[str], None] = lambda _: None,
+        berths: Berths = Berth,
     ) -> None:
         self._work = work
         self._trial = trial
-        self._server = server
-        self._swarm = server.swarm
+        self._site = site
+        self._swarm = site.main.swarm
+
+        def slot(server: Server) -> Slot:
+            return Slot(server, work.study_id, store, clock, busy_s=limits.busy_s, look_s=limits.look_s, tell=tell)
+
+        self._slot = slot(site.main)
+        self._beside = {role: slot(server) for role, server in site.beside.items()}
+        self._partners: dict[str, str] = {}
+        """Runs of further models, by role."""
         self._store = store
         self._clock = clock
         self._limits = limits
+        self._berths = berths
         self._on_sight: OnSight = lambda _: None
         self._step = 0
         self._episodes = 0
@@ -115,7 +128,7 @@ class AttemptRun:
         """
         self._on_sight = on_sight
         attempt = self._intend()
-        berth = Berth(self._work.folder(self._trial, attempt.number), self._clock)
+        berth = self._berths(self._work.folder(self._trial, attempt.number), self._clock)
         run_id = attempt.run_id
         try:
             report = await self._submit(attempt)
@@ -128,12 +141,12 @@ class AttemptRun:
             raise
         except (AttemptFailed, ServerUnfit, StudyHalted, SwarmError) as error:
             if isinstance(error, ServerUnreachable):
-                self._server.unfit = self._server.unfit or str(error)
+                self._site.lost(error)
             await berth.end(self._limits.grace_s)
             self._end_attempt(error)
             await self._free(run_id)
             if isinstance(error, SwarmError):
-                self._server.check()
+                self._site.check()
                 raise AttemptFailed(str(error)) from error
             raise
         await self._free(run_id)
@@ -141,7 +154,7 @@ class AttemptRun:
 
     def _end_attempt(self, error: Exception) -> None:
         """Recorded as failed, or as withdrawn where it was not the trial that failed."""
-        own = isinstance(error, AttemptFailed | SwarmError) and self._server.unfit is None
+        own = isinstance(error, AttemptFailed | SwarmError) and self._site.fit
         end = self._store.fail_attempt if own else self._store.withdraw_attempt
         end(self._work.study_id, self._trial.key, redact(str(error))[:4000])
 
@@ -155,59 +168,26 @@ class AttemptRun:
             return earlier[-1]
         number = len(earlier) + 1
         spec = run_spec(self._work, self._trial).model_dump(mode="json")
+        spec["labels"] |= self._site.labels()
         # The study is part of the key: another study may run the same plan on the same server.
         idempotency_key = f"{study_id}/{key}#{number}"
-        return self._store.record_intent(study_id, key, number, self._server.url, idempotency_key, spec)
+        return self._store.record_intent(study_id, key, number, self._site.main.url, idempotency_key, spec)
 
     async def _submit(self, attempt: AttemptRecord) -> RunReport:
-        """The attempt's run, started now or found again."""
+        """The attempt's runs, started now or found again: of every model, or of none."""
+        keys = {role: f"{attempt.idempotency_key}/{role}" for role in self._beside}
+        for role, slot in self._beside.items():
+            self._partners[role] = (await slot.start(run_spec(self._work, self._trial, role), keys[role])).run_id
         spec = RunSpec.model_validate(attempt.spec)
-        deadline = self._clock.monotonic() + self._limits.busy_s
-        status = await self._server.ready(self._clock, self._limits.busy_s)
-        wanted = self._work.plan.model.fingerprint
-        if wanted is not None and status.model_fingerprint not in (None, wanted):
-            raise ServerUnfit(f"{self._server.url} hosts other weights than the plan names: {status.model}")
-        while True:
-            self._server.check()
-            try:
-                return await self._swarm.start_run(spec, attempt.idempotency_key)
-            except ServerBusy as busy:
-                await self._make_room(str(busy.fields.get("run_id")), deadline)
-                await self._clock.sleep(self._limits.look_s)
-            except (InvalidSpec, IdempotencyConflict) as error:
-                raise AttemptFailed(f"the server refused the run: {_details(error)}") from error
-
-    async def _make_room(self, run_id: str, deadline: float) -> None:
-        """Stop a run that this study, or one that is over, left behind; wait for anybody else's."""
-        try:
-            labels = (await self._swarm.run(run_id)).spec.labels
-        except NotFound:
-            return
-        if self._is_over(labels.get("study")):
-            await self._stop(run_id)
-        elif self._clock.monotonic() >= deadline:
-            raise ServerUnfit(f"{self._server.url} is busy with run {run_id}, which is none of this study's")
-        await self._released(run_id, min(deadline, self._clock.monotonic() + self._limits.busy_s))
-
-    def _is_over(self, study_id: str | None) -> bool:
-        if study_id is None or study_id == self._work.study_id:
-            return study_id is not None
-        try:
-            status = self._store.study(study_id).status
-        except NoStudy:
-            return False
-        return status in (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
-
-    async def _released(self, run_id: str, deadline: float) -> None:
-        """Returns when the run does not hold the server any more, or at the deadline."""
-        async for status in self._swarm.statuses(wait_s=max(0.0, min(10.0, deadline - self._clock.monotonic()))):
-            if status.run_id != run_id or self._clock.monotonic() >= deadline:
-                return
-            self._server.check()
-            await self._clock.sleep(self._limits.look_s)
+        return await self._slot.start(spec, attempt.idempotency_key, self._work.plan.model.fingerprint)
 
     def _hand_over(self, attempt: AttemptRecord, report: RunReport, berth: Berth) -> TrialBlueprint:
-        blueprint = trial_blueprint(self._work, self._trial, report.spec, self._server.url, report.run_id)
+        partners = {
+            role: PartnerRun(server_url=slot.server.url, run_id=self._partners[role])
+            for role, slot in self._beside.items()
+        }
+        main = self._site.main.url
+        blueprint = trial_blueprint(self._work, self._trial, report.spec, main, report.run_id, partners)
         write_atomically(berth.folder / "blueprint.json", (blueprint.model_dump_json(indent=2) + "\n").encode())
         facts = blueprint.model_dump(mode="json")
         if attempt.run_id is None:
@@ -223,7 +203,7 @@ class AttemptRun:
         for start in range(self._limits.client_restarts + 2):
             if not berth.alive():
                 with suppress(EvidenceMissing):
-                    return await collect(self._swarm, blueprint)
+                    return await self._collect(blueprint)
                 if start > self._limits.client_restarts:
                     break
                 if start:
@@ -235,13 +215,17 @@ class AttemptRun:
                 await berth.end(self._limits.grace_s)
                 reason = f"no episode ended for {self._limits.stall_s:.0f} s; "
         try:
-            return await collect(self._swarm, blueprint)
+            return await self._collect(blueprint)
         except EvidenceMissing as missing:
             code = berth.exit_code()
             said = redact(berth.tail())
             raise AttemptFailed(
                 f"{reason}{missing}. The client ended with code {code}; it said last: {said or 'nothing'}"
             ) from missing
+
+    async def _collect(self, blueprint: TrialBlueprint) -> Collected:
+        others = {role: slot.swarm for role, slot in self._beside.items()}
+        return await collect_whole(self._swarm, others, blueprint)
 
     def _start_client(self, berth: Berth) -> None:
         command = [sys.executable, "-m", "swarm.client.trial", str(berth.folder / "blueprint.json")]
@@ -270,11 +254,13 @@ class AttemptRun:
         moved_at = checked_at = self._clock.monotonic()
         status = await self._swarm.status()
         while True:
-            self._check_status(status, run_id)
+            self._slot.check(status, run_id)
             now = self._clock.monotonic()
             if status.step > self._step or now - checked_at >= self._limits.check_s:
                 checked_at = now
                 self._check_requests()
+                for role, slot in self._beside.items():
+                    slot.check(await slot.swarm.status(), self._partners[role])
                 if await self._note(run_id, status) or status.phase is Phase.BOOTING:
                     moved_at = now
             if now - moved_at > self._limits.stall_s:
@@ -299,15 +285,6 @@ class AttemptRun:
         self._on_sight(Sight(phase=status.phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
         return moved
 
-    def _check_status(self, status: ServerStatus, run_id: str) -> None:
-        self._server.check()
-        if status.phase is Phase.FAILED:
-            reason = status.failed.reason if status.failed else "no reason given"
-            self._server.unfit = f"its engine failed: {reason}"
-            self._server.check()
-        if status.run_id != run_id and status.phase is not Phase.BOOTING:
-            raise AttemptFailed(f"the run is not on its server any more (there is {status.run_id or 'none'})")
-
     def _check_requests(self) -> None:
         if self._store.study(self._work.study_id).stop_requested:
             raise StudyHalted("stop")
@@ -328,28 +305,11 @@ class AttemptRun:
     async def _leave(self, berth: Berth, run_id: str | None) -> None:
         """Interrupted: on a server of our own all is left so that it goes on later; another's is given back."""
         await berth.end(self._limits.grace_s)
-        if not self._server.owned:
+        if not self._site.main.owned:
             self._store.withdraw_attempt(self._work.study_id, self._trial.key, "interrupted")
             await self._free(run_id)
 
     async def _free(self, run_id: str | None) -> None:
-        """Stop the run, so that the engine is warm and free. What cannot be stopped now is stopped by the next run."""
-        if run_id is None or self._server.unfit is not None:
-            return
-        try:
-            await self._stop(run_id)
-            await self._released(run_id, self._clock.monotonic() + self._limits.busy_s)
-        except (SwarmError, ServerUnfit) as error:
-            _log.warning("run %s could not be stopped: %s", run_id, error)
-
-    async def _stop(self, run_id: str) -> None:
-        """Stop a run whose client is gone: episodes that it left open are not waited for."""
-        report = await self._swarm.run(run_id)
-        if report.status == "running":
-            await self._swarm.patch_run(run_id, {"limits": {"drain_limit_s": _ABANDONED_DRAIN_S}})
-        await self._swarm.stop_run(run_id)
-
-
-def _details(error: Refusal) -> str:
-    problems = error.fields.get("errors") or []
-    return f"{error.detail} {problems}" if problems else error.detail
+        await self._slot.free(run_id)
+        for role, slot in self._beside.items():
+            await slot.free(self._partners.get(role))

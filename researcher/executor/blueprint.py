@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from researcher.models import Factor, Instrument, Metric, Plan, Scalar, TrialRecord
-from swarm.protocol.blueprint import HeldOut, TrialBlueprint
+from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
@@ -60,35 +60,42 @@ class Work:
         return trials / trial.key.split("/", 1)[0] / f"{arm}-seed{trial.seed}" / f"attempt{attempt}"
 
 
-def run_spec(work: Work, trial: TrialRecord) -> RunSpec:
-    """Raises: pydantic's ValidationError for a spec that no server would take; ValueError for an unknown factor."""
-    plan, arm = work.plan, work.plan.arm(trial.arm)
-    fields: dict[str, Any] = merge_patch(work.setup.instrument.defaults.run, plan.run)
-    steps = plan.steps
-    for name, level in arm.levels.items():
-        room, _, path = _factor(work, name).target.partition(".")
-        if room == "run":
-            fields = merge_patch(fields, _nested(path, level))
-        elif (room, path) == ("study", "steps"):
-            steps = int(level)
+def run_spec(work: Work, trial: TrialRecord, role: str | None = None) -> RunSpec:
+    """Of the instrument's own model, or of a further role's.
+
+    Raises: pydantic's ValidationError for a spec that no server would take; ValueError for an unknown factor.
+    """
+    plan = work.plan
+    levels = {_factor(work, name).target: level for name, level in plan.arm(trial.arm).levels.items()}
+    fields: dict[str, Any] = merge_patch(work.setup.instrument.defaults.run, plan.run_fields(levels, role))
+    steps = int(levels.get("study.steps", plan.steps))
     labels = {
         "study": work.study_id,
         "trial": trial.key,
         "arm": trial.arm,
         "seed": str(trial.seed),
         "plan": plan.digest(),
+        **({} if role is None else {"role": role}),
     }
     fields = merge_patch(fields, {"seed": trial.seed, "limits": {"steps": steps}, "labels": labels})
     return RunSpec.model_validate(fields)
 
 
-def trial_blueprint(work: Work, trial: TrialRecord, spec: RunSpec, server_url: str, run_id: str) -> TrialBlueprint:
-    """What `python -m swarm.client.trial` carries out."""
+def trial_blueprint(
+    work: Work,
+    trial: TrialRecord,
+    spec: RunSpec,
+    server_url: str,
+    run_id: str,
+    partners: Mapping[str, PartnerRun] | None = None,
+) -> TrialBlueprint:
+    """What `python -m swarm.client.trial` carries out. partners: the runs of further models, by role."""
     defaults, plan = work.setup.instrument.defaults, work.plan
     return TrialBlueprint(
         trial_key=trial.key,
         server_url=server_url,
         run_id=run_id,
+        partners=dict(partners or {}),
         instrument_dir=str(work.setup.instrument_dir),
         workflow=work.setup.instrument.workflow,
         code_version=work.setup.code_version,
@@ -114,12 +121,8 @@ def _factor(work: Work, name: str) -> Factor:
     for factor in (*work.plan.factors, *work.setup.instrument.factors):
         if factor.name == name:
             room = factor.target.partition(".")[0]
-            if room not in ("run", "task") and factor.target != "study.steps":
-                raise ValueError(f"factor {name!r} has target {factor.target!r}; use run.…, task.… or study.steps")
+            if room not in ("run", "roles", "task") and factor.target != "study.steps":
+                kinds = "run.…, roles.…, task.… or study.steps"
+                raise ValueError(f"factor {name!r} has target {factor.target!r}; use {kinds}")
             return factor
     raise ValueError(f"the plan varies {name!r}, which is no factor of {work.setup.instrument.name}")
-
-
-def _nested(path: str, value: object) -> dict[str, Any]:
-    head, _, rest = path.partition(".")
-    return {head: _nested(rest, value) if rest else value}

@@ -6,6 +6,7 @@ Never from what a client prints, and never a part of it: either the records show
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from researcher.executor.errors import EvidenceMissing
@@ -34,14 +35,33 @@ async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
     if report.status != "complete":
         raise EvidenceMissing(f"the run is {report.status} at step {report.step}: {report.reason or 'no reason given'}")
     entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
-    series = _steps(report)
-    for when, step in (("before", 0), ("after", report.step)):
-        series.update(_evaluation(blueprint, entries, when, step))
     return Collected(
-        series=series,
+        series=_steps(report) | _evaluations(blueprint, entries, report),
         evidence=_evidence(report, blueprint, entries),
         sampled_tokens=sum(entry.sampled_tokens for entry in entries),
     )
+
+
+async def collect_whole(swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprint: TrialBlueprint) -> Collected:
+    """The same of all models of a trial; others: the servers of further models, by role. Their series: `ROLE/name`.
+
+    Raises: EvidenceMissing.
+    """
+    whole = await collect(swarm, blueprint)
+    series, evidence, tokens = dict(whole.series), whole.evidence, whole.sampled_tokens
+    roles, changes = {}, list(evidence.changes or [])
+    for role, run in blueprint.partners.items():
+        try:
+            own = await collect(others[role], blueprint.model_copy(update={"run_id": run.run_id}))
+        except EvidenceMissing as missing:
+            raise EvidenceMissing(f"of the {role}: {missing}") from missing
+        series |= {f"{role}/{name}": line for name, line in own.series.items()}
+        roles[role] = own.evidence.spec or {}
+        changes += own.evidence.changes or []
+        tokens += own.sampled_tokens
+    if roles:
+        evidence = evidence.model_copy(update={"roles": roles, "changes": changes})
+    return Collected(series=series, evidence=evidence, sampled_tokens=tokens)
 
 
 def points(steps: list[StepMetrics]) -> list[tuple[str, int, float]]:
@@ -57,6 +77,13 @@ def _steps(report: RunReport) -> dict[str, list[tuple[int, float]]]:
     for name, step, value in points(found):
         series[name].append((step, value))
     return dict(series)
+
+
+def _evaluations(
+    blueprint: TrialBlueprint, entries: list[LedgerEntry], report: RunReport
+) -> dict[str, list[tuple[int, float]]]:
+    before, after = (_evaluation(blueprint, entries, *when) for when in (("before", 0), ("after", report.step)))
+    return before | after
 
 
 def _evaluation(

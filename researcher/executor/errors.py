@@ -3,7 +3,7 @@
 ExecutorError
 ├── ServerUnfit       this server cannot be used; another may
 ├── NoServersLeft     none can; trials are left as they are
-├── StudyHalted       a person asked for a stop or a pause
+├── StudyHalted       a stop or a pause was asked for, or the study's window closed
 ├── EvidenceMissing   the server's records do not show a whole trial (yet)
 └── AttemptFailed     this attempt came to nothing; the trial may be tried again
 
@@ -20,7 +20,11 @@ class ExecutorError(Exception):
 
 
 class ServerUnfit(ExecutorError):
-    pass
+    """url: of the server, where it is known."""
+
+    def __init__(self, reason: str, url: str = "") -> None:
+        super().__init__(reason)
+        self.url = url
 
 
 class NoServersLeft(ExecutorError):
@@ -28,8 +32,9 @@ class NoServersLeft(ExecutorError):
 
 
 class StudyHalted(ExecutorError):
-    def __init__(self, wish: Literal["stop", "pause"]) -> None:
-        super().__init__(f"a {wish} was asked for; `researcher resume` goes on")
+    def __init__(self, wish: Literal["stop", "pause", "window"]) -> None:
+        why = "the study is outside its windows" if wish == "window" else f"a {wish} was asked for"
+        super().__init__(f"{why}; `researcher resume` goes on")
         self.wish = wish
 
 

@@ -9,9 +9,11 @@ import asyncio
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
+
+import httpx
 
 from foundation.clock import Clock, SystemClock
 from researcher.executor.errors import NoServersLeft, ServerUnfit
@@ -55,7 +57,7 @@ class Server:
     def check(self) -> None:
         """Raises: ServerUnfit."""
         if self.unfit is not None:
-            raise ServerUnfit(f"{self.url}: {self.unfit}")
+            raise ServerUnfit(f"{self.url}: {self.unfit}", self.url)
 
     async def ready(self, clock: Clock, limit_s: float) -> ServerStatus:
         """The status once it is not booting any more. Raises: ServerUnfit when it failed, or takes too long."""
@@ -64,21 +66,55 @@ class Server:
             async for status in self.swarm.statuses(wait_s=10.0):
                 self.check()
                 if status.phase is Phase.FAILED:
-                    raise ServerUnfit(f"{self.url}: {status.failed.reason if status.failed else 'its engine failed'}")
+                    reason = status.failed.reason if status.failed else "its engine failed"
+                    raise ServerUnfit(f"{self.url}: {reason}", self.url)
                 if status.phase is not Phase.BOOTING:
                     return status
                 if clock.monotonic() >= deadline:
                     break
         except SwarmError as error:
-            raise ServerUnfit(str(error)) from error
-        raise ServerUnfit(f"{self.url} has been booting for {limit_s:.0f} s; look at its log")
+            raise ServerUnfit(str(error), self.url) from error
+        raise ServerUnfit(f"{self.url} has been booting for {limit_s:.0f} s; look at its log", self.url)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where one trial runs at a time: the server of the instrument's own model, and one for each further role."""
+
+    main: Server
+    beside: Mapping[str, Server] = field(default_factory=dict)
+
+    @property
+    def servers(self) -> list[Server]:
+        return [self.main, *self.beside.values()]
+
+    @property
+    def fit(self) -> bool:
+        return all(server.unfit is None for server in self.servers)
+
+    def check(self) -> None:
+        """Raises: ServerUnfit."""
+        for server in self.servers:
+            server.check()
+
+    def lost(self, error: ServerUnreachable | ServerUnfit) -> None:
+        """The server that `error` tells of cannot be used any more."""
+        gone = next((server for server in self.servers if server.url == error.url), self.main)
+        gone.unfit = gone.unfit or str(error)
+
+    def labels(self) -> dict[str, str]:
+        """Of a run on the main server: where its partners are."""
+        return {f"server:{role}": server.url for role, server in self.beside.items()}
 
 
 class ServerPool:
-    """An async context manager over the servers of one study: those given by url, or one started here.
+    """An async context manager over the servers of one study: those given by url, or those started here.
 
     holder: who holds the leases; the same text again (after a crash) gets them back at once.
-    tell: told, in a line, of servers that do not answer.
+    local: what to start here, one after the other, where no url is given. roles: of the further models that a trial needs
+    servers for; given servers are taken in order, first the instrument's own model, then a server for each role.
+    at_most: trials at once. tell: told, in a line, of what is waited for.
+    transport: how the servers that were given are reached; None is the network.
     """
 
     def __init__(
@@ -87,33 +123,48 @@ class ServerPool:
         holder: str,
         *,
         urls: Sequence[str] = (),
-        local: LocalServer | None = None,
+        local: LocalServer | Sequence[LocalServer] | None = None,
+        roles: Sequence[str] = (),
         at_most: int | None = None,
         clock: Clock | None = None,
         limits: PoolLimits | None = None,
         environ: Mapping[str, str] | None = None,
         tell: Callable[[str], None] = lambda _: None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        if bool(urls) == (local is not None):
-            raise ValueError("a pool needs either urls of servers, or one to start here")
+        starts = [local] if isinstance(local, LocalServer) else list(local or ())
+        if bool(urls) == bool(starts):
+            raise ValueError("a pool needs either urls of servers, or some to start here")
         self.clock = clock or SystemClock()
         self._store = store
         self._holder = holder
-        self._urls = [url.rstrip("/") for url in urls]
+        self._urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
+        self._roles = tuple(roles)
         self._at_most = at_most
-        self._tell = tell
+        self.tell = tell
+        self._transport = transport
         self._limits = limits or PoolLimits()
         self._environ = dict(os.environ if environ is None else environ)
         self._servers: list[Server] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._process = None
-        if local is not None:
-            self._process = LocalProcess(local, self.clock, self._limits.local, self._environ)
+        self._starts = starts
+        self._processes: list[LocalProcess] = []
 
     @property
     def servers(self) -> list[Server]:
         """Those that can be used."""
         return [server for server in self._servers if server.unfit is None]
+
+    @property
+    def needed(self) -> int:
+        """Servers that a trial takes at once, all or none."""
+        return 1 + len(self._roles)
+
+    def sites(self) -> list[Site]:
+        """The usable servers, put together for trials; those that are too few for one more stay idle."""
+        fit, size = self.servers, self.needed
+        groups = [fit[i : i + size] for i in range(0, len(fit) - size + 1, size)]
+        return [Site(group[0], dict(zip(self._roles, group[1:], strict=True))) for group in groups]
 
     def reasons(self) -> str:
         """Why the others cannot."""
@@ -135,16 +186,16 @@ class ServerPool:
         """
         refused = []
         try:
-            given: list[str | None] = [*self._urls] or [None]
-            for url in given:
-                if self._at_most is not None and len(self.servers) >= self._at_most:
+            wanted: list[str | LocalServer] = [*self._urls, *self._starts]
+            for start in wanted:
+                if self._at_most is not None and len(self.servers) >= self._at_most * self.needed:
                     break
                 try:
-                    await self._add(url)
+                    await self._add(start)
                 except (ServerUnfit, LeaseHeld) as error:
                     refused.append(str(error))
-            if not self.servers:
-                raise NoServersLeft("; ".join(refused))
+            if not self.sites():
+                raise NoServersLeft(self._too_few("; ".join(refused)))
         except BaseException:
             await self.close()
             raise
@@ -160,26 +211,37 @@ class ServerPool:
             await server.swarm.close()
             self._store.release_server(server.url, server.lease)
         self._servers.clear()
-        if stop_local and self._process is not None:
-            await self._process.stop()
+        if stop_local:
+            await asyncio.gather(*(process.stop() for process in self._processes))
 
     def discard_state(self) -> None:
-        """After a study: free the disk of what our own server kept. Raises: ServerUnfit while it runs."""
-        if self._process is not None:
-            self._process.discard_state()
+        """After a study: free the disk of what our own servers kept. Raises: ServerUnfit while one runs."""
+        for process in self._processes:
+            process.discard_state()
 
-    async def _add(self, given: str | None) -> None:
-        """Lease a server and wait for it. given: None for our own."""
-        url = given if given is not None else await self._local().start()
+    def _too_few(self, reasons: str) -> str:
+        if self.needed == 1:
+            return reasons
+        own = "the instrument's own model, " + ", ".join(self._roles)
+        return f"a trial needs {self.needed} servers at once ({own}), {len(self.servers)} can be had: " + (
+            reasons or "give more, a --server each, or none at all to have them started here"
+        )
+
+    async def _add(self, given: str | LocalServer) -> None:
+        """Lease a server and wait for it; one of our own is started first."""
+        process = self._process(given) if isinstance(given, LocalServer) else None
+        url = await process.start() if process is not None else str(given)
         lease = self._store.acquire_server(url, self._holder, self._limits.lease_s)
         token = self._environ.get("SWARM_ADMIN_TOKEN") or self._environ.get("SWARM_TOKEN")
         patience = Patience(connect_s=self._limits.unreachable_s, later_s=self._limits.unreachable_s)
-        swarm = SwarmClient(url, token, client_id=self._holder, patience=patience, clock=self.clock)
-        server = Server(url, swarm, lease, owned=given is None)
+        swarm = SwarmClient(
+            url, token, client_id=self._holder, patience=patience, clock=self.clock, transport=self._transport
+        )
+        server = Server(url, swarm, lease, owned=process is not None)
         self._servers.append(server)
         self._tasks.append(asyncio.create_task(self._keep_lease(server)))
-        if server.owned:
-            self._tasks.append(asyncio.create_task(self._keep_alive(server)))
+        if process is not None:
+            self._tasks.append(asyncio.create_task(_keep_alive(process, server)))
         try:
             if not server.owned:
                 await self._answering(url, token)
@@ -195,7 +257,9 @@ class ServerPool:
         """
         deadline, told_at = self.clock.monotonic() + self._limits.first_answer_s, -math.inf
         once = Patience(connect_s=0.0, later_s=0.0)
-        async with SwarmClient(url, token, client_id=self._holder, patience=once, clock=self.clock) as swarm:
+        async with SwarmClient(
+            url, token, client_id=self._holder, patience=once, clock=self.clock, transport=self._transport
+        ) as swarm:
             while True:
                 try:
                     await swarm.status()
@@ -205,16 +269,19 @@ class ServerPool:
                     if now >= deadline:
                         raise ServerUnfit(f"{error} (tried for {self._limits.first_answer_s:.0f} s)") from error
                     if now - told_at >= self._limits.told_s:
-                        self._tell(f"{url} does not answer; trying for {deadline - now:.0f} s more")
+                        self.tell(f"{url} does not answer; trying for {deadline - now:.0f} s more")
                         told_at = now
                 except SwarmError:
                     return  # it answers; what it says is for `ready` to judge
                 await self.clock.sleep(min(_KNOCK_S, deadline - now))
 
-    def _local(self) -> LocalProcess:
-        if self._process is None:
-            raise NoServersLeft("no server was given, and none is to be started here")
-        return self._process
+    def _process(self, local: LocalServer) -> LocalProcess:
+        """Beside others of ours: they ask the first for its word on the teams that they share."""
+        peers = [argument for server in self._servers[:1] for argument in ("--peer", server.url)]
+        arranged = replace(local, arguments=(*local.arguments, *peers))
+        process = LocalProcess(arranged, self.clock, self._limits.local, self._environ)
+        self._processes.append(process)
+        return process
 
     async def _keep_lease(self, server: Server) -> None:
         while True:
@@ -225,5 +292,6 @@ class ServerPool:
                 server.unfit = str(error)
                 return
 
-    async def _keep_alive(self, server: Server) -> None:
-        server.unfit = await self._local().keep_alive(server.url)
+
+async def _keep_alive(process: LocalProcess, server: Server) -> None:
+    server.unfit = await process.keep_alive(server.url)

@@ -1,4 +1,5 @@
-"""Runs the trials of a stage on a pool of servers, one per server at a time, each exactly once whatever dies meanwhile.
+"""Runs the trials of a stage on a pool of servers, one per server (or per set of servers, where a trial trains several
+models) at a time, each exactly once whatever dies meanwhile.
 
     async with ServerPool(store, holder=f"study {study_id}", local=LocalServer(...)) as pool:
         records = await Executor(store, pool, setup).run_trials(study_id, plan, trials, on_progress)
@@ -19,8 +20,8 @@ from foundation.clock import Clock
 from researcher.executor.attempts import AttemptRun, Sight, TrialLimits
 from researcher.executor.blueprint import Setup, Work
 from researcher.executor.errors import AttemptFailed, NoServersLeft, ServerUnfit, StudyHalted
-from researcher.executor.processes import Berth
-from researcher.executor.servers import Server, ServerPool
+from researcher.executor.processes import Berth, Berths
+from researcher.executor.servers import ServerPool, Site
 from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
 from researcher.store.store import Store
 
@@ -66,11 +67,20 @@ class _Round:
 class Executor:
     """attempts: how often a trial may fail, over its whole life, before it is recorded as failed.
 
-    limits: None follows from the plan.
+    limits: None follows from the plan. may_begin: whether another trial may begin now; those that run go on to their end.
+    berths: where clients live; by default as processes of this machine.
     """
 
     def __init__(
-        self, store: Store, pool: ServerPool, setup: Setup, *, limits: TrialLimits | None = None, attempts: int = 3
+        self,
+        store: Store,
+        pool: ServerPool,
+        setup: Setup,
+        *,
+        limits: TrialLimits | None = None,
+        attempts: int = 3,
+        may_begin: Callable[[], bool] = lambda: True,
+        berths: Berths = Berth,
     ) -> None:
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, got {attempts}")
@@ -80,13 +90,16 @@ class Executor:
         self._clock: Clock = pool.clock
         self._limits = limits
         self._attempts = attempts
+        self._may_begin = may_begin
+        self._berths = berths
 
     async def run_trials(
         self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress = lambda _: None
     ) -> list[TrialRecord]:
         """The same trials, in the same order, each done or failed with its reason.
 
-        Some are still planned only when a person asked for a stop (which ends what runs) or a pause (which lets it end).
+        Some are still planned only when a person asked for a stop (which ends what runs) or a pause (which lets it end), or when
+        no more may begin.
         Raises: NoServersLeft; OverBudget; InstrumentChanged; LeaseSuperseded when another process owns the study by now.
         What was under way then goes on with the next call.
         """
@@ -97,14 +110,14 @@ class Executor:
             this.over = {trial.key for trial in trials} - set(this.queue)
             if not this.queue:
                 break
-            if not self._pool.servers:
-                raise NoServersLeft(self._pool.reasons() or "the pool holds no server")
-            await self._all_servers(this)
+            if not self._pool.sites():
+                raise NoServersLeft(self._pool.reasons() or "the pool holds too few servers")
+            await self._all_sites(this)
         return [self._store.trial(study_id, trial.key) for trial in trials]
 
     async def _reconciled(self, work: Work, trials: Sequence[TrialRecord]) -> list[str]:
         """Keys of the trials that are not over, those under way first. Attempts whose server is gone are ended."""
-        urls = {server.url for server in self._pool.servers}
+        sites = self._pool.sites()
         under_way, planned = [], []
         for trial in trials:
             fresh = self._store.trial(work.study_id, trial.key)
@@ -115,15 +128,19 @@ class Executor:
                 planned.append(trial.key)
                 continue
             under_way.append(trial.key)
-            if attempt.server_url not in urls:
-                await Berth(work.folder(fresh, attempt.number), self._clock).end(self._limits_of(work.plan).grace_s)
+            if not any(_is_at(attempt, site) for site in sites):
+                await self._berths(work.folder(fresh, attempt.number), self._clock).end(
+                    self._limits_of(work.plan).grace_s
+                )
                 reason = f"its server {attempt.server_url} is not in the pool any more"
+                if self._pool.needed > 1:
+                    reason = f"its servers ({attempt.server_url} and others) are not together in the pool any more"
                 self._store.withdraw_attempt(work.study_id, trial.key, reason)
         return under_way + planned
 
-    async def _all_servers(self, this: _Round) -> None:
-        """One worker per server, until each has nothing more to do. The first error ends the others."""
-        workers = [asyncio.create_task(self._serve(this, server)) for server in self._pool.servers]
+    async def _all_sites(self, this: _Round) -> None:
+        """One worker per site, until each has nothing more to do. The first error ends the others."""
+        workers = [asyncio.create_task(self._serve(this, site)) for site in self._pool.sites()]
         try:
             await asyncio.gather(*workers)
         except StudyHalted as halt:
@@ -138,27 +155,28 @@ class Executor:
             if isinstance(outcome, Exception) and not isinstance(outcome, StudyHalted):
                 raise outcome
 
-    async def _serve(self, this: _Round, server: Server) -> None:
-        """Trial after trial, until none is left for this server or it is unfit."""
-        while server.unfit is None:
-            key = self._next(this, server)
+    async def _serve(self, this: _Round, site: Site) -> None:
+        """Trial after trial, until none is left for this site or a server of it is unfit."""
+        while site.fit:
+            key = self._next(this, site)
             if key is None:
                 return
             self._check_requests(this.work)
             self._reserve(this.work, key)
             began = self._clock.monotonic()
             try:
-                await self._attempt(this, server, key)
+                await self._attempt(this, site, key)
             except ServerUnfit as error:
                 _log.warning("%s", error)
-                server.unfit = server.unfit or str(error)
+                if site.fit:
+                    site.lost(error)
             except AttemptFailed as error:
                 self._failed(this, key, str(error))
             else:
                 this.durations.append(self._clock.monotonic() - began)
                 self._over(this, key, "")
 
-    async def _attempt(self, this: _Round, server: Server, key: str) -> None:
+    async def _attempt(self, this: _Round, site: Site, key: str) -> None:
         trial = self._store.trial(this.work.study_id, key)
         this.curves[key] = []
         self._tell(this, key, TrialStatus.SUBMITTED, 0, "")
@@ -168,7 +186,8 @@ class Executor:
             self._tell(this, key, TrialStatus.RUNNING, sight.step, sight.phase)
 
         limits = self._limits_of(this.work.plan)
-        await AttemptRun(this.work, trial, server, self._store, self._clock, limits).carry_out(on_sight)
+        attempt = AttemptRun(this.work, trial, site, self._store, self._clock, limits, self._pool.tell, self._berths)
+        await attempt.carry_out(on_sight)
 
     def _failed(self, this: _Round, key: str, reason: str) -> None:
         _log.warning("an attempt at %s failed: %s", key, reason)
@@ -200,11 +219,11 @@ class Executor:
         this.curves[key] = trial.series.get("reward_mean", [])
         self._tell(this, key, trial.status, len(this.curves[key]), note)
 
-    def _next(self, this: _Round, server: Server) -> str | None:
-        """The first trial that this server may take: one that is under way stays on its server."""
+    def _next(self, this: _Round, site: Site) -> str | None:
+        """The first trial that this site may take: one that is under way stays on its servers."""
         for key in this.queue:
             attempt = self._open_attempt(this.work, key)
-            if attempt is None or attempt.server_url == server.url:
+            if attempt is None or _is_at(attempt, site):
                 this.queue.remove(key)
                 return key
         return None
@@ -219,6 +238,8 @@ class Executor:
             raise StudyHalted("stop")
         if study.pause_requested:
             raise StudyHalted("pause")
+        if not self._may_begin():
+            raise StudyHalted("window")
 
     def _tell(self, this: _Round, key: str, status: TrialStatus, step: int, note: str) -> None:
         attempts = self._store.attempts(this.work.study_id, key)
@@ -240,7 +261,7 @@ class Executor:
         done, guess = this.durations, this.work.plan.trial_s or self._setup.instrument.defaults.trial_s
         each_s = sum(done) / len(done) if done else guess
         begun = sum(len(curve) / this.work.plan.steps for key, curve in this.curves.items() if key not in this.over)
-        return max(0.0, each_s * (this.total - len(this.over) - begun) / max(1, len(self._pool.servers)))
+        return max(0.0, each_s * (this.total - len(this.over) - begun) / max(1, len(self._pool.sites())))
 
     # -- budget: trials, where the study has one ----------------------------------------------------------------------
 
@@ -255,3 +276,9 @@ class Executor:
 
     def _budgeted(self, work: Work) -> bool:
         return any(budget.kind == "trials" for budget in self._store.budget(work.study_id))
+
+
+def _is_at(attempt: AttemptRecord, site: Site) -> bool:
+    """Whether the attempt was begun on these servers."""
+    labels = attempt.spec.get("labels", {})
+    return attempt.server_url == site.main.url and all(labels.get(name) == url for name, url in site.labels().items())

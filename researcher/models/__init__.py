@@ -4,7 +4,7 @@ One noun per module; everything is imported from here.
 """
 
 from researcher.models.conclusions import Claim, Effect, Finding, Verdict, VerdictRecord
-from researcher.models.instruments import Direction, Factor, Instrument, InstrumentDefaults, Metric, Scalar
+from researcher.models.instruments import Direction, Factor, Instrument, InstrumentDefaults, Metric, Role, Scalar
 from researcher.models.plans import (
     Arm,
     Branch,
@@ -13,6 +13,8 @@ from researcher.models.plans import (
     Hypothesis,
     Plan,
     PlanModel,
+    PlanRole,
+    Relation,
     Stage,
     StageKind,
     trial_key,
@@ -52,6 +54,9 @@ __all__ = [
     "Metric",
     "Plan",
     "PlanModel",
+    "PlanRole",
+    "Relation",
+    "Role",
     "Scalar",
     "Stage",
     "StageKind",

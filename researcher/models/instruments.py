@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from foundation.strict import StrictModel
 
@@ -15,8 +15,9 @@ Direction = Literal["increase", "decrease"]
 class Factor(StrictModel):
     """Something that a study may vary.
 
-    target: `run.<path>` sets a field of the RunSpec (`run.optimizer.learning_rate`); `task.<name>` is passed to the
-    instrument's `tasks`; `study.steps` is the length of a trial.
+    target: `run.<path>` sets a field of the RunSpec (`run.optimizer.learning_rate`), of every model that is trained;
+    `roles.<role>.<path>` one of a further role's alone; `task.<name>` is passed to the instrument's `tasks`; `study.steps`
+    is the length of a trial.
     """
 
     name: str
@@ -41,6 +42,8 @@ class Metric(StrictModel):
     name: str
     kind: Literal["heldout_accuracy", "heldout_reward", "auc_reward", "final_reward", "steps_to_threshold", "wall_s"]
     when: Literal["before", "after", "gain"] = "after"
+    role: Annotated[str | None, Field(exclude_if=lambda role: role is None)] = None
+    """Of a further model; None: of the instrument's own."""
     threshold: float | None = None
     direction: Direction = "increase"
     """Which way is better."""
@@ -73,6 +76,15 @@ class InstrumentDefaults(StrictModel):
     """Parameters of the instrument's `tasks`."""
 
 
+class Role(StrictModel):
+    """A further model of an instrument, trained on a server of its own by the same episodes."""
+
+    model: str | None = None
+    """None: the same as the instrument's."""
+    run: dict[str, Any] = {}
+    """Merged over what the instrument's own model has."""
+
+
 class Instrument(StrictModel):
     """A study environment under `studies/`: read from its `study.toml`."""
 
@@ -86,6 +98,8 @@ class Instrument(StrictModel):
     keywords: tuple[str, ...] = ()
     general: bool = False
     """Topics that name no task are asked of it."""
+    roles: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,31}$")], Role] = {}
+    """Models beside `model`. A trial then needs as many servers at once; the workflow gets them by these names (`meet`)."""
     factors: tuple[Factor, ...]
     metrics: tuple[Metric, ...]
     defaults: InstrumentDefaults

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
 from researcher.models.instruments import Direction, Factor, Metric, Scalar
+from swarm.protocol.runspec import merge_patch
 
 
 def _is_unset(value: object) -> bool:
@@ -43,10 +45,32 @@ class Hypothesis(StrictModel):
     """Nobody claimed a direction: the planner chose the one that is better, so that there is a claim to test."""
     margin: Annotated[float, Field(gt=0)]
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    baseline_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
+    """Where a side is the mean over several arms (a main effect, an interaction): those arms; `baseline` is then a label."""
+    treatment_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """Names of the arms on the baseline's side."""
+        return self.baseline_arms or (self.baseline,)
+
+    @property
+    def treatments(self) -> tuple[str, ...]:
+        """Names of the arms on the treatment's side."""
+        return self.treatment_arms or (self.treatment,)
+
+    @property
+    def sides(self) -> frozenset[str]:
+        """Every arm that the hypothesis speaks of."""
+        return frozenset((*self.baselines, *self.treatments))
 
 
 class StageKind(StrEnum):
     NOISE_FLOOR = "noise_floor"
+    COARSE = "coarse"
+    """A rung of a race over many arms: explores, gives no verdict."""
+    FINE = "fine"
+    """Optuna picks among the stage's arms, one after the other: explores, gives no verdict."""
     COMPARE = "compare"
     CONFIRM = "confirm"
 
@@ -61,15 +85,49 @@ class Stage(StrictModel):
     max_seeds: Annotated[int, Field(ge=1)]
     """The stage may grow to this many seeds where the noise floor asks for them, before any effect is looked at."""
     first_seed: Annotated[int, Field(ge=0)] = 0
+    keep: Annotated[int | None, Field(ge=1, exclude_if=_is_unset)] = None
+    """Of the arms that are no baseline, only so many run: the best of the exploring stages before. None: all."""
+    picks: Annotated[int | None, Field(ge=1, exclude_if=_is_unset)] = None
+    """fine: how many of the arms Optuna may try. Set there, and only there."""
+    share: Annotated[float | None, Field(gt=0, le=1, exclude_if=_is_unset)] = None
+    """A look of a sequential design: the share of the seeds that it has."""
+    spends: Annotated[float | None, Field(gt=0, lt=0.5, exclude_if=_is_unset)] = None
+    """The part of alpha that this look may spend; all looks together spend alpha."""
+
+    @property
+    def explores(self) -> bool:
+        """What such a stage finds is a guess, to be confirmed on fresh seeds."""
+        return self.kind in (StageKind.COARSE, StageKind.FINE)
+
+
+Relation = Literal["≪", "≈", "≫"]
 
 
 class Condition(StrictModel):
-    """A typed condition on an effect or verdict, evaluated by code: `verdict(H1) in {supported}`, `diff(H1) >= 0.1`."""
+    """A typed condition on effects or verdicts, evaluated by code: `verdict(H1) in {supported}`, `diff(H1) >= 0.1`.
 
-    kind: Literal["verdict_in", "diff_at_least", "diff_at_most", "power_below", "always"]
+    order: `arms[0] relations[0] arms[1] relations[1] …` on `metric`, so that `5 ≪ 15 ≈ 25` is a condition and not prose.
+    `a ≪ b`: b exceeds a by the metric's margin at least, and the interval of the difference lies above zero; `≫` the other
+    way; `a ≈ b`: two one-sided tests place the difference within the margin. All relations hold jointly, at `alpha`.
+    verdict_in: of `hypothesis`, or of every hypothesis that is still in the running where none is named.
+    """
+
+    kind: Literal["verdict_in", "diff_at_least", "diff_at_most", "power_below", "order", "always"]
     hypothesis: str | None = None
     verdicts: tuple[str, ...] = ()
     value: float | None = None
+    arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
+    relations: Annotated[tuple[Relation, ...], Field(exclude_if=_is_unset)] = ()
+    metric: Annotated[str | None, Field(exclude_if=_is_unset)] = None
+    alpha: Annotated[float | None, Field(gt=0, lt=0.5, exclude_if=_is_unset)] = None
+
+    @model_validator(mode="after")
+    def _order_is_whole(self) -> Self:
+        if self.kind == "order" and (
+            len(self.arms) < 2 or len(self.relations) != len(self.arms) - 1 or not self.metric
+        ):
+            raise ValueError("an order needs a metric, at least two arms, and a relation between each two of them")
+        return self
 
 
 class Branch(StrictModel):
@@ -93,6 +151,14 @@ class PlanModel(StrictModel):
     fingerprint: str | None = None
 
 
+class PlanRole(StrictModel):
+    """A further model that every trial trains, on a server of its own."""
+
+    model: str
+    run: dict[str, Any] = {}
+    """Merged over what the arm makes of the plan's own `run`."""
+
+
 class Plan(StrictModel):
     """Everything that decides a study, fixed before its first trial (invariant I6)."""
 
@@ -113,6 +179,8 @@ class Plan(StrictModel):
     steps: Annotated[int, Field(ge=1)]
     run: dict[str, Any]
     """Partial RunSpec shared by all arms."""
+    roles: Annotated[dict[str, PlanRole], Field(exclude_if=_is_unset)] = {}
+    """Models beside `model`, by role: a trial takes as many more servers, all at once or none."""
     task: dict[str, Scalar]
     heldout_tasks: int
     heldout_episodes: int
@@ -142,6 +210,20 @@ class Plan(StrictModel):
         """SHA-256 of the canonical JSON, hexadecimal."""
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
+    def run_fields(self, levels: Mapping[str, Scalar], role: str | None = None) -> dict[str, Any]:
+        """A partial RunSpec: of the instrument's own model, or of a further role's. levels: an arm's, by factors' targets."""
+        fields: Any = self.run
+        for target, level in levels.items():
+            if target.startswith("run."):
+                fields = merge_patch(fields, _nested(target.removeprefix("run."), level))
+        if role is None:
+            return dict(fields)
+        fields = merge_patch(fields, self.roles[role].run)
+        for target, level in levels.items():
+            if target.startswith(f"roles.{role}."):
+                fields = merge_patch(fields, _nested(target.removeprefix(f"roles.{role}."), level))
+        return dict(fields)
+
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
 
@@ -152,3 +234,8 @@ class Plan(StrictModel):
 def trial_key(plan_hash: str, arm: str, seed: int) -> str:
     """Deterministic: the same trial of the same plan has the same key, wherever and whenever it is asked for."""
     return f"{plan_hash[:16]}/{arm}/{seed}"
+
+
+def _nested(path: str, value: object) -> dict[str, object]:
+    head, _, rest = path.partition(".")
+    return {head: _nested(rest, value) if rest else value}

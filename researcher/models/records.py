@@ -35,6 +35,8 @@ class TrialEvidence(BaseModel):
 
     spec: dict[str, Any] | None = None
     """The RunSpec as the server holds it (`RunReport.spec`)."""
+    roles: dict[str, dict[str, Any]] | None = None
+    """The same of the runs of further models."""
     changes: list[dict[str, Any]] | None = None
     """Config changes that the server kept after the run began (`RunReport.changes`, without the first)."""
     parameters: dict[str, Any] | None = None

@@ -35,7 +35,7 @@ def choose(topic: str, request: PlanRequest) -> tuple[InstrumentFolder, Reading]
 
     Raises: PlanningRefused: the one that fits best says why it does not fit.
     """
-    folders = _asked_for(request)
+    folders = asked_for(request)
     scores = {folder.path: keyword_hits(folder.instrument, tokens(topic)) for folder in folders}
     readings: list[tuple[InstrumentFolder, Reading]] = []
     refusals: list[tuple[int, PlanningRefused]] = []
@@ -60,7 +60,8 @@ def choose(topic: str, request: PlanRequest) -> tuple[InstrumentFolder, Reading]
     return best[0] if most or request.options.instrument else _unsaid(*best[0])
 
 
-def _asked_for(request: PlanRequest) -> Sequence[InstrumentFolder]:
+def asked_for(request: PlanRequest) -> Sequence[InstrumentFolder]:
+    """The instruments that may be chosen: all, or the one that a person named. Raises: PlanningRefused."""
     if request.options.instrument is None:
         if not request.instruments:
             raise PlanningRefused("there is no instrument; put one under studies/ or name its folder by --instrument")

@@ -1,7 +1,5 @@
 """From a reading to a plan: arms, hypotheses, stages, branches, and what it costs.
 
-    noise floor (baseline, first seeds) → underpowered: stop | compare (all arms, the same seeds and more) → stop
-
 Pure. Everything that decides the study is fixed here and hashed with the plan.
 """
 
@@ -19,30 +17,28 @@ from researcher.analysis.power import power_of, seeds_needed
 from researcher.analysis.sentinels import SENTINELS
 from researcher.models import (
     Arm,
-    Branch,
     Budget,
-    Condition,
     Factor,
     Finding,
     Hypothesis,
     Instrument,
     Plan,
     PlanModel,
+    PlanRole,
     Scalar,
     Stage,
-    StageKind,
 )
+from researcher.planner.arms import arms_between, arms_of, hypotheses_of
 from researcher.planner.instruments import InstrumentFolder, nested
-from researcher.planner.matching import Reading, level_text
+from researcher.planner.matching import Reading
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.planner.seam import PlanOptions
+from researcher.planner.stages import ALPHA, POWER, RACE_FROM, branches, compared, cost, raced, with_most
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 PLANNED_EFFECT = 1.5
 """In margins: the effect at which the power must be reached."""
-ALPHA, POWER = 0.05, 0.8
 DEFAULT_BUDGET_S = 8 * 3600.0
-NOISE_FLOOR, COMPARE = "noise-floor", "compare"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +53,9 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
     """The plan, not yet priced or checked."""
     instrument, defaults = folder.instrument, folder.instrument.defaults
     arms = arms_of(reading)
-    hypotheses = _hypotheses(reading, arms)
-    least, most = _seeds(instrument, reading, options)
-    names = tuple(arm.name for arm in arms)
+    hypotheses = hypotheses_of(reading, arms)
+    seeds = _seeds(instrument, reading, options)
+    arms, hypotheses, stages = _laid_out(reading, arms, hypotheses, seeds, options)
     budget_s = options.budget_s or reading.budget_s or DEFAULT_BUDGET_S
     settings = dict(_by_target(reading.settings))
     plan = Plan(
@@ -70,16 +66,12 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
         model=PlanModel(name=model),
         hypotheses=hypotheses,
         arms=arms,
-        factors=(reading.factor,),
-        stages=(
-            Stage(
-                id=NOISE_FLOOR, kind=StageKind.NOISE_FLOOR, arms=(hypotheses[0].baseline,), seeds=least, max_seeds=least
-            ),
-            Stage(id=COMPARE, kind=StageKind.COMPARE, arms=names, seeds=least, max_seeds=most),
-        ),
-        branches=_branches(hypotheses, options),
+        factors=tuple(each.factor for each in reading.crossed) or (reading.factor,),
+        stages=stages,
+        branches=branches(stages, hypotheses, allow_underpowered=options.allow_underpowered),
         steps=int(settings.pop("study.steps", defaults.steps)),
         run=_run(instrument, settings),
+        roles=_roles(instrument, settings, model),
         task=_task(instrument, settings),
         heldout_tasks=defaults.heldout_tasks,
         heldout_episodes=defaults.heldout_episodes,
@@ -88,30 +80,20 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
         power=POWER,
         planned_effect=PLANNED_EFFECT * reading.metric.margin,
         sentinels=tuple(SENTINELS),
-        budget=Budget(wall_s=budget_s, trials=len(arms) * most),
+        budget=Budget(wall_s=budget_s, trials=len(arms) * seeds[1]),
         planner="builtin",
         assumptions=reading.assumptions,
     )
     return plan.model_copy(update={"trial_s": max(_trial_s(plan, arm, instrument) for arm in arms)})
 
 
-def arms_of(reading: Reading) -> tuple[Arm, ...]:
-    """One arm per level, named after it; equal levels make arms with different names (a null study)."""
-    arms: list[Arm] = []
-    for level in reading.levels:
-        name = f"{reading.factor.name}={level_text(level)}".replace(" ", "-").replace("/", "-")
-        if name in [arm.name for arm in arms]:
-            name += "-again"
-        arms.append(Arm(name=name, levels={reading.factor.name: level}))
-    return tuple(arms)
-
-
 def priced(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
     """By the instrument's own figure for a trial, scaled with its length and with the episodes of a step."""
     seconds = {arm.name: _trial_s(plan, arm, instrument) for arm in plan.arms}
-    least, most = plan.stages[-1].seeds, plan.stages[-1].max_seeds
-    each = sum(seconds.values()) / max(1, min(servers, len(plan.arms)))
-    return Price(trials=(len(plan.arms) * least, len(plan.arms) * most), wall_s=(each * least, each * most))
+    needed = min(len(stage.arms) for stage in plan.stages[-1:])
+    at_once = max(1, min(servers // (1 + len(plan.roles)), needed))
+    least, most = (cost(plan, seconds, at_most=at_most) for at_most in (False, True))
+    return Price(trials=(least[0], most[0]), wall_s=(least[1] / at_once, most[1] / at_once))
 
 
 def fitted(plan: Plan, instrument: Instrument, options: PlanOptions) -> Plan:
@@ -122,30 +104,42 @@ def fitted(plan: Plan, instrument: Instrument, options: PlanOptions) -> Plan:
     """
     budget_s = plan.budget.wall_s
     price = priced(plan, instrument, servers=options.servers)
-    compare = plan.stages[-1]
-    per_seed = price.wall_s[0] / compare.seeds
-    affordable = int(budget_s / per_seed)
-    if affordable < compare.seeds:
+    last = plan.stages[-1]
+    affordable = _affordable(plan, instrument, options.servers)
+    if price.wall_s[0] > budget_s:
         raise BudgetTooSmall(
             f"{price.trials[0]} trials take about {_time(price.wall_s[0])}, the budget is {_time(budget_s)}: "
             f"give --budget {math.ceil(price.wall_s[0] / 60)}m, or ask about fewer levels or fewer steps"
             + (f", or --seeds {affordable}" if affordable >= 2 else "")
         )
-    most, notes = compare.max_seeds, list(plan.assumptions)
+    most, notes = last.max_seeds, list(plan.assumptions)
     needed = _expected_seeds(plan)
     if needed and options.seeds is None and options.budget_s is not None:
         most = max(most, min(needed, affordable))
     if affordable < most:
-        notes.append(f"The budget pays for {affordable} seeds per arm at the most, not {most}.")
-        most = affordable
+        notes.append(f"The budget pays for {max(affordable, last.seeds)} seeds per arm at the most, not {most}.")
+        most = max(affordable, last.seeds)
     if needed and needed > most:
         notes.append(
             f"By the instrument's own σ about {needed} seeds per arm would be needed, and the plan allows {most}: "
             "the noise floor will probably end the study as underpowered."
         )
-    stages = (*plan.stages[:-1], compare.model_copy(update={"max_seeds": most}))
-    budget = plan.budget.model_copy(update={"trials": len(plan.arms) * most})
-    return plan.model_copy(update={"stages": stages, "budget": budget, "assumptions": tuple(notes)})
+    sized = plan.model_copy(update={"stages": with_most(plan.stages, most), "assumptions": tuple(notes)})
+    trials = priced(sized, instrument, servers=options.servers).trials[1]
+    return sized.model_copy(update={"budget": plan.budget.model_copy(update={"trials": trials})})
+
+
+def _affordable(plan: Plan, instrument: Instrument, servers: int) -> int:
+    """Seeds per arm of the deciding stage that the budget pays for, all other stages at their most."""
+
+    def wall_s(most: int) -> float:
+        stages = tuple(stage.model_copy(update={"seeds": 1}) for stage in plan.stages)
+        bare = plan.model_copy(update={"stages": with_most(stages, most)})
+        return priced(bare, instrument, servers=servers).wall_s[1]
+
+    base = plan.stages[0].seeds
+    each = wall_s(base + 1) - wall_s(base)
+    return int((plan.budget.wall_s - wall_s(base)) / each + 1e-9) + base if each > 0 else base
 
 
 def checked(plan: Plan) -> Plan:
@@ -154,15 +148,13 @@ def checked(plan: Plan) -> Plan:
     Raises: PlanningRefused.
     """
     for arm in plan.arms:
-        fields: Any = plan.run
-        for factor in plan.factors:
-            if factor.target.startswith("run."):
-                fields = merge_patch(fields, nested(factor.target.removeprefix("run."), arm.levels[factor.name]))
-        try:
-            RunSpec.model_validate(fields)
-        except ValidationError as error:
-            problems = "; ".join(str(problem) for problem in explain(error, RunSpec))
-            raise PlanningRefused(f"arm {arm.name} cannot be run: {problems}") from error
+        levels = {factor.target: arm.levels[factor.name] for factor in plan.factors}
+        for role in (None, *plan.roles):
+            try:
+                RunSpec.model_validate(plan.run_fields(levels, role))
+            except ValidationError as error:
+                problems = "; ".join(str(problem) for problem in explain(error, RunSpec))
+                raise PlanningRefused(f"arm {arm.name} cannot be run: {problems}") from error
     stages = {stage.id for stage in plan.stages}
     for stage in stages:
         ends = [branch for branch in plan.branches if branch.stage == stage]
@@ -180,27 +172,36 @@ def known_ids(known: Sequence[Finding], plan: Plan) -> tuple[str, ...]:
     return tuple(each.id for each in known if each.instrument == plan.instrument and each.factor in varied)
 
 
-# -- parts ----------------------------------------------------------------------------------------------------------
-
-
-def _hypotheses(reading: Reading, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
-    verb = "a higher" if reading.direction == "increase" else "a lower"
-    assumed = " (the direction is assumed: the topic claims none)" if reading.direction_assumed else ""
-    return tuple(
-        Hypothesis(
-            id=f"H{number}",
-            statement=f"{arms[treatment].name} has {verb} {reading.metric.name} than {arms[baseline].name}{assumed}",
-            factor=reading.factor.name,
-            baseline=arms[baseline].name,
-            treatment=arms[treatment].name,
-            metric=reading.metric.name,
-            direction=reading.direction,
-            direction_assumed=reading.direction_assumed,
-            margin=reading.metric.margin,
-            alpha=ALPHA,
+def _laid_out(
+    reading: Reading,
+    arms: tuple[Arm, ...],
+    hypotheses: tuple[Hypothesis, ...],
+    seeds: tuple[int, int],
+    options: PlanOptions,
+) -> tuple[tuple[Arm, ...], tuple[Hypothesis, ...], tuple[Stage, ...]]:
+    """A race where many arms are set against one, or a fine stage is asked for; else a comparison of all."""
+    baselines = list(dict.fromkeys(arm for hypothesis in hypotheses for arm in hypothesis.baselines))
+    between = arms_between(reading) if options.fine else ()
+    many = len(hypotheses) >= RACE_FROM or bool(between)
+    if reading.crossed or len(baselines) > 1 or not many:
+        return arms, hypotheses, compared([arm.name for arm in arms], baselines[0], seeds, options.looks)
+    treatments = [hypothesis.treatment for hypothesis in hypotheses]
+    first = hypotheses[0]
+    further = tuple(
+        first.model_copy(
+            update={
+                "id": f"H{number}",
+                "treatment": arm.name,
+                "statement": first.statement.replace(first.treatment, arm.name),
+            }
         )
-        for number, (treatment, baseline) in enumerate(reading.pairs, start=1)
+        for number, arm in enumerate(between, start=len(hypotheses) + 1)
     )
+    stages = raced(treatments, [arm.name for arm in between], baselines[0], seeds, options.fine if between else 0)
+    return (*arms, *between), (*hypotheses, *further), stages
+
+
+# -- parts ----------------------------------------------------------------------------------------------------------
 
 
 def _seeds(instrument: Instrument, reading: Reading, options: PlanOptions) -> tuple[int, int]:
@@ -213,52 +214,6 @@ def _seeds(instrument: Instrument, reading: Reading, options: PlanOptions) -> tu
     return given, given
 
 
-def _branches(hypotheses: Sequence[Hypothesis], options: PlanOptions) -> tuple[Branch, ...]:
-    branches = []
-    if not options.allow_underpowered:
-        branches.append(
-            Branch(
-                stage=NOISE_FLOOR,
-                when=Condition(kind="power_below", value=POWER),
-                then="underpowered",
-                reason="the noise is too loud for the planned effect, even with the most seeds that the plan allows",
-            )
-        )
-    branches.append(
-        Branch(
-            stage=NOISE_FLOOR,
-            when=Condition(kind="always"),
-            then="stage",
-            to=COMPARE,
-            reason="the noise floor is known: all arms run on as many seeds as it asks for",
-        )
-    )
-    decided = ("supported", "refuted", "equivalent")
-    for verdicts, reason in (
-        (("invalid",), "a sentinel fired: the numbers do not answer the question"),
-        (decided, "the question is answered"),
-    ):
-        if len(hypotheses) == 1 or verdicts == ("invalid",):
-            branches += [
-                Branch(
-                    stage=COMPARE,
-                    when=Condition(kind="verdict_in", hypothesis=hypothesis.id, verdicts=verdicts),
-                    then="stop",
-                    reason=reason,
-                )
-                for hypothesis in hypotheses
-            ]
-    branches.append(
-        Branch(
-            stage=COMPARE,
-            when=Condition(kind="always"),
-            then="stop",
-            reason="every planned trial has ended; what is not decided now stays open",
-        )
-    )
-    return tuple(branches)
-
-
 def _by_target(settings: Sequence[tuple[Factor, Scalar]]) -> list[tuple[str, Any]]:
     return [(factor.target, level) for factor, level in settings]
 
@@ -269,6 +224,17 @@ def _run(instrument: Instrument, settings: dict[str, Any]) -> dict[str, Any]:
         if target.startswith("run."):
             run = merge_patch(run, nested(target.removeprefix("run."), level))
     return dict(run)
+
+
+def _roles(instrument: Instrument, settings: dict[str, Any], model: str) -> dict[str, PlanRole]:
+    roles = {}
+    for name, role in instrument.roles.items():
+        run: Any = role.run
+        for target, level in settings.items():
+            if target.startswith(f"roles.{name}."):
+                run = merge_patch(run, nested(target.removeprefix(f"roles.{name}."), level))
+        roles[name] = PlanRole(model=role.model or model, run=run)
+    return roles
 
 
 def _task(instrument: Instrument, settings: dict[str, Any]) -> dict[str, Scalar]:

@@ -9,16 +9,11 @@ does no harm. Given a database, the graph is checkpointed there under its thread
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.checkpoint.postgres import PostgresSaver
-from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 
 from researcher.models import Finding, Plan
@@ -27,12 +22,12 @@ from researcher.planner.design import checked, design, fitted, known_ids
 from researcher.planner.instruments import InstrumentFolder, available, read_instrument
 from researcher.planner.matching import Reading
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.saving import saver_in
 from researcher.planner.seam import Planner, PlannerChoice, PlanOptions, PlanRequest
 
 __all__ = ["BuiltinPlanner", "PlanOptions", "PlanRequest", "Planner", "PlannerChoice", "plan_study"]
 
 NO_LLM = "No planner LLM is configured: planned by the built-in planner."
-_BUSY_S = 20.0
 
 
 async def plan_study(
@@ -60,7 +55,8 @@ async def plan_study(
     request = PlanRequest(topic=topic, options=options, instruments=instruments, known=known)
     if options.planner == "llm" and llm is None:
         raise PlanningRefused(
-            "--planner llm needs a planner LLM, and none is configured here; plan with --planner builtin"
+            "--planner llm needs a planner LLM, and none is configured here; set RESEARCHER_LLM_MODEL and "
+            "RESEARCHER_LLM_API_KEY or RESEARCHER_LLM_BASE_URL, or plan with --planner builtin"
         )
     if llm is not None and options.planner != "builtin":
         return await llm.plan(request)
@@ -85,7 +81,7 @@ class BuiltinPlanner:
         return await asyncio.to_thread(self._run, request)
 
     def _run(self, request: PlanRequest) -> Plan:
-        with _saver(self._checkpoints) as saver:
+        with saver_in(self._checkpoints) as saver:
             graph = _graph(request).compile(checkpointer=saver)
             if saver is None:
                 return Plan.model_validate(graph.invoke(_State(topic=request.topic))["plan"])
@@ -157,21 +153,3 @@ def _folder(request: PlanRequest, path: str) -> InstrumentFolder:
         if str(each.path) == path:
             return each
     return read_instrument(Path(path))
-
-
-@contextmanager
-def _saver(url: str | None) -> Iterator[BaseCheckpointSaver[str] | None]:
-    """LangGraph's saver in the study's own database."""
-    if url is None:
-        yield None
-    elif url.startswith("sqlite:///"):
-        connection = sqlite3.connect(url.removeprefix("sqlite:///"), check_same_thread=False, timeout=_BUSY_S)
-        try:
-            yield SqliteSaver(connection)
-        finally:
-            connection.close()
-    else:
-        scheme, _, rest = url.partition("://")
-        with PostgresSaver.from_conn_string(f"{scheme.split('+')[0]}://{rest}") as saver:
-            saver.setup()
-            yield saver

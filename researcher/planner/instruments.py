@@ -87,15 +87,23 @@ def read_instrument(path: Path) -> InstrumentFolder:
     return InstrumentFolder(instrument, path.resolve(), folder_digest(path))
 
 
-def folder_digest(path: Path) -> str:
-    """SHA-256 over names and contents of the folder's files; caches and hidden files do not count."""
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix()):
+def instrument_files(path: Path) -> list[tuple[str, Path]]:
+    """The folder's files that count, by name; caches and hidden files do not."""
+    found = []
+    for file in path.rglob("*"):
         parts = file.relative_to(path).parts
         if not file.is_file() or file.suffix == ".pyc" or any(p.startswith(".") or p == "__pycache__" for p in parts):
             continue
+        found.append(("/".join(parts), file))
+    return sorted(found)
+
+
+def folder_digest(path: Path) -> str:
+    """SHA-256 over names and contents of the folder's files."""
+    digest = hashlib.sha256()
+    for name, file in instrument_files(path):
         content = hashlib.sha256(file.read_bytes()).hexdigest()
-        digest.update(f"{'/'.join(parts)}\0{content}\n".encode())
+        digest.update(f"{name}\0{content}\n".encode())
     return digest.hexdigest()
 
 
@@ -160,16 +168,29 @@ def _wrong_targets(instrument: Instrument) -> Iterable[str]:
     """Targets that nothing answers to. A run target is tried on a RunSpec."""
     for factor in instrument.factors:
         room, _, path = factor.target.partition(".")
+        role, _, field = path.partition(".")
         if factor.target == "study.steps" or (room == "task" and path):
             continue
-        if room != "run" or not path:
-            yield f"factors.{factor.name}.target: {factor.target!r} is none of run.<field>, task.<name>, study.steps"
-            continue
-        try:
-            RunSpec.model_validate(merge_patch(instrument.defaults.run, nested(path, factor.default)))
-        except ValidationError as error:
-            problems = "; ".join(str(problem) for problem in explain(error, RunSpec))
-            yield f"factors.{factor.name}: {problems}"
+        if room == "run" and path:
+            yield from _wrong_run(f"factors.{factor.name}", instrument.defaults.run, nested(path, factor.default))
+        elif room == "roles" and field and role in instrument.roles:
+            run = merge_patch(instrument.defaults.run, instrument.roles[role].run)
+            yield from _wrong_run(f"factors.{factor.name}", run, nested(field, factor.default))
+        else:
+            kinds = "run.<field>, roles.<role>.<field>, task.<name>, study.steps"
+            yield f"factors.{factor.name}.target: {factor.target!r} is none of {kinds}"
+    for name, further in instrument.roles.items():
+        yield from _wrong_run(f"roles.{name}.run", instrument.defaults.run, further.run)
+    for metric in instrument.metrics:
+        if metric.role is not None and metric.role not in instrument.roles:
+            yield f"metrics.{metric.name}.role: there is no role {metric.role!r}"
+
+
+def _wrong_run(what: str, run: Mapping[str, object], patch: Mapping[str, object]) -> Iterable[str]:
+    try:
+        RunSpec.model_validate(merge_patch(run, patch))
+    except ValidationError as error:
+        yield f"{what}: {'; '.join(str(problem) for problem in explain(error, RunSpec))}"
 
 
 def _bound(value: float | None) -> str:

@@ -19,7 +19,7 @@ from researcher.planner.mentions import Mention, inflected, mentions, misspelt, 
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import refuse_other_methods, refuse_shifts, told_apart, unread
-from researcher.planner.subject import asked_about, distinct, keys_of, refuse_two_subjects
+from researcher.planner.subject import TOGETHER, asked_about, crossed_factors, distinct, keys_of, refuse_two_subjects
 from researcher.planner.wording import (
     LESS,
     MORE,
@@ -31,12 +31,23 @@ from researcher.planner.wording import (
 )
 
 
+class Crossed(StrictModel):
+    """One of several factors that are varied together, with its baseline level first."""
+
+    factor: Factor
+    levels: tuple[Scalar, Scalar]
+
+
 class Reading(StrictModel):
-    """What a topic asks, in the instrument's terms. levels: of all arms; pairs: (treatment, baseline) as indices into it."""
+    """What a topic asks, in the instrument's terms. levels: of all arms; pairs: (treatment, baseline) as indices into it.
+
+    crossed: two or more factors, varied together so that their interaction is seen; `levels` and `pairs` are then empty.
+    """
 
     factor: Factor
     levels: tuple[Scalar, ...]
     pairs: tuple[tuple[int, int], ...]
+    crossed: tuple[Crossed, ...] = ()
     metric: Metric
     direction: Direction
     direction_assumed: bool = False
@@ -58,7 +69,7 @@ class _Notes:
 def read(topic: str, instrument: Instrument) -> Reading:
     """Raises: PlanningRefused, one clear line, with the nearest things that could be asked."""
     found = tokens(topic)
-    instrument = _with_steps(instrument)
+    instrument = with_steps(instrument)
     named = mentions(instrument, found)
     _refuse_misspelt(topic, instrument, found, named)
     refuse_other_methods(instrument, found, named)
@@ -81,13 +92,16 @@ def read(topic: str, instrument: Instrument) -> Reading:
         notes.add(line)
     refuse_effect_sizes(placed, metric)
     refuse_shifts(placed)
+    crossed = crossed_factors(found, factors, placed)
+    if crossed:
+        return _crossed_reading(instrument, found, named, crossed, metric, placed, notes)
     factor = asked_about(found, factors, placed, instrument)
     refuse_two_subjects(found, factor, factors, placed)
     opposition = _oriented(found, factor, factors, _opposition(found, factor, factors, placed, notes), notes)
     return _reading(instrument, found, named, factor, opposition, metric, placed, notes)
 
 
-def _with_steps(instrument: Instrument) -> Instrument:
+def with_steps(instrument: Instrument) -> Instrument:
     """Every instrument's trials have a length, declared as a factor or not."""
     if any(factor.target == "study.steps" for factor in instrument.factors):
         return instrument
@@ -333,6 +347,37 @@ def _reading(
         direction=stated.direction or metric.direction,
         direction_assumed=stated.direction is None,
         settings=settings,
+        seeds=placed.seeds,
+        budget_s=placed.budget_s,
+        assumptions=tuple(notes.lines),
+    )
+
+
+def _crossed_reading(
+    instrument: Instrument,
+    found: Sequence[Token],
+    named: Sequence[Mention],
+    crossed: Sequence[tuple[Factor, tuple[Scalar, Scalar]]],
+    metric: Metric,
+    placed: Placed,
+    notes: _Notes,
+) -> Reading:
+    better = "more" if metric.direction == "increase" else "less"
+    notes.add(f"Of each effect it is tested whether it gives {better} {metric.name}; the other way reads as refuted.")
+    left = [word for word in unread(instrument, found, named) if word not in TOGETHER]
+    if left:
+        notes.add(f"These words of the topic play no part in the plan: {', '.join(left)}.")
+    varied = {factor.name for factor, _ in crossed}
+    others = [m for m in named if not (isinstance(m.what, Factor) and m.what.name in varied)]
+    return Reading(
+        factor=crossed[0][0],
+        levels=(),
+        pairs=(),
+        crossed=tuple(Crossed(factor=factor, levels=levels) for factor, levels in crossed),
+        metric=metric,
+        direction=metric.direction,
+        direction_assumed=True,
+        settings=_settings(crossed[0][0], others, placed, notes),
         seeds=placed.seeds,
         budget_s=placed.budget_s,
         assumptions=tuple(notes.lines),

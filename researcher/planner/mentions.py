@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from researcher.models import Factor, Instrument, Metric, Scalar
-from researcher.planner.wording import BETTER, LESS, MORE, QUALITIES, WORSE, Token, phrase, words
+from researcher.planner.wording import BETTER, LESS, METHODS, MORE, QUALITIES, WORSE, Token, phrase, words
 
 ALIKE = 0.85
 _VOID = words("schedule scheduler decay warmup warm annealing estimator normalisation normalization distribution")
@@ -50,7 +50,11 @@ def mentions(instrument: Instrument, found: Sequence[Token]) -> list[Mention]:
         else:
             at += 1
     named = {m.what.name for m in result if isinstance(m.what, Factor) and m.choice is None}
-    return [m for m in result if m.choice is None or m.what.name in named or _several_choices(result, m)]
+    return [
+        m
+        for m in result
+        if m.choice is None or m.what.name in named or _several_choices(result, m) or _is_method(found, m)
+    ]
 
 
 def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> list[tuple[str, str]]:
@@ -155,6 +159,11 @@ def _voided(found: Sequence[Token], end: int, dictionary: Container[tuple[str, .
 def _several_choices(result: Sequence[Mention], mention: Mention) -> bool:
     own = {other.choice for other in result if other.what == mention.what and other.choice is not None}
     return len(own) >= 2
+
+
+def _is_method(found: Sequence[Token], mention: Mention) -> bool:
+    """`Does DAPO help?` says enough by itself; an ordinary word needs its factor or another choice beside it."""
+    return any(token.key in METHODS for token in found[mention.start : mention.end])
 
 
 def _windows(found: Sequence[Token], length: int, taken: set[int]) -> Iterable[tuple[int, tuple[str, ...]]]:

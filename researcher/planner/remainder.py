@@ -16,6 +16,7 @@ from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import (
     ARTICLES,
     LESS,
+    METHODS,
     MORE,
     SCALES,
     SWITCHED_OFF,
@@ -26,10 +27,6 @@ from researcher.planner.wording import (
     words,
 )
 
-_OTHER_METHODS = words(
-    "ppo dpo sft reinforce rloo reinforce++ dapo gspo cispo kto orpo ppo2 a2c a3c trpo sac dqn remax vpg adam adamw sgd muon "
-    "lion lora qlora distillation imitation"
-)
 _ORDINARY = words(
     "a about above actually after again all already also am among an and answer any anything are as asked ask at be because "
     "been before being below between both but by can case check come compare compared comparison could determine did "
@@ -57,7 +54,7 @@ def refuse_other_methods(instrument: Instrument, found: Sequence[Token], named: 
     owned = {i for m in named for i in range(m.start, m.end)}
     known = {token.key for word in instrument.keywords for token in tokens(word)}
     for i, token in enumerate(found):
-        if token.key in _OTHER_METHODS - known and i not in owned:
+        if token.key in METHODS - known and i not in owned:
             factors = [factor.name for factor in instrument.factors]
             raise PlanningRefused(
                 f"{token.text!r} is nothing that {instrument.name} can vary; its factors: {', '.join(factors)}", factors

@@ -21,6 +21,8 @@ class PlanOptions:
 
     instrument: name or folder. models: names that are available beside the instruments' own. seeds: per arm, fixed.
     budget_s: wall time. servers: how many trials run at once. allow_underpowered: run although the noise may be too loud.
+    looks: how often the effect is looked at, alpha being spent over the looks; 1 is only at the end.
+    fine: how many levels between those that are compared Optuna may try, before the best is confirmed; 0 is none.
     """
 
     instrument: str | None = None
@@ -30,6 +32,14 @@ class PlanOptions:
     servers: int = 1
     models: tuple[str, ...] = ()
     allow_underpowered: bool = False
+    looks: int = 1
+    fine: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.looks <= 5:
+            raise ValueError(f"looks must be 1 to 5, got {self.looks}")
+        if not 0 <= self.fine <= 50:
+            raise ValueError(f"fine must be 0 to 50, got {self.fine}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

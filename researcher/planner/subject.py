@@ -1,10 +1,10 @@
-"""What a topic is about: the one factor that it varies, or a refusal where it varies several."""
+"""What a topic is about: the one factor that it varies, several whose interaction it asks for, or a refusal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.models import Factor, Instrument
+from researcher.models import Factor, Instrument, Scalar
 from researcher.planner.claims import is_set_against, modifiers
 from researcher.planner.levels import Level, Placed, off_level
 from researcher.planner.mentions import Mention
@@ -13,6 +13,32 @@ from researcher.planner.wording import ARTICLES, SWITCHED_OFF, SWITCHED_ON, Toke
 
 _SCENE = words("with at on over for given when under in while keeping holding using")
 """Before a level these make it the scene, not the question, where something else is asked about."""
+
+
+TOGETHER = words("interact interacts interaction interplay factorial crossed")
+_MOST_CROSSED = 5
+
+
+def crossed_factors(
+    found: Sequence[Token], factors: Sequence[Mention], placed: Placed
+) -> list[tuple[Factor, tuple[Scalar, Scalar]]]:
+    """The factors whose interaction the topic asks for, with two levels each; empty where it asks for none.
+
+    Raises: PlanningRefused where it does, and levels are missing or too many.
+    """
+    if not any(token.key in TOGETHER for token in found):
+        return []
+    things = list({m.what.name: m.what for m in factors if isinstance(m.what, Factor)}.values())
+    levels = {factor.name: [level.value for level in distinct(found, placed.of(factor))] for factor in things}
+    wrong = [name for name, values in levels.items() if len(values) != 2]
+    if len(things) < 2 or len(things) > _MOST_CROSSED or wrong:
+        raise PlanningRefused(
+            "an interaction is asked of two to five factors with two levels each, for example: "
+            "do a learning rate of 1e-5 or 4e-5 and a group size of 4 or 8 interact?"
+            + (f" (other than two levels: {', '.join(wrong)})" if wrong else ""),
+            list(levels),
+        )
+    return [(factor, (levels[factor.name][0], levels[factor.name][1])) for factor in things]
 
 
 def asked_about(found: Sequence[Token], factors: Sequence[Mention], placed: Placed, instrument: Instrument) -> Factor:

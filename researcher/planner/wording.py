@@ -66,6 +66,11 @@ SCALES = {
 }  # fmt: skip
 SWITCHED_ON = words("adding add added using use enabling enabled enable activating include including introducing")
 SWITCHED_OFF = words("without no removing remove removed dropping disabling disabled disable omitting")
+METHODS = words(
+    "ppo dpo sft reinforce rloo reinforce++ dapo gspo cispo kto orpo ppo2 a2c a3c trpo sac dqn remax vpg adam adamw sgd muon "
+    "lion lora qlora distillation imitation"
+)
+"""Ways to train, other than the usual one."""
 ARTICLES = words("a an the any some its of our this that")
 
 
@@ -108,6 +113,7 @@ def _normalised(text: str) -> str:
     # Superscripts first: NFKC would turn 10⁻⁵ into 10-5.
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda m: "^" + m.group().translate(_SUPERSCRIPTS), text)
     text = unicodedata.normalize("NFKC", text.translate(_DASHES)).translate(_DASHES).lower().translate(_GREEK)
+    text = re.sub(r"\breinforce ?\+\+", "reinforce pp", re.sub(r"\bdr\. ?(?=grpo)", "dr ", text))
     text = text.replace("**", "^").replace("_", " ")
     text = re.sub(r"(?<=[a-z])(?<!\de)-(?=[a-z0-9.])", " ", text)
     return re.sub(r"(?<=\d)-(?=[a-z])", " ", text)

@@ -14,6 +14,8 @@ from functools import cached_property
 from researcher.analysis.conclusions import Conclusions, conclude
 from researcher.analysis.decide import Decision, decide
 from researcher.analysis.metrics import MetricMissing, finals
+from researcher.analysis.race import due
+from researcher.analysis.samples import NotEnoughTrials
 from researcher.analysis.sentinels import SentinelFinding, inspect
 from researcher.models import Stage, StageKind, StudyData, TrialRecord, TrialStatus
 
@@ -64,7 +66,7 @@ class Records:
         stage, seeds = self.plan.stages[0], self.plan.stages[0].seeds
         seen: list[str] = []
         decisions: list[Decision] = []
-        while stage.id not in seen and self._over(stage, seeds):
+        while stage.id not in seen and self._over(stage, seeds, [*seen, stage.id]):
             seen.append(stage.id)
             try:
                 decision = decide(self.plan, stage.id, [trial for trial in self.data.trials if trial.stage in seen])
@@ -97,10 +99,9 @@ class Records:
     def check_all(self) -> None:
         """As `check`, for the metrics of all hypotheses: what verdicts and decisions rest on."""
         for hypothesis in self.plan.hypotheses:
-            arms = (hypothesis.baseline, hypothesis.treatment)
-            self.check(hypothesis.metric, [trial for trial in self.done if trial.arm in arms])
+            self.check(hypothesis.metric, [trial for trial in self.done if trial.arm in hypothesis.sides])
         for stage in self.plan.stages:
-            if stage.kind is StageKind.NOISE_FLOOR:
+            if stage.kind is StageKind.NOISE_FLOOR or stage.explores:
                 for hypothesis in self.plan.hypotheses:
                     self.check(hypothesis.metric, [trial for trial in self.done if trial.arm in stage.arms])
 
@@ -118,9 +119,13 @@ class Records:
             return None
         return RecordsDisagree(f"trial {trial.key}: {name!r} is stored as {stored!r}, but its series give {computed!r}")
 
-    def _over(self, stage: Stage, seeds: int) -> bool:
-        """Whether every trial that the stage asks for has ended."""
-        found = [self.trial(arm, stage.first_seed + seed) for arm in stage.arms for seed in range(seeds)]
+    def _over(self, stage: Stage, seeds: int, seen: Sequence[str]) -> bool:
+        """Whether every trial that the stage asks for, by the trials of the stages up to it, has ended."""
+        try:
+            pairs = due(self.plan, stage, seeds, [trial for trial in self.data.trials if trial.stage in seen])
+        except NotEnoughTrials:
+            return False
+        found = [self.trial(arm, seed) for arm, seed in pairs]
         return all(trial is not None and trial.status in ENDED for trial in found)
 
 

@@ -199,7 +199,7 @@ class MlflowSink:
         """The verdict as a tag on every run of the hypothesis' arms."""
         verdicts = {record.hypothesis: record.verdict for record in self._store.verdicts(study.record.id)}
         planned = [] if study.plan is None else [one for one in study.plan.hypotheses if one.id == hypothesis]
-        arms = {arm for one in planned for arm in (one.baseline, one.treatment)}
+        arms = {arm for one in planned for arm in one.sides}
         for trial in self._store.trials(study.record.id):
             run_id = self._find(client, study, f"trial:{trial.key}") if trial.arm in arms else None
             if run_id is not None and hypothesis in verdicts:
@@ -255,7 +255,7 @@ def _tags(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any]) -
     if trial.reason:
         tags["swarm.reason"] = trial.reason[:5000]
     if plan is not None:
-        concerned = [one.id for one in plan.hypotheses if trial.arm in (one.baseline, one.treatment)]
+        concerned = [one.id for one in plan.hypotheses if trial.arm in one.sides]
         tags["swarm.hypothesis"] = ",".join(concerned)
         tags["swarm.plan_hash"] = plan.digest()
     if "code_version" in blueprint:

@@ -1,6 +1,6 @@
 """Two small models, one task: a planner reads a story and writes down the sum in it, a solver who sees only that works it out.
 
-The crew's episode is the solver's; the planner's is claimed on the partner's server, and the team counts on both or on none.
+The crew's episode is the solver's; the planner's is claimed on its own server, and the team counts on both or on none.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ import asyncio
 import hashlib
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
-from swarm.client import Episode, Task, team
+from swarm.client import Episode, Partner, SwarmError, Task, team
 
-from .partner import Partner
 from .reward import score_planner, score_solver
 
 if TYPE_CHECKING:
@@ -32,7 +31,17 @@ MOST = 20
 CALL_LIMIT_S = 180.0
 
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = WeakKeyDictionary()
-_partners: WeakKeyDictionary[asyncio.AbstractEventLoop, Partner] = WeakKeyDictionary()
+_partners: dict[str, Partner] = {}
+
+
+class NoPlanner(SwarmError):
+    """Nobody said where the second model is."""
+
+
+def meet(partners: Mapping[str, Partner]) -> None:
+    """The other model, `planner`: a trial says so before its first episode."""
+    _partners.clear()
+    _partners.update(partners)
 
 
 def tasks(
@@ -41,12 +50,8 @@ def tasks(
     count: int | None,
     *,
     operands: int = 2,
-    partner_learning_rate: float = 4e-5,
-    partner_max_tokens: int = 24,
-    group_size: int = 8,
-    tasks_per_step: int = 8,
 ) -> Iterator[Task]:
-    """Stories with `operands` numbers to add. The other parameters are the planner's training, for its server.
+    """Stories with `operands` numbers to add.
 
     train: an endless stream in an order that depends on `seed`. heldout: `count` different sums, the same for every seed.
     """
@@ -54,14 +59,8 @@ def tasks(
         raise ValueError(f"split must be train or heldout, got {split!r}")
     if not 2 <= operands <= MOST_OPERANDS:
         raise ValueError(f"operands must lie between 2 and {MOST_OPERANDS}, got {operands}")
-    training = {
-        "learning_rate": partner_learning_rate,
-        "max_tokens": partner_max_tokens,
-        "group_size": group_size,
-        "tasks": tasks_per_step,
-    }
     rng = random.Random(f"{split}/{seed if split == 'train' else operands}")
-    return itertools.islice((_task(sums, rng, training) for sums in _sums(rng, split, operands)), count)
+    return itertools.islice((_task(sums, rng) for sums in _sums(rng, split, operands)), count)
 
 
 def is_held_out(operands: tuple[int, ...]) -> bool:
@@ -72,9 +71,9 @@ def is_held_out(operands: tuple[int, ...]) -> bool:
 
 async def rollout(episode: Episode, task: Task) -> None:
     """The planner writes, the solver answers, both are rewarded; on leaving the team both episodes are committed."""
-    loop = asyncio.get_running_loop()
-    partner = _partners.setdefault(loop, Partner())
-    planner = await partner.claim_of(episode, **task.metadata["partner"])
+    if "planner" not in _partners:
+        raise NoPlanner("a team needs a second server for its planner: `researcher start --instrument team` brings it")
+    planner = _partners["planner"].episode_with(episode)
     numbers = tuple(task.metadata["operands"])
     async with team(solver=episode, planner=planner) as ep:
         plan = await _ask(ep["planner"], f"{task.query} Write the numbers to add, with plus signs, and nothing else.")
@@ -87,13 +86,10 @@ async def rollout(episode: Episode, task: Task) -> None:
 
 
 async def close() -> None:
-    """Stop the partner's run, and give back the connections of this event loop."""
-    loop = asyncio.get_running_loop()
-    partner, client = _partners.pop(loop, None), _clients.pop(loop, None)
+    """Give back the connections of this event loop."""
+    client = _clients.pop(asyncio.get_running_loop(), None)
     if client is not None:
         await client.close()
-    if partner is not None:
-        await partner.close()
 
 
 async def _ask(episode: Episode, question: str) -> str:
@@ -116,13 +112,13 @@ def _client() -> AsyncOpenAI:
     return _clients[loop]
 
 
-def _task(operands: tuple[int, ...], rng: random.Random, training: dict[str, float]) -> Task:
+def _task(operands: tuple[int, ...], rng: random.Random) -> Task:
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     more = ", then ".join(f"{number} more" for number in operands[1:])
     return Task(
         id=f"{'+'.join(map(str, operands))}/{name}/{thing}",
         query=f"{name} has {operands[0]} {thing} and gets {more}.",
-        metadata={"operands": list(operands), "partner": training},
+        metadata={"operands": list(operands)},
     )
 
 

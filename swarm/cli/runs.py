@@ -13,7 +13,7 @@ from swarm.cli.documents import assign, read_document, valid
 
 if TYPE_CHECKING:
     from swarm.client.sync import SwarmClient
-    from swarm.protocol.status import MixStatus, RunReport, ServerStatus, StepMetrics, VersionReport
+    from swarm.protocol.status import CheckpointReport, MixStatus, RunReport, ServerStatus, StepMetrics, VersionReport
 
 _COLUMNS = (
     ("reward_mean", "reward", ".3f"),
@@ -96,7 +96,16 @@ def show_status(args: argparse.Namespace) -> int:
         print(_server_line(status))
         if report is not None:
             print(_run_line(report))
-            print("\n".join([*_table(report.steps), *_families(status.pool.by_mix), *_versions(report.versions)]))
+            print(
+                "\n".join(
+                    [
+                        *_table(report.steps),
+                        *_families(status.pool.by_mix),
+                        *_versions(report.versions),
+                        *_checkpoints(report.checkpoints),
+                    ]
+                )
+            )
     return 0
 
 
@@ -209,6 +218,18 @@ def _versions(versions: list[VersionReport]) -> list[str]:
     if len(versions) < 2 and not any(version.quarantined for version in versions):
         return []
     return [_version_line(version) for version in versions]
+
+
+def _checkpoints(kept: list[CheckpointReport]) -> list[str]:
+    """One line about those that are kept."""
+    named = [f"{one.step}{_held_out(one)}" for one in kept]
+    return [f"checkpoints: {', '.join(named)}"] if named else []
+
+
+def _held_out(checkpoint: CheckpointReport) -> str:
+    if checkpoint.held_out is None:
+        return ""
+    return f" (held-out {checkpoint.held_out:.3f}{', best' if checkpoint.best else ''})"
 
 
 def _version_line(version: VersionReport) -> str:

@@ -30,6 +30,7 @@ from swarm.client.errors import (
     Unauthorized,
     WorkflowFault,
 )
+from swarm.client.partners import Partner
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream
 from swarm.client.team import Team, team
 from swarm.client.wire import Patience
@@ -54,6 +55,7 @@ __all__ = [
     "NotRolling",
     "Outcome",
     "OverLimit",
+    "Partner",
     "Patience",
     "Refusal",
     "Rollout",

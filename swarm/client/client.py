@@ -346,13 +346,15 @@ class SwarmClient:
         mix: str | None = None,
         idle_limit_s: float = 240.0,
         max_episode_s: float | None = None,
+        max_call_s: float | None = None,
         sampling: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> CrewReport:
         """Run `rollout` on every task, many at a time, until the stream or the run ends.
 
         episodes_per_task: None: the run's group_size (train) or 1 (eval). Goes on where this client_id stopped. A crashing
-        rollout costs one episode and is tried again `retries` times. progress: None: a bar when stderr is a terminal.
+        rollout costs one episode and is tried again `retries` times. max_episode_s, max_call_s: longest episode, and longest
+        single LLM call, before the server ends it. progress: None: a bar when stderr is a terminal.
         Raises: RolloutsFailing when they all crash; Refusal, ServerUnreachable.
         """
         crew = Crew(
@@ -366,6 +368,7 @@ class SwarmClient:
             mix=mix,
             idle_limit_s=idle_limit_s,
             max_episode_s=max_episode_s,
+            max_call_s=max_call_s,
             sampling=sampling,
             progress=progress,
         )

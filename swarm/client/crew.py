@@ -22,6 +22,7 @@ from swarm.client.errors import IdempotencyConflict, LeaseLost, NotFound, OverLi
 from swarm.client.progress import ProgressLine, terminal
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each
 from swarm.protocol.episodes import EpisodeKind, EpisodeState, LedgerEntry
+from swarm.protocol.errors import SwarmError
 
 if TYPE_CHECKING:
     from swarm.client.client import SwarmClient
@@ -78,6 +79,7 @@ class Crew:
         mix: str | None = None,
         idle_limit_s: float = 240.0,
         max_episode_s: float | None = None,
+        max_call_s: float | None = None,
         sampling: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> None:
@@ -92,6 +94,7 @@ class Crew:
         self._mix = mix
         self._idle_limit_s = idle_limit_s
         self._max_episode_s = max_episode_s
+        self._max_call_s = max_call_s
         self._sampling = sampling
         self._watched = progress
         self._permits = asyncio.Semaphore(concurrency)
@@ -147,11 +150,15 @@ class Crew:
             claim = self._episode(entry.task_id, ordinal, entry.mix).claim
             try:
                 grant = await self._swarm.claim(claim)
-                await self._swarm.abort(grant.episode_id, grant.lease, "the client was restarted")
             except (IdempotencyConflict, LeaseLost, NotFound) as error:
                 log.info("episode %s of the process before will run out by itself: %s", entry.episode_id, error)
+                continue
             except OverLimit:
                 return
+            try:
+                await self._swarm.abort(grant.episode_id, grant.lease, "the client was restarted")
+            except SwarmError as error:  # nothing depends on it, so there is little patience with it
+                log.info("episode %s of the process before will run out by itself: %s", entry.episode_id, error)
 
     # -- feeding ------------------------------------------------------------------------------------------------------
 
@@ -251,6 +258,7 @@ class Crew:
             kind=self._kind,
             idle_limit_s=self._idle_limit_s,
             max_episode_s=self._max_episode_s,
+            max_call_s=self._max_call_s,
             sampling=self._sampling,
             idempotency_key=f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{family}{task_id}/{ordinal}",
         )

@@ -26,6 +26,10 @@ from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 class ServerUnreachable(SwarmError):
     """Nothing answers at the url."""
 
+    def __init__(self, message: str, url: str = "") -> None:
+        super().__init__(message)
+        self.url = url
+
 
 class NotASwarmServer(SwarmError):
     """The answer is none that this protocol knows."""

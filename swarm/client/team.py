@@ -184,6 +184,7 @@ def team(
     sampling: Mapping[str, Any] | None = None,
     idle_limit_s: float = 240.0,
     max_episode_s: float | None = None,
+    max_call_s: float | None = None,
     wait_s: float = 30.0,
     patience_s: float = 60.0,
     **members: SwarmClient | Episode,
@@ -214,6 +215,7 @@ def team(
             sampling=sampling,
             idle_limit_s=idle_limit_s,
             max_episode_s=max_episode_s,
+            max_call_s=max_call_s,
             wait_s=wait_s,
         )
         for name, member in members.items()

@@ -14,7 +14,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,6 +27,8 @@ from foundation.clock import Clock, SystemClock
 from foundation.strict import explain
 from swarm.client.client import SwarmClient
 from swarm.client.crew import CrewReport
+from swarm.client.errors import WorkflowFault
+from swarm.client.partners import Partner
 from swarm.client.tasks import Task, each
 from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.blueprint import TrialBlueprint
@@ -45,9 +48,17 @@ def client_id(trial_key: str) -> str:
 class Trial:
     """One blueprint, carried out against its server."""
 
-    def __init__(self, blueprint: TrialBlueprint, swarm: SwarmClient, workflow: Workflow, out: TextIO) -> None:
+    def __init__(
+        self,
+        blueprint: TrialBlueprint,
+        swarm: SwarmClient,
+        workflow: Workflow,
+        out: TextIO,
+        partners: Mapping[str, Partner] | None = None,
+    ) -> None:
         self._blueprint = blueprint
         self._swarm = swarm
+        self._partners = dict(partners or {})
         self._workflow = workflow
         self._out = out
 
@@ -97,16 +108,10 @@ class Trial:
         )
         if not report.run_over:
             raise TrialFailed("the train tasks ran out before the run reached its limit")
-        run = await self._settled(run)
+        run = await _settled(self._swarm, run.run_id)
+        for partner in self._partners.values():
+            await _settled(partner.swarm, partner.run_id)
         self._say("train_ended", step=run.step, report=report)
-        return run
-
-    async def _settled(self, run: RunReport) -> RunReport:
-        """The run once it is over and its last weights are served."""
-        async for _ in self._swarm.statuses():
-            run = await self._swarm.run(self._blueprint.run_id, since_step=run.step)
-            if run.status != "running":
-                break
         return run
 
     async def _require_evaluation_before(self) -> None:
@@ -142,20 +147,58 @@ class Trial:
         self._out.flush()
 
 
+async def _settled(swarm: SwarmClient, run_id: str) -> RunReport:
+    """The run once it is over and its last weights are served."""
+    run = await swarm.run(run_id)
+    statuses = swarm.statuses()
+    while run.status == "running":
+        await anext(statuses)
+        run = await swarm.run(run_id, since_step=run.step)
+    return run
+
+
+@asynccontextmanager
+async def _partners_of(
+    blueprint: TrialBlueprint, workflow: Workflow, token: str | None, clock: Clock
+) -> AsyncIterator[dict[str, Partner]]:
+    """The trial's other models, introduced to its workflow. Raises: WorkflowFault when it has no use for them."""
+    if blueprint.partners and workflow.meet is None:
+        roles = ", ".join(blueprint.partners)
+        raise WorkflowFault(f"{blueprint.workflow} defines no function 'meet', and the trial has partners: {roles}")
+    async with AsyncExitStack() as stack:
+        partners = {}
+        for role, run in blueprint.partners.items():
+            swarm = SwarmClient(
+                run.server_url,
+                token,
+                client_id=client_id(blueprint.trial_key),
+                client_version=blueprint.code_version,
+                clock=clock,
+            )
+            partners[role] = Partner(await stack.enter_async_context(swarm), run.run_id)
+        if workflow.meet is not None:
+            workflow.meet(partners)
+        yield partners
+
+
 async def run_blueprint(
     blueprint: TrialBlueprint, *, token: str | None, out: TextIO, clock: Clock | None = None
 ) -> None:
     """Carry a trial out, from wherever it stands. Raises what `Trial.carry_out` raises, and WorkflowFault."""
     workflow = load_workflow(Path(blueprint.instrument_dir), blueprint.workflow)
+    clock = clock or SystemClock()
     try:
-        async with SwarmClient(
-            blueprint.server_url,
-            token,
-            client_id=client_id(blueprint.trial_key),
-            client_version=blueprint.code_version,
-            clock=clock or SystemClock(),
-        ) as swarm:
-            await Trial(blueprint, swarm, workflow, out).carry_out()
+        async with (
+            _partners_of(blueprint, workflow, token, clock) as partners,
+            SwarmClient(
+                blueprint.server_url,
+                token,
+                client_id=client_id(blueprint.trial_key),
+                client_version=blueprint.code_version,
+                clock=clock,
+            ) as swarm,
+        ):
+            await Trial(blueprint, swarm, workflow, out, partners).carry_out()
     finally:
         if workflow.close is not None:
             await workflow.close()

@@ -133,7 +133,8 @@ class Wire:
 
     def _unreachable(self, error: Exception) -> ServerUnreachable:
         return ServerUnreachable(
-            f"no swarm server answers at {self.url} ({error}); start one with `swarm serve`, or check the url"
+            f"no swarm server answers at {self.url} ({error}); start one with `swarm serve`, or check the url",
+            self.url,
         )
 
 

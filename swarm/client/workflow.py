@@ -6,13 +6,14 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from foundation.strict import nearest
 from swarm.client.errors import WorkflowFault
+from swarm.client.partners import Partner
 from swarm.client.tasks import Rollout, TaskStream
 
 
@@ -20,12 +21,14 @@ from swarm.client.tasks import Rollout, TaskStream
 class Workflow:
     """tasks(split, seed, count, **parameters): a stream of Task; split `train` or `heldout`, count None: endless.
 
-    close: called when no more rollouts come, where the file defines it.
+    meet(partners): called before the first rollout of a trial that trains several models, with the others by role.
+    close: called when no more rollouts come. Both where the file defines them.
     """
 
     tasks: Callable[..., TaskStream]
     rollout: Rollout
     close: Callable[[], Awaitable[None]] | None = None
+    meet: Callable[[Mapping[str, Partner]], None] | None = None
 
 
 def load_workflow(folder: Path, file: str) -> Workflow:
@@ -41,7 +44,10 @@ def load_workflow(folder: Path, file: str) -> Workflow:
         if not callable(getattr(module, name, None)):
             raise WorkflowFault(f"{path} defines no function {name!r}")
     return Workflow(
-        tasks=module.tasks, rollout=_checked(module.rollout, str(path)), close=getattr(module, "close", None)
+        tasks=module.tasks,
+        rollout=_checked(module.rollout, str(path)),
+        close=getattr(module, "close", None),
+        meet=getattr(module, "meet", None),
     )
 
 

@@ -227,13 +227,14 @@ class EchoEngine:
         outcome.metrics["train_s"] = self._clock.monotonic() - began
         return outcome
 
-    async def checkpoint(self) -> int:
+    async def checkpoint(self, *, best: int | None = None) -> int:
         training = self._open()
         state = {"step": training.step, "branch": training.run.branch, "theta": training.theta, "start": training.start}
         if training.step:
             write_atomically(_checkpoint_path(training.run.directory, training.step), json.dumps(state).encode())
             for old in _checkpoint_steps(training.run.directory)[: -training.run.spec.checkpoint.keep]:
-                _checkpoint_path(training.run.directory, old).unlink()
+                if old != best:
+                    _checkpoint_path(training.run.directory, old).unlink()
         return training.step
 
     async def serve(self, version: WeightsVersion) -> None:

@@ -1,7 +1,8 @@
 """A policy with one parameter that really learns: it repeats a word with probability sigmoid(theta / temperature).
 
-The loss is GRPO's clipped surrogate with KL and entropy terms; its slope is taken by central differences, which is
-exact enough for one parameter and keeps every field of the spec in force. Knows nothing of HTTP, files or time.
+The loss is the algorithm's, with KL and entropy terms, for the one random token of each call; its slope is taken by
+central differences, which is exact enough for one parameter. A critic is one number here, which the normalisation of
+advantages takes off again. Knows nothing of HTTP, files or time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from foundation.ids import derived_seed
 from swarm.engine.echo_tokens import last_user_word
 from swarm.engine.lesson import branches, reward_metrics, select, token_metrics
 from swarm.engine.schedule import learning_rate_at
-from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
+from swarm.engine.seam import StepOutcome, TrainBatch, TrainCall, TrainingRefused
 from swarm.engine.tree import Branch, check_provenance
 from swarm.protocol.runspec import AlgorithmSpec, RunSpec
 
@@ -63,7 +64,7 @@ def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepO
 
     Raises: TrainingRefused when a trained call's tokens lack their provenance, or the outcome is not finite.
     """
-    selection = select(batch)
+    selection = select(batch, _penalty(theta, start, batch.spec.algorithm))
     trained = branches(selection.lessons, batch.spec.algorithm)
     for branch in trained:
         check_provenance(branch.call)
@@ -84,11 +85,27 @@ def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepO
 
 
 def _choice(branch: Branch) -> Choice:
-    call = branch.call
+    weight = branch.weight * len(branch.call.sampled_ids)  # the one random token stands for the whole call
+    echoed, logprob = _drawn(branch.call)
+    return Choice(echoed, logprob, branch.call.temperature, branch.advantage, weight)
+
+
+def _drawn(call: TrainCall) -> tuple[bool, float]:
+    """Whether the call's one random token echoes, and its recorded log-probability."""
     at = next((index for index, logprob in enumerate(call.logprobs) if logprob != 0.0), 0)
-    echoed = call.sampled_ids[at] != ord(garble_mark(last_user_word(call.prompt_ids)))
-    weight = branch.weight * len(call.sampled_ids)  # the one random token stands for the whole call
-    return Choice(echoed, call.logprobs[at], call.temperature, branch.advantage, weight)
+    return call.sampled_ids[at] != ord(garble_mark(last_user_word(call.prompt_ids))), call.logprobs[at]
+
+
+def _penalty(theta: float, start: float, algorithm: AlgorithmSpec) -> Callable[[TrainCall], float] | None:
+    """What a call loses of its reward, where the KL penalty stands in there."""
+    if not algorithm.kl or algorithm.kl_in != "reward":
+        return None
+
+    def penalty(call: TrainCall) -> float:
+        now, before = (echo_logprob(at, call.temperature, echoed=_drawn(call)[0]) for at in (theta, start))
+        return algorithm.kl * (now - before)
+
+    return penalty
 
 
 def _descend(
@@ -101,7 +118,7 @@ def _descend(
     largest = 0.0
     for _ in range(optimizer.epochs if choices else 0):
         for part in _minibatches(choices, optimizer.minibatches):
-            slope = _slope(partial(_loss, start=start, choices=part, algorithm=algorithm), theta)
+            slope = _slope(partial(_loss, start=start, choices=part, algorithm=algorithm, held=theta), theta)
             largest = max(largest, abs(slope))
             clipped = max(-optimizer.max_grad_norm, min(optimizer.max_grad_norm, slope))
             clipped += noise.gauss(0.0, STEP_NOISE) + optimizer.weight_decay * theta
@@ -115,17 +132,32 @@ def _minibatches(choices: list[Choice], count: int) -> list[list[Choice]]:
     return [[replace(choice, weight=choice.weight * len(choices) / len(part)) for choice in part] for part in parts]
 
 
-def _loss(theta: float, start: float, choices: Sequence[Choice], algorithm: AlgorithmSpec) -> float:
-    """Shao et al. 2024 (arXiv 2402.03300), eq. 3, for the one random token of each call."""
+def _loss(
+    theta: float, start: float, choices: Sequence[Choice], algorithm: AlgorithmSpec, held: float | None = None
+) -> float:
+    """The algorithm's loss (docs/algorithms.md). held: where what has no gradient is taken; None: at theta itself."""
     total = 0.0
+    in_loss = algorithm.kl if algorithm.kl_in == "loss" else 0.0
     for choice in choices:
-        logprob = echo_logprob(theta, choice.temperature, echoed=choice.echoed)
-        ratio = math.exp(min(logprob - choice.old_logprob, 30.0))
-        kept = max(1 - algorithm.clip_low, min(1 + algorithm.clip_high, ratio))
-        term = -min(ratio * choice.advantage, kept * choice.advantage)
-        term += algorithm.kl * _kl(theta, start, choice) - algorithm.entropy * _entropy(theta, choice.temperature)
+        term = -_gain(theta, theta if held is None else held, choice, algorithm)
+        term += in_loss * _kl(theta, start, choice) - algorithm.entropy * _entropy(theta, choice.temperature)
         total += choice.weight * term
     return total
+
+
+def _gain(theta: float, held: float, choice: Choice, algorithm: AlgorithmSpec) -> float:
+    low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
+    logprob = echo_logprob(theta, choice.temperature, echoed=choice.echoed)
+    if algorithm.name == "cispo":
+        weight = max(low, min(high, _ratio(held, choice)))
+        return weight * choice.advantage * logprob
+    ratio = _ratio(theta, choice)
+    return min(ratio * choice.advantage, max(low, min(high, ratio)) * choice.advantage)
+
+
+def _ratio(theta: float, choice: Choice) -> float:
+    """Of the token, which is that of the whole call too."""
+    return math.exp(min(echo_logprob(theta, choice.temperature, echoed=choice.echoed) - choice.old_logprob, 30.0))
 
 
 def _slope(function: Callable[[float], float], at: float, width: float = 1e-5) -> float:
@@ -153,11 +185,11 @@ def _policy_metrics(theta: float, start: float, choices: list[Choice], spec: Run
     if not choices:
         return dict.fromkeys(names, 0.0)
     gaps = [echo_logprob(theta, choice.temperature, echoed=choice.echoed) - choice.old_logprob for choice in choices]
-    low, high = math.log1p(-spec.algorithm.clip_low), math.log1p(spec.algorithm.clip_high)
+    low, high = 1 - spec.algorithm.clip_low, 1 + spec.algorithm.clip_high
     values = (
         fmean(_kl(theta, start, choice) for choice in choices),
         fmean(_entropy(theta, choice.temperature) for choice in choices),
-        fmean(not low <= gap <= high for gap in gaps),
+        fmean(not low <= _ratio(theta, choice) <= high for choice in choices),
         fmean(abs(gap) for gap in gaps),
         max(abs(gap) for gap in gaps),
     )

@@ -5,16 +5,21 @@ Pure arithmetic on rewards; knows neither tokens' meaning nor tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, pstdev
 
+from swarm.engine.algorithms import algorithm_of
+from swarm.engine.algorithms.base import Algorithm
+from swarm.engine.algorithms.rewards import Credit, Trajectory
 from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup
 from swarm.engine.tree import Branch, merged_tokens
 from swarm.protocol.episodes import DropReason
 from swarm.protocol.runspec import AlgorithmSpec
 
-_STD_FLOOR = 1e-6
+Penalty = Callable[[TrainCall], float]
+"""What a call loses of its reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,43 +41,59 @@ class Selection:
     untrained: dict[str, str]
 
 
-def group_advantages(rewards: Sequence[float], norm: str) -> list[float]:
-    """Rewards relative to their group: zero mean, and with norm "std" unit standard deviation.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallNotes:
+    """What the trainer read of a call, per sampled token: what it loses of the reward, and the critic's value before it."""
 
-    All zero when the rewards are equal. Source: Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1.2.
+    penalties: Sequence[float] = ()
+    values: Sequence[float] = ()
+
+
+def select(batch: TrainBatch, penalty: Penalty | None = None) -> Selection:
+    """What this batch trains. penalty: for engines that know the KL penalty of a call beforehand.
+
+    Where nothing is to be compared (a group's rewards are equal; for algorithms that compare over the batch, the batch's)
+    nothing is taught by rewards; it is trained all the same where the loss has other terms. Advantages of algorithms that
+    credit tokens come from `credit`; those here stand for them until then.
     """
-    if max(rewards) == min(rewards):
-        return [0.0] * len(rewards)
-    mean = fmean(rewards)
-    scale = pstdev(rewards) + _STD_FLOOR if norm == "std" else 1.0
-    return [(reward - mean) / scale for reward in rewards]
-
-
-def select(batch: TrainBatch) -> Selection:
-    """What this batch trains.
-
-    A group without differences teaches nothing by its rewards; it is trained all the same where the loss has other terms.
-    """
-    algorithm = batch.spec.algorithm
+    algorithm = algorithm_of(batch.spec.algorithm)
+    actors = _actors(batch, algorithm, penalty)
+    advantages = dict(zip(actors, algorithm.outcomes(list(actors.values())), strict=True))
+    flat = _flat_groups(advantages, algorithm) if algorithm.rewards_alone else set()
     lessons: list[Lesson] = []
     untrained: dict[str, str] = {}
     for number, group in enumerate(batch.groups):
-        advantages = _agent_advantages(group, algorithm.advantage_norm)
         for index, episode in enumerate(group.episodes):
-            calls = trainable_calls(episode, algorithm)
+            calls = trainable_calls(episode, algorithm.spec)
             if not calls:
-                untrained[episode.episode_id] = _why_not(episode, algorithm)
-            elif rewards_alone_count(algorithm) and is_flat(group):
+                untrained[episode.episode_id] = _why_not(episode, algorithm.spec)
+            elif number in flat:
                 untrained[episode.episode_id] = DropReason.ZERO_VARIANCE.value
             else:
-                own = [advantages[call.agent][index] for call in calls]
+                own = [advantages[number, index, call.agent] for call in calls]
                 lessons.append(Lesson(episode_id=episode.episode_id, group=number, calls=calls, advantages=own))
     return Selection(lessons=lessons, untrained=untrained)
 
 
-def rewards_alone_count(algorithm: AlgorithmSpec) -> bool:
-    """Whether a token with advantage 0 has no part in the loss."""
-    return algorithm.kl == 0 and algorithm.entropy == 0
+def credit(batch: TrainBatch, notes: Mapping[str, CallNotes]) -> dict[str, Credit]:
+    """By call, the advantage of each of its tokens; notes: of every trained call.
+
+    An agent's calls of an episode are one trajectory, in their order; the reward stands at its last token.
+    """
+    algorithm = algorithm_of(batch.spec.algorithm)
+    actors = _actors(batch, algorithm, None, notes)
+    earned = dict(zip(actors, algorithm.credit(list(actors.values())), strict=True))
+    shares: dict[str, Credit] = {}
+    for number, group in enumerate(batch.groups):
+        for index, episode in enumerate(group.episodes):
+            begun: dict[str | None, int] = {}
+            for call in trainable_calls(episode, algorithm.spec):
+                whole, first = earned[number, index, call.agent], begun.get(call.agent, 0)
+                begun[call.agent] = last = first + len(call.sampled_ids)
+                shares[call.call_id] = Credit(
+                    advantages=whole.advantages[first:last], targets=whole.targets[first:last]
+                )
+    return shares
 
 
 def is_flat(group: TrainGroup) -> bool:
@@ -89,13 +110,14 @@ def trainable_calls(episode: TrainEpisode, algorithm: AlgorithmSpec) -> list[Tra
     ]
 
 
-def branches(lessons: Sequence[Lesson], algorithm: AlgorithmSpec) -> list[Branch]:
-    """The calls of the lessons, weighted so that the weights of all their tokens add up to one.
+def branches(lessons: Sequence[Lesson], spec: AlgorithmSpec) -> list[Branch]:
+    """The calls of the lessons, weighted so that the weights of all their tokens add up to one, except for `constant`.
 
     Calls that cannot move the weights are left out; the others keep the weight that they have among all.
     """
     tokens = sum(len(call.sampled_ids) for lesson in lessons for call in lesson.calls)
     calls = sum(len(lesson.calls) for lesson in lessons)
+    all_count = not algorithm_of(spec).rewards_alone
     made = []
     for lesson in lessons:
         own_tokens = sum(len(call.sampled_ids) for call in lesson.calls)
@@ -104,8 +126,9 @@ def branches(lessons: Sequence[Lesson], algorithm: AlgorithmSpec) -> list[Branch
                 "token": 1.0 / tokens,
                 "call": 1.0 / (calls * len(call.sampled_ids)),
                 "episode": 1.0 / (len(lessons) * own_tokens),
-            }[algorithm.loss_agg]
-            if advantage or not rewards_alone_count(algorithm):
+                "constant": 1.0 / (len(lessons) * spec.loss_length),
+            }[spec.loss_agg]
+            if advantage or all_count:
                 made.append(Branch(call=call, advantage=advantage, weight=per_token))
     return made
 
@@ -123,11 +146,48 @@ def reward_metrics(batch: TrainBatch) -> dict[str, float]:
 def token_metrics(batch: TrainBatch) -> dict[str, float]:
     calls = [call for group in batch.groups for episode in group.episodes for call in episode.calls]
     called = sum(len(call.prompt_ids) + len(call.sampled_ids) for call in calls)
-    return {"tokens_called": float(called), "tokens_merged": float(merged_tokens(calls))}
+    merged = merged_tokens(calls)
+    return {
+        "tokens_called": float(called),
+        "tokens_merged": float(merged),
+        "token_ratio": called / merged if merged else 1.0,
+    }
 
 
-def _agent_advantages(group: TrainGroup, norm: str) -> dict[str | None, list[float]]:
-    return {agent: group_advantages(_rewards(group, agent), norm) for agent in _agents(group)}
+_Actor = tuple[int, int, str | None]
+"""Which group, which of its episodes, which agent."""
+
+
+def _actors(
+    batch: TrainBatch, algorithm: Algorithm, penalty: Penalty | None, notes: Mapping[str, CallNotes] | None = None
+) -> dict[_Actor, Trajectory]:
+    """What each agent of a group did in each of the group's episodes; also where it said nothing there."""
+    limit = batch.spec.sampling.max_tokens
+    actors: dict[_Actor, Trajectory] = {}
+    for number, group in enumerate(batch.groups):
+        for agent in _agents(group):
+            for index, (episode, reward) in enumerate(zip(group.episodes, _rewards(group, agent), strict=True)):
+                own = [call for call in episode.calls if call.agent == agent]
+                calls = [call for call in trainable_calls(episode, algorithm.spec) if call.agent == agent]
+                longest = max((len(call.sampled_ids) for call in own), default=0)
+                noted = [notes[call.call_id] for call in calls] if notes is not None else []
+                actors[number, index, agent] = Trajectory(
+                    group=(number, agent),
+                    reward=algorithm.shaped(reward, longest, limit) - sum(map(penalty, calls) if penalty else ()),
+                    tokens=sum(len(call.sampled_ids) for call in calls),
+                    penalties=list(chain.from_iterable(note.penalties for note in noted)),
+                    values=list(chain.from_iterable(note.values for note in noted)),
+                )
+    return actors
+
+
+def _flat_groups(advantages: Mapping[_Actor, float], algorithm: Algorithm) -> set[int]:
+    """Groups in which no advantage differs from 0; algorithms that compare over the batch have all of them or none."""
+    groups = {number for number, _, _ in advantages}
+    taught = {number for (number, _, _), advantage in advantages.items() if advantage}
+    if taught and not algorithm.spec.compares_groups:
+        return set()
+    return groups - taught
 
 
 def _agents(group: TrainGroup) -> Iterable[str | None]:

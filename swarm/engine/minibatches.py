@@ -14,7 +14,8 @@ from swarm.protocol.runspec import RunSpec
 def minibatches(lessons: Sequence[Lesson], spec: RunSpec, step: int) -> list[list[Lesson]]:
     """At most `optimizer.minibatches` parts of nearly equal size.
 
-    Episodes of a group stay together as far as the sizes allow; with several parts the groups are shuffled, by the run's seed.
+    Episodes of a group stay together as far as the sizes allow, since they share their prompts; with several parts the
+    groups are shuffled, by the run's seed.
     """
     count = min(spec.optimizer.minibatches, len(lessons))
     by_group: dict[int, list[Lesson]] = {}

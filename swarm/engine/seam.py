@@ -102,7 +102,7 @@ class Sampled:
 class SampledEvent:
     """One event of a stream. `data` is what the client sees (None: nothing to show); ids and logprobs are what is new.
 
-    Version spans count from the event's own first token of the choice, as 0.
+    Version spans count from the event's own first token of the choice, as 0, and cover all that is new of it.
     """
 
     data: dict[str, Any] | None
@@ -215,8 +215,11 @@ class Engine(Protocol):
     async def train(self, batch: TrainBatch) -> StepOutcome:
         """One optimiser step. The new weights are not served before `serve`. Raises TrainerCrashed, TrainingRefused."""
 
-    async def checkpoint(self) -> int:
-        """Write weights, optimiser, random state and step, whole or not at all; returns the step."""
+    async def checkpoint(self, *, best: int | None = None) -> int:
+        """Write weights, optimiser, random state and step, whole or not at all; returns the step.
+
+        Older checkpoints than the spec's newest `keep` are removed then, but never that of step `best`.
+        """
 
     async def serve(self, version: WeightsVersion) -> None:
         """Serve the trainer's current weights under this version; calls in flight continue over the change."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from heapq import heappop, heappush
+from itertools import accumulate, pairwise
 
 from swarm.engine.seam import TrainCall, TrainingRefused
 
@@ -167,29 +168,104 @@ def merged_tokens(calls: Iterable[TrainCall]) -> int:
 
 
 def cut(tree: PrefixTree, segment_tokens: int) -> list[Segment]:
-    """Segments of about `segment_tokens` tokens that together hold each head exactly once.
+    """Segments of at most `segment_tokens` tokens that together hold each head exactly once.
 
     Nodes under which nothing is trained are left out: a sampled token is predicted at its parent, so that leaves are not
-    computed. A cut inside a tree repeats the path above it; a segment then grows to twice that path if need be, so that at
-    most half of the work is repeated.
+    computed. A cut inside a tree repeats the path above it. Cuts are made where they repeat least, all in all; among
+    equals there are as few as can be. Below a long path a segment may grow to twice the path, so that at most half of its
+    work is repeated.
     """
     if segment_tokens < 1:
         raise ValueError(f"segment_tokens must be positive, got {segment_tokens}")
     uses = _uses_by_parent(tree)
+    heads = sorted(uses)
+    if not heads:
+        return []
+    starts = {0, *_cheapest_cuts(_news(tree, heads), [tree.depth[head] + 1 for head in heads], segment_tokens)}
     segments: list[Segment] = []
     place: dict[int, int] = {}
-    context = 0
-    for head in sorted(uses):
-        if not segments or len(segments[-1].token) >= max(segment_tokens, 2 * context):
+    for number, head in enumerate(heads):
+        if number in starts:
             segments.append(Segment())
             place = {}
-            context = tree.depth[head]
         for node in _until(tree, head, place):
             _place(tree, node, segments[-1], place)
         _add_heads(tree, uses[head], segments[-1], place[head])
     for segment in segments:
         segment.end = _subtree_ends(segment.parent)
     return segments
+
+
+def timelines(tree: PrefixTree) -> list[Segment]:
+    """One segment for each path that ends in a head above no other: what models compute that can read no tree.
+
+    A head stands in the first of the timelines that hold it.
+    """
+    uses = _uses_by_parent(tree)
+    booked: set[int] = set()
+    segments = []
+    for head in _last_heads(tree, uses):
+        segment, place = Segment(), dict[int, int]()
+        for node in tree.path(head):
+            _place(tree, node, segment, place)
+            if node in uses and node not in booked:
+                booked.add(node)
+                _add_heads(tree, uses[node], segment, place[node])
+        segment.end = _subtree_ends(segment.parent)
+        segments.append(segment)
+    return segments
+
+
+def _last_heads(tree: PrefixTree, uses: Container[int]) -> list[int]:
+    """Heads with no other below, in order."""
+    above: set[int] = set()
+    last = []
+    for node in range(len(tree.token) - 1, -1, -1):
+        if node in above or node in uses:
+            if node not in above:
+                last.append(node)
+            above.add(tree.parent[node])
+    return last[::-1]
+
+
+def _news(tree: PrefixTree, heads: Sequence[int]) -> list[int]:
+    """How many nodes each head adds to what is computed for those before it."""
+    placed: set[int] = set()
+    counts = []
+    for head in heads:
+        path = _until(tree, head, placed)
+        placed.update(path)
+        counts.append(len(path))
+    return counts
+
+
+def _cheapest_cuts(news: Sequence[int], lengths: Sequence[int], most: int) -> list[int]:
+    """Before which heads to begin anew, so that the fewest tokens are computed twice.
+
+    news, lengths: of each head, the tokens that it adds to those before it, and on its whole path. The best way to a cut is
+    the best way to an earlier one, as long as what lies between fits; the heap holds the ways, cheapest first.
+    """
+    ends = [0, *accumulate(news)]
+    ways: list[tuple[int, int, int]] = []  # (tokens repeated, segments, head that the last segment begins with)
+    came_from: list[int] = []
+    repeated, segments = 0, 0
+    for head in range(len(news)):
+        heappush(ways, (repeated + lengths[head] - news[head], segments + 1, head))
+        while not _fits(ways[0][2], head + 1, ends, news, lengths, most):
+            heappop(ways)
+        repeated, segments, begin = ways[0]
+        came_from.append(begin)
+    cuts = [came_from[-1]]
+    while cuts[-1] > 0:
+        cuts.append(came_from[cuts[-1] - 1])
+    return cuts
+
+
+def _fits(first: int, last: int, ends: Sequence[int], news: Sequence[int], lengths: Sequence[int], most: int) -> bool:
+    """Whether heads [first, last) make a segment. One alone always does."""
+    context = lengths[first] - news[first]
+    size = context + ends[last] - ends[first]
+    return size <= max(most, 2 * context) or last == first + 1
 
 
 def _uses_by_parent(tree: PrefixTree) -> dict[int, list[int]]:

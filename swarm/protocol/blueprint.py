@@ -23,12 +23,21 @@ class HeldOut(StrictModel):
     temperature: float
 
 
+class PartnerRun(StrictModel):
+    """Another model that the same trial trains: the run that it has on its own server."""
+
+    server_url: str
+    run_id: str
+
+
 class TrialBlueprint(StrictModel):
     """`python -m swarm.client.trial BLUEPRINT.json` carries this out: evaluate, train to the run's limit, evaluate."""
 
     trial_key: str
     server_url: str
     run_id: str
+    partners: dict[str, PartnerRun] = {}
+    """By role: handed to the workflow's `meet` before its first episode."""
     instrument_dir: str
     workflow: str
     """File in `instrument_dir` that defines `tasks(split, seed, count, **parameters)` and `rollout(episode, task)`."""

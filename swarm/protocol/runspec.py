@@ -10,42 +10,23 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from foundation.strict import StrictModel
+from swarm.protocol.algorithms import AlgorithmSpec as AlgorithmSpec
+from swarm.protocol.quantities import MOST, Count, NonNegative, Positive
 
-MOST = 2**53
-"""No whole number of a spec is larger: beyond it JSON's readers differ, and no store keeps it."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=MOST)]
 MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """A family of tasks, as it also stands in metrics' names."""
 
 
-class AlgorithmSpec(StrictModel):
-    """How rewards become a loss.
+class OptimizerSpec(StrictModel):
+    """The optimiser and its schedule.
 
-    Source: GRPO is Shao et al. 2024 (arXiv 2402.03300); the asymmetric clip range is DAPO's (arXiv 2503.14476).
+    adamw: two moments per weight (Loshchilov and Hutter 2019, arXiv 1711.05101). adafactor: the second moment of a matrix as
+    a row and a column, no first moment: almost no memory (Shazeer and Stern 2018, arXiv 1804.04235; torch's).
     """
 
-    name: Literal["grpo"] = "grpo"
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    clip_high: Positive = 0.2
-    kl: NonNegative = 0.0
-    """Weight of the KL penalty to the run's first weights, in the loss (k3 estimator)."""
-    entropy: NonNegative = 0.0
-    loss_agg: Literal["token", "call", "episode"] = "episode"
-    """token: mean over all trained tokens. call / episode: mean inside each, then mean over them."""
-    advantage_norm: Literal["std", "none"] = "std"
-    importance_correction: Literal["none", "truncated"] = "none"
-    """truncated: weight tokens by min(p_trainer / p_rollout, 2), for rollouts sampled in another precision."""
-    train_truncated: bool = True
-    """Whether calls cut off by max_tokens are trained."""
-
-
-class OptimizerSpec(StrictModel):
-    """AdamW and its schedule."""
-
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "adafactor"] = "adamw"
     learning_rate: NonNegative = 1e-5
+    """adafactor: relative to each weight's own size (its root mean square), and at most 1 / sqrt(step)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Steps of linear warm-up."""
@@ -123,9 +104,17 @@ class CheckpointSpec(StrictModel):
 class LoraSpec(StrictModel):
     """Low-rank adapters instead of all weights. Hu et al. 2021 (arXiv 2106.09685)."""
 
-    rank: Count = 16
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
     alpha: Positive = 32.0
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
 
 
 class RunSpec(StrictModel):
@@ -136,6 +125,8 @@ class RunSpec(StrictModel):
     parameters: Literal["full"] | LoraSpec = "full"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Compute type of the trainer; weights and optimiser state are kept in float32."""
+    activation_checkpointing: bool = False
+    """Keep only each layer's input, and compute the rest once more for the backward pass: less memory, more time."""
     max_model_len: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     algorithm: AlgorithmSpec = AlgorithmSpec()
@@ -147,10 +138,24 @@ class RunSpec(StrictModel):
     checkpoint: CheckpointSpec = CheckpointSpec()
     labels: dict[str, str] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _dapo_samples_dynamically(cls, data: Any) -> Any:
+        """Where nothing else is said, DAPO's batches hold groups with differences only (arXiv 2503.14476, section 3.2)."""
+        if not isinstance(data, dict):
+            return data
+        algorithm, batch = data.get("algorithm"), data.get("batch", {})
+        name = algorithm.get("name") if isinstance(algorithm, dict) else getattr(algorithm, "name", None)
+        if name == "dapo" and isinstance(batch, dict) and "rule" not in batch:
+            return {**data, "batch": {**batch, "rule": "informative_tasks"}}
+        return data
+
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> RunSpec:
-        if self.algorithm.name == "grpo" and self.batch.group_size < 2:
-            raise ValueError("grpo compares episodes of one group: batch.group_size must be at least 2")
+        if self.algorithm.compares_groups and self.batch.group_size < 2:
+            raise ValueError(
+                f"{self.algorithm.name} compares episodes of one group: batch.group_size must be at least 2"
+            )
         if self.batch.partial_min > self.batch.group_size:
             raise ValueError("batch.partial_min must not exceed batch.group_size")
         return self

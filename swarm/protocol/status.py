@@ -117,6 +117,17 @@ class VersionReport(BaseModel):
     """Why none of its episodes is trained any more; None when they are."""
 
 
+class CheckpointReport(BaseModel):
+    """A checkpoint that is kept."""
+
+    step: int
+    held_out: float | None = None
+    """Mean reward of the eval episodes that its weights played; None when there were none."""
+    held_out_episodes: int = 0
+    best: bool = False
+    """The one with the highest held-out reward: kept whatever comes after it."""
+
+
 class RunReport(BaseModel):
     run_id: str
     branch: int
@@ -132,6 +143,8 @@ class RunReport(BaseModel):
     ended_at: float | None = None
     versions: list[VersionReport] = []
     """In the order of their first groups."""
+    checkpoints: list[CheckpointReport] = []
+    """Those that are kept, by step."""
 
 
 class RunRequest(StrictModel):

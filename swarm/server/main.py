@@ -165,6 +165,7 @@ def _local(args: argparse.Namespace) -> _Hosted:
     folder = resolve(args.model)
 
     def engine(state: StateDir, clock: Clock) -> Engine:
+        state.note_model(folder.path, folder.fingerprint)
         return LocalEngine(folder, logs=state.logs_dir, max_model_len=args.max_model_len, clock=clock)
 
     return _Hosted(f"{folder.name}@{folder.fingerprint[:12]}", engine)

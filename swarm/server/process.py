@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import json
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -35,7 +36,12 @@ _log = logging.getLogger(__name__)
 STOP_LIMIT_S = 10
 """How long answers under way may take to finish after a stop was asked for."""
 _KEEP_ALIVE_S = 75
-_BACKLOG = 2048
+_BACKLOG = 16_384
+"""Connections that the system makes before we take them, as far as it lets us: one more, and a client waits for minutes."""
+_ACCEPTED_AT_ONCE = 64
+"""uvloop takes one connection per listening socket and turn of its loop, and a turn with thousands of clients takes long."""
+_OPEN_FILES = 65_536
+"""A connection is an open file. What a process may have by default (1,024 on many systems) is no limit that anyone chose."""
 
 
 class ServeFault(SwarmError):
@@ -88,8 +94,18 @@ def run_server(
     settings: Settings, listener: socket.socket, state: StateDir, engine: Engine, clock: Clock, ids: Ids
 ) -> int:
     """Serve until a signal; returns the exit code. Raises: SwarmError when it could not start or had to end."""
+    allow_open_files(_OPEN_FILES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, listener, state, engine, clock, ids))
+
+
+def allow_open_files(wanted: int) -> None:
+    """Raise this process's own limit as far as the system's lets it; never lower it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(
@@ -123,7 +139,7 @@ async def _serve(
             sys.stdout.write(json.dumps({"url": url}) + "\n")
             sys.stdout.flush()
         _log.info("serving %s at %s; state in %s", engine.info.model, url, state.path)
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[listener, *(listener.dup() for _ in range(_ACCEPTED_AT_ONCE - 1))])
     finally:
         conductor.cancel()
         inquiries.cancel()
@@ -153,6 +169,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 date_header=False,
+                backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=STOP_LIMIT_S,
             )

@@ -5,6 +5,7 @@ identity.json server_id and model, for the life of the directory
 server.json   url, pid and server_id of the server that runs here now
 secret        behind the episodes' api keys, mode 0600
 pool/         episodes, journal, ledger           runs/<run_id>/   checkpoints
+hosted.json   the hosted model's folder and fingerprint, for commands that read a run without a server
 engine/       what the engine's children keep     logs/            their output
 """
 
@@ -20,6 +21,7 @@ from foundation.paths import write_atomically
 from swarm.protocol.errors import SwarmError
 
 _LAYOUT = 1
+HOSTED = "hosted.json"
 
 
 class StateDirFault(SwarmError):
@@ -79,6 +81,11 @@ class StateDir:
     @property
     def logs_dir(self) -> Path:
         return self.path / "logs"
+
+    def note_model(self, folder: Path, fingerprint: str) -> None:
+        """Say where the hosted model lies. Written whole or not at all."""
+        facts = {"path": str(folder), "fingerprint": fingerprint}
+        write_atomically(self.path / HOSTED, json.dumps(facts).encode())
 
     def announce(self, url: str, server_id: str) -> None:
         """Say where the server listens. Written whole or not at all."""

@@ -71,9 +71,9 @@ class FaultyEngine(EchoEngine):
             outcome = StepOutcome(step=outcome.step, metrics=outcome.metrics, untrained=self.untrained(batch))
         return outcome
 
-    async def checkpoint(self) -> int:
+    async def checkpoint(self, *, best: int | None = None) -> int:
         self._moment("checkpoint")
-        step = await super().checkpoint()
+        step = await super().checkpoint(best=best)
         self._kept.setdefault(self._directory, {})[step] = list(self.made)
         self.log.append(f"checkpoint {step}")
         self._moment("checkpointed")

@@ -124,6 +124,7 @@ class FaultyProxy:
         strike = self.strikes.pop(number, None)
         if strike is not None and number % 2 == 0:
             strike()
+            strike = None
         if fault is Fault.LOSE_REQUEST:
             _reset(writer)
             return

@@ -63,7 +63,7 @@ class SamplingEngine:
     async def train(self, batch: TrainBatch) -> StepOutcome:
         raise TrainingRefused("this engine samples only")
 
-    async def checkpoint(self) -> int:
+    async def checkpoint(self, *, best: int | None = None) -> int:
         return 0
 
     async def serve(self, version: WeightsVersion) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import httpx
 import pytest
@@ -18,7 +19,9 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nfour
 
 
 @asynccontextmanager
-async def behind(fault: Fault) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Queue[bytes]]]:
+async def behind(
+    fault: Fault, strikes: dict[int, Callable[[], None]] | None = None
+) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Queue[bytes]]]:
     """A client of a proxy that always meets this fault, and what the server behind it is asked."""
     asked: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -37,6 +40,7 @@ async def behind(fault: Fault) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio
         FaultyProxy(1, weather, port) as proxy,
         httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=30) as http,
     ):
+        proxy.strikes.update(strikes or {})
         yield http, asked
 
 
@@ -56,3 +60,11 @@ async def test_the_answer_is_lost(fault: Fault) -> None:
         answers = await asyncio.gather(*(http.post("/", content=b"one.") for _ in range(posts)), return_exceptions=True)
         assert any(isinstance(answer, httpx.TransportError) for answer in answers)
         assert asked.empty() == (fault is Fault.LOSE_REQUEST)
+
+
+async def test_each_strike_falls_once() -> None:
+    struck: list[int] = []
+    async with behind(Fault.NONE, {n: partial(struck.append, n) for n in (1, 2)}) as (http, _), asyncio.timeout(30):
+        for _ in range(3):
+            await http.post("/", content=b"one.")
+    assert struck == [1, 2]

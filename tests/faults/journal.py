@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-Note = Literal["claimed", "ending", "acknowledged", "leak"]
+Note = Literal["claimed", "ending", "acknowledged", "leak", "committed", "aborted", "undecided"]
 
 
 class Journal:

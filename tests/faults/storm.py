@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import random
 import shutil
@@ -16,22 +15,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import httpx
-
-from bench.serving import ServerProcess
-from swarm.client import RunSpec, SwarmClient
-from swarm.protocol.episodes import LedgerEntry
-from tests.fakes.proxy import CALM, FaultyProxy, Weather
-from tests.faults import journal
-from tests.faults.balance import Balance, batches_of, count
+from swarm.client import RunSpec
+from tests.fakes.proxy import Weather
+from tests.faults.balance import Balance, count
+from tests.faults.clients import Clients
+from tests.faults.host import Host
 from tests.faults.player import Part
 
-ROOT = Path(__file__).parents[2]
 GROUP = 4
 SETTLE_S = 120.0
 SPEC = RunSpec.model_validate(
@@ -42,10 +36,6 @@ SPEC = RunSpec.model_validate(
         "limits": {"drain_limit_s": 10.0},
     }
 )
-
-
-class ClientFailed(Exception):
-    """A client ended by itself before its work was done; the text is its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,148 +73,55 @@ class Storm:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
-        self._folder = folder
         self._rng = random.Random(plan.seed)
-        self._proxy = FaultyProxy(plan.seed, plan.weather)
-        self._server: ServerProcess | None = None
-        self._clients: dict[int, asyncio.subprocess.Process] = {}
-        self._restarting: asyncio.Task[None] | None = None
-        self.kills: Counter[str] = Counter()
+        self._host = Host(folder, plan.seed, plan.weather)
+        self._clients = Clients("tests.faults.player", folder, self._rng)
 
     async def rage(self) -> Balance:
         """Raises: ClientFailed, DidNotStart, TimeoutError when the server does not come to rest."""
-        async with self._proxy:
+        async with self._host as host:
             try:
-                await self._start_server()
-                async with SwarmClient(self._url, client_id="storm") as swarm:
-                    run = await swarm.start_run(SPEC)
+                run_id = await host.start_run(SPEC)
                 self._place_strikes()
-                await self._play(run.run_id)
-                await self._restarted()
-                self._kill_server()  # what is acknowledged by now must stand this as well
-                await self._restarted()
-                return await self._settle(run.run_id)
+                await self._clients.play(self._plan.clients, partial(self._part, run_id))
+                await host.restarted()
+                host.kill()  # what is acknowledged by now must stand this as well
+                await host.restarted()
+                async with asyncio.timeout(SETTLE_S):
+                    await host.stop_run(run_id)
+                    entries = await host.ledger(run_id)
+                return count(self._clients.notes(), entries, await host.batches())
             finally:
-                await self._end()
+                await self._clients.end()
 
     @property
     def met(self) -> dict[str, int]:
         """How often each fault came, and who was killed."""
-        return {**{str(fault): times for fault, times in sorted(self._proxy.met.items())}, **self.kills}
+        met = {str(fault): times for fault, times in sorted(self._host.proxy.met.items())}
+        return {**met, "client_kills": self._clients.kills, "server_kills": self._host.kills}
 
-    # -- the server ---------------------------------------------------------------------------------------------------
-
-    @property
-    def _url(self) -> str:
-        assert self._server is not None
-        return self._server.url
-
-    async def _start_server(self) -> None:
-        arguments = ("--log-level", "warning", "--echo-tokens-per-s", "1000")
-        self._server = await asyncio.to_thread(ServerProcess, self._folder / "state", *arguments)
-        self._proxy.target = httpx.URL(self._server.url).port
-
-    def _kill_server(self) -> None:
-        if self._server is None or (self._restarting is not None and not self._restarting.done()):
-            return
-        self._proxy.target = None
-        self._server.kill()
-        self.kills["server_kills"] += 1
-        self._restarting = asyncio.create_task(self._start_server())
-
-    async def _restarted(self) -> None:
-        if self._restarting is not None:
-            await self._restarting
-
-    # -- the clients --------------------------------------------------------------------------------------------------
-
-    def _journal(self, index: int) -> Path:
-        return self._folder / f"client-{index}.journal"
-
-    async def _play(self, run_id: str) -> None:
-        """All clients, each started again as often as it is killed. Raises: ClientFailed."""
-        async with asyncio.TaskGroup() as group:
-            for index in range(self._plan.clients):
-                group.create_task(self._keep_playing(index, run_id))
-
-    async def _keep_playing(self, index: int, run_id: str) -> None:
+    def _part(self, run_id: str, index: int, life: int) -> Part:
         plan = self._plan
-        share = -(-plan.episodes // (plan.clients * GROUP))
-        lives = 0
-        while True:
-            parameters = self._folder / f"client-{index}.json"
-            Part(
-                url=self._proxy.url,
-                run_id=run_id,
-                client_id=f"client-{index}",
-                seed=plan.seed * 1000 + lives,
-                tasks=share,
-                concurrency=plan.concurrency,
-                idle_limit_s=plan.idle_limit_s,
-                call_limit_s=plan.call_limit_s,
-                journal=str(self._journal(index)),
-            ).save(parameters)
-            lives += 1
-            code = await self._live(index, parameters)
-            if code == 0:
-                return
-            if code != -signal.SIGKILL:
-                raise ClientFailed(f"client {index} ended with {code}:\n{self._log(index).read_text()[-4000:]}")
-
-    async def _live(self, index: int, parameters: Path) -> int:
-        with self._log(index).open("a") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tests.faults.player", str(parameters), cwd=ROOT, stdout=log, stderr=log
-            )
-        self._clients[index] = process
-        code = await process.wait()
-        del self._clients[index]
-        return code
-
-    def _log(self, index: int) -> Path:
-        return self._folder / f"client-{index}.log"
-
-    def _kill_client(self) -> None:
-        if self._clients:
-            self._clients[self._rng.choice(sorted(self._clients))].kill()
-            self.kills["client_kills"] += 1
+        return Part(
+            url=self._host.proxy.url,
+            run_id=run_id,
+            client_id=f"client-{index}",
+            seed=plan.seed * 1000 + life,
+            tasks=-(-plan.episodes // (plan.clients * GROUP)),
+            concurrency=plan.concurrency,
+            idle_limit_s=plan.idle_limit_s,
+            call_limit_s=plan.call_limit_s,
+            journal=str(self._clients.journal(index)),
+        )
 
     def _place_strikes(self) -> None:
         plan = self._plan
         numbers = range(20, max(60, 3 * plan.episodes))  # an episode is at least three requests
         chosen = self._rng.sample(numbers, plan.client_kills + plan.server_kills)
         for number in chosen[: plan.client_kills]:
-            self._proxy.strikes[number] = self._kill_client
+            self._host.proxy.strikes[number] = self._clients.kill_one
         for number in chosen[plan.client_kills :]:
-            self._proxy.strikes[number] = self._kill_server
-
-    # -- afterwards ---------------------------------------------------------------------------------------------------
-
-    async def _settle(self, run_id: str) -> Balance:
-        self._proxy.weather = CALM
-        self._proxy.strikes.clear()
-        async with SwarmClient(self._url, client_id="storm") as swarm, asyncio.timeout(SETTLE_S):
-            await swarm.stop_run(run_id)
-            async for status in swarm.statuses(wait_s=1.0):
-                if status.phase == "idle" and not status.pool.running:
-                    break
-            entries: list[LedgerEntry] = [entry async for entry in swarm.ledger(run_id=run_id)]
-        assert self._server is not None
-        await asyncio.to_thread(self._server.stop)
-        (pool,) = (self._folder / "state").rglob("pool.sqlite")
-        notes: list[dict[str, Any]] = []
-        for index in range(self._plan.clients):
-            notes += journal.read(self._journal(index))
-        return count(notes, entries, batches_of(pool))
-
-    async def _end(self) -> None:
-        for process in list(self._clients.values()):
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        await self._restarted()
-        if self._server is not None and self._server.process.poll() is None:
-            await asyncio.to_thread(self._server.kill)
+            self._host.proxy.strikes[number] = self._host.kill
 
 
 def main() -> int:

@@ -31,6 +31,6 @@ async def test_acknowledged_is_trained_plus_ledgered_and_none_twice(
     assert balance.faults == []
     assert balance.acknowledged + balance.unheard >= EPISODES
     assert balance.trained > 0
-    assert storm.kills["client_kills"] >= 2
-    assert storm.kills["server_kills"] >= 2
+    assert storm.met["client_kills"] >= 2
+    assert storm.met["server_kills"] >= 2
     assert all(storm.met.get(fault, 0) > 0 for fault in Fault), storm.met

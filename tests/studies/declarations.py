@@ -8,7 +8,7 @@ from pathlib import Path
 from foundation.strict import StrictModel
 from researcher.planner.instruments import InstrumentFolder, read_instrument
 from swarm.client.workflow import Workflow, load_workflow
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import RunSpec, merge_patch
 
 STUDIES = Path(__file__).parents[2] / "studies"
 
@@ -31,6 +31,10 @@ def assert_declaration_fits_the_code(name: str) -> None:
         room, _, path = factor.target.partition(".")
         if room == "run":
             assert at(spec, path) == factor.default, factor.name
+        elif room == "roles":
+            role, _, field = path.partition(".")
+            run = merge_patch(instrument.defaults.run, instrument.roles[role].run)
+            assert at(RunSpec.model_validate(run), field) == factor.default, factor.name
         else:
             assert known[path] == factor.default, factor.name
     aliases = [alias for thing in (*instrument.factors, *instrument.metrics) for alias in thing.aliases]

@@ -10,9 +10,8 @@ import pytest
 
 from bench.serving import ServerProcess
 from studies.team import workflow
-from studies.team.partner import PARTNER_OF
 from studies.team.reward import score_planner, score_solver
-from swarm.client import RunSpec, SwarmClient, Task
+from swarm.client import Partner, RunSpec, SwarmClient, Task
 from tests.studies.declarations import assert_declaration_fits_the_code, declared
 
 pytestmark = pytest.mark.anyio
@@ -67,22 +66,26 @@ def test_right_wrong_and_empty_answers_are_worth_less_and_less_to_both() -> None
     assert (plans[0], plans[-1]) == (1.0, 0.0)
 
 
-async def test_both_models_are_trained_by_the_same_teams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_both_models_are_trained_by_the_same_teams(tmp_path: Path) -> None:
     _, loaded = declared("team")
-    parameters = {"group_size": 2, "tasks_per_step": 2}
     spec = RunSpec.model_validate(
-        {"batch": {"tasks": 2, "group_size": 2}, "sampling": {"max_tokens": 16}, "limits": {"steps": 2}}
+        {
+            "batch": {"tasks": 2, "group_size": 2},
+            "sampling": {"max_tokens": 16},
+            "limits": {"steps": 2},
+            "max_staleness": 0,
+        }
     )
     with ServerProcess(tmp_path / "a") as ours, ServerProcess(tmp_path / "b") as theirs:
-        monkeypatch.setenv("SWARM_PARTNER_URL", theirs.url)
         async with SwarmClient(ours.url, client_id="c") as solver, SwarmClient(theirs.url) as planner:
-            run = await solver.start_run(spec)
-            held_out = list(loaded.tasks("heldout", 0, 2, **parameters))  # type: ignore[arg-type]
+            await solver.start_run(spec)
+            beside = (await planner.start_run(spec)).run_id
+            assert loaded.meet is not None
+            loaded.meet({"planner": Partner(planner, beside)})
+            held_out = list(loaded.tasks("heldout", 0, 2))  # type: ignore[arg-type]
             evaluated = await solver.run_tasks(held_out, loaded.rollout, kind="eval", progress=False)
-            stream = loaded.tasks("train", 1, None, **parameters)
+            stream = loaded.tasks("train", 1, None)
             report = await solver.run_tasks(stream, loaded.rollout, concurrency=4, progress=False)
-            beside = await planner.run(await planner.current_run_id())
-            assert beside.spec.labels[PARTNER_OF] == run.run_id
             assert loaded.close is not None
             await loaded.close()
             solved = [entry async for entry in solver.ledger() if entry.reward is not None]
@@ -93,15 +96,12 @@ async def test_both_models_are_trained_by_the_same_teams(tmp_path: Path, monkeyp
     assert {entry.metrics["planner_reward"] for entry in solved} == {entry.reward for entry in planned}
 
 
-async def test_without_a_second_server_it_says_what_to_set(
-    echo_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_second_server_it_says_what_to_do(echo_server: ServerProcess) -> None:
     _, loaded = declared("team")
-    monkeypatch.delenv("SWARM_PARTNER_URL", raising=False)
     async with SwarmClient(echo_server.url) as swarm:
         await swarm.start_run(RunSpec())
         [task] = loaded.tasks("heldout", 0, 1)  # type: ignore[misc]
         async with swarm.episode(task_id=task.id, kind="eval") as episode:
-            with pytest.raises(Exception, match="set SWARM_PARTNER_URL"):
+            with pytest.raises(Exception, match="a second server"):
                 await loaded.rollout(episode, task)
             episode.abort("no partner")

@@ -54,6 +54,9 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         ["try", "--help"],
         ["join", "play", "--help"],
         ["top", "--help"],
+        ["chat", "--help"],
+        ["replay", "--help"],
+        ["models", "export", "--help"],
     ],
 )
 def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(arguments: list[str]) -> None:

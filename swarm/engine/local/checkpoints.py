@@ -53,8 +53,8 @@ class BrokenCheckpoint(EngineError):
     """A checkpoint's files are not the ones that were written."""
 
 
-def write(directory: Path, checkpoint: Checkpoint, *, keep: int) -> None:
-    """Write it durably, in the place of one of the same step if there is one, and remove all but the newest `keep`.
+def write(directory: Path, checkpoint: Checkpoint, *, keep: int, best: int | None = None) -> None:
+    """Write it durably, in the place of one of the same step if there is one; remove all but the newest `keep` and `best`.
 
     Raises: OSError, with the older checkpoints untouched.
     """
@@ -74,7 +74,8 @@ def write(directory: Path, checkpoint: Checkpoint, *, keep: int) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     for old in steps(directory)[:-keep]:
-        _remove(directory, old)
+        if old != best:
+            _remove(directory, old)
 
 
 def steps(directory: Path) -> list[int]:
@@ -110,6 +111,15 @@ def read(directory: Path, step: int) -> Checkpoint:
         )
     except (OSError, ValueError, ValidationError) as error:
         raise BrokenCheckpoint(f"checkpoint {folder} cannot be read: {error}") from error
+
+
+def fingerprint(directory: Path, step: int) -> str | None:
+    """The SHA-256 of the weights of this step's checkpoint, as its manifest has it; None when there is no checkpoint."""
+    try:
+        manifest = json.loads((_folder(directory, step) / _MANIFEST).read_bytes())
+        return str(manifest[_WEIGHTS])
+    except FileNotFoundError:
+        return None
 
 
 def forget_other_future(directory: Path, branch: int, step: int) -> None:

@@ -16,7 +16,7 @@ from swarm.engine.local.inference import VllmInference, WeightsRefused
 from swarm.engine.local.memory import GIB, available_memory, check, trainer_memory
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.trainer import TrainerHandle
-from swarm.engine.local.vllm_server import VllmSettings
+from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
 from swarm.engine.local.weights_room import WeightsRoom
 from swarm.engine.seam import (
     Dialect,
@@ -32,6 +32,7 @@ from swarm.engine.seam import (
 )
 from swarm.models.folder import ModelFolder, sha256_of
 from swarm.protocol.episodes import WeightsVersion
+from swarm.protocol.runspec import LoraSpec
 
 _LOG = logging.getLogger(__name__)
 _TRAINER_PROCESS_BYTES = int(0.8 * GIB)
@@ -68,6 +69,7 @@ class LocalEngine:
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._health = EngineHealth(ready=False)
         self._room = WeightsRoom(model.path)
+        self._lora: LoraSpec | None = None
         self.inference = VllmInference(settings, clock=clock, back_off=back_off)
         self.inference.subscribe(self._tell)
         self.trainer = TrainerHandle(
@@ -136,7 +138,8 @@ class LocalEngine:
     async def open_run(self, run: RunContext, *, at_step: int | None = None) -> int:
         step = await self.trainer.open_run(run, at_step)
         version = WeightsVersion(run_id=run.run_id, branch=run.branch, step=step)
-        if step == 0:
+        self._lora = run.spec.parameters if isinstance(run.spec.parameters, LoraSpec) else None
+        if step == 0 and self._lora is None:
             await self.inference.publish(None, version)
         else:
             await self.serve(version)
@@ -145,20 +148,24 @@ class LocalEngine:
     async def train(self, batch: TrainBatch) -> StepOutcome:
         return await self.trainer.train(batch)
 
-    async def checkpoint(self) -> int:
-        return await self.trainer.checkpoint()
+    async def checkpoint(self, *, best: int | None = None) -> int:
+        return await self.trainer.checkpoint(best)
 
     async def serve(self, version: WeightsVersion) -> None:
         """Raises also: EngineError when the weights that were written are not those that were trained."""
-        slot = self._room.free_slot()
+        slot, adapter = self._room.free_slot(), None
+        file = slot / WeightsRoom.FILE
+        if self._lora is not None:
+            adapter = ServedAdapter(folder=slot / WeightsRoom.ADAPTER, rank=self._lora.rank)
+            file = adapter.folder / WeightsRoom.ADAPTER_FILE
         try:
-            step, trained = await self.trainer.export(slot / WeightsRoom.FILE)
+            step, trained = await self.trainer.export(file)
         except OSError as error:
             raise EngineError(f"weights cannot be written to {slot}: {error}; make room there") from error
         if step != version.step:
             raise EngineError(f"weights of step {version.step} are to be served, but the trainer stands at step {step}")
-        approval = asyncio.create_task(_approve(slot / WeightsRoom.FILE, trained))
-        await self.inference.publish(slot, version, approval=approval)
+        approval = asyncio.create_task(_approve(file, trained))
+        await self.inference.publish(None if adapter else slot, version, approval=approval, adapter=adapter)
         self._room.serves(slot)
 
     # -- health ---------------------------------------------------------------------------------------------------

@@ -32,13 +32,13 @@ class Heads:
     """Uses of head h are [uses_before[h], uses_before[h + 1])."""
 
     @classmethod
-    def of(cls, segment: Segment) -> Heads:
+    def of(cls, segment: Segment, device: torch.device | None = None) -> Heads:
         counts = torch.bincount(torch.tensor(segment.use_head), minlength=len(segment.head_at))
         return cls(
-            at_H=torch.tensor(segment.head_at),
-            temperature_H=torch.tensor(segment.head_temperature),
-            head_U=torch.tensor(segment.use_head),
-            token_U=torch.tensor(segment.use_token),
+            at_H=torch.tensor(segment.head_at, device=device),
+            temperature_H=torch.tensor(segment.head_temperature, device=device),
+            head_U=torch.tensor(segment.use_head, device=device),
+            token_U=torch.tensor(segment.use_token, device=device),
             uses_before=[0, *torch.cumsum(counts, 0).tolist()],
         )
 
@@ -80,11 +80,11 @@ def survey(heads: Heads, hidden_HD: Tensor, weight_VD: Tensor) -> tuple[Tensor, 
 
 
 def descend(
-    heads: Heads, hidden_HD: Tensor, weight_VD: Tensor, grad_VD: Tensor, price: Price
+    heads: Heads, hidden_HD: Tensor, weight_VD: Tensor, grad_VD: Tensor | None, price: Price
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """Price every use and take the loss's gradient, in one pass over the vocabulary.
 
-    Adds the gradient by the output weight to grad_VD. hidden_HD and weight_VD come in the compute type.
+    Adds the gradient by the output weight to grad_VD (None: it is not trained). hidden_HD and weight_VD come in the compute type.
     Returns: gradient by hidden_HD, logp_U, entropy_U, loss.
     """
     grad_hidden_HD = torch.empty_like(hidden_HD)
@@ -103,7 +103,8 @@ def descend(
         with torch.no_grad():
             slope_HV = _slope(chunk, by_logp_U, by_entropy_U).div_(heads.temperature_H[at, None]).to(weight_VD.dtype)
             grad_hidden_HD[at] = slope_HV @ weight_VD
-            grad_VD += slope_HV.T @ hidden_HD[at]
+            if grad_VD is not None:
+                grad_VD += slope_HV.T @ hidden_HD[at]
     return grad_hidden_HD, torch.cat(logps), torch.cat(entropies), loss
 
 

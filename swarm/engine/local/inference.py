@@ -24,7 +24,7 @@ from swarm.engine.local.memory import GIB
 from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, chat_body, text_body
 from swarm.engine.local.supervisor import BackOff, ChildProcess, Supervisor
 from swarm.engine.local.vllm_client import RENDERED, VllmClient
-from swarm.engine.local.vllm_server import VllmSettings
+from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
 from swarm.engine.local.weight_spans import WeightSpans
 from swarm.engine.seam import (
     Dialect,
@@ -62,6 +62,8 @@ class VllmInference:
         self._tokenizer = Tokenizer.from_file(str(settings.model_dir / "tokenizer.json"))
         self._spans = WeightSpans(WeightsVersion(run_id=""))
         self._weights_dir: Path | None = None
+        self._adapter: ServedAdapter | None = None
+        self._adapter_room: int | None = None
         self._publishing = asyncio.Lock()
         self._next_request = 0
         self._socket_dir: Path | None = None
@@ -145,48 +147,81 @@ class VllmInference:
     # -- weights --------------------------------------------------------------------------------------------------
 
     async def publish(
-        self, weights_dir: Path | None, version: WeightsVersion, *, approval: Awaitable[None] | None = None
+        self,
+        weights_dir: Path | None,
+        version: WeightsVersion,
+        *,
+        approval: Awaitable[None] | None = None,
+        adapter: ServedAdapter | None = None,
     ) -> None:
         """Serve other weights in place, under `version`; calls in flight go on over the change.
 
         weights_dir: safetensors under the checkpoint's own names, best in memory; keep them until the next publish, a child
         that crashed is started with them again. None: the hosted model's own weights. When the change itself fails the child
         is started anew with the new weights. approval: looks at the weights meanwhile; those it refuses answer no call.
+        adapter: served on the hosted weights, with weights_dir None. From whole weights to adapters and back the child is
+        started anew: only one that makes room for them has the slower layers that they need.
         Raises: WeightsRefused, and those of before are served; EngineDown when nothing can be served any more.
         """
         async with self._publishing:
-            if weights_dir is None and self._weights_dir is None:
+            if weights_dir is None and self._weights_dir is None and adapter is None and self._adapter is None:
                 self._spans.change(version, await self.sampled_so_far())
+                return
+            if not self._has_room(adapter):
+                await self._start_with(weights_dir, version, approval, adapter)
                 return
             try:
                 async with asyncio.timeout(_PUBLISH_LIMIT_S):
-                    await self._change_weights(weights_dir, version, approval)
+                    await self._change_weights(weights_dir, version, approval, adapter)
             except WeightsRefused:
                 await self._supervisor.restart()
                 await self._supervisor.settled()
                 raise
             except (EngineError, TimeoutError) as error:
                 _LOG.warning("weights could not be changed in place (%r); starting inference anew", error)
-                try:
-                    if approval is not None:
-                        await approval
-                    self._weights_dir = weights_dir
-                    self._spans.change(version, {})
-                finally:
-                    await self._supervisor.restart()
-                    await self._supervisor.settled()
+                await self._start_with(weights_dir, version, approval, adapter)
+
+    def _has_room(self, adapter: ServedAdapter | None) -> bool:
+        """Whether the child that runs can serve it, or all weights."""
+        if adapter is None or self._adapter_room is None:
+            return adapter is None and self._adapter_room is None
+        return adapter.room <= self._adapter_room
+
+    async def _start_with(
+        self,
+        weights_dir: Path | None,
+        version: WeightsVersion,
+        approval: Awaitable[None] | None,
+        adapter: ServedAdapter | None,
+    ) -> None:
+        """Start the child anew with these weights; with those of before where they are refused."""
+        try:
+            if approval is not None:
+                await approval
+            self._weights_dir, self._adapter = weights_dir, adapter
+            self._spans.change(version, {})
+        finally:
+            await self._supervisor.restart()
+            await self._supervisor.settled()
 
     async def _change_weights(
-        self, weights_dir: Path | None, version: WeightsVersion, approval: Awaitable[None] | None
+        self,
+        weights_dir: Path | None,
+        version: WeightsVersion,
+        approval: Awaitable[None] | None,
+        adapter: ServedAdapter | None,
     ) -> None:
         client = self._serving()
         await client.pause()
         counts = await client.sampled_counts()
-        await client.reload_weights(weights_dir or self.settings.model_dir)
+        if adapter is not None:
+            await client.replace_adapter(self.settings.model_name, adapter.folder)
+        else:
+            await client.reload_weights(weights_dir or self.settings.model_dir)
         await client.forget_prefixes()
         if approval is not None:
             await approval
-        self._weights_dir = weights_dir
+        self._weights_dir, self._adapter = weights_dir, adapter
         self._spans.change(version, counts)
         await client.resume()
 
@@ -203,7 +238,8 @@ class VllmInference:
         self._socket_dir = _private_dir(self.settings.log_path.with_suffix(".socket-dir"))
         socket = self._socket_dir / "vllm.sock"
         self._client = VllmClient(socket)
-        return await ChildProcess.start(self.settings.command(socket))
+        self._adapter_room = None if self._adapter is None else self._adapter.room
+        return await ChildProcess.start(self.settings.command(socket, self._adapter))
 
     async def _serve_what_was_published(self, _: ChildProcess) -> None:
         client = self._client

@@ -7,36 +7,47 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from foundation.clock import Clock
 from foundation.ids import derived_seed
-from swarm.engine.lesson import Lesson, branches, reward_metrics, select, token_metrics, trainable_calls
+from swarm.engine.algorithms import algorithm_of
+from swarm.engine.algorithms.base import Algorithm
+from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
+from swarm.engine.lesson import (
+    CallNotes,
+    Lesson,
+    branches,
+    credit,
+    reward_metrics,
+    select,
+    token_metrics,
+    trainable_calls,
+)
+from swarm.engine.local.critic import Critic, without_critic
 from swarm.engine.local.forward import Policy
-from swarm.engine.local.grpo import Grpo
-from swarm.engine.local.head import descend
-from swarm.engine.local.loss import Objective, TokenFacts, kl_to_start
-from swarm.engine.local.optimizer import Optimizer
+from swarm.engine.local.head import descend, survey
+from swarm.engine.local.minibatch import Minibatch
+from swarm.engine.local.optimizer import Optimizer, OptimizerName
 from swarm.engine.local.reading import Piece, pieces, read
 from swarm.engine.local.tally import Tally
+from swarm.engine.minibatches import minibatches
 from swarm.engine.schedule import learning_rate_at
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.tree import Branch
 from swarm.protocol.runspec import RunSpec
 
-_ALGORITHMS: dict[str, type[Grpo]] = {"grpo": Grpo}
 KL_SAMPLE = 64
 """With kl = 0 the KL to the first weights is only a metric: it is measured on whole calls with at least so many tokens."""
 
 
 class Learner:
-    """The policy and its optimiser.
+    """The policy and its optimiser; a critic where the algorithm has one.
 
     half_way: a step moved the weights and was then refused; they are no step's weights and have to be restored.
     """
@@ -44,8 +55,23 @@ class Learner:
     def __init__(self, policy: Policy, clock: Clock) -> None:
         self.policy = policy
         self.optimizer = Optimizer(dict(policy.model.named_parameters()))
+        self.critic = Critic(policy.output_weight.shape[1])
         self.half_way = False
         self._clock = clock
+
+    def begin_run(self) -> None:
+        """Begin anew with all that is learnt beside the policy's weights, for the weights that are trained now."""
+        self.optimizer.take(self.policy.trained)
+        self.critic.forget()
+
+    def state(self) -> dict[str, Tensor]:
+        """All that a step depends on beside the policy's weights."""
+        return self.optimizer.state() | self.critic.state()
+
+    def restore(self, state: Mapping[str, Tensor], made_by: OptimizerName) -> None:
+        """Go on from what `state` gave with the optimiser of that name."""
+        self.optimizer.restore(without_critic(state), made_by)
+        self.critic.restore(state)
 
     def learn(self, batch: TrainBatch) -> StepOutcome:
         """Make the step. Raises: TrainingRefused."""
@@ -53,6 +79,7 @@ class Learner:
         spec = batch.spec
         torch.manual_seed(derived_seed(spec.seed, "step", batch.step))
         self.policy.use_dtype(spec.dtype)
+        self.policy.recompute = spec.activation_checkpointing
         selection = select(batch)
         rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
         made = branches(selection.lessons, spec.algorithm)
@@ -63,65 +90,101 @@ class Learner:
         if rate > 0 and tally.grad_norm > 0 and not tally.change.moved:
             raise TrainingRefused(f"step {batch.step} did not change the weights; raise optimizer.learning_rate")
         self.half_way = False
+        metrics["prefix_tree"] = float(self.policy.on_trees)
         metrics["train_s"] = self._clock.monotonic() - began
         return StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
 
     def _descend(self, made: Sequence[Branch], lessons: Sequence[Lesson], batch: TrainBatch, rate: float) -> Tally:
         """All epochs and minibatches."""
         spec, tally = batch.spec, Tally()
-        objective = _ALGORITHMS[spec.algorithm.name](spec.algorithm)
-        parts = [branches(part, spec.algorithm) for part in _minibatches(lessons, spec, batch.step)]
-        ready = [self._made_ready(part, spec, tally) for part in parts if part]
+        algorithm = algorithm_of(spec.algorithm)
+        parts = [branches(part, spec.algorithm) for part in minibatches(lessons, spec, batch.step)]
+        ready = [self._made_ready(part, spec, algorithm, tally) for part in parts if part]
+        if algorithm.credits_tokens:
+            _give_credit(batch, ready, algorithm, tally)
         if not spec.algorithm.kl:
             tally.kls.append(self._sampled_kl(made, spec, batch.step))
         for epoch in range(spec.optimizer.epochs):
             for part in ready:
-                loss = self._accumulate(part, objective, tally, first=epoch == 0)
+                if algorithm.couples_calls and self.half_way:
+                    part.take_call_gaps([read(self.policy, piece)[0] for piece in part.pieces])
+                loss = self._accumulate(part.pieces, algorithm, tally, first=epoch == 0)
                 if not math.isfinite(loss):
                     raise TrainingRefused(f"step {batch.step}: the loss is {loss}")
                 tally.loss += loss / len(parts) if epoch == 0 else 0.0
                 norm, change = self.optimizer.step(spec.optimizer, rate)
+                if algorithm.has_critic:
+                    self.critic.step(spec.algorithm.value_learning_rate)
                 self.half_way = True
                 tally.grad_norm = max(tally.grad_norm, norm)
                 tally.change.add(change)
+        if tally.value_loss is not None:
+            tally.value_loss /= len(ready)
         return tally
 
-    def _made_ready(self, part: Sequence[Branch], spec: RunSpec, tally: Tally) -> list[Piece]:
-        """A minibatch in pieces, with the log-probabilities that its loss compares with."""
-        ready = pieces(part, self.policy)
-        for piece in ready:
-            old_U = read(self.policy, piece)[0] if spec.optimizer.epochs * spec.optimizer.minibatches > 1 else None
-            start_U = None
+    def _made_ready(self, part: Sequence[Branch], spec: RunSpec, algorithm: Algorithm, tally: Tally) -> Minibatch:
+        """A minibatch in pieces, with what its loss and its advantages need to know beforehand, and nothing else."""
+        ready = Minibatch(branches=part, pieces=pieces(part, self.policy))
+        tally.computed += sum(piece.tokens for piece in ready.pieces)
+        several = spec.optimizer.epochs * spec.optimizer.minibatches > 1
+        whole_calls = spec.algorithm.importance_correction == "truncated_call"
+        for piece in ready.pieces:
+            if algorithm.has_critic:
+                old_U, value_U = self._appraised(piece)
+                piece.facts = replace(piece.facts, old_U=old_U, value_U=value_U)
+            elif several or whole_calls or algorithm.credits_tokens:
+                piece.facts = replace(piece.facts, old_U=read(self.policy, piece)[0])
             if spec.algorithm.kl:
-                start_U, _ = read(self.policy, piece, at_start=True)
-            piece.facts = replace(piece.facts, old_U=old_U, start_U=start_U)
+                piece.facts = replace(piece.facts, start_U=read(self.policy, piece, at_start=True)[0])
+        if whole_calls:
+            ready.take_rollout_gaps()
+        if algorithm.couples_calls and ready.pieces[0].facts.old_U is not None:
+            ready.take_call_gaps([piece.facts.old_U for piece in ready.pieces if piece.facts.old_U is not None])
         return ready
 
-    def _accumulate(self, part: Sequence[Piece], objective: Objective, tally: Tally, *, first: bool) -> float:
-        """The gradient of one minibatch; returns its loss."""
+    @torch.no_grad()
+    def _appraised(self, piece: Piece) -> tuple[Tensor, Tensor]:
+        """(logp_U, value_U) before the step, in one pass."""
+        policy = self.policy
+        with policy.autocast():
+            hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
+        logp_U, _ = survey(piece.heads, hidden_HD.to(policy.compute_dtype), policy.cast_output_weight)
+        return logp_U, self.critic.values(hidden_HD)[piece.heads.head_U]
+
+    def _accumulate(self, part: Sequence[Piece], algorithm: Algorithm, tally: Tally, *, first: bool) -> float:
+        """The gradient of one minibatch; returns the policy's loss."""
         policy, dtype, total = self.policy, self.policy.compute_dtype, 0.0
         self.optimizer.begin()
+        self.critic.begin()
         with policy.autocast():
             for piece in part:
                 hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
-                with torch.autocast("cpu", enabled=False):
+                with torch.autocast(self.policy.device.type, enabled=False):
                     slope_HD, logp_U, entropy_U, loss = descend(
                         piece.heads,
                         hidden_HD.detach().to(dtype),
                         policy.cast_output_weight,
                         policy.output_grad,
-                        partial(_price, objective, piece.facts),
+                        partial(_price, algorithm, piece.facts),
                     )
+                    if algorithm.has_critic:
+                        slope_HD = slope_HD + self._taught(algorithm, piece, hidden_HD, tally if first else None)
                 torch.autograd.backward(hidden_HD, slope_HD.to(hidden_HD.dtype))
                 total += loss
-                tally.priced += len(logp_U)
-                tally.clipped += int(objective.clipped(logp_U, piece.facts).sum())
+                tally.count(algorithm.clipped(logp_U, piece.facts))
                 if first:
-                    tally.tokens += len(logp_U)
-                    tally.look(logp_U, entropy_U, piece.facts.recorded_U)
-                    if piece.facts.start_U is not None:
-                        tally.kls.append(kl_to_start(logp_U, piece.facts.start_U))
+                    tally.meet(logp_U, entropy_U, piece.facts)
         return total
+
+    def _taught(self, algorithm: Algorithm, piece: Piece, hidden_HD: Tensor, tally: Tally | None) -> Tensor:
+        """Add to the critic's gradient; returns what its loss has to say to the policy's hidden states."""
+        seen_HD = hidden_HD.detach().float().requires_grad_()
+        loss = algorithm.value_loss(self.critic.values(seen_HD)[piece.heads.head_U], piece.facts)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if tally is not None:
+            tally.value_loss = (tally.value_loss or 0.0) + float(loss.detach())
+        assert seen_HD.grad is not None
+        return seen_HD.grad * algorithm.spec.value_coef
 
     def _look(self, batch: TrainBatch) -> Tally:
         """Nothing is trained: measure on what could have been."""
@@ -155,23 +218,17 @@ class Learner:
         return torch.cat(found) if found else torch.zeros(0)
 
 
-def _price(objective: Objective, facts: TokenFacts, logp_U: Tensor, entropy_U: Tensor, uses: slice) -> Tensor:
-    return objective.loss(logp_U, entropy_U, facts.part(uses))
+def _price(algorithm: Algorithm, facts: TokenFacts, logp_U: Tensor, entropy_U: Tensor, uses: slice) -> Tensor:
+    return algorithm.loss(logp_U, entropy_U, facts.part(uses))
 
 
-def _minibatches(lessons: Sequence[Lesson], spec: RunSpec, step: int) -> list[list[Lesson]]:
-    """At most `minibatches` parts of nearly equal size.
-
-    Episodes of a group stay together as far as the sizes allow, since they share their prompts; with several parts the
-    groups are shuffled.
-    """
-    count = min(spec.optimizer.minibatches, len(lessons))
-    by_group: dict[int, list[Lesson]] = {}
-    for lesson in lessons:
-        by_group.setdefault(lesson.group, []).append(lesson)
-    groups = list(by_group.values())
-    if count > 1:
-        random.Random(derived_seed(spec.seed, "minibatches", step)).shuffle(groups)
-    ordered = [lesson for group in groups for lesson in group]
-    edges = [len(ordered) * number // count for number in range(count + 1)]
-    return [ordered[first:last] for first, last in pairwise(edges)]
+def _give_credit(batch: TrainBatch, ready: Sequence[Minibatch], algorithm: Algorithm, tally: Tally) -> None:
+    """Advantages token by token, compared over all minibatches."""
+    notes: dict[str, CallNotes] = {}
+    for part in ready:
+        notes |= part.notes(algorithm.spec.kl if algorithm.penalises else 0.0)
+    earned = credit(batch, notes)
+    for part in ready:
+        part.take_credit(earned)
+    if algorithm.has_critic:
+        tally.judge([piece.facts for part in ready for piece in part.pieces])

@@ -1,20 +1,21 @@
-"""AdamW over a model's weights, one weight at a time while it is in the cache: clip, step, measure the change."""
+"""The optimisers, one weight at a time while it is in the cache: clip, step, measure the change."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
-from torch.optim import AdamW
+from torch.optim import Adafactor, AdamW
 
 from swarm.engine.seam import TrainingRefused
 from swarm.protocol.runspec import OptimizerSpec
 
-_STATE = ("step", "exp_avg", "exp_avg_sq")
+OptimizerName = Literal["adamw", "adafactor"]
 
 
 @dataclass(slots=True)
@@ -34,18 +35,27 @@ class WeightsChange:
 
 
 class Optimizer:
-    """Moments live as long as the run does; `forget` begins anew.
+    """Moments live as long as the run does; `take` and `forget` begin anew, and so does a step by another optimiser.
 
     Gradients are kept and zeroed instead of freed: giving half a gigabyte back at each step costs more than a step.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
+        self._weights: dict[str, nn.Parameter] = {}
+        self._parts: dict[str, AdamW | Adafactor] = {}
+        self._name: OptimizerName = "adamw"
+        self.take(weights)
+
+    def take(self, weights: Mapping[str, nn.Parameter]) -> None:
+        """Optimise these from here on."""
         self._weights = dict(weights)
-        self._parts: dict[str, AdamW] = {}
         self.forget()
 
     def forget(self) -> None:
-        self._parts = {name: AdamW([weight], fused=True) for name, weight in self._weights.items()}
+        self._parts = {
+            name: AdamW([weight], fused=True) if self._name == "adamw" else Adafactor([weight], foreach=False)
+            for name, weight in self._weights.items()
+        }
 
     def begin(self) -> None:
         """Zero the gradients."""
@@ -68,6 +78,7 @@ class Optimizer:
         norm = self.grad_norm()
         if not math.isfinite(norm):
             raise TrainingRefused(f"the gradient norm is {norm}; lower optimizer.learning_rate or look at the rewards")
+        self._become(spec.name)
         shrink = min(1.0, spec.max_grad_norm / (norm + 1e-6))
         change = WeightsChange()
         for name, weight in self._weights.items():
@@ -86,18 +97,28 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Moments and step counts as `name/exp_avg`, …; empty before the first step."""
         return {
-            f"{name}/{key}": part.state[self._weights[name]][key]
+            f"{name}/{key}": value
             for name, part in self._parts.items()
-            if part.state
-            for key in _STATE
+            for key, value in part.state.get(self._weights[name], {}).items()
         }
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, Tensor], made_by: OptimizerName) -> None:
         """Raises: KeyError when a weight's moments are missing, unless there are none at all."""
+        self._name = made_by
         self.forget()
+        if not state:
+            return
+        found: dict[str, dict[str, Tensor]] = {}
+        for path, value in state.items():
+            name, _, key = path.rpartition("/")
+            found.setdefault(name, {})[key] = value.clone()
         for name, part in self._parts.items():
-            if state:
-                part.state[self._weights[name]] = {key: state[f"{name}/{key}"].clone() for key in _STATE}
+            part.state[self._weights[name]] = found[name]
+
+    def _become(self, name: OptimizerName) -> None:
+        if name != self._name:
+            self._name = name
+            self.forget()
 
 
 def _grad(weight: nn.Parameter) -> Tensor:

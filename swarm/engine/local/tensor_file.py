@@ -39,6 +39,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str
     return digest.hexdigest()
 
 
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of the file that `write_tensors` would make of them in their own types."""
+    digest = hashlib.sha256()
+    for chunk in _chunks(tensors, {name: tensor.dtype for name, tensor in tensors.items()}):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
 def _chunks(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> Iterable[memoryview]:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0

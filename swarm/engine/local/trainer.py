@@ -17,6 +17,7 @@ from swarm.engine.local.wire import (
     READY,
     Export,
     Failure,
+    Fingerprint,
     OpenRun,
     Reply,
     Request,
@@ -40,7 +41,7 @@ _BOOT_LIMIT_S = 300.0
 _REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Freed memory is kept: giving it back and getting it again doubles the time of a step."""
 
-Command = OpenRun | Train | WriteCheckpoint | Export
+Command = OpenRun | Train | WriteCheckpoint | Export | Fingerprint
 
 
 class _Connection:
@@ -147,9 +148,9 @@ class TrainerHandle:
             raise EngineError("the trainer answered a step without its outcome")
         return outcome
 
-    async def checkpoint(self) -> int:
-        """Raises: TrainerCrashed, OSError."""
-        return (await self._ask(WriteCheckpoint())).step
+    async def checkpoint(self, best: int | None = None) -> int:
+        """See `Engine.checkpoint`. Raises: TrainerCrashed, OSError."""
+        return (await self._ask(WriteCheckpoint(best=best))).step
 
     async def export(self, file: Path) -> tuple[int, str]:
         """Step and SHA-256 of the weights that were written to `file`. Raises: TrainerCrashed, OSError."""
@@ -157,6 +158,13 @@ class TrainerHandle:
         if reply.sha256 is None:
             raise EngineError("the trainer wrote weights without telling their hash")
         return reply.step, reply.sha256
+
+    async def fingerprint(self) -> str:
+        """SHA-256 of the trained weights as they stand, in full precision. Raises: TrainerCrashed."""
+        reply = await self._ask(Fingerprint())
+        if reply.sha256 is None:
+            raise EngineError("the trainer did not tell the hash of its weights")
+        return reply.sha256
 
     async def _ask(self, command: Command) -> Reply:
         async with self._asking:

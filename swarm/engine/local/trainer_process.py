@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING
 
 from foundation import logs
 from foundation.clock import SystemClock
-from swarm.engine.local.wire import HEADER_BYTES, READY, Export, Failure, OpenRun, Reply, Request, Train, frame, length
+from swarm.engine.local.wire import (
+    HEADER_BYTES,
+    READY,
+    Export,
+    Failure,
+    Fingerprint,
+    OpenRun,
+    Reply,
+    Request,
+    Train,
+    frame,
+    length,
+)
 from swarm.engine.seam import EngineError, TrainingRefused
 
 if TYPE_CHECKING:
@@ -100,7 +112,10 @@ def _carry_out(workshop: Workshop, request: Request) -> Reply:
     if isinstance(command, Export):
         step, sha256 = workshop.export(command.file)
         return Reply(number=number, step=step, sha256=sha256)
-    return Reply(number=number, step=workshop.checkpoint())
+    if isinstance(command, Fingerprint):
+        step, sha256 = workshop.fingerprint()
+        return Reply(number=number, step=step, sha256=sha256)
+    return Reply(number=number, step=workshop.checkpoint(command.best))
 
 
 if __name__ == "__main__":

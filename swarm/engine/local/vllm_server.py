@@ -38,6 +38,23 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 _TOOL_PARSERS = (("<tool_call>", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"))
 
 
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM makes room for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedAdapter:
+    """An adapter that is served on top of the hosted weights, without merging. folder: as peft writes it."""
+
+    folder: Path
+    rank: int
+
+    @property
+    def room(self) -> int:
+        """The rank that the child makes room for."""
+        return next(rank for rank in _RANKS if rank >= self.rank)
+
+
 @dataclass(frozen=True, kw_only=True)
 class VllmSettings:
     """What is hosted, and how. max_model_len None: the model's own, at most 4096."""
@@ -98,11 +115,12 @@ class VllmSettings:
         """Raises: EngineDown when the machine has too little memory left for this child."""
         check(self.model_name, self.memory_needed())
 
-    def command(self, socket: Path) -> ChildCommand:
-        """The child that serves at `socket`."""
+    def command(self, socket: Path, adapter: ServedAdapter | None = None) -> ChildCommand:
+        """The child that serves at `socket`. With an adapter, that one goes by the model's name."""
+        name = self.model_name if adapter is None else f"{self.model_name}:hosted"
         argv = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(self.model_dir), "--served-model-name", self.model_name, "--uds", str(socket)),
+            *("--model", str(self.model_dir), "--served-model-name", name, "--uds", str(socket)),
             *("--dtype", self.dtype, "--max-model-len", str(self.model_len), "--max-num-seqs", str(self.max_num_seqs)),
             *("--kv-cache-memory-bytes", str(self.kv_bytes), "--enforce-eager", "--enable-scale-out"),
             *("--distributed-executor-backend", _IN_PROCESS),
@@ -117,6 +135,10 @@ class VllmSettings:
             argv += ["--chat-template", str(self.chat_template)]
         if (parser := self.tool_parser) is not None:
             argv += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
+        if adapter is not None:
+            module = {"name": self.model_name, "path": str(adapter.folder)}
+            argv += ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "1"]
+            argv += ["--max-lora-rank", str(adapter.room), "--lora-modules", json.dumps(module)]
         return ChildCommand(
             name="inference (vLLM)", argv=argv, env=child_environment(os.environ), log_path=self.log_path
         )

@@ -18,9 +18,13 @@ class CallInFlight:
     request_id: str
     first_version: WeightsVersion
     changes: list[tuple[dict[int, int], WeightsVersion]] = field(default_factory=list)
+    _unchanged: dict[int, VersionSpan] = field(default_factory=dict)
+    """By number of tokens: the span of an event that the first weights sampled, made once for a stream's thousands."""
 
     def spans(self, choice: int, start: int, end: int) -> list[VersionSpan]:
         """Versions of the sampled tokens [start, end) of a choice; positions count from `start`, as 0."""
+        if not self.changes:
+            return [self._first_span(end - start)] if end > start else []
         spans: list[VersionSpan] = []
         version, begin = self.first_version, start
         for sampled_before, changed_to in self.changes:
@@ -31,6 +35,12 @@ class CallInFlight:
         if end > begin:
             spans.append(VersionSpan(start=begin - start, end=end - start, version=version))
         return spans
+
+    def _first_span(self, size: int) -> VersionSpan:
+        known = self._unchanged.get(size)
+        if known is None:
+            known = self._unchanged[size] = VersionSpan(start=0, end=size, version=self.first_version)
+        return known
 
 
 class WeightSpans:

@@ -22,6 +22,7 @@ class WeightsRoom:
     """
 
     FILE = "model.safetensors"
+    ADAPTER, ADAPTER_FILE = "adapter", "adapter_model.safetensors"
 
     def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir

@@ -38,19 +38,31 @@ class Train(_Message):
 
 
 class WriteCheckpoint(_Message):
+    """best: step of a checkpoint that is kept besides the newest ones."""
+
     command: Literal["checkpoint"] = "checkpoint"
+    best: int | None = None
 
 
 class Export(_Message):
-    """Write the current weights to `file`, in the type and under the names of the hosted checkpoint."""
+    """Write the current weights to `file`, in the type and under the names of the hosted checkpoint.
+
+    Adapters are written alone, with peft's names, and their configuration beside them.
+    """
 
     command: Literal["export"] = "export"
     file: Path
 
 
+class Fingerprint(_Message):
+    """The SHA-256 of the trained weights, as a checkpoint written now would name it."""
+
+    command: Literal["fingerprint"] = "fingerprint"
+
+
 class Request(_Message):
     number: int
-    command: Annotated[OpenRun | Train | WriteCheckpoint | Export, Field(discriminator="command")]
+    command: Annotated[OpenRun | Train | WriteCheckpoint | Export | Fingerprint, Field(discriminator="command")]
 
 
 class Failure(_Message):

@@ -1,22 +1,34 @@
-"""What a vLLM worker is asked in addition to what it offers: how many tokens each running request has sampled so far.
+"""What a vLLM worker is asked in addition to what it offers: tokens sampled so far, and to take another adapter.
 
 Loaded by the worker itself (`--worker-extension-cls`); the control process never imports it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from swarm.engine.local import cpu_kernels
 
 cpu_kernels.register()  # this module is loaded once, by the worker, just before it chooses its kernels
 
+_ONLY_ADAPTER = 1
+"""The number that vLLM gives to the adapter it is started with."""
+
 
 class SampledCounts:
     """Mixed into vLLM's worker class; called over `/collective_rpc` while the scheduler is paused."""
 
     model_runner: Any
+    add_lora: Callable[[Any], bool]
 
     def sampled_counts(self) -> dict[str, int]:
         """Sampled tokens of every request that the worker holds, by vLLM's internal request id."""
         return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
+
+    def replace_adapter(self, name: str, folder: str) -> dict[str, bool]:
+        """Load the adapter in `folder` in the place of the one that is served; requests that run go on with it."""
+        from vllm.lora.request import LoRARequest
+
+        wanted = LoRARequest(lora_name=name, lora_int_id=_ONLY_ADAPTER, lora_path=folder, load_inplace=True)
+        return {"loaded": self.add_lora(wanted)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,14 +11,16 @@ from torch import Tensor
 
 from foundation.clock import Clock
 from foundation.ids import derived_seed
+from foundation.paths import write_atomically
 from swarm.engine.local import checkpoints
+from swarm.engine.local.adapters import CONFIG_FILE, folder_config, folder_weights
 from swarm.engine.local.checkpoints import Checkpoint, TrainerState
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
-from swarm.engine.local.tensor_file import write_tensors
+from swarm.engine.local.tensor_file import hash_tensors, write_tensors
 from swarm.engine.local.wire import OpenRun
 from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefused
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import LoraSpec, RunSpec
 
 
 class RunClosed(EngineError):
@@ -45,8 +48,11 @@ class Workshop:
     def open_run(self, wanted: OpenRun) -> int:
         """See `Engine.open_run`; serves nothing."""
         self._run = None
-        if wanted.spec.parameters != "full":
-            raise EngineError("this engine trains all parameters: set parameters to 'full'")
+        parameters = wanted.spec.parameters
+        self._policy.adapt(
+            parameters if isinstance(parameters, LoraSpec) else None, derived_seed(wanted.spec.seed, "adapters")
+        )
+        self._learner.begin_run()
         wanted.directory.mkdir(parents=True, exist_ok=True)
         if wanted.at_step is None:
             found = checkpoints.newest(wanted.directory)
@@ -54,8 +60,6 @@ class Workshop:
             found = checkpoints.read(wanted.directory, wanted.at_step) if wanted.at_step else None
             checkpoints.forget_other_future(wanted.directory, wanted.branch, wanted.at_step)
         if found is None:
-            self._policy.reset()
-            self._learner.optimizer.forget()
             torch.manual_seed(derived_seed(wanted.spec.seed, "trainer"))
         else:
             self._restore(found)
@@ -78,7 +82,7 @@ class Workshop:
         run.step, run.spec = batch.step, batch.spec
         return outcome
 
-    def checkpoint(self) -> int:
+    def checkpoint(self, best: int | None = None) -> int:
         """See `Engine.checkpoint`. Step 0 is the hosted model itself and is not written. Raises: OSError."""
         run = self._open()
         if run.step:
@@ -90,15 +94,24 @@ class Workshop:
                 spec=run.spec,
                 random_state=checkpoints.random_state(),
             )
-            made = Checkpoint(state=state, weights=self._weights(), moments=self._learner.optimizer.state())
-            checkpoints.write(run.directory, made, keep=run.spec.checkpoint.keep)
+            made = Checkpoint(state=state, weights=self._weights(), moments=self._learner.state())
+            checkpoints.write(run.directory, made, keep=run.spec.checkpoint.keep, best=best)
         return run.step
 
     def export(self, file: Path) -> tuple[int, str]:
         """Write the current weights for serving; returns their step and the file's SHA-256. Raises: OSError."""
         run = self._open()
-        dtypes = {name: weight.dtype for name, weight in self._policy.start.items()}
-        return run.step, write_tensors(file, self._weights(), dtypes)
+        if (adapters := self._policy.adapters) is None:
+            dtypes = {name: weight.dtype for name, weight in self._policy.start.items()}
+            return run.step, write_tensors(file, self._weights(), dtypes)
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file.parent / CONFIG_FILE, json.dumps(folder_config(adapters.spec, "hosted")).encode())
+        weights = folder_weights(self._weights())
+        return run.step, write_tensors(file, weights, {name: weight.dtype for name, weight in weights.items()})
+
+    def fingerprint(self) -> tuple[int, str]:
+        """The step that the weights stand at, and the hash that a checkpoint's manifest would have for them."""
+        return self._open().step, hash_tensors(self._weights())
 
     def _restore(self, found: Checkpoint) -> None:
         if found.state.fingerprint != self._fingerprint:
@@ -107,13 +120,13 @@ class Workshop:
                 f"{self._fingerprint[:12]} is hosted; serve the model that the run was started with"
             )
         with torch.no_grad():
-            for name, weight in self._policy.model.named_parameters():
+            for name, weight in self._policy.trained.items():
                 weight.copy_(found.weights[name])
-        self._learner.optimizer.restore(found.moments)
+        self._learner.restore(found.moments, found.state.spec.optimizer.name)
         checkpoints.restore_random_state(found.state.random_state)
 
     def _weights(self) -> dict[str, Tensor]:
-        return {name: weight.detach() for name, weight in self._policy.model.named_parameters()}
+        return {name: weight.detach() for name, weight in self._policy.trained.items()}
 
     def _open(self) -> _OpenRun:
         if self._run is None:

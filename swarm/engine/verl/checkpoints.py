@@ -29,8 +29,18 @@ def folder(directory: Path, step: int) -> Path:
     return directory / f"step-{step:08d}"
 
 
-def write(directory: Path, state: TrainerState, save: Callable[[Path], None], *, ranks: int, keep: int) -> None:
+def write(
+    directory: Path,
+    state: TrainerState,
+    save: Callable[[Path], None],
+    *,
+    ranks: int,
+    keep: int,
+    best: int | None = None,
+) -> None:
     """`save` writes the ranks' files into the folder it is given. Only a folder that is complete gets its name.
+
+    Older ones are removed, except for the newest `keep` and that of step `best`.
 
     Raises: OSError, EngineError, with the older checkpoints untouched.
     """
@@ -48,7 +58,7 @@ def write(directory: Path, state: TrainerState, save: Callable[[Path], None], *,
     finally:
         for left in directory.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
-    for old in steps(directory)[:-keep]:
+    for old in [step for step in steps(directory)[:-keep] if step != best]:
         doomed = directory / f"{_UNFINISHED}removed-{old}"
         folder(directory, old).rename(doomed)
         shutil.rmtree(doomed)

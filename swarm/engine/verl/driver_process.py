@@ -107,7 +107,7 @@ def _carry_out(workshop: Workshop, request: Request) -> Reply:
         outcome = workshop.train(command.batch)
         return Reply(number=number, step=outcome.step, outcome=outcome)
     if isinstance(command, WriteCheckpoint):
-        return Reply(number=number, step=workshop.checkpoint())
+        return Reply(number=number, step=workshop.checkpoint(command.best))
     if isinstance(command, Publish):
         return Reply(number=number, step=command.step, counts=workshop.publish(command.step))
     workshop.resume()

@@ -151,9 +151,9 @@ class VerlEngine:
             raise EngineError("the driver answered a step without its outcome")
         return outcome
 
-    async def checkpoint(self) -> int:
+    async def checkpoint(self, *, best: int | None = None) -> int:
         self._refuse_without_run()
-        return (await self.driver.ask(WriteCheckpoint())).step
+        return (await self.driver.ask(WriteCheckpoint(best=best))).step
 
     async def serve(self, version: WeightsVersion) -> None:
         """Raises also: EngineError when the weights stand at another step, or did not arrive as they were trained."""

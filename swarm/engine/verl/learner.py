@@ -15,8 +15,8 @@ from verl.utils import tensordict_utils as verl_tensors
 
 from foundation.clock import Clock
 from foundation.ids import derived_seed
+from swarm.engine.algorithms.facts import kl_to_start
 from swarm.engine.lesson import Lesson, branches, reward_metrics, select, token_metrics, trainable_calls
-from swarm.engine.local.loss import kl_to_start
 from swarm.engine.minibatches import minibatches
 from swarm.engine.schedule import learning_rate_at
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused

@@ -7,11 +7,27 @@ from typing import Any
 
 from torch import Tensor
 
-from swarm.engine.local.grpo import Grpo
-from swarm.engine.local.loss import Objective, TokenFacts
-from swarm.protocol.runspec import AlgorithmSpec
+from swarm.engine.algorithms import algorithm_of
+from swarm.engine.algorithms.facts import TokenFacts
+from swarm.engine.seam import EngineError
+from swarm.protocol.algorithms import AlgorithmSpec
 
-_ALGORITHMS: dict[str, type[Grpo]] = {"grpo": Grpo}
+
+def refuse_unknown_terms(spec: AlgorithmSpec) -> None:
+    """Raises: EngineError when the algorithm needs more of a token than the ranks have in a row."""
+    algorithm = algorithm_of(spec)
+    if algorithm.has_critic:
+        lacking = "trains no critic"
+    elif algorithm.credits_tokens:
+        lacking = "takes no penalty or discount from the rewards of single tokens"
+    elif algorithm.couples_calls or spec.importance_correction == "truncated_call":
+        lacking = "computes no ratios of whole calls"
+    else:
+        return
+    raise EngineError(
+        f"the verl engine {lacking}, which {spec.name} with these fields needs; choose grpo, dr_grpo, rloo, dapo, cispo or "
+        "reinforce_pp without them, or serve with --engine local"
+    )
 
 
 @dataclass(frozen=True)
@@ -23,7 +39,7 @@ class TokenLoss:
     def __call__(
         self, *, model_output: dict[str, Tensor], data: Any, dp_group: Any = None
     ) -> tuple[Tensor, dict[str, Any]]:
-        objective: Objective = _ALGORITHMS[self.algorithm.name](self.algorithm)
+        objective = algorithm_of(self.algorithm)
         mask = data["loss_mask"].values() > 0
         logp_U = model_output["log_probs"].values().float()[mask]
         if not len(logp_U):  # a rank without a trained token takes part all the same: the others wait for it

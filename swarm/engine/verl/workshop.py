@@ -14,6 +14,7 @@ from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefu
 from swarm.engine.verl import checkpoints
 from swarm.engine.verl.cluster import Cluster
 from swarm.engine.verl.learner import Learner
+from swarm.engine.verl.token_loss import refuse_unknown_terms
 from swarm.protocol.runspec import RunSpec
 
 
@@ -70,7 +71,7 @@ class Workshop:
         run.step, run.spec = batch.step, batch.spec
         return outcome
 
-    def checkpoint(self) -> int:
+    def checkpoint(self, best: int | None = None) -> int:
         """See `Engine.checkpoint`. Step 0 is the hosted model itself and is not written. Raises: OSError."""
         run = self._open()
         if run.step:
@@ -83,7 +84,7 @@ class Workshop:
                 random_state=random_state(),
             )
             ranks, keep = self._cluster.settings.ranks, run.spec.checkpoint.keep
-            checkpoints.write(run.directory, state, self._save, ranks=ranks, keep=keep)
+            checkpoints.write(run.directory, state, self._save, ranks=ranks, keep=keep, best=best)
         return run.step
 
     def publish(self, step: int) -> dict[str, int]:
@@ -118,6 +119,7 @@ class Workshop:
     def _refuse_what_is_not_here(self, spec: RunSpec) -> None:
         if spec.parameters != "full":
             raise EngineError("the verl engine trains all parameters: set parameters to 'full'")
+        refuse_unknown_terms(spec.algorithm)
         dtype = self._cluster.settings.dtype
         if spec.dtype != dtype:
             raise EngineError(

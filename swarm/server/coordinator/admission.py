@@ -33,7 +33,8 @@ class Admission:
 
     def __init__(self, state: BookState) -> None:
         self._state = state
-        self._openings: tuple[tuple[object, ...], frozenset[str]] = ((), frozenset())
+        self._openings: tuple[tuple[object, ...], frozenset[str], bool] = ((), frozenset(), False)
+        """What was asked last, the families that may open a group, whether the pool is full."""
 
     def require_trainable(self, claim: EpisodeClaim, run: Run) -> None:
         """Codes: forbidden{client_version} when it is quarantined, invalid_spec{errors} for a mix that the run has not."""
@@ -56,11 +57,13 @@ class Admission:
         asked = (run.run_id, run.row.branch, run.config_version, state.groups.revision, run.step, ahead, passed)
         if self._openings[0] != asked:
             balance = in_force(run.row.mix, batch.mix)
-            self._openings = (asked, openings(batch, balance, state.groups, wanted, passed))
-        open_to = self._openings[1]
+            found = openings(batch, balance, state.groups, wanted, passed)
+            full = not found and sum(group.expected for group in state.groups) >= batch.max_pool_episodes
+            self._openings = (asked, found, full)
+        _, open_to, full = self._openings
         if family_of(claim.mix, batch.mix) in open_to:
             return None
-        if sum(group.expected for group in state.groups) >= batch.max_pool_episodes:
+        if full:
             return NotYet(code=ErrorCode.DRAINING, detail=f"the pool holds its {batch.max_pool_episodes} episodes")
         if wanted and not state.versions.knows((claim.mix, claim.client_version)):
             return None  # edited code shows at once what it does, one group of it, whatever the old one left behind

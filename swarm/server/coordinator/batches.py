@@ -96,6 +96,9 @@ def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, pas
     if sum(group.expected for group in groups) >= batch.max_pool_episodes:
         return frozenset()
     counted = [group for group in groups if group.counts]
+    if not batch.mix:  # one family has all the turns
+        taken = sum(_worth(batch, group.expected) for group in counted)
+        return frozenset({EVERYTHING}) if taken < wanted else frozenset()
     # What a family that is passed has not finished holds no turn of the others up; itself it may catch up.
     sure = [group for group in counted if not (group.open and family_of(group.row.mix, batch.mix) in passed)]
     found = set(draw(batch, balance, sure, wanted, passed).missing)

@@ -19,7 +19,7 @@ from swarm.protocol.status import (
     ServerStatus,
     StepMetrics,
 )
-from swarm.server.coordinator import versions
+from swarm.server.coordinator import held_out, versions
 from swarm.server.coordinator.batches import groups_needed
 from swarm.server.coordinator.episodes import EpisodeBook
 from swarm.server.coordinator.interventions import Interventions
@@ -27,7 +27,7 @@ from swarm.server.coordinator.leases import LiveEpisode
 from swarm.server.coordinator.state import BookState, Situation
 from swarm.server.coordinator.steps import StepBook
 from swarm.server.coordinator.teams import TeamBook
-from swarm.server.pool.rows import ConfigRow, RunRow, Snapshot, StepRow, VersionRow
+from swarm.server.pool.rows import ConfigRow, HeldOutRow, RunRow, Snapshot, StepRow, VersionRow
 
 
 class Book:
@@ -125,6 +125,7 @@ def report(
     configs: Sequence[ConfigRow],
     steps: Sequence[StepRow],
     seen: Sequence[VersionRow],
+    evaluated: Sequence[HeldOutRow],
     *,
     phase: Phase,
     step: int,
@@ -153,4 +154,5 @@ def report(
         started_at=row.started_at,
         ended_at=row.ended_at,
         versions=versions.reports(seen, row.quarantined),
+        checkpoints=held_out.reports(row.checkpoints, evaluated),
     )

@@ -71,6 +71,7 @@ class Clerk:
         server_id = snapshot.server_id or self._ids.new("srv")
         self.store.write([*book.state.take_changes(), PutMeta("server_id", server_id)])
         book.state.closing.clear()
+        book.state.take_closed()
         return book, server_id
 
     def _reload(self) -> None:
@@ -241,7 +242,7 @@ class Clerk:
         if not changes:
             return self._commit.last()
         written = self._commit.submit(changes)
-        closed = list(state.closing)
+        closed = state.take_closed()
         if closed:
             written.add_done_callback(partial(_forget, state.closing, closed))
         self.feed.changed(at_once=False)

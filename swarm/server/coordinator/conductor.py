@@ -25,6 +25,7 @@ from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase
 from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.desk import Desk
+from swarm.server.coordinator.held_out import best_of
 from swarm.server.coordinator.interventions import past
 from swarm.server.coordinator.replay import recorded_batch
 from swarm.server.coordinator.runs import Run
@@ -127,7 +128,8 @@ class Conductor:
             # A checkpoint of a step whose outcome was never stored: take the newest that the journal knows.
             at = await self._engine.open_run(context, at_step=run.kept_step)
         if at > run.kept_step:
-            await self._for_certain(lambda book: book.steps.checkpointed(run.run_id, at))
+            best = await self._best(run)
+            await self._for_certain(lambda book: book.steps.checkpointed(run.run_id, at, best))
         rows = await self._clerk.read(lambda reader: reader.steps(run.run_id, at))
         for row in (row for row in rows if row.state == "done"):
             self._say(f"step {row.step} is made again from its journal")
@@ -194,8 +196,15 @@ class Conductor:
 
     async def _checkpoint(self, run: Run) -> None:
         with _full_disk_in_words(self._directory(run)):
-            step = await self._engine.checkpoint()
-        await self._for_certain(lambda book: book.steps.checkpointed(run.run_id, step))
+            best = await self._best(run)
+            step = await self._engine.checkpoint(best=best)
+        await self._for_certain(lambda book: book.steps.checkpointed(run.run_id, step, best))
+
+    async def _best(self, run: Run) -> int | None:
+        """The step of the checkpoint that does best on the held-out tasks so far."""
+        evaluated = await self._clerk.read(lambda reader: reader.held_out(run.run_id))
+        best = best_of(run.row.checkpoints, evaluated)
+        return None if best is None else best.step
 
     async def _stop(self, run: Run) -> None:
         self._clerk.set_phase(Phase.STOPPING)

@@ -121,18 +121,18 @@ class Desk:
     async def report(self, run_id: str, since_step: int = 0) -> RunReport:
         """The run, with metrics of the steps after `since_step`. Codes: not_found."""
         await self.clerk.settled()  # who heard of a step from `status` finds it here
-        steps = self._read.steps(run_id, since_step)
+        steps, evaluated = self._read.steps(run_id, since_step), self._read.held_out(run_id)
         run = self._book.state.run
         if run is not None and run.run_id == run_id:
             phase = Phase.IDLE if run.row.released else self.clerk.situation.shown_phase
             seen = self._book.state.versions.rows
-            return books.report(run.row, run.configs, steps, seen, phase=phase, step=run.step)
+            return books.report(run.row, run.configs, steps, seen, evaluated, phase=phase, step=run.step)
         row = self._read.run(run_id)
         if row is None:
             raise _no_run(run_id)
         newest = self._read.newest_step(run_id)
         configs, seen = self._read.configs(run_id), self._read.versions(run_id)
-        return books.report(row, configs, steps, seen, phase=Phase.IDLE, step=newest)
+        return books.report(row, configs, steps, seen, evaluated, phase=Phase.IDLE, step=newest)
 
     async def patch_run(self, run_id: str, patch: Mapping[str, Any], if_match: int | None, by: str) -> RunReport:
         """Change tunable fields. Codes: not_found, config_conflict{config_version}, invalid_spec{errors}, over_limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -102,6 +103,7 @@ class Groups:
     def __init__(self) -> None:
         self._by_id: dict[str, Group] = {}
         self._by_key: dict[GroupKey, list[Group]] = {}
+        self._by_version: Counter[str] = Counter()
         self.revision = 0
         """Rises with every change that bears on what may be opened."""
 
@@ -110,6 +112,10 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def has_other(self, client_version: str) -> bool:
+        """Whether any is of another version of the clients' code."""
+        return len(self._by_version) > (client_version in self._by_version)
 
     def get(self, group_id: str) -> Group | None:
         return self._by_id.get(group_id)
@@ -123,6 +129,7 @@ class Groups:
         self.touch()
         self._by_id[group.row.group_id] = group
         self._by_key.setdefault(group.key, []).append(group)
+        self._by_version[group.row.client_version] += 1
 
     def remove(self, group: Group) -> None:
         self.touch()
@@ -132,6 +139,10 @@ class Groups:
         mates.remove(group)
         if not mates:
             del self._by_key[group.key]
+        version = group.row.client_version
+        self._by_version[version] -= 1
+        if not self._by_version[version]:
+            del self._by_version[version]
 
     def offer(self, key: GroupKey, now: float) -> tuple[Group, int] | None:
         """The first group of this key with a slot on offer, and the slot."""

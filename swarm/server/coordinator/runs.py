@@ -100,12 +100,15 @@ def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
         raise invalid_spec(errors)
     merged = merge_patch(spec.model_dump(mode="json"), dict(patch))
     try:
-        return RunSpec.model_validate(merged)
+        changed = RunSpec.model_validate(merged)
     except ValidationError as error:
         raise invalid_spec(explain(error, RunSpec)) from error
+    if changed.algorithm.name != spec.algorithm.name:
+        raise invalid_spec([_not_tunable("algorithm.name")])
+    return changed
 
 
 def _not_tunable(name: str) -> FieldError:
-    if name in RunSpec.model_fields:
+    if name.split(".")[0] in RunSpec.model_fields:
         return FieldError(field=name, problem="cannot be changed while a run goes on")
     return FieldError(field=name, problem="unknown field", nearest=nearest(name, TUNABLE))

@@ -93,6 +93,8 @@ class BookState:
     live: dict[str, LiveEpisode] = field(default_factory=dict)
     closing: dict[str, LiveEpisode] = field(default_factory=dict)
     """Closed in memory, not yet on disk."""
+    just_closed: list[str] = field(default_factory=list)
+    """Those of them whose end is among `changes`."""
     prepared: dict[str, Prepared] = field(default_factory=dict)
     """Bound to the decision of a team."""
     pooled: dict[str, EpisodeRow] = field(default_factory=dict)
@@ -235,6 +237,11 @@ class BookState:
         changes, self.changes = self.changes, []
         return changes
 
+    def take_closed(self) -> list[str]:
+        """Episodes of which `changes` has the end: to be forgotten when it is on disk."""
+        closed, self.just_closed = self.just_closed, []
+        return closed
+
     # -- transitions ------------------------------------------------------------------------------------------------
 
     def close(self, live: LiveEpisode, reason: DropReason, detail: str | None = None) -> None:
@@ -264,6 +271,7 @@ class BookState:
         row.ended_at = self.clock.now()
         self.live.pop(row.episode_id, None)
         self.closing[row.episode_id] = live
+        self.just_closed.append(row.episode_id)
         if live.claim_key is not None:
             self.claim_keys.pop(live.claim_key, None)
         if self.run is not None and row.run_id == self.run.run_id:
@@ -295,6 +303,8 @@ class BookState:
 
     def leave_behind(self, client_id: str, client_version: str) -> None:
         """A client comes with a version of its code that has no group to join: it will not claim in groups of others."""
+        if not self.groups.has_other(client_version):
+            return
         for group in self.groups:
             if group.open and client_id in group.clients and group.row.client_version != client_version:
                 group.left.add(client_id)

@@ -18,6 +18,7 @@ from swarm.protocol.runspec import RunSpec
 from swarm.server.coordinator import mix as mixes
 from swarm.server.coordinator.batches import draw, mix_values, one_batch, plan, pool_values
 from swarm.server.coordinator.groups import Group
+from swarm.server.coordinator.held_out import kept_steps
 from swarm.server.coordinator.runs import Run, judge, patched
 from swarm.server.coordinator.state import BookState
 from swarm.server.coordinator.teams import give_up
@@ -186,14 +187,13 @@ class StepBook:
         state.situation.collecting_since = state.clock.monotonic()
         state.turned = True
 
-    def checkpointed(self, run_id: str, step: int) -> None:
-        """The engine wrote a whole checkpoint of this step."""
+    def checkpointed(self, run_id: str, step: int, best: int | None = None) -> None:
+        """The engine has a whole checkpoint of this step. best: the step that it kept besides the newest ones."""
         state, run = self._state, self._state.run
         if run is None or run.run_id != run_id:
             raise ValueError(f"a checkpoint of {run_id!r}, which is not the run of this server")
         if step > 0 and step not in run.row.checkpoints:
-            kept = sorted({*run.row.checkpoints, step})[-run.spec.checkpoint.keep :]
-            run.row.checkpoints = kept
+            run.row.checkpoints = kept_steps([*run.row.checkpoints, step], run.spec.checkpoint.keep, best)
             state.changes += [
                 PutRun(run.row),
                 KeepSteps(run_id, step),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 from swarm.protocol.episodes import EpisodeClaim
 from swarm.protocol.errors import ErrorCode, Refusal
@@ -12,25 +14,45 @@ from swarm.server.coordinator.admission import NotYet
 from swarm.server.coordinator.episodes import GrantedLease, claim_digest
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Waiter:
-    """One claim. `answer` gets the lease, or the refusal; `reason` is what to say when the wait is over."""
+    """One claim. `answer` gets the lease, or the refusal."""
 
     claim: EpisodeClaim
     answer: asyncio.Future[GrantedLease]
-    reason: NotYet
+    line: Line
+    number: int
+    """In the order of arrival."""
     granted: GrantedLease | None = None
     """What was decided; `answer` has it once it is on disk."""
     claimants: int = 1
     """Requests that wait for this answer: the claim and its repetitions."""
+
+    @property
+    def reason(self) -> NotYet:
+        """What to say when the wait is over."""
+        return self.line.reason
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """Claims that only their client tells apart, in the order they came: once one has to wait on, so have those behind it."""
+
+    reason: NotYet
+    waiters: dict[Waiter, None] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Waiter:
+        return next(iter(self.waiters))
 
 
 class Waiting:
     """A queue without jumping: who came first is tried first. An equal claim with the same key waits for the same answer."""
 
     def __init__(self) -> None:
-        self._waiters: list[Waiter] = []
+        self._lines: dict[tuple[str, ...], Line] = {}
         self._by_key: dict[str, Waiter] = {}
+        self._numbers = count()
 
     def join(self, claim: EpisodeClaim, reason: NotYet) -> Waiter:
         """Codes: idempotency_conflict when another claim waits under the same key."""
@@ -42,9 +64,12 @@ class Waiting:
                 raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
             known.claimants += 1
             return known
-        waiter = Waiter(claim=claim, answer=asyncio.get_running_loop().create_future(), reason=reason)
+        line = self._lines.setdefault(_alike(claim), Line(reason))
+        line.reason = reason
+        answer = asyncio.get_running_loop().create_future()
+        waiter = Waiter(claim=claim, answer=answer, line=line, number=next(self._numbers))
         waiter.answer.add_done_callback(_seen)
-        self._waiters.append(waiter)
+        line.waiters[waiter] = None
         if key is not None:
             self._by_key[key] = waiter
         return waiter
@@ -56,40 +81,41 @@ class Waiting:
             self._leave(waiter)
 
     def _leave(self, waiter: Waiter) -> None:
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
-            if waiter.claim.idempotency_key is not None:
-                self._by_key.pop(waiter.claim.idempotency_key, None)
+        if waiter not in waiter.line.waiters:
+            return
+        del waiter.line.waiters[waiter]
+        if not waiter.line.waiters:
+            del self._lines[_alike(waiter.claim)]
+        if waiter.claim.idempotency_key is not None:
+            self._by_key.pop(waiter.claim.idempotency_key, None)
 
     def admit(self, attempt: Callable[[EpisodeClaim], GrantedLease | NotYet]) -> list[tuple[Waiter, GrantedLease]]:
-        """Try every waiting claim. Returns those that were granted, not yet answered; those refused are answered.
-
-        Claims that only their client tells apart are answered alike: once one has to wait on, so have the others.
-        """
+        """Try the waiting claims. Returns those that were granted, not yet answered; those refused are answered."""
         granted: list[tuple[Waiter, GrantedLease]] = []
-        waits: dict[tuple[str, ...], NotYet] = {}
-        for waiter in list(self._waiters):
-            alike = _alike(waiter.claim)
-            if alike in waits:
-                waiter.reason = waits[alike]
-                continue
+        heads = [(line.first.number, line) for line in self._lines.values()]
+        heapq.heapify(heads)
+        while heads:
+            _, line = heapq.heappop(heads)
+            waiter = line.first
             try:
                 answer = attempt(waiter.claim)
             except Refusal as refusal:
                 self._leave(waiter)
                 waiter.answer.set_exception(refusal)
-                continue
-            if isinstance(answer, NotYet):
-                waiter.reason = waits[alike] = answer
             else:
+                if isinstance(answer, NotYet):
+                    line.reason = answer
+                    continue
                 self._leave(waiter)
                 waiter.granted = answer
                 granted.append((waiter, answer))
+            if line.waiters:
+                heapq.heappush(heads, (line.first.number, line))
         return granted
 
     def dismiss(self, refusal: Refusal) -> None:
         """Nobody is admitted any more."""
-        for waiter in list(self._waiters):
+        for waiter in [waiter for line in self._lines.values() for waiter in line.waiters]:
             self._leave(waiter)
             waiter.answer.set_exception(refusal)
 

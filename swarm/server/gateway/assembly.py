@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from swarm.engine.seam import SampledEvent
 from swarm.server.gateway.dialect import JsonObject
 
+_HEAD = ("id", "created", "model")
+
 
 class ChunkAssembly(ABC):
     """See `Assembly`. wanted: how many choices were asked for. A form says what one is made of."""
@@ -20,27 +22,33 @@ class ChunkAssembly(ABC):
         self._choices: dict[int, JsonObject] = {}
         self._prompt_tokens = 0
         self._sampled_tokens = 0
+        self._done: set[int] = set()
 
     def add(self, event: SampledEvent) -> None:
         if event.prompt_ids is not None:
             self._prompt_tokens = len(event.prompt_ids)
-        self._sampled_tokens += sum(len(choice.sampled_ids) for choice in event.choices)
-        data = event.data or {}
-        for name in ("id", "created", "model"):
-            if name in data:
-                self._head.setdefault(name, data[name])
+        for sampled in event.choices:
+            self._sampled_tokens += len(sampled.sampled_ids)
+        data = event.data
+        if data is None:
+            return
+        if len(self._head) < len(_HEAD):
+            self._head = {name: data[name] for name in _HEAD if name in data} | self._head
         for chunk in data.get("choices") or ():
-            index = int(chunk["index"])
-            choice = self._choices.setdefault(index, {"index": index} | self._begun())
+            index = chunk["index"]
+            choice = self._choices.get(index)
+            if choice is None:
+                choice = self._choices[index] = {"index": index} | self._begun()
             self._grow(choice, chunk)
-            for name in ("finish_reason", "stop_reason"):
-                if chunk.get(name) is not None:
-                    choice[name] = chunk[name]
+            if chunk.get("finish_reason") is not None:
+                choice["finish_reason"] = chunk["finish_reason"]
+                self._done.add(index)
+            if chunk.get("stop_reason") is not None:
+                choice["stop_reason"] = chunk["stop_reason"]
 
     @property
     def finished(self) -> bool:
-        done = [choice for choice in self._choices.values() if choice["finish_reason"] is not None]
-        return len(done) == self._wanted
+        return len(self._done) == self._wanted
 
     def answer(self) -> JsonObject:
         usage = {

@@ -12,7 +12,7 @@ from typing import Any
 from foundation.clock import Clock
 from foundation.ids import Ids
 from swarm.engine.seam import Sampled, SampledChoice, SampledEvent
-from swarm.protocol.episodes import RecordedCall, VersionSpan
+from swarm.protocol.episodes import RecordedCall, VersionSpan, WeightsVersion
 from swarm.server.coordinator.calls import OpenCall
 from swarm.server.gateway.chat import message_of, prompt_settings
 from swarm.server.gateway.dialect import Assembly, Dialect
@@ -20,6 +20,40 @@ from swarm.server.gateway.echo import EarlierCall, Prompt, Render
 from swarm.server.gateway.messages import Message
 from swarm.server.gateway.sampling import recorded_sampling
 from swarm.server.gateway.shelf import Shelf
+
+
+@dataclass(slots=True)
+class Growing:
+    """A choice of a stream while its tokens come. begun: from which token on which weights sampled."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    begun: list[tuple[int, WeightsVersion]] = field(default_factory=list)
+
+    def take(self, new: SampledChoice) -> None:
+        """Append what is new; its version spans count from its own first token."""
+        for span in new.versions:
+            last = self.begun[-1][1] if self.begun else None
+            if last is not span.version and last != span.version:  # nearly always the very same object
+                self.begun.append((len(self.ids) + span.start, span.version))
+        self.ids += new.sampled_ids
+        self.logprobs += new.logprobs
+        self.finish_reason = new.finish_reason or self.finish_reason
+
+    def choice(self, index: int) -> SampledChoice:
+        """As it is by now."""
+        ends = [start for start, _ in self.begun[1:]] + [len(self.ids)]
+        return SampledChoice(
+            index=index,
+            sampled_ids=self.ids,
+            logprobs=self.logprobs,
+            finish_reason=self.finish_reason,
+            versions=[
+                VersionSpan(start=start, end=end, version=version)
+                for (start, version), end in zip(self.begun, ends, strict=False)
+            ],
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,15 +70,14 @@ class Taking:
     prompt: Prompt
     first: int = 0
     prompt_ids: list[int] = field(default_factory=list)
-    choices: dict[int, SampledChoice] = field(default_factory=dict)
-    _whole: dict[str, Any] | None = None
+    _choices: dict[int, Growing] = field(default_factory=dict)
+    _sampled: Sampled | None = None
     _assembly: Assembly | None = None
 
     def take_all(self, sampled: Sampled) -> None:
         """A whole answer."""
         self.prompt_ids = sampled.prompt_ids
-        self.choices = {choice.index: choice for choice in sampled.choices}
-        self._whole = sampled.answer
+        self._sampled = sampled
 
     def take(self, event: SampledEvent) -> None:
         """The next event of a stream."""
@@ -54,20 +87,30 @@ class Taking:
         if event.prompt_ids is not None:
             self.prompt_ids = event.prompt_ids
         for new in event.choices:
-            _extend(self.choices.setdefault(new.index, SampledChoice(index=new.index)), new)
+            growing = self._choices.get(new.index)
+            if growing is None:
+                growing = self._choices[new.index] = Growing()
+            growing.take(new)
 
     def start_over(self) -> None:
         """Forget a stream that broke off before anything was shown."""
-        self.choices, self._assembly, self.prompt_ids = {}, None, []
+        self._choices, self._assembly, self.prompt_ids = {}, None, []
 
     @property
     def finished(self) -> bool:
         return self._assembly is not None and self._assembly.finished
 
+    @property
+    def choices(self) -> dict[int, SampledChoice]:
+        """What was sampled so far, by number."""
+        if self._sampled is not None:
+            return {choice.index: choice for choice in self._sampled.choices}
+        return {index: growing.choice(index) for index, growing in self._choices.items()}
+
     def answer(self) -> dict[str, Any]:
         """The answer so far; empty when there is none."""
-        if self._whole is not None:
-            return self._whole
+        if self._sampled is not None:
+            return self._sampled.answer
         return {} if self._assembly is None else self._assembly.answer()
 
 
@@ -84,10 +127,10 @@ class Records:
         spliced = taking.prompt.prompt_ids
         prompt_ids = taking.prompt_ids or spliced or []
         kept_splice = spliced is not None and spliced == prompt_ids
-        answer = taking.answer()
+        answer, choices = taking.answer(), taking.choices
         records = []
-        for index in sorted(taking.choices) or ([0] if not complete else []):
-            choice = taking.choices.get(index) or SampledChoice(index=index)
+        for index in sorted(choices) or ([0] if not complete else []):
+            choice = choices.get(index) or SampledChoice(index=index)
             record = RecordedCall(
                 call_id=self._ids.new("call"),
                 episode_id=taking.call.episode_id,
@@ -147,16 +190,3 @@ class Records:
         )
         self._earlier.of(call.episode_id)[call.call_id] = earlier
         return earlier
-
-
-def _extend(choice: SampledChoice, new: SampledChoice) -> None:
-    """Append what is new; its version spans count from its own first token."""
-    offset = len(choice.sampled_ids)
-    choice.sampled_ids += new.sampled_ids
-    choice.logprobs += new.logprobs
-    choice.finish_reason = new.finish_reason or choice.finish_reason
-    for span in new.versions:
-        start, end = span.start + offset, span.end + offset
-        if choice.versions and choice.versions[-1].version == span.version and choice.versions[-1].end == start:
-            start = choice.versions.pop().start
-        choice.versions.append(VersionSpan(start=start, end=end, version=span.version))

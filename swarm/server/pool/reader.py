@@ -17,6 +17,7 @@ from swarm.server.pool.rows import (
     ConfigRow,
     EpisodeRow,
     GroupRow,
+    HeldOutRow,
     LedgerFilter,
     MixRow,
     PlannedGroup,
@@ -148,6 +149,11 @@ class PoolReader:
     def newest_step(self, run_id: str) -> int:
         """The newest step of the run that is done; 0 before the first."""
         return self._number("SELECT max(step) FROM steps WHERE run_id = ? AND state = 'done'", run_id)
+
+    def held_out(self, run_id: str) -> list[HeldOutRow]:
+        """What the ended eval episodes of each step earned, by step."""
+        rows = self._db.execute(schema.HELD_OUT, (run_id,))
+        return [HeldOutRow(step=step, reward=reward, episodes=episodes) for step, reward, episodes in rows]
 
     def episode(self, episode_id: str) -> EpisodeRow | None:
         return next(iter(self._episodes("episode_id = ?", (episode_id,))), None)

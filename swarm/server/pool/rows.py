@@ -228,6 +228,16 @@ class StepRow:
     """Unix time of the state."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutRow:
+    """What the eval episodes of one step of a run earned."""
+
+    step: int
+    reward: float
+    """Mean."""
+    episodes: int
+
+
 # -- changes ----------------------------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,7 @@ CREATE TABLE IF NOT EXISTS versions (
     PRIMARY KEY (run_id, mix, client_version)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS teams (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS episodes_held_out ON episodes (run_id, claimed_step) WHERE kind = 'eval';
 CREATE INDEX IF NOT EXISTS episodes_prepared ON episodes (state) WHERE state = 'prepared';
 """
 """Tables that a pool of this version may lack, when an older server made it."""
@@ -131,6 +132,10 @@ FROM episodes
 WHERE run_id = :run_id AND reward IS NOT NULL AND (reason IS NULL OR reason NOT IN ('no_calls', 'superseded'))
   AND (:client_id IS NULL OR client_id = :client_id) AND (:mix IS NULL OR mix = :mix)
 GROUP BY task_id, kind, eval_step ORDER BY min(seq)
+"""
+HELD_OUT = """
+SELECT claimed_step, avg(reward), count(*) FROM episodes
+WHERE run_id = ? AND kind = 'eval' AND reason = 'eval' AND reward IS NOT NULL GROUP BY claimed_step ORDER BY claimed_step
 """
 EPISODE_BODY = (
     "client_version",

@@ -171,7 +171,7 @@ async def test_a_client_that_stopped_moving_is_killed_from_outside_and_started_a
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
 
-    limits = TrialLimits(attempt_s=60, stall_s=2, client_restarts=1, first_backoff_s=0.01, grace_s=0.5, check_s=0.3)
+    limits = TrialLimits(attempt_s=180, stall_s=10, client_restarts=1, first_backoff_s=0.01, grace_s=0.5, check_s=0.3)
     async with lab.pool(arguments=SLOW) as pool:
         [done] = await lab.run(pool, trials, on_progress=lab.at_step(2, freeze), limits=limits)
     assert (done.status, done.attempt) == (TrialStatus.DONE, 1)

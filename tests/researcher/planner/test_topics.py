@@ -204,12 +204,12 @@ def test_ordinary_words_are_not_called_unread(topic: str) -> None:
 REFUSED = [
     ("Is the moon made of cheese?", "names nothing that arithmetic can vary"),
     ("", "names nothing"),
-    ("Is GRPO better than PPO?", "learning_rate"),
+    ("Is GRPO better than DPO?", "learning_rate"),
     ("Does a learning rat of 4e-5 beat 1e-5?", "did you mean learning_rate"),
     ("Does temprature 0.7 beat 1.0?", "did you mean temperature"),
     ("Does lr 4e-5 reach a higher acuracy than 1e-5?", "did you mean heldout_accuracy"),
     ("Does a learning rate schedule help?", "'learning rate schedule': did you mean learning_rate"),
-    ("Does a learning rate of 5 beat 1e-5?", "from 1e-07 to 0.001; 5 lies outside"),
+    ("Does a learning rate of 5 beat 1e-5?", "from 0 to 0.001; 5 lies outside"),
     ("Does a group size of 1 hurt?", "from 2 to 64"),
     ("Does a group size of 4.5 help?", "whole numbers"),
     ("Does dropout of 0.1 beat a temperature of 0.7?", "'0.1'"),
@@ -222,7 +222,8 @@ REFUSED = [
     ("Does higher temperature improve exploration?", "'exploration' is no metric"),
     ("Does the model overfit more with lr 1e-4 than 1e-5?", "'overfit' is no metric"),
     ("Is training more stable with lr 1e-5 than 4e-5?", "'stable' is no metric"),
-    ("Does PPO with lr 1e-5 beat GRPO with lr 1e-5?", "'ppo' is nothing that arithmetic can vary"),
+    ("Does DPO with lr 1e-5 beat GRPO with lr 1e-5?", "'dpo' is nothing that arithmetic can vary"),
+    ("Does PPO with lr 1e-5 beat GRPO with lr 4e-5?", "together"),
     ("Does increasing the group size by 4 help?", "for example from 8 to 12 or 4"),
     ("Does lr 1e-4 improve accuracy by at least 0.1 over 1e-5?", "the size of an effect"),
     ("Does lr 1e-4 improve accuracy by 10 points over 1e-5?", "the size of an effect"),
@@ -249,3 +250,25 @@ def test_what_cannot_be_asked_is_refused_with_what_could_be(topic: str, says: st
 def test_the_example_in_a_refusal_can_itself_be_asked() -> None:
     for folder in (ARITHMETIC, KITCHEN):
         read(example(folder.instrument), folder.instrument)
+
+
+@pytest.mark.parametrize(
+    ("topic", "levels", "settings"),
+    [
+        ("Does RLOO learn faster than GRPO?", ("grpo", "rloo"), {}),
+        ("Is Dr. GRPO better than GRPO?", ("grpo", "dr_grpo"), {}),
+        ("Does REINFORCE++ learn faster than PPO?", ("ppo", "reinforce_pp"), {}),
+        ("Does DAPO help?", ("grpo", "dapo"), {}),
+        ("Does GSPO beat CISPO with a group size of 4?", ("cispo", "gspo"), {"group_size": 4}),
+    ],
+)
+def test_algorithms_are_compared_by_name(topic: str, levels: tuple[str, ...], settings: dict[str, object]) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (reading.factor.name, reading.levels) == ("algorithm", levels)
+    assert {factor.name: level for factor, level in reading.settings} == settings
+
+
+def test_an_algorithm_is_also_a_setting() -> None:
+    reading = read("Does RLOO with a learning rate of 1e-5 beat 4e-5?", ARITHMETIC.instrument)
+    assert reading.factor.name == "learning_rate"
+    assert {factor.name: level for factor, level in reading.settings} == {"algorithm": "rloo"}

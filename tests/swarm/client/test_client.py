@@ -319,7 +319,7 @@ def test_the_public_surface_is_this() -> None:
     assert set(swarm.client.__all__) == {
         "ConfigConflict", "CrewReport", "Draining", "EngineFailed", "Episode", "EpisodeUnfinished", "ErrorCode", "Forbidden",
         "IdempotencyConflict", "InvalidSpec", "LeaseLost", "MixFull", "NotASwarmServer", "NotFound", "NotRolling", "Outcome",
-        "OverLimit", "Patience", "Refusal", "Rollout", "RolloutsFailing", "RunSpec", "ServerBusy", "ServerUnreachable",
+        "OverLimit", "Partner", "Patience", "Refusal", "Rollout", "RolloutsFailing", "RunSpec", "ServerBusy", "ServerUnreachable",
         "StorageFull", "SwarmClient", "SwarmError", "Task", "TaskStream", "TryLater", "Unauthorized", "WorkflowFault",
         "Team", "TeamAborted", "TeamUndecided", "team",
     }  # fmt: skip

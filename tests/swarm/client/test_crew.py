@@ -276,6 +276,17 @@ async def test_a_restarted_client_goes_on_where_it_stopped_and_frees_what_it_lef
     }
 
 
+async def test_what_a_restarted_client_cannot_give_back_does_not_keep_it_from_its_work() -> None:
+    stub = SwarmStub(group_size=3)
+    await die_while_holding(stub, 0)
+    left_open = stub.by_state()["running"]
+    stub.before = [(":abort", Refusal(ErrorCode.ENGINE_FAILED, "not now"))] * left_open
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(4), right, concurrency=4)
+    assert report.ended == 12
+    assert stub.by_state() == {"ended": 12, "running": left_open}
+
+
 async def test_a_task_that_comes_again_later_in_the_stream_counts_again() -> None:
     stub = SwarmStub(group_size=2)
     stream = [Task("a", ""), Task("b", ""), Task("a", "")]

@@ -13,6 +13,7 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.engine.echo import EchoEngine
 from swarm.engine.seam import EngineHealth, RequestRefused, RunContext, TrainBatch, TrainEpisode, TrainGroup
+from swarm.protocol.algorithms import DEFAULTS
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec
 from tests.contracts.engine_contract import EngineContract, chat, request, train_call
@@ -37,9 +38,10 @@ class TestEchoEngine(EngineContract):
     """The contract."""
 
 
-async def learn(directory: Path, learning_rate: float, seed: int, steps: int = 12) -> list[float]:
+async def learn(directory: Path, learning_rate: float, seed: int, steps: int = 12, **algorithm: object) -> list[float]:
     """Mean reward of each step when episodes are rewarded for the right word."""
-    spec = RunSpec.model_validate({"seed": seed, "optimizer": {"learning_rate": learning_rate}})
+    fields = {"seed": seed, "optimizer": {"learning_rate": learning_rate}, "algorithm": algorithm}
+    spec = RunSpec.model_validate(fields)
     engine = EchoEngine()
     await engine.boot()
     await engine.open_run(RunContext(run_id="run-1", branch=0, spec=spec, directory=directory))
@@ -68,6 +70,12 @@ async def test_the_policy_learns_and_a_higher_rate_learns_faster(tmp_path: Path)
     assert fmean(fast[:3]) < 0.35
     assert fmean(fast[-3:]) > fmean(slow[-3:]) + 0.2
     assert fmean(fast[-3:]) > 0.5
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+async def test_every_algorithm_teaches_it(tmp_path: Path, name: str) -> None:
+    means = await learn(tmp_path, 1.2e-4, 1, steps=8, name=name, kl=0.01, kl_in="reward", loss_length=3)
+    assert fmean(means[-2:]) > means[0] + 0.2
 
 
 async def test_runs_with_equal_seeds_are_equal_and_with_other_seeds_differ(tmp_path: Path) -> None:

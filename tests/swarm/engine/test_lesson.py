@@ -6,24 +6,25 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from swarm.engine.lesson import branches, group_advantages, reward_metrics, select, token_metrics
+from swarm.engine.algorithms.rewards import group_relative
+from swarm.engine.lesson import branches, reward_metrics, select, token_metrics
 from swarm.protocol.runspec import AlgorithmSpec
 
 from .batches import PROMPT, batch, branching_batch, call, conversation, episode, group
 
 
 def test_advantages_have_zero_mean_and_unit_deviation() -> None:
-    advantages = group_advantages([0.0, 0.5, 1.0, 1.0], "std")
+    advantages = group_relative([0.0, 0.5, 1.0, 1.0], "std")
     assert fmean(advantages) == pytest.approx(0.0, abs=1e-12)
     assert pstdev(advantages) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_without_norm_they_are_differences_to_the_mean() -> None:
-    assert group_advantages([0.0, 1.0], "none") == [-0.5, 0.5]
+    assert group_relative([0.0, 1.0], "none") == [-0.5, 0.5]
 
 
 def test_equal_rewards_have_no_advantage_whatever_rounding_does() -> None:
-    assert group_advantages([0.1 + 0.2] * 3, "std") == [0.0, 0.0, 0.0]
+    assert group_relative([0.1 + 0.2] * 3, "std") == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("unit", ["token", "call", "episode"])
@@ -84,4 +85,4 @@ def test_metrics_count_every_episode_and_every_token_of_the_batch() -> None:
         "reward_std": pytest.approx(0.3535533905932738),
         "zero_variance_share": 0.5,
     }
-    assert token_metrics(made) == {"tokens_called": 40.0, "tokens_merged": 11.0}
+    assert token_metrics(made) == {"tokens_called": 40.0, "tokens_merged": 11.0, "token_ratio": 40 / 11}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarm.engine.seam import TrainCall, TrainingRefused
-from swarm.engine.tree import ROOT, Branch, PrefixTree, Segment, cut, grow, merged_tokens
+from swarm.engine.tree import ROOT, Branch, PrefixTree, Segment, cut, grow, merged_tokens, timelines
 from swarm.protocol.episodes import VersionSpan, WeightsVersion
 
 from .batches import PROMPT, call
@@ -88,6 +88,60 @@ def test_segments_repeat_at_most_as_much_as_they_add() -> None:
     segments = cut(tree, 10)
     assert len(segments) > 1
     assert sum(len(segment.token) for segment in segments) <= 2 * len(tree.token) + 120
+
+
+def test_cuts_are_made_where_they_repeat_least() -> None:
+    """Filled up greedily, the first segment would end inside the last group and repeat its prompt."""
+    calls = [
+        call(f"{group}-{slot}", [group, *range(10, 18)], [slot, 3, 4])
+        for group, slots in ((100, 2), (101, 1), (102, 2))
+        for slot in range(slots)
+    ]
+    tree = grow([branch(made) for made in calls])
+    segments = cut(tree, 26)
+    assert sorted(len(segment.token) for segment in segments) == [13, 13 + 11]
+    needed = {node for use in tree.use_node for node in tree.path(tree.parent[use])}
+    assert sum(len(segment.token) for segment in segments) == len(needed)  # no prompt stands twice
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("segment_tokens", [6, 9, 14])
+def test_no_other_cuts_would_repeat_less(seed: int, segment_tokens: int) -> None:
+    tree = grow([branch(made) for made in random_calls(seed, count=5)])
+    heads = sorted({tree.parent[node] for node in tree.use_node})
+    ours = sum(len(segment.token) for segment in cut(tree, segment_tokens))
+    best = min(
+        filter(None, (tokens_if_cut(tree, heads, pattern, segment_tokens) for pattern in range(1 << len(heads) - 1)))
+    )
+    assert ours == best
+
+
+def tokens_if_cut(tree: PrefixTree, heads: Sequence[int], pattern: int, segment_tokens: int) -> int | None:
+    """Tokens of all segments when a bit of the pattern says to cut before that head; None where one would be too large."""
+    parts = [[heads[0]]]
+    for at, head in enumerate(heads[1:]):
+        if pattern >> at & 1:
+            parts.append([])
+        parts[-1].append(head)
+    total, before = 0, set[int]()
+    for part in parts:
+        nodes = {node for head in part for node in tree.path(head)}
+        context = len(nodes & before)
+        if len(part) > 1 and len(nodes) > max(segment_tokens, 2 * context):
+            return None
+        total += len(nodes)
+        before |= nodes
+    return total
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_timelines_hold_every_trained_token_once_and_are_paths(seed: int) -> None:
+    calls = random_calls(seed)
+    tree = grow([branch(made) for made in calls])
+    segments = timelines(tree)
+    assert described(tree, segments) == described(tree, cut(tree, 10_000))
+    for segment in segments:
+        assert segment.parent == list(range(-1, len(segment.token) - 1))
 
 
 def test_a_later_turn_trains_only_what_it_sampled_itself() -> None:

@@ -41,6 +41,14 @@ def test_it_says_where_it_listens_and_stops_in_good_order(tmp_path: Path) -> Non
         assert "Traceback" not in server.log_path.read_text()
 
 
+def test_it_may_have_as_many_connections_as_the_system_lets_it(tmp_path: Path) -> None:
+    least = ("sh", "-c", 'ulimit -Sn 128; exec "$@"', "sh")
+    with ServerProcess(tmp_path / "state", wrapper=least) as server:
+        limits = Path(f"/proc/{server.pid}/limits").read_text()
+        soft, hard = re.findall(r"Max open files +(\d+) +(\d+)", limits)[0]
+        assert int(soft) == min(int(hard), 65_536)
+
+
 def test_a_stop_answers_those_who_wait(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "state") as server, server.client() as http:
         revision = http.get("/swarm/v1/status").json()["revision"]

@@ -64,7 +64,7 @@ def test_tree_training_equals_call_by_call_training(
 
 
 def test_tiles_of_the_attention_do_not_show(tiny_llama: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.engine.local.forward._TILE", 3)
+    monkeypatch.setattr("swarm.engine.local.attention._TILE", 3)
     made = branching_batch(optimizer=FREE)
     learner = learner_of(tiny_llama)
     learner.learn(made)

@@ -251,10 +251,35 @@ async def test_refusals_cross_the_socket_and_leave_the_run_open(trainer: Trainer
     assert (await trainer.train(branching_batch())).step == 1
 
 
-async def test_adapters_are_refused_and_not_ignored(trainer: TrainerHandle, tmp_path: Path) -> None:
-    spec = RunSpec.model_validate({"parameters": {"rank": 4}})
-    with pytest.raises(EngineError, match="all parameters"):
-        await trainer.open_run(run_in(tmp_path, spec=spec), None)
+async def test_adapters_alone_are_checkpointed_restored_and_exported(
+    trainer: TrainerHandle, tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    lora = {"rank": 4, "targets": ["q_proj"]}
+    run = run_in(tmp_path, spec=RunSpec.model_validate({"parameters": lora}))
+    assert await trainer.open_run(run, None) == 0
+    await trainer.train(branching_batch(parameters=lora))
+    await trainer.checkpoint()
+    first, at_first = await exported(trainer, tmp_path / "adapter" / "w"), await trainer.fingerprint()
+    assert all(name.startswith("base_model.model.model.layers.") for name in first)
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file()
+    assert all("lora_" in name for name in checkpoints.read(run.directory, 1).weights)
+    assert at_first == checkpoints.fingerprint(run.directory, 1)
+    await trainer.train(branching_batch(step=2, parameters=lora))
+    assert await trainer.fingerprint() != at_first
+    assert await trainer.open_run(run, 1) == 1
+    assert equal(await exported(trainer, tmp_path / "adapter" / "w"), first)
+    other = run_in(tmp_path, run_id="run-2", directory=tmp_path / "run-2")
+    await trainer.open_run(other, None)
+    assert equal(await exported(trainer, tmp_path / "w"), load_file(tiny_llama.path / "model.safetensors"))
+
+
+async def test_the_best_checkpoint_is_kept_beside_the_newest(trainer: TrainerHandle, tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    await trainer.open_run(run, None)
+    for step in (1, 2, 3, 4):
+        await trainer.train(branching_batch(step=step, checkpoint={"keep": 1}))
+        await trainer.checkpoint(best=1)
+    assert checkpoints.steps(run.directory) == [1, 4]
 
 
 async def test_a_question_whose_asker_was_cancelled_does_not_shift_the_answers(

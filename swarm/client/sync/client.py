@@ -1,21 +1,19 @@
-"""The synchronous twin of `SwarmClient`, for plain scripts and threads. Same names, same errors.
-
-An event loop in a thread of its own does the work, so that leases are renewed while a script computes.
-"""
+"""One server, for plain scripts and threads: the synchronous twin of `swarm.client.SwarmClient`."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from swarm.client import client as asynchronous
 from swarm.client import episode as episodes
 from swarm.client.crew import CrewReport
+from swarm.client.sync.episode import Episode
+from swarm.client.sync.loop import LoopThread
 from swarm.client.tasks import Outcome, Rollout, Task
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import (
@@ -36,94 +34,7 @@ from swarm.protocol.status import CheckpointRef, RunReport, ServerStatus
 from swarm.protocol.summary import LedgerSummary
 from swarm.protocol.teams import EpisodePreparation, EpisodeResolution, TeamReceipt
 
-T = TypeVar("T")
 SyncRollout = Callable[["Episode", Task], Outcome | float | None]
-
-
-class _LoopThread:
-    """An event loop that runs until it is closed."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="swarm-client", daemon=True)
-        self._thread.start()
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; interrupting the caller cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-class Episode:
-    """An episode as a context manager: `base_url`, `api_key`, `end(reward=...)`. An exception aborts it."""
-
-    def __init__(self, inner: episodes.Episode, thread: _LoopThread) -> None:
-        self._inner = inner
-        self._thread = thread
-
-    def __enter__(self) -> Self:
-        self._thread.call(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.call(self._inner.__aexit__(kind, error, trace))
-
-    @property
-    def id(self) -> str:
-        return self._inner.id
-
-    @property
-    def grant(self) -> EpisodeGrant:
-        return self._inner.grant
-
-    @property
-    def base_url(self) -> str:
-        return self._inner.base_url
-
-    @property
-    def api_key(self) -> str:
-        return self._inner.api_key
-
-    @property
-    def sampling(self) -> Mapping[str, Any]:
-        return self._inner.sampling
-
-    @property
-    def receipt(self) -> EpisodeReceipt | None:
-        return self._inner.receipt
-
-    def end(
-        self,
-        *,
-        reward: float,
-        success: bool | None = None,
-        metrics: Mapping[str, float] | None = None,
-        agent_rewards: Mapping[str, float] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> EpisodeReceipt:
-        """Hand the result in; when this returns, it is stored durably. Raises: LeaseLost."""
-
-        async def send() -> EpisodeReceipt:
-            return await self._inner.end(
-                reward=reward, success=success, metrics=metrics, agent_rewards=agent_rewards, metadata=metadata
-            )
-
-        return self._thread.call(send())
-
-    def abort(self, reason: str) -> None:
-        """Give the episode up when the block is left."""
-        self._inner.abort(reason)
 
 
 class SwarmClient:
@@ -138,7 +49,7 @@ class SwarmClient:
         client_version: str = "0",
         patience: Patience | None = None,
     ) -> None:
-        self._thread = _LoopThread()
+        self.thread = LoopThread.enter()
 
         async def make() -> asynchronous.SwarmClient:
             return asynchronous.SwarmClient(
@@ -146,9 +57,9 @@ class SwarmClient:
             )
 
         try:
-            self._inner = self._thread.call(make())
+            self.inner = self.thread.call(make())
         except BaseException:
-            self._thread.close()
+            self.thread.leave()
             raise
 
     def __enter__(self) -> Self:
@@ -160,19 +71,19 @@ class SwarmClient:
         self.close()
 
     def close(self) -> None:
-        self._thread.call(self._inner.close())
-        self._thread.close()
+        self.thread.call(self.inner.close())
+        self.thread.leave()
 
     @property
     def url(self) -> str:
-        return self._inner.url
+        return self.inner.url
 
     @property
     def client_id(self) -> str:
-        return self._inner.client_id
+        return self.inner.client_id
 
     def status(self, since: int | None = None, wait_s: float = 30.0) -> ServerStatus:
-        return self._thread.call(self._inner.status(since, wait_s))
+        return self.thread.call(self.inner.status(since, wait_s))
 
     def statuses(self, wait_s: float = 30.0) -> Iterator[ServerStatus]:
         status = self.status()
@@ -181,29 +92,29 @@ class SwarmClient:
             status = self.status(since=status.revision, wait_s=wait_s)
 
     def start_run(self, spec: RunSpec, idempotency_key: str | None = None) -> RunReport:
-        return self._thread.call(self._inner.start_run(spec, idempotency_key))
+        return self.thread.call(self.inner.start_run(spec, idempotency_key))
 
     def run(self, run_id: str, since_step: int = 0) -> RunReport:
-        return self._thread.call(self._inner.run(run_id, since_step))
+        return self.thread.call(self.inner.run(run_id, since_step))
 
     def patch_run(self, run_id: str, patch: dict[str, Any], config_version: int | None = None) -> RunReport:
-        return self._thread.call(self._inner.patch_run(run_id, patch, config_version))
+        return self.thread.call(self.inner.patch_run(run_id, patch, config_version))
 
     def stop_run(self, run_id: str) -> RunReport:
-        return self._thread.call(self._inner.stop_run(run_id))
+        return self.thread.call(self.inner.stop_run(run_id))
 
     def checkpoint(self, run_id: str) -> CheckpointRef:
-        return self._thread.call(self._inner.checkpoint(run_id))
+        return self.thread.call(self.inner.checkpoint(run_id))
 
     def restore(self, run_id: str, step: int, idempotency_key: str | None = None) -> RunReport:
-        return self._thread.call(self._inner.restore(run_id, step, idempotency_key))
+        return self.thread.call(self.inner.restore(run_id, step, idempotency_key))
 
     def quarantine(self, run_id: str, client_version: str, *, reason: str = "", quarantined: bool = True) -> RunReport:
-        wish = self._inner.quarantine(run_id, client_version, reason=reason, quarantined=quarantined)
-        return self._thread.call(wish)
+        wish = self.inner.quarantine(run_id, client_version, reason=reason, quarantined=quarantined)
+        return self.thread.call(wish)
 
     def current_run_id(self) -> str:
-        return self._thread.call(self._inner.current_run_id())
+        return self.thread.call(self.inner.current_run_id())
 
     def ledger(
         self,
@@ -217,7 +128,7 @@ class SwarmClient:
         state: EpisodeState | None = None,
         after: str | None = None,
     ) -> Iterator[LedgerEntry]:
-        pages = self._inner.ledger(
+        pages = self.inner.ledger(
             run_id=run_id,
             step=step,
             client_id=client_id,
@@ -231,7 +142,7 @@ class SwarmClient:
         async def following() -> LedgerEntry | None:
             return await anext(pages, None)
 
-        while (entry := self._thread.call(following())) is not None:
+        while (entry := self.thread.call(following())) is not None:
             yield entry
 
     def ledger_page(
@@ -247,8 +158,8 @@ class SwarmClient:
         after: str | None = None,
         limit: int = 100,
     ) -> LedgerPage:
-        return self._thread.call(
-            self._inner.ledger_page(
+        return self.thread.call(
+            self.inner.ledger_page(
                 run_id=run_id,
                 step=step,
                 client_id=client_id,
@@ -262,7 +173,7 @@ class SwarmClient:
         )
 
     def entry(self, episode_id: str) -> LedgerEntry:
-        return self._thread.call(self._inner.entry(episode_id))
+        return self.thread.call(self.inner.entry(episode_id))
 
     def summary(
         self,
@@ -275,40 +186,40 @@ class SwarmClient:
         reason: DropReason | None = None,
         state: EpisodeState | None = None,
     ) -> LedgerSummary:
-        return self._thread.call(
-            self._inner.summary(
+        return self.thread.call(
+            self.inner.summary(
                 run_id=run_id, step=step, client_id=client_id, task_id=task_id, kind=kind, reason=reason, state=state
             )
         )
 
     def trace(self, episode_id: str, *, text: bool = False) -> EpisodeTrace:
-        return self._thread.call(self._inner.trace(episode_id, text=text))
+        return self.thread.call(self.inner.trace(episode_id, text=text))
 
     def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
     ) -> list[TaskProgress]:
-        return self._thread.call(self._inner.tasks(run_id=run_id, client_id=client_id, mix=mix))
+        return self.thread.call(self.inner.tasks(run_id=run_id, client_id=client_id, mix=mix))
 
     def claim(self, claim: EpisodeClaim) -> EpisodeGrant:
-        return self._thread.call(self._inner.claim(claim))
+        return self.thread.call(self.inner.claim(claim))
 
     def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
-        return self._thread.call(self._inner.end(episode_id, result))
+        return self.thread.call(self.inner.end(episode_id, result))
 
     def abort(self, episode_id: str, lease: str, reason: str) -> LedgerEntry:
-        return self._thread.call(self._inner.abort(episode_id, lease, reason))
+        return self.thread.call(self.inner.abort(episode_id, lease, reason))
 
     def prepare(self, episode_id: str, preparation: EpisodePreparation) -> TeamReceipt:
-        return self._thread.call(self._inner.prepare(episode_id, preparation))
+        return self.thread.call(self.inner.prepare(episode_id, preparation))
 
     def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> TeamReceipt:
-        return self._thread.call(self._inner.commit(episode_id, lease, patience))
+        return self.thread.call(self.inner.commit(episode_id, lease, patience))
 
     def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
-        return self._thread.call(self._inner.resolve(episode_id, resolution))
+        return self.thread.call(self.inner.resolve(episode_id, resolution))
 
     def renew(self, episode_id: str, lease: str) -> float:
-        return self._thread.call(self._inner.renew(episode_id, lease))
+        return self.thread.call(self.inner.renew(episode_id, lease))
 
     def episode(
         self,
@@ -325,7 +236,7 @@ class SwarmClient:
         idempotency_key: str | None = None,
     ) -> Episode:
         async def make() -> episodes.Episode:
-            return self._inner.episode(
+            return self.inner.episode(
                 task_id=task_id,
                 run_id=run_id,
                 mix=mix,
@@ -338,7 +249,7 @@ class SwarmClient:
                 idempotency_key=idempotency_key,
             )
 
-        return Episode(self._thread.call(make()), self._thread)
+        return Episode(self.thread.call(make()), self.thread)
 
     def run_tasks(
         self,
@@ -353,15 +264,16 @@ class SwarmClient:
         mix: str | None = None,
         idle_limit_s: float = 240.0,
         max_episode_s: float | None = None,
+        max_call_s: float | None = None,
         sampling: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> CrewReport:
         """As the asynchronous one; `rollout` is a plain function and runs in threads, `concurrency` of them at most."""
         with ThreadPoolExecutor(concurrency, thread_name_prefix="rollout") as threads:
-            return self._thread.call(
-                self._inner.run_tasks(
+            return self.thread.call(
+                self.inner.run_tasks(
                     tasks,
-                    _in_thread(rollout, threads, self._thread),
+                    _in_thread(rollout, threads, self.thread),
                     concurrency=concurrency,
                     retries=retries,
                     kind=kind,
@@ -370,13 +282,14 @@ class SwarmClient:
                     mix=mix,
                     idle_limit_s=idle_limit_s,
                     max_episode_s=max_episode_s,
+                    max_call_s=max_call_s,
                     sampling=sampling,
                     progress=progress,
                 )
             )
 
 
-def _in_thread(rollout: SyncRollout, threads: ThreadPoolExecutor, thread: _LoopThread) -> Rollout:
+def _in_thread(rollout: SyncRollout, threads: ThreadPoolExecutor, thread: LoopThread) -> Rollout:
     async def play(inner: episodes.Episode, task: Task) -> Outcome | float | None:
         work = functools.partial(rollout, Episode(inner, thread), task)
         return await asyncio.get_running_loop().run_in_executor(threads, work)

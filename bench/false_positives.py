@@ -1,0 +1,218 @@
+"""How often does a study claim what is not so, miss what is, or give an interval without the truth in it?
+
+Studies with a known truth, planned from topics by the built-in planner and decided by the real statistics; some of them (200 of 2,000)
+go through the whole executor (a simulated server, an injected clock). Seeds are drawn at run time and printed; `--seed` repeats.
+
+    two        two arms
+    several    four levels of one factor, Holm's adjustment
+    race       eight levels: successive halving, the best confirmed on fresh seeds
+    looks      two arms, looked at twice, alpha spent over the looks
+    fine       two arms and Optuna between them, the best confirmed on fresh seeds
+    border     two arms that differ by exactly the margin: called equivalent in at most 5 %
+
+The noise differs from study to study. Bars: null studies `supported` at most 5 %; studies with the planned effect `supported`
+at least 80 %, those refused as underpowered counted as missed; 95 % intervals cover the truth 93 to 97 %. A rate fails its bar only when its
+exact binomial interval excludes it. Exit code 1 when one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import stats
+
+from bench.made_up_studies import Ending, Laboratory, World, instrument, simulate
+from researcher.models import Plan, Verdict
+from researcher.planner.graph import PlanOptions, plan_study
+
+CONFIDENCE = 0.99
+"""Of the exact binomial interval of each rate."""
+MOST_FALSE, LEAST_POWER, COVERAGE = 0.05, 0.80, (0.93, 0.97)
+_TOPIC = "Does a learning rate of {} give a higher final reward than 1e-5?"
+_LEVELS = ("2e-5", "4e-5", "8e-5", "1.6e-4", "3.2e-4", "6.4e-4", "0.001")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """Studies of one kind. effect: of the last level, in margins; 0 is a null study. share: of all studies."""
+
+    name: str
+    levels: tuple[str, ...]
+    effect: float
+    share: float
+    sigma: tuple[float, float] = (0.03, 0.10)
+    looks: int = 1
+    fine: int = 0
+    whole: float = 0.02
+    """Share of these studies that goes through the whole executor."""
+
+
+DESIGNS = (
+    Design(name="two", levels=_LEVELS[:1], effect=0.0, share=0.25, whole=0.18),
+    Design(name="two", levels=_LEVELS[:1], effect=1.5, share=0.25, whole=0.18),
+    Design(name="border", levels=_LEVELS[:1], effect=1.0, share=0.10),
+    Design(name="several", levels=_LEVELS[:3], effect=0.0, share=0.08),
+    Design(name="several", levels=_LEVELS[:3], effect=1.5, share=0.08),
+    Design(name="race", levels=_LEVELS, effect=0.0, share=0.06, sigma=(0.03, 0.06)),
+    Design(name="race", levels=_LEVELS, effect=1.5, share=0.06, sigma=(0.03, 0.06)),
+    Design(name="looks", levels=_LEVELS[:1], effect=0.0, share=0.05, looks=2),
+    Design(name="looks", levels=_LEVELS[:1], effect=1.5, share=0.05, looks=2),
+    Design(name="fine", levels=("0.001",), effect=0.0, share=0.02, sigma=(0.03, 0.06), fine=3),
+)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Studies of one kind, and how they came out."""
+
+    studies: int = 0
+    whole: int = 0
+    supported: int = 0
+    equivalent: int = 0
+    underpowered: int = 0
+    trials: int = 0
+    intervals: int = 0
+    covered: int = 0
+    methods: Counter[str] = field(default_factory=Counter)
+
+    def add(self, plan: Plan, world: World, ending: Ending, target: str | None) -> None:
+        """target: the hypothesis' treatment that has the effect; None where any support is false."""
+        self.studies += 1
+        self.trials += ending.trials
+        self.underpowered += ending.action == "underpowered"
+        treatments = {hypothesis.id: hypothesis for hypothesis in plan.hypotheses}
+        found = {
+            kind: [
+                record
+                for record in ending.verdicts
+                if record.verdict is kind and target in (None, treatments[record.hypothesis].treatment)
+            ]
+            for kind in (Verdict.SUPPORTED, Verdict.EQUIVALENT)
+        }
+        self.supported += bool(found[Verdict.SUPPORTED])
+        self.equivalent += bool(found[Verdict.EQUIVALENT])
+        for record in ending.verdicts:
+            effect, hypothesis = record.effect, treatments[record.hypothesis]
+            if effect is not None and math.isclose(effect.level, 0.95):
+                truth = world.difference(hypothesis.baselines, hypothesis.treatments)
+                self.intervals += 1
+                self.covered += effect.low <= truth <= effect.high
+                self.methods[effect.method] += 1
+
+
+def exact_interval(hits: int, n: int) -> tuple[float, float]:
+    """Of a rate, by Clopper and Pearson."""
+    found = stats.binomtest(hits, n).proportion_ci(CONFIDENCE, method="exact")
+    return float(found.low), float(found.high)
+
+
+async def run_design(design: Design, studies: int, draw: np.random.Generator, laboratory: Laboratory) -> Tally:
+    """Plan and carry out `studies` studies of a design."""
+    tally = Tally()
+    options = PlanOptions(planner="builtin", looks=design.looks, fine=design.fine)
+    topic = _TOPIC.format(" or ".join(design.levels))
+    for number in range(studies):
+        plan = await plan_study(topic, options, instruments=[instrument()])
+        best = f"learning_rate={design.levels[-1]}"
+        if best not in {arm.name for arm in plan.arms}:
+            raise RuntimeError(f"the plan has no arm {best!r}, but {[arm.name for arm in plan.arms]}")
+        low, high = design.sigma
+        sigma = math.exp(draw.uniform(math.log(low), math.log(high)))
+        margin = plan.hypotheses[0].margin
+        world = World(means={best: design.effect * margin}, sigma=sigma, seed=int(draw.integers(2**31)))
+        whole = number < math.ceil(design.whole * studies)
+        ending = await laboratory.carry_out(plan, world) if whole else simulate(plan, world)
+        tally.whole += whole
+        tally.add(plan, world, ending, best if design.effect else None)
+    return tally
+
+
+def line_of(design: Design, tally: Tally, seconds: float) -> dict[str, object]:
+    hits = tally.equivalent if design.name == "border" else tally.supported
+    return {
+        "design": design.name,
+        "effect_margins": design.effect,
+        "studies": tally.studies,
+        "whole_executor": tally.whole,
+        "equivalent_rate" if design.name == "border" else "supported_rate": round(hits / tally.studies, 4),
+        "interval": [round(bound, 4) for bound in exact_interval(hits, tally.studies)],
+        "underpowered": tally.underpowered,
+        "trials_mean": round(tally.trials / tally.studies, 1),
+        "covered": [tally.covered, tally.intervals],
+        "methods": dict(tally.methods),
+        "seconds": round(seconds, 1),
+    }
+
+
+def judged(results: Sequence[tuple[Design, Tally]]) -> tuple[dict[str, object], list[str]]:
+    """The last line, and the bars that were missed."""
+    missed: list[str] = []
+
+    def rate(name: str, hits: int, n: int, low: float, high: float) -> float:
+        bounds = exact_interval(hits, n)
+        if bounds[1] < low or bounds[0] > high:
+            missed.append(f"{name}: {hits} of {n}, exact interval {bounds[0]:.4f} to {bounds[1]:.4f}")
+        return round(hits / n, 4)
+
+    nulls = [(design, tally) for design, tally in results if not design.effect]
+    planned = [(design, tally) for design, tally in results if design.effect == 1.5]
+    borders = [tally for design, tally in results if design.name == "border"]
+    for design, tally in nulls:
+        rate(f"{design.name}: false support", tally.supported, tally.studies, 0.0, MOST_FALSE)
+    for design, tally in planned:
+        rate(f"{design.name}: power", tally.supported, tally.studies, LEAST_POWER, 1.0)
+    tallies = [tally for _, tally in results]
+    summary: dict[str, object] = {
+        "bench": "false_positives",
+        "studies": sum(tally.studies for tally in tallies),
+        "null_supported_rate": rate("false support", *_sums(nulls), 0.0, MOST_FALSE),
+        "power": rate("power", *_sums(planned), LEAST_POWER, 1.0),
+        "coverage": rate("coverage", sum(t.covered for t in tallies), sum(t.intervals for t in tallies), *COVERAGE),
+        "false_equivalence_rate": rate(
+            "false equivalence", sum(t.equivalent for t in borders), sum(t.studies for t in borders), 0.0, 0.05
+        ),
+    }
+    return {**summary, "missed": missed}, missed
+
+
+def _sums(results: Sequence[tuple[Design, Tally]]) -> tuple[int, int]:
+    return sum(tally.supported for _, tally in results), sum(tally.studies for _, tally in results)
+
+
+async def measure(studies: int, seed: int) -> int:
+    """Print a line per design and the summary; 1 when a bar was missed."""
+    draw = np.random.default_rng(seed)
+    results: list[tuple[Design, Tally]] = []
+    async with Laboratory() as laboratory:
+        for design in DESIGNS:
+            began = time.monotonic()
+            tally = await run_design(design, max(1, round(design.share * studies)), draw, laboratory)
+            results.append((design, tally))
+            print(json.dumps(line_of(design, tally, time.monotonic() - began)), flush=True)
+    summary, missed = judged(results)
+    whole = sum(tally.whole for _, tally in results)
+    print(json.dumps({**summary, "whole_executor": whole, "seed": seed}), flush=True)
+    return 1 if missed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", type=int, default=2000, help="default %(default)s")
+    parser.add_argument("--seed", type=int, default=None, help="drawn when not given, and printed")
+    args = parser.parse_args()
+    seed = secrets.randbits(31) if args.seed is None else args.seed
+    print(json.dumps({"seed": seed, "studies": args.studies}), flush=True)
+    return asyncio.run(measure(args.studies, seed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

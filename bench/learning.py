@@ -1,0 +1,210 @@
+"""Does an agent learn here, on two cores: do held-out rewards rise, against a control with a learning rate of zero?
+
+`python -m bench.learning --what mix|team [--seeds N] [--limit-s S] [--engine echo] [--results DIR]`: the instrument
+`cocktail` (three families of tasks, 40/30/30) or `team` (two models, a server each), as `researcher start` runs its trials:
+held-out tasks before and after training, equal for every seed. Trials come in turn (the first seed, then its control, then
+the next seed), so that both meet the same conditions.
+
+One JSON line per trial, kept in DIR/learning-WHAT.jsonl; what stands there already, for the same instrument and settings,
+is not run again, so that the whole may be done in pieces (`--limit-s`: no trial begins after that). The last line sums up:
+gain is held-out reward after training less before, mean over seeds; against is the mean of gain less the control's gain at
+the same seed, with its 95 % t interval over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy import stats
+
+from bench.serving import ServerProcess
+from researcher.executor.collection import collect
+from researcher.planner.instruments import InstrumentFolder, read_instrument
+from swarm.client import RunSpec, SwarmClient
+from swarm.client.trial import client_id, run_blueprint
+from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
+from swarm.protocol.runspec import merge_patch
+
+ROOT = Path(__file__).parents[1]
+INSTRUMENTS = {"mix": "cocktail", "team": "team"}
+ARMS = ("learning", "control")
+CONTROL = {"optimizer": {"learning_rate": 0.0}}
+MAIN = ""
+"""The role of an instrument's own model, beside its further roles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One seed of one arm. changes: to the instrument's own defaults, by a person who tries something."""
+
+    folder: InstrumentFolder
+    arm: str
+    seed: int
+    changes: dict[str, Any]
+
+    def spec(self, role: str) -> RunSpec:
+        defaults = self.folder.instrument.defaults
+        fields = merge_patch(defaults.run, self.changes)
+        if role != MAIN:
+            fields = merge_patch(fields, self.folder.instrument.roles[role].run)
+        if self.arm == "control":
+            fields = merge_patch(fields, CONTROL)
+        steps = fields.get("limits", {}).get("steps", defaults.steps)
+        return RunSpec.model_validate(merge_patch(fields, {"seed": self.seed, "limits": {"steps": steps}}))
+
+    @property
+    def key(self) -> str:
+        """Equal keys: the same trial of the same instrument."""
+        return f"{self.folder.code[:16]}/{json.dumps(self.changes, sort_keys=True)}/{self.arm}/{self.seed}"
+
+
+async def carry_out(trial: Trial, urls: dict[str, str]) -> dict[str, Any]:
+    """One line: everything that came out of a trial on these servers, by role."""
+    began, runs = time.monotonic(), {}
+    defaults, name = trial.folder.instrument.defaults, f"{trial.key}@{time.time():.0f}"
+    clients = {role: SwarmClient(url, client_id=client_id(name)) for role, url in urls.items()}
+    try:
+        for role, swarm in clients.items():
+            runs[role] = (await swarm.start_run(trial.spec(role))).run_id
+        blueprint = TrialBlueprint(
+            trial_key=name,
+            server_url=urls[MAIN],
+            run_id=runs[MAIN],
+            partners={
+                role: PartnerRun(server_url=urls[role], run_id=run_id) for role, run_id in runs.items() if role != MAIN
+            },
+            instrument_dir=str(trial.folder.path),
+            workflow=trial.folder.instrument.workflow,
+            code_version=trial.folder.code,
+            parameters=defaults.task,
+            seed=trial.seed,
+            group_size=trial.spec(MAIN).batch.group_size,
+            concurrency=defaults.concurrency,
+            heldout=HeldOut(
+                tasks=defaults.heldout_tasks,
+                episodes=defaults.heldout_episodes,
+                temperature=defaults.heldout_temperature,
+            ),
+        )
+        await run_blueprint(blueprint, token=None, out=io.StringIO())
+        series = (await collect(clients[MAIN], blueprint)).series
+        for role, swarm in clients.items():
+            await swarm.stop_run(runs[role])
+    finally:
+        for swarm in clients.values():
+            await swarm.close()
+    seconds = round(time.monotonic() - began, 1)
+    return {"key": trial.key, "arm": trial.arm, "seed": trial.seed, "seconds": seconds, **_told(series, runs)}
+
+
+def _told(series: dict[str, list[tuple[int, float]]], runs: dict[str, str]) -> dict[str, Any]:
+    """Held-out means and learning curves; a further model's stand under its role."""
+    told: dict[str, Any] = {}
+    for role in runs:
+        before = role and f"{role}/"
+        values = {name: [value for _, value in series[f"{before}{name}"]] for name in ("reward_mean", "weights_change")}
+        own = {
+            "heldout_before": round(fmean(value for _, value in series[f"{before}eval_reward_before"]), 4),
+            "heldout_after": round(fmean(value for _, value in series[f"{before}eval_reward_after"]), 4),
+            "curve": [round(value, 4) for value in values["reward_mean"]],
+            "weights_changed": any(change > 0 for change in values["weights_change"]),
+        }
+        told |= {role: own} if role else own
+    return told
+
+
+def summary(what: str, lines: Sequence[dict[str, Any]], role: str = MAIN) -> dict[str, Any]:
+    """Gains of one model, and against the control at the same seeds."""
+    gains = {
+        (line["arm"], line["seed"]): own["heldout_after"] - own["heldout_before"]
+        for line in lines
+        for own in [line[role] if role else line]
+    }
+    seeds = sorted({seed for arm, seed in gains if all((each, seed) in gains for each in ARMS)})
+    told: dict[str, Any] = {"bench": "learning", "what": what, "role": role or "main", "seeds": len(seeds)}
+    if not seeds:
+        return told
+    against = [gains["learning", seed] - gains["control", seed] for seed in seeds]
+    for arm in ARMS:
+        told[f"gain_{arm}"] = round(fmean(gains[arm, seed] for seed in seeds), 4)
+    told |= {"against": round(fmean(against), 4), "rose_in": sum(value > 0 for value in against)}
+    if len(seeds) > 1:
+        half = float(stats.t.ppf(0.975, len(seeds) - 1)) * stdev(against) / math.sqrt(len(seeds))
+        told |= {"against_low": round(fmean(against) - half, 4), "against_high": round(fmean(against) + half, 4)}
+    return told
+
+
+def trials(folder: InstrumentFolder, seeds: int, changes: dict[str, Any]) -> Iterator[Trial]:
+    for seed in range(seeds):
+        for arm in ARMS:
+            yield Trial(folder, arm, seed, changes)
+
+
+def serve(folder: InstrumentFolder, engine: str, scratch: Path, stack: ExitStack) -> dict[str, str]:
+    """A server for every model of the instrument, by role; one after the other, so that each sees what memory is left."""
+    urls: dict[str, str] = {}
+    longest = folder.instrument.defaults.run.get("max_model_len")
+    arguments = ["--log-level", "warning", *(["--max-model-len", str(longest)] if longest else [])]
+    for role in (MAIN, *folder.instrument.roles):
+        model = folder.instrument.model if engine == "local" else "echo"
+        server = ServerProcess(scratch / f"server-{role}", *arguments, engine=engine, model=model)
+        urls[role] = stack.enter_context(server).url
+        asyncio.run(_ready(urls[role]))
+    return urls
+
+
+async def _ready(url: str) -> None:
+    async with SwarmClient(url) as swarm:
+        async for status in swarm.statuses():
+            if status.phase == "failed":
+                raise SystemExit(f"{url}: {status.failed.reason if status.failed else 'its engine failed'}")
+            if status.phase != "booting":
+                return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", choices=sorted(INSTRUMENTS), required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--engine", choices=("local", "echo"), default="local")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no trial after that")
+    parser.add_argument("--set", type=json.loads, default={}, metavar="JSON", help="changes to the run's defaults")
+    parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results")
+    args = parser.parse_args()
+    began = time.monotonic()
+    folder = read_instrument(ROOT / "studies" / INSTRUMENTS[args.what])
+    wanted = list(trials(folder, args.seeds, args.set))
+    args.results.mkdir(parents=True, exist_ok=True)
+    file = args.results / f"learning-{args.what}.jsonl"
+    known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = {line["key"]: line for line in known if line["key"] in {trial.key for trial in wanted}}
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        urls: dict[str, str] = {}
+        for trial in wanted:
+            if trial.key in lines or time.monotonic() - began > args.limit_s:
+                continue
+            urls = urls or serve(folder, args.engine, Path(scratch), stack)
+            lines[trial.key] = line = asyncio.run(carry_out(trial, urls))
+            with file.open("a") as kept:
+                kept.write(json.dumps(line) + "\n")
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+    for role in (MAIN, *folder.instrument.roles):
+        sys.stdout.write(json.dumps(summary(args.what, list(lines.values()), role)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

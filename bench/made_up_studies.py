@@ -1,0 +1,160 @@
+"""Made-up studies with a known truth: planned by the real planner, decided by the real statistics, two ways to be carried out.
+
+`simulate` walks the plan as the conduct does, with drawn trials in place of servers; `Laboratory.carry_out` is the whole
+executor with its store, on a simulated server and a clock that only trials move.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from bench.simulated_server import URL, SimulatedBerth, SimulatedServer
+from foundation.clock import ManualClock
+from foundation.ids import derived_seed
+from researcher.analysis.conclusions import conclude
+from researcher.analysis.decide import decide
+from researcher.analysis.metrics import finals
+from researcher.analysis.race import due
+from researcher.conduct import Conduct
+from researcher.executor.blueprint import Setup
+from researcher.executor.servers import ServerPool
+from researcher.executor.trials import Executor
+from researcher.models import Plan, StudyStatus, TrialRecord, TrialStatus, VerdictRecord
+from researcher.planner.instruments import InstrumentFolder, read_instrument
+from researcher.store.store import Store
+from researcher.view import StudyPicture
+
+METRIC = "final_reward"
+INSTRUMENT = Path(__file__).parent / "simulation"
+
+
+def instrument() -> InstrumentFolder:
+    return read_instrument(INSTRUMENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The truth. means: by arm, 0 where not named. sigma: between seeds. seed: of the noise."""
+
+    means: Mapping[str, float]
+    sigma: float
+    seed: int
+
+    def reward(self, arm: str, seed: int) -> float:
+        noise = np.random.default_rng(derived_seed(self.seed, arm, seed)).normal(0.0, self.sigma)
+        return self.means.get(arm, 0.0) + float(noise)
+
+    def difference(self, baselines: Sequence[str], treatments: Sequence[str]) -> float:
+        sides = [math.fsum(self.means.get(arm, 0.0) for arm in arms) / len(arms) for arms in (baselines, treatments)]
+        return sides[1] - sides[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a study came out."""
+
+    verdicts: tuple[VerdictRecord, ...]
+    action: str
+    trials: int
+
+
+def simulate(plan: Plan, world: World) -> Ending:
+    """From stage to stage as the plan's own branches say."""
+    stage, seeds = plan.stages[0], plan.stages[0].seeds
+    trials: dict[tuple[str, int], TrialRecord] = {}
+    while True:
+        while new := [pair for pair in due(plan, stage, seeds, [*trials.values()]) if pair not in trials]:
+            trials |= {(arm, seed): _trial(world, stage.id, arm, seed) for arm, seed in new}
+        decision = decide(plan, stage.id, [*trials.values()])
+        if decision.action != "stage":
+            break
+        stage = next(each for each in plan.stages if each.id == decision.to)
+        seeds = decision.seeds or stage.seeds
+    verdicts = conclude(plan, [*trials.values()]).verdicts
+    return Ending(verdicts=verdicts, action=decision.action, trials=len(trials))
+
+
+class Laboratory:
+    """Store, pool, executor and conduct over a simulated server; an async context manager."""
+
+    def __init__(self) -> None:
+        self._clock = ManualClock()
+        self._stack = AsyncExitStack()
+        self._folder = instrument()
+
+    async def __aenter__(self) -> Self:
+        self._home = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="false-positives-")))
+        self._store = Store.open(f"sqlite:///{self._home / 'researcher.db'}", clock=self._clock)
+        self._stack.callback(self._store.close)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def carry_out(self, plan: Plan, world: World) -> Ending:
+        """Raises: RuntimeError when the study does not come to its end."""
+        server = SimulatedServer(world.reward, self._clock, step_s=1.0)
+        study_id = self._store.create_study(plan.question, {})
+        self._store.save_plan(study_id, plan)
+        setup = Setup(
+            instrument=self._folder.instrument,
+            instrument_dir=self._folder.path,
+            code_version=self._folder.code,
+            finals=finals,
+            studies=self._home,
+        )
+        transport = server.transport()
+        async with ServerPool(
+            self._store, f"study {study_id}", urls=[URL], clock=self._clock, transport=transport, environ={}
+        ) as pool:
+            executor = Executor(
+                self._store, pool, setup, berths=lambda folder, clock: SimulatedBerth(folder, clock, server)
+            )
+            conduct = Conduct(self._store, executor, _NoCopy(), _NoView(), self._clock, self._home)
+            outcome = await conduct.carry_out(study_id)
+        if outcome.status is not StudyStatus.DONE:
+            raise RuntimeError(f"{study_id} ended as {outcome.status}: {outcome.reason}")
+        decisions = self._store.events(study_id, limit=1000, kind="decision")
+        return Ending(
+            verdicts=tuple(self._store.verdicts(study_id)),
+            action=str(decisions[-1].detail["action"]),
+            trials=len(self._store.trials(study_id)),
+        )
+
+
+class _NoCopy:
+    def drain(self, study_id: str | None = None) -> int:
+        return 0
+
+
+class _NoView:
+    def show(self, picture: StudyPicture) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _trial(world: World, stage: str, arm: str, seed: int) -> TrialRecord:
+    return TrialRecord.model_construct(
+        key=f"{arm}/{seed}",
+        study_id="made-up",
+        stage=stage,
+        arm=arm,
+        seed=seed,
+        status=TrialStatus.DONE,
+        finals={METRIC: world.reward(arm, seed)},
+        series={},
+        evidence=None,
+    )

@@ -1,0 +1,231 @@
+"""Record the workloads of `bench.tree_training`: real runs of three agents on a real server, kept as token ids.
+
+    python -m bench.record_workloads            # all three, about two minutes; writes bench/workloads/*.json.gz
+
+groups: 8 questions about a text, 8 answers each. turns: a clerk with two tools, 8 turns, 4 episodes. fork: a writer that asks
+twice and goes on with one answer, a critic with a system prompt of its own, and a writer whose history is summarised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.run_switch import wait_for
+from bench.serving import ServerProcess
+from bench.workloads import Workload, of_traces, path_of
+from swarm.client import Episode, SwarmClient
+
+_NUMBER = re.compile(r"-?\d+")
+_SPEC = {"batch": {"tasks": 100, "group_size": 8}, "sampling": {"temperature": 1.0, "max_tokens": 64}}
+_TOWNS = ("Arle", "Bexhill", "Corve", "Dunmore", "Elsby", "Farrow", "Gorse", "Hythe")
+_GOODS = ("apples", "barrels of oil", "bolts of cloth", "sacks of corn", "crates of glass", "tins of paint")
+
+_TOWN = {"type": "string", "enum": list(_TOWNS)}
+_FUNCTIONS = (
+    {
+        "name": "look",
+        "description": "How many crates a town holds at this moment.",
+        "parameters": {"type": "object", "properties": {"town": _TOWN}, "required": ["town"]},
+    },
+    {
+        "name": "move",
+        "description": "Bring crates from one town to another by cart.",
+        "parameters": {
+            "type": "object",
+            "properties": {"source": _TOWN, "target": _TOWN, "crates": {"type": "integer", "maximum": 20}},
+            "required": ["source", "target", "crates"],
+        },
+    },
+)
+
+Chat = Callable[[str, list[dict[str, Any]], int], Awaitable[dict[str, Any]]]
+"""(agent, messages, max_tokens) → the assistant's message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    tasks: int
+    episodes: int
+    play: Callable[[Chat, int], Awaitable[float]]
+    """(chat, number of the task) → the reward."""
+
+
+def ledger(task: int) -> str:
+    """Stock of every town: a text of about 250 tokens, another one for each task."""
+    draw = random.Random(f"ledger/{task}")
+    lines = [
+        f"{town} holds {draw.randint(2, 99)} {draw.choice(_GOODS)} and {draw.randint(2, 99)} {draw.choice(_GOODS)}, "
+        f"brought on {draw.choice(('foot', 'a cart', 'a barge'))} from {draw.choice(_TOWNS)}."
+        for town in _TOWNS
+    ]
+    return " ".join(lines)
+
+
+async def answer_a_question(chat: Chat, task: int) -> float:
+    town = _TOWNS[task % len(_TOWNS)]
+    text = ledger(task)
+    held = sum(
+        int(found) for found in _NUMBER.findall(next(line for line in text.split(". ") if line.startswith(town)))
+    )
+    rules = (
+        "You keep the books of a trading company. Read the list, find the town that you are asked about, add the two "
+        "numbers that stand in its sentence, and say how you found them in one short sentence. End with the sum alone."
+    )
+    question = f"Here is the list. {text} How many things does {town} hold altogether?"
+    said = await chat("", [{"role": "system", "content": rules}, {"role": "user", "content": question}], 64)
+    return closeness(said["content"] or "", held)
+
+
+async def serve_as_a_clerk(chat: Chat, task: int) -> float:
+    """Eight turns: look towns up, move goods, report. What cannot be read as a call is answered as such."""
+    draw = random.Random(f"clerk/{task}")
+    stock = {town: draw.randint(2, 99) for town in _TOWNS}
+    goal = draw.choice(_TOWNS)
+    manual = (
+        "You are the clerk of a trading company. You work by calling one function per turn, as JSON on one line, and "
+        "nothing else. look(town) tells how many crates a town holds. move(source, target, crates) brings crates from one "
+        'town to another. For example {"name": "look", "town": "Arle"} or {"name": "move", "source": "Arle", "target": '
+        '"Hythe", "crates": 3}. Rules of the company: never move more crates than a town holds; a move of no crates is a '
+        "mistake; look at a town before you move anything out of it; say the name of a town exactly as it is written in the "
+        "list; do not explain what you do; a turn without a call is lost, and after eight turns the day is over. "
+        "Roads: Arle is next to Bexhill and Corve, Bexhill is next to Dunmore, Corve is next to Elsby and Farrow, Dunmore is "
+        "next to Gorse, Elsby is next to Hythe, Farrow is next to Gorse, Gorse is next to Hythe. A cart carries at most "
+        "twenty crates. The company pays one coin for every crate that arrives where it is wanted, takes one coin for every "
+        "road that a cart has to travel, and takes two coins for every call that cannot be read. " + ledger(task)
+    )
+    manual += "".join("\n" + json.dumps(function) for function in _FUNCTIONS)
+    order = f"Bring as many crates as you can to {goal}. Begin with your first call."
+    messages = [{"role": "system", "content": manual}, {"role": "user", "content": order}]
+    earned = 0.0
+    for turn in range(8):
+        said = await chat("", messages, 20)
+        told, coins = obeyed(said["content"] or "", stock, goal)
+        earned += coins
+        messages += [said, {"role": "user", "content": f"{told} Turn {turn + 2}."}]
+    return earned
+
+
+def obeyed(call: str, stock: dict[str, int], goal: str) -> tuple[str, float]:
+    """What a call brings about: the answer to it, and coins."""
+    named = [town for town in re.findall(r"[A-Z][a-z]+", call) if town in stock]
+    numbers = [int(found) for found in _NUMBER.findall(call)]
+    if "move" in call and len(named) > 1 and numbers:
+        crates = min(abs(numbers[-1]), stock[named[0]], 20)
+        stock[named[0]] -= crates
+        stock[named[1]] += crates
+        return f"{crates} moved.", float(crates if named[1] == goal else -1)
+    if named:
+        return f"{named[0]}: {stock[named[0]]}.", -0.1 * call.index(named[0])
+    return "No call.", -2.0 - 0.01 * len(call)
+
+
+async def write_with_a_critic(chat: Chat, task: int) -> float:
+    """The writer asks twice and keeps the longer draft; the critic has a prompt of its own; then the history is summed up."""
+    town, goods = _TOWNS[task % len(_TOWNS)], _GOODS[task % len(_GOODS)]
+    brief = f"{ledger(task)} Write two sentences that sell the {goods} of {town}. Name a price."
+    writer = [
+        {"role": "system", "content": "You write advertisements for a trading company, short and to the point."},
+        {"role": "user", "content": brief},
+    ]
+    drafts = await asyncio.gather(*(chat("writer", writer, 48) for _ in range(2)))
+    draft = max(drafts, key=lambda said: len(said["content"] or ""))
+    critic = [
+        {"role": "system", "content": "You judge advertisements. Say in one sentence what is missing."},
+        {"role": "user", "content": f"{brief} This was written: {draft['content']}"},
+    ]
+    remark = await chat("critic", critic, 32)
+    writer += [draft, {"role": "user", "content": f"The critic says: {remark['content']} Write it again."}]
+    second = await chat("writer", writer, 48)
+    critic += [remark, {"role": "user", "content": f"This was written then: {second['content']} Is it good now?"}]
+    await chat("critic", critic, 24)
+    summed_up = [
+        *writer[:2],
+        {"role": "user", "content": f"So far: {second['content']} Give it a title of three words."},
+    ]
+    title = await chat("writer", summed_up, 16)
+    return (
+        len(set((second["content"] or "").lower().split())) / 40 - abs(len((title["content"] or "").split()) - 3) / 10
+    )
+
+
+def closeness(answer: str, right: int) -> float:
+    numbers = _NUMBER.findall(answer)
+    return 1.0 / (1.0 + abs(int(numbers[-1][:6]) - right)) if numbers else 0.0
+
+
+WORKLOADS = {
+    "groups": Recorded(tasks=8, episodes=8, play=answer_a_question),
+    "turns": Recorded(tasks=1, episodes=4, play=serve_as_a_clerk),
+    "fork": Recorded(tasks=2, episodes=4, play=write_with_a_critic),
+}
+
+
+async def record(url: str, model: str, name: str) -> Workload:
+    what = WORKLOADS[name]
+    async with SwarmClient(url) as client, httpx.AsyncClient(timeout=300, trust_env=False) as http:
+
+        async def played(task: int, slot: int) -> str:
+            async with client.episode(task_id=f"{name}-{task}", wait_s=120) as episode:
+                reward = await what.play(talker(http, episode, model, f"{name}/{task}/{slot}"), task)
+                await episode.end(reward=reward)
+                return episode.id
+
+        groups = []
+        for task in range(what.tasks):
+            ids = await asyncio.gather(*(played(task, slot) for slot in range(what.episodes)))
+            groups.append([await client.trace(episode_id) for episode_id in ids])
+    return of_traces(name, model, groups)
+
+
+def talker(http: httpx.AsyncClient, episode: Episode, model: str, seed: str) -> Chat:
+    draw = random.Random(seed)
+
+    async def chat(agent: str, messages: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
+        body = {
+            "model": f"{model}@{agent}" if agent else model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 1.0,
+            "seed": draw.getrandbits(31),
+        }
+        key = {"Authorization": f"Bearer {episode.api_key}"}
+        answer = await http.post(f"{episode.base_url}/chat/completions", json=body, headers=key)
+        answer.raise_for_status()
+        message = answer.json()["choices"][0]["message"]
+        return {"role": "assistant", "content": message["content"]}
+
+    return chat
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.record_workloads", description=__doc__, allow_abbrev=False)
+    parser.add_argument("names", nargs="*", default=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS))
+    parser.add_argument("--model", default="smollm2-135m")
+    args = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="swarm-bench-") as scratch,
+        ServerProcess(Path(scratch) / "state", "--max-model-len", "2048", engine="local", model=args.model) as server,
+        server.client() as http,
+    ):
+        wait_for(http, lambda status: status["engine"]["warm"], "the engine")
+        model = http.get("/swarm/v1/status").raise_for_status().json()["model"]
+        http.post("/swarm/v1/runs", json={"spec": _SPEC}).raise_for_status()
+        for name in args.names:
+            workload = asyncio.run(record(server.url, model, name))
+            workload.save(path_of(name))
+            print(json.dumps({"workload": name} | workload.lengths), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Never run: the simulated server answers for the clients, too."""

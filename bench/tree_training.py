@@ -1,0 +1,283 @@
+"""How much faster is a gradient on the prefix tree than call by call, or on merged timelines?
+
+Three batches recorded from real runs (bench/workloads): *groups*, eight answers to each of eight long questions; *turns*, an
+agent that calls functions for eight turns; *fork*, two agents that ask twice and forget. The same batch three ways in the
+same process, one after the other, twice where that is cheap:
+
+calls   every call is a row of its own; its sampled tokens are trained.
+merged  calls of an episode whose prompt begins with an earlier call's prompt and answer become one row with it (AgentJet's
+        rule); episodes of a group share nothing.
+tree    the trainer's own: every token in its context once.
+
+Rows are computed by transformers as it stands (sdpa with a causal mask, no padding, logits only where tokens are trained,
+autograd for everything), which knows nothing of trees: the relative error of the gradient is measured against call by call.
+efficiency is (time ratio) / (token ratio), of the tree against either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from bench.workloads import NAMES, Workload, path_of
+from swarm.engine.algorithms.facts import TokenFacts
+from swarm.engine.lesson import branches, select
+from swarm.engine.local.forward import Policy
+from swarm.engine.local.head import descend
+from swarm.engine.local.optimizer import Optimizer
+from swarm.engine.local.reading import pieces
+from swarm.engine.tree import Branch, grow
+from swarm.models import resolve
+
+
+@dataclass(slots=True)
+class Row:
+    """Token ids, and what is trained of them: (position, weight)."""
+
+    ids: list[int]
+    trained: list[tuple[int, float]] = field(default_factory=list)
+
+    def extend(self, branch: Branch) -> None:
+        call = branch.call
+        assert call.prompt_ids[: len(self.ids)] == self.ids
+        first = len(call.prompt_ids)
+        self.ids = call.prompt_ids + call.sampled_ids
+        self.trained += [(at, branch.advantage * branch.weight) for at in range(first, len(self.ids))]
+
+
+def rows_of_calls(made: Sequence[Branch]) -> list[Row]:
+    rows = [Row([]) for _ in made]
+    for row, branch in zip(rows, made, strict=True):
+        row.extend(branch)
+    return rows
+
+
+def rows_of_timelines(made: Sequence[Branch]) -> list[Row]:
+    """Within each episode; the longest row that a call continues takes it."""
+    by_episode: dict[str, list[Row]] = {}
+    for branch in made:
+        rows = by_episode.setdefault(branch.call.call_id.rpartition("-")[0], [])
+        begun = [row for row in rows if branch.call.prompt_ids[: len(row.ids)] == row.ids]
+        row = max(begun, key=lambda row: len(row.ids), default=None)
+        if row is None:
+            rows.append(row := Row([]))
+        row.extend(branch)
+    return [row for rows in by_episode.values() for row in rows]
+
+
+class Plain:
+    """Rows through transformers' own model."""
+
+    def __init__(self, model: PreTrainedModel, dtype: str) -> None:
+        self._model = model
+        self._dtype = dtype
+
+    def gradient(self, rows: Sequence[Row]) -> float:
+        """Fill `grad` of the weights; returns the loss."""
+        for weight in self._model.parameters():
+            if weight.grad is not None:
+                weight.grad.zero_()
+        loss = 0.0
+        with self._autocast():
+            for row in rows:
+                cost = self._cost(row)
+                cost.backward()  # type: ignore[no-untyped-call]
+                loss += float(cost.detach())
+        return loss
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cpu", torch.bfloat16) if self._dtype == "bfloat16" else nullcontext()
+
+    def _cost(self, row: Row) -> Tensor:
+        positions = torch.tensor([at for at, _ in row.trained])
+        weights = torch.tensor([weight for _, weight in row.trained])
+        ids = torch.tensor(row.ids)
+        hidden = self._model.base_model(input_ids=ids[None, :-1], use_cache=False).last_hidden_state[0, positions - 1]
+        logits = self._model.get_output_embeddings()(hidden).float()  # type: ignore[no-untyped-call]
+        return (cross_entropy(logits, ids[positions], reduction="none") * weights).sum()
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: weight.grad for name, weight in self._model.named_parameters() if weight.grad is not None}
+
+
+class Ours:
+    """The prefix tree through the trainer's forward pass and its head."""
+
+    def __init__(self, policy: Policy, dtype: str) -> None:
+        self._policy = policy
+        self._weights = dict(policy.model.named_parameters())
+        self._optimizer = Optimizer(self._weights)
+        policy.use_dtype(dtype)
+
+    def gradient(self, made: Sequence[Branch]) -> float:
+        """Fill `grad` of the weights; returns the loss. What the trainer does, its optimiser apart."""
+        policy, loss = self._policy, 0.0
+        self._optimizer.begin()
+        for piece in pieces(made, policy):
+            facts = piece.facts
+
+            def price(logp_U: Tensor, entropy_U: Tensor, uses: slice, facts: TokenFacts = facts) -> Tensor:
+                return -(logp_U * facts.advantage_U[uses] * facts.weight_U[uses]).sum()
+
+            with policy.autocast():
+                hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
+            slope_HD, _, _, cost = descend(
+                piece.heads,
+                hidden_HD.detach().to(policy.compute_dtype),
+                policy.cast_output_weight,
+                policy.output_grad,
+                price,
+            )
+            torch.autograd.backward(hidden_HD, slope_HD.to(hidden_HD.dtype))
+            loss += cost
+        return loss
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: weight.grad for name, weight in self._weights.items() if weight.grad is not None}
+
+    def tokens(self, made: Sequence[Branch]) -> int:
+        """Computed, with what a cut repeats."""
+        return sum(piece.tokens for piece in pieces(made, self._policy))
+
+
+def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """Relative norm of the difference over all weights."""
+    off = sum(float((ours[name] - theirs[name]).double().norm() ** 2) for name in theirs)
+    return math.sqrt(off / sum(float(grad.double().norm() ** 2) for grad in theirs.values()))
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+@dataclass(slots=True)
+class Contest:
+    """One workload, three ways."""
+
+    plain: Plain
+    ours: Ours
+    made: list[Branch]
+    calls: list[Row]
+    merged: list[Row]
+    calls_s: list[float] = field(default_factory=list)
+    merged_s: list[float] = field(default_factory=list)
+    tree_s: list[float] = field(default_factory=list)
+    error: float = 0.0
+    """Of the tree's gradient, the largest; against whichever rows were computed last."""
+
+    def cheap_ways(self) -> None:
+        self.tree_s.append(timed(lambda: self.ours.gradient(self.made)))
+        self.merged_s.append(timed(lambda: self.plain.gradient(self.merged)))
+        self.error = max(self.error, distance(self.ours.gradients(), self.plain.gradients()))
+
+    def round(self) -> None:
+        """Call by call in two halves, and the cheap ways between and after: a slow spell of the machine meets all."""
+        seconds, sums = 0.0, dict[str, Tensor]()
+        for half in (self.calls[::2], self.calls[1::2]):
+            seconds += timed(partial(self.plain.gradient, half))
+            for name, grad in self.plain.gradients().items():
+                sums[name] = sums[name] + grad if name in sums else grad.clone()
+            self.cheap_ways()
+        self.calls_s.append(seconds)
+        self.error = max(self.error, distance(self.ours.gradients(), sums))
+
+
+def measure(workload: Workload, plain: Plain, ours: Ours, repeats: int) -> dict[str, Any]:
+    """One row of the result."""
+    batch = workload.batch(
+        algorithm={"entropy": 1e-9}
+    )  # so that calls without advantage are computed in all three ways
+    made = branches(select(batch).lessons, batch.spec.algorithm)
+    contest = Contest(plain, ours, made, rows_of_calls(made), rows_of_timelines(made))
+    contest.cheap_ways()
+    for _ in range(repeats):
+        contest.round()
+    row = {
+        "workload": workload.name,
+        **workload.lengths,
+        "tokens_called": sum(len(row.ids) for row in contest.calls),
+        "tokens_merged": sum(len(row.ids) for row in contest.merged),
+        "tokens_tree": len(grow(made).token),
+        "tokens_computed": ours.tokens(made),
+        "tokens_trained": sum(len(row.trained) for row in contest.calls),
+        "calls_s": fmean(contest.calls_s),
+        "merged_s": fmean(contest.merged_s[1:]),
+        "tree_s": fmean(contest.tree_s[1:]),
+        "grad_rel_err": contest.error,
+    }
+    return row | ratios(row)
+
+
+def ratios(row: dict[str, Any]) -> dict[str, float]:
+    by_calls, by_merged = row["calls_s"] / row["tree_s"], row["merged_s"] / row["tree_s"]
+    fewer_calls, fewer_merged = row["tokens_called"] / row["tokens_tree"], row["tokens_merged"] / row["tokens_tree"]
+    return {
+        "ratio_vs_calls": by_calls,
+        "ratio_vs_merged": by_merged,
+        "token_ratio_calls": fewer_calls,
+        "token_ratio_merged": fewer_merged,
+        "efficiency_calls": by_calls / fewer_calls,
+        "efficiency_merged": by_merged / fewer_merged,
+    }
+
+
+def say(**fields: Any) -> None:
+    rounded = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in fields.items()}
+    print(json.dumps(rounded), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench.tree_training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    recorded = [name for name in NAMES if path_of(name).exists()]
+    parser.add_argument(
+        "--workloads", nargs="+", choices=NAMES, default=recorded, help="default: all that are recorded"
+    )
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="what matrices are multiplied in"
+    )
+    parser.add_argument("--repeats", type=int, default=1, help="times that each workload is computed call by call")
+    parser.add_argument("--model", default="smollm2-135m")
+    args = parser.parse_args()
+    path = resolve(args.model).path
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    plain, ours = Plain(model.train(False), args.dtype), Ours(Policy.load(path), args.dtype)
+    rows = {}
+    for name in args.workloads:
+        rows[name] = measure(Workload.load(path_of(name)), plain, ours, args.repeats)
+        say(**rows[name])
+    say(**summary(rows, args.dtype))
+    return 0
+
+
+def summary(rows: dict[str, dict[str, Any]], dtype: str) -> dict[str, Any]:
+    worst = min(min(row["efficiency_calls"], row["efficiency_merged"]) for row in rows.values())
+    found: dict[str, Any] = {"bench": "tree_training", "dtype": dtype}
+    if "turns" in rows:
+        found["ratio_vs_calls"] = rows["turns"]["ratio_vs_calls"]
+    if "groups" in rows:
+        found["ratio_vs_merged"] = rows["groups"]["ratio_vs_merged"]
+    if missing := [name for name in NAMES if name not in rows]:
+        found["not_measured"] = missing
+    return found | {"efficiency": worst, "grad_rel_err": max(row["grad_rel_err"] for row in rows.values())}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Races: which arms a stage still runs, by successive halving over what the exploring stages before it found.
+
+A race gives no verdict: it says who is confirmed, on seeds that it has not used. Everything follows from plan and trials.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scipy import stats
+
+from researcher.analysis.fine import picked
+from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
+from researcher.models import Hypothesis, Plan, Stage, StageKind, TrialRecord
+
+
+def contenders(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple[str, ...]:
+    """The arms that `stage` runs: its baselines, and of the others the best `keep` so far.
+
+    Raises: NotEnoughTrials when no arm that may go on has a finished trial.
+    """
+    if stage.kind is StageKind.FINE:
+        return picked(plan, stage, trials)
+    if stage.keep is None:
+        return stage.arms
+    baselines = {arm for hypothesis in plan.hypotheses for arm in hypothesis.baselines}
+    rivals = [arm for arm in stage.arms if arm not in baselines]
+    ranked = _ranked(plan, stage, _still_in(plan, stage, rivals, trials), trials)
+    if not ranked:
+        raise NotEnoughTrials(f"no arm that stage {stage.id!r} could take from the race has a finished trial")
+    best = set(ranked[: stage.keep])
+    return tuple(arm for arm in stage.arms if arm in baselines or arm in best)
+
+
+def due(plan: Plan, stage: Stage, seeds: int, trials: Sequence[TrialRecord]) -> list[tuple[str, int]]:
+    """(arm, seed) of every trial that the stage asks for, arms in turn so that they meet the same conditions.
+
+    A fine stage asks for more as its trials end. Raises: NotEnoughTrials as `contenders`.
+    """
+    arms = contenders(plan, stage, trials)
+    return [(arm, stage.first_seed + seed) for seed in range(seeds) for arm in arms]
+
+
+def in_the_running(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
+    """Whether the hypothesis is among those that are tested: the race, where there is one, did not leave its arms behind.
+
+    Raises: NotEnoughTrials while the race is not over.
+    """
+    stage = deciding_stage(plan, hypothesis)
+    if stage.keep is None:
+        return True
+    for rung in _rungs(plan):
+        for arm in contenders(plan, rung, trials):
+            found = sample(seeds_of(rung, trials), arm, hypothesis.metric)
+            if found.open or len(found.values) + found.failed < rung.seeds:
+                raise NotEnoughTrials("the race that says which arms are confirmed is not over")
+    return hypothesis.sides <= set(contenders(plan, stage, trials))
+
+
+def family_size(plan: Plan, hypothesis: Hypothesis) -> int:
+    """Hypotheses that are tested together with this one, at the most: what Holm's adjustment has to carry."""
+    keep = deciding_stage(plan, hypothesis).keep
+    return len(plan.hypotheses) if keep is None else min(keep, len(plan.hypotheses))
+
+
+def is_raced(plan: Plan, hypothesis: Hypothesis) -> bool:
+    return deciding_stage(plan, hypothesis).keep is not None and bool(_rungs(plan))
+
+
+def winning_chance(plan: Plan, *, first_rung_seeds: int, sigma: float, effect: float) -> float:
+    """At the least: that an arm which is better than all others by `effect` comes through every rung.
+
+    By Markov's inequality: it is left behind only where as many rivals look better as go on.
+    """
+    if sigma == 0:
+        return 1.0
+    rungs = _rungs(plan)
+    lost = 0.0
+    for rung, after in zip(rungs, _kept_after(plan, rungs), strict=True):
+        seeds = first_rung_seeds * rung.seeds / rungs[0].seeds
+        rivals = (rung.keep or len(rung.arms)) - 1
+        lost += min(1.0, rivals / after * float(stats.norm.sf(effect / sigma * math.sqrt(seeds / 2))))
+    return max(0.0, 1 - lost)
+
+
+def rung_seeds(plan: Plan, stage: Stage, *, sigma: float) -> int:
+    """Seeds per arm of a rung, so that an arm with the planned effect comes through with the root of the planned power."""
+    first = _rungs(plan)[0]
+    seeds = first.seeds
+    while seeds < first.max_seeds and not _enough(plan, seeds, sigma):
+        seeds += 1
+    return min(stage.max_seeds, seeds * stage.seeds // first.seeds)
+
+
+def _enough(plan: Plan, seeds: int, sigma: float) -> bool:
+    chance = winning_chance(plan, first_rung_seeds=seeds, sigma=sigma, effect=plan.planned_effect)
+    return chance >= math.sqrt(plan.power)
+
+
+def most_rung_seeds(plan: Plan) -> int:
+    """At the most, of the first rung."""
+    return _rungs(plan)[0].max_seeds
+
+
+def _rungs(plan: Plan) -> list[Stage]:
+    return [stage for stage in plan.stages if stage.kind is StageKind.COARSE]
+
+
+def _kept_after(plan: Plan, rungs: Sequence[Stage]) -> list[int]:
+    """How many arms go on from each rung."""
+    following = [plan.stages[plan.stages.index(rung) + 1] for rung in rungs]
+    return [stage.keep or len(stage.arms) for stage in following]
+
+
+def _still_in(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[TrialRecord]) -> list[str]:
+    """Those that ran in the last exploring stage before `stage` that could have run them."""
+    before = [each for each in plan.stages[: plan.stages.index(stage)] if each.explores]
+    last = {arm: each for each in before for arm in each.arms}
+    ran = {each.id: contenders(plan, each, trials) for each in before if each in last.values()}
+    return [arm for arm in arms if arm not in last or arm in ran[last[arm].id]]
+
+
+def _ranked(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[TrialRecord]) -> list[str]:
+    """Those with a finished trial, best first; equals in the plan's order."""
+    asked = plan.hypotheses[0]
+    sign = -1 if asked.direction == "increase" else 1
+    before = {each.id for each in plan.stages[: plan.stages.index(stage)] if each.explores}
+    # By the stage that made them: a later rung's seeds continue an earlier one's, and must not change who came through it.
+    explored = [trial for trial in trials if trial.stage in before]
+    means: dict[str, float] = {}
+    for arm in arms:
+        values = list(sample(explored, arm, asked.metric).values.values())
+        if values:
+            means[arm] = sign * sum(values) / len(values)
+    return sorted(means, key=means.__getitem__)

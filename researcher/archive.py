@@ -1,0 +1,135 @@
+"""A study as one file: plan, trials with every number, what was run and with which code; enough to run a trial again.
+
+study.json      id, topic, plan with its hash, versions of the packages
+trials.jsonl    a TrialRecord each, with series, finals and evidence
+attempts.jsonl  an AttemptRecord each: RunSpec and blueprint
+events.jsonl    the journal        findings.jsonl, claims.jsonl, verdicts.jsonl
+instrument/     the instrument's folder        report/   the report as it was written
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import platform
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from foundation.paths import write_atomically
+from researcher.models import Plan, TrialRecord, TrialStatus
+from researcher.planner.instruments import InstrumentFolder, instrument_files, read_instrument
+from researcher.store.errors import StoreError
+from researcher.store.store import Store
+
+FORMAT = 1
+_LARGEST = 1 << 30
+"""Bytes that an archive may unpack to."""
+
+
+class ArchiveRefused(StoreError):
+    """The file is no archive of a study, or not the one that it says it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A study that was unpacked. folder: where its files lie."""
+
+    study_id: str
+    topic: str
+    plan: Plan
+    trials: list[TrialRecord]
+    folder: Path
+
+    def trial(self, wanted: str | None) -> TrialRecord:
+        """The trial with that key, by default the first that was done. Raises: ArchiveRefused."""
+        for trial in self.trials:
+            if trial.key == wanted or (wanted is None and trial.status is TrialStatus.DONE):
+                return trial
+        known = ", ".join(trial.key for trial in self.trials[:3])
+        raise ArchiveRefused(
+            f"the archive holds no {'trial that was done' if wanted is None else wanted}; it has {known}"
+        )
+
+    def instrument(self) -> InstrumentFolder:
+        """The instrument as it was. Raises: ArchiveRefused when its code is not what the plan was made with."""
+        found = read_instrument(self.folder / "instrument")
+        if found.code != self.plan.instrument_code:
+            raise ArchiveRefused("the instrument in the archive is not the one that its plan was made with")
+        return found
+
+
+def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, reports: Path, file: Path) -> int:
+    """Write the study into `file` (.tar.gz); returns its size in bytes. The same records give the same bytes."""
+    data = store.study_data(study_id)
+    if instrument.code != data.plan.instrument_code:
+        raise ArchiveRefused(
+            f"the instrument in {instrument.path} was changed after the plan was made; restore it, then export again"
+        )
+    head = {
+        "format": FORMAT,
+        "study_id": study_id,
+        "topic": data.topic,
+        "plan_hash": data.plan_hash,
+        "plan": data.plan.model_dump(mode="json"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "packages": dict(sorted((each.name.lower(), each.version) for each in distributions())),
+    }
+    attempts = [attempt for trial in data.trials for attempt in store.attempts(study_id, trial.key)]
+    parts: dict[str, bytes] = {
+        "study.json": json.dumps(head, indent=2, sort_keys=True).encode(),
+        "trials.jsonl": _lines(data.trials),
+        "attempts.jsonl": _lines(attempts),
+        "events.jsonl": _lines(data.events),
+        "verdicts.jsonl": _lines(data.verdicts),
+        "claims.jsonl": _lines(store.claims(study_id)),
+        "findings.jsonl": _lines(store.findings(study_id=study_id)),
+    }
+    parts |= {f"instrument/{name}": path.read_bytes() for name, path in instrument_files(instrument.path)}
+    parts |= {f"report/{path.name}": path.read_bytes() for path in sorted(reports.glob("*.*")) if _is_report(path)}
+    packed = _packed(parts)
+    write_atomically(file, packed)
+    return len(packed)
+
+
+def read_archive(file: Path, into: Path) -> Archive:
+    """Unpack an archive. Raises: ArchiveRefused, with a line that says what is wrong with it."""
+    try:
+        with tarfile.open(file, "r:gz") as opened:
+            if sum(member.size for member in opened) > _LARGEST:
+                raise ArchiveRefused(f"{file} would unpack to more than a gigabyte; it is no archive of a study")
+            opened.extractall(into, filter="data")
+        head = json.loads((into / "study.json").read_bytes())
+        if head.get("format") != FORMAT:
+            raise ArchiveRefused(f"{file} has format {head.get('format')!r}; this version reads {FORMAT}")
+        plan = Plan.model_validate(head["plan"])
+        trials = [TrialRecord.model_validate_json(line) for line in (into / "trials.jsonl").read_bytes().splitlines()]
+    except (OSError, EOFError, tarfile.TarError, ValidationError, ValueError, KeyError) as error:
+        raise ArchiveRefused(f"{file} cannot be read as a study's archive: {error}") from error
+    if plan.digest() != head["plan_hash"]:
+        raise ArchiveRefused(f"the plan in {file} no longer has its hash {head['plan_hash'][:16]}")
+    return Archive(str(head["study_id"]), str(head["topic"]), plan, trials, into)
+
+
+def _is_report(path: Path) -> bool:
+    return path.suffix in (".md", ".html", ".svg")
+
+
+def _lines(records: Iterable[BaseModel]) -> bytes:
+    return "".join(f"{record.model_dump_json()}\n" for record in records).encode()
+
+
+def _packed(parts: dict[str, bytes]) -> bytes:
+    raw = io.BytesIO()
+    with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as opened:
+        for name, content in sorted(parts.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            opened.addfile(entry, io.BytesIO(content))
+    return raw.getvalue()

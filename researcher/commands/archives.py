@@ -1,0 +1,97 @@
+"""`researcher export` and `researcher reproduce`: a study as a file, and a trial of it run again."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from pathlib import Path
+
+from foundation import logs
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from researcher.archive import Archive, read_archive, write_archive
+from researcher.commands import DONE, FAILED
+from researcher.commands.home import Home, open_home, say, say_json
+from researcher.commands.study import local_servers, setup
+from researcher.executor.servers import ServerPool
+from researcher.executor.trials import Executor
+from researcher.models import StudyStatus, TrialRecord, TrialStatus
+from researcher.ownership import owned
+from researcher.planner.instruments import InstrumentFolder, open_instrument
+
+
+def export_command(args: argparse.Namespace) -> int:
+    """Write a study's archive."""
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    study, plan = home.store.study(study_id), home.store.plan(study_id)
+    file = Path(args.to or f"{study_id}.tar.gz")
+    if file.exists() and not args.force:
+        raise UsageError(f"{file} exists; choose another name with --to, or --force")
+    instrument = open_instrument(study.options.get("instrument") or plan.instrument)
+    size = write_archive(home.store, study_id, instrument, home.studies / study_id, file)
+    if args.json:
+        say_json({"study": study_id, "file": str(file.resolve()), "bytes": size})
+    else:
+        say(f"{file}: {size / 1e6:.2f} MB; `researcher reproduce {file}` runs a trial of it again")
+    return DONE
+
+
+def reproduce_command(args: argparse.Namespace) -> int:
+    """Run one trial of an archive again, as a study of its own, and show both results side by side."""
+    logs.configure("WARNING")
+    home = open_home()
+    home.studies.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home.studies, prefix=".archive-") as folder:
+        archive = read_archive(Path(args.archive), Path(folder))
+        then, instrument = archive.trial(args.trial), archive.instrument()
+        topic = f"Reproduction of {then.key}: {archive.topic}"
+        study_id = home.store.create_study(topic, {"servers": args.server, "engine": args.engine})
+        now = asyncio.run(_again(home, study_id, archive, instrument, then, args))
+    rows = [
+        {"metric": name, "then": then.finals.get(name), "now": now.finals.get(name)}
+        for name in sorted({*then.finals, *now.finals})
+    ]
+    if args.json:
+        say_json({"study": study_id, "trial": now.key, "status": now.status, "reason": now.reason, "metrics": rows})
+    else:
+        say(f"{now.key}: {now.status}{f' ({now.reason})' if now.reason else ''}")
+        say(f"{'metric':26} {'then':>12} {'now':>12}")
+        for row in rows:
+            say(f"{row['metric']:26} {_number(row['then']):>12} {_number(row['now']):>12}")
+    return DONE if now.status is TrialStatus.DONE else FAILED
+
+
+async def _again(
+    home: Home,
+    study_id: str,
+    archive: Archive,
+    instrument: InstrumentFolder,
+    then: TrialRecord,
+    args: argparse.Namespace,
+) -> TrialRecord:
+    clock = SystemClock()
+    choices = {"servers": args.server, "engine": args.engine}
+    async with owned(home.store, study_id, clock) as store:
+        store.save_plan(study_id, archive.plan)
+        store.record_event(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
+        (trial,) = store.ensure_trials(study_id, then.stage, [(then.arm, then.seed)])
+        pool = ServerPool(
+            store,
+            f"study {study_id}",
+            urls=args.server,
+            local=local_servers(home, study_id, archive.plan, choices),
+            roles=tuple(archive.plan.roles),
+            clock=clock,
+        )
+        async with pool:
+            executor = Executor(store, pool, setup(home, instrument))
+            (done,) = await executor.run_trials(study_id, archive.plan, [trial])
+        store.set_study_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
+    pool.discard_state()
+    return done
+
+
+def _number(value: object) -> str:
+    return "-" if value is None else f"{value:.6g}"

@@ -1,0 +1,144 @@
+"""A server while one attempt holds it: its run started or found again, others' runs waited for, the server given back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from foundation.clock import Clock
+from researcher.executor.errors import AttemptFailed, ServerUnfit
+from researcher.executor.servers import Server
+from researcher.models import StudyStatus
+from researcher.store.errors import NotFound as NoStudy
+from researcher.store.store import Store
+from swarm.client import IdempotencyConflict, InvalidSpec, NotFound, Refusal, ServerBusy
+from swarm.protocol.errors import SwarmError
+from swarm.protocol.runspec import RunSpec
+from swarm.protocol.status import Phase, RunReport, ServerStatus
+
+_log = logging.getLogger(__name__)
+_ABANDONED_DRAIN_S = 0.1
+"""How long a run drains when nobody is left to end its episodes."""
+
+
+class Slot:
+    """One server, for one attempt of a study's. tell: told at once what is waited for, and what a person can do."""
+
+    def __init__(
+        self,
+        server: Server,
+        study_id: str,
+        store: Store,
+        clock: Clock,
+        *,
+        busy_s: float,
+        look_s: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.server = server
+        self.swarm = server.swarm
+        self._study_id = study_id
+        self._store = store
+        self._clock = clock
+        self._busy_s = busy_s
+        self._look_s = look_s
+        self._tell = tell
+        self._told: set[str] = set()
+
+    async def start(self, spec: RunSpec, idempotency_key: str, fingerprint: str | None = None) -> RunReport:
+        """The run under this key, started now or found again.
+
+        Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts other weights, or others keep it.
+        """
+        deadline = self._clock.monotonic() + self._busy_s
+        status = await self.server.ready(self._clock, self._busy_s)
+        if fingerprint is not None and status.model_fingerprint not in (None, fingerprint):
+            raise ServerUnfit(
+                f"{self.server.url} hosts other weights than the plan names: {status.model}", self.server.url
+            )
+        while True:
+            self.server.check()
+            try:
+                return await self.swarm.start_run(spec, idempotency_key)
+            except ServerBusy as busy:
+                await self._make_room(str(busy.fields.get("run_id")), deadline)
+                await self._clock.sleep(self._look_s)
+            except (InvalidSpec, IdempotencyConflict) as error:
+                raise AttemptFailed(f"the server refused the run: {_details(error)}") from error
+
+    def check(self, status: ServerStatus, run_id: str) -> None:
+        """Raises: ServerUnfit; AttemptFailed when the run was taken off the server."""
+        self.server.check()
+        if status.phase is Phase.FAILED:
+            reason = status.failed.reason if status.failed else "no reason given"
+            self.server.unfit = f"its engine failed: {reason}"
+            self.server.check()
+        if status.run_id != run_id and status.phase is not Phase.BOOTING:
+            raise AttemptFailed(f"the run is not on its server any more (there is {status.run_id or 'none'})")
+
+    async def free(self, run_id: str | None) -> None:
+        """Stop the run, so that the engine is warm and free. What cannot be stopped now is stopped by the next run."""
+        if run_id is None or self.server.unfit is not None:
+            return
+        try:
+            await self._stop(run_id)
+            await self._released(run_id, self._clock.monotonic() + self._busy_s)
+        except (SwarmError, ServerUnfit) as error:
+            _log.warning("run %s could not be stopped: %s", run_id, error)
+
+    async def _make_room(self, run_id: str, deadline: float) -> None:
+        """Stop a run that this study, or one that is over, left behind; wait for anybody else's."""
+        try:
+            labels = (await self.swarm.run(run_id)).spec.labels
+        except NotFound:
+            return
+        if self._is_over(labels.get("study")):
+            await self._stop(run_id)
+        elif self._clock.monotonic() >= deadline:
+            raise ServerUnfit(
+                f"{self.server.url} is busy with run {run_id}, which is none of this study's: end it with "
+                f"`swarm run stop --url {self.server.url}`, or give another --server",
+                self.server.url,
+            )
+        else:
+            self._tell_of(run_id, labels.get("study"), deadline - self._clock.monotonic())
+        await self._released(run_id, min(deadline, self._clock.monotonic() + self._busy_s))
+
+    def _tell_of(self, run_id: str, study_id: str | None, left_s: float) -> None:
+        if run_id in self._told:
+            return
+        self._told.add(run_id)
+        whose = f"of study {study_id}" if study_id else "of somebody else"
+        self._tell(
+            f"{self.server.url} is busy with run {run_id} {whose}; waiting up to {left_s:.0f} s for it to end. Do not want "
+            f"to wait? `swarm run stop --url {self.server.url}` ends it; or Ctrl-C, and start on another --server"
+        )
+
+    def _is_over(self, study_id: str | None) -> bool:
+        if study_id is None or study_id == self._study_id:
+            return study_id is not None
+        try:
+            status = self._store.study(study_id).status
+        except NoStudy:
+            return False
+        return status in (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
+
+    async def _released(self, run_id: str, deadline: float) -> None:
+        """Returns when the run does not hold the server any more, or at the deadline."""
+        async for status in self.swarm.statuses(wait_s=max(0.0, min(10.0, deadline - self._clock.monotonic()))):
+            if status.run_id != run_id or self._clock.monotonic() >= deadline:
+                return
+            self.server.check()
+            await self._clock.sleep(self._look_s)
+
+    async def _stop(self, run_id: str) -> None:
+        """Stop a run whose client is gone: episodes that it left open are not waited for."""
+        report = await self.swarm.run(run_id)
+        if report.status == "running":
+            await self.swarm.patch_run(run_id, {"limits": {"drain_limit_s": _ABANDONED_DRAIN_S}})
+        await self.swarm.stop_run(run_id)
+
+
+def _details(error: Refusal) -> str:
+    problems = error.fields.get("errors") or []
+    return f"{error.detail} {problems}" if problems else error.detail

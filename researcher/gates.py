@@ -1,0 +1,73 @@
+"""The gates of a study: where a person's word is waited for, as `--approve` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from researcher.models import Plan, Stage, StudyStatus
+from researcher.planner.gate import Answer
+from researcher.store.store import Store
+
+APPROVE = ("never", "plan", "stage")
+"""At which gates a person is asked: at none, once the plan is made, or before every stage as well."""
+
+Ask = Callable[[str, dict[str, Any]], Answer | None]
+"""(gate's name, question) → a person's answer, None while there is none."""
+
+
+class Halted(Exception):
+    """The study rests: stopped, or waiting for a person or a window. `reason` says what for."""
+
+    def __init__(self, status: StudyStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class Gates:
+    """`store` is the owner's. An answer is journalled when it is first met."""
+
+    def __init__(self, store: Store, ask: Ask) -> None:
+        self._store = store
+        self._ask = ask
+
+    def before_plan(self, study_id: str, plan: Plan) -> None:
+        """Raises: Halted."""
+        if self._wanted(study_id) in ("plan", "stage"):
+            self._pass(study_id, "the plan", f"plan/{plan.version}", {"question": plan.question, "hash": plan.digest()})
+
+    def before_stage(self, study_id: str, plan: Plan, stage: Stage, seeds: int) -> None:
+        """Raises: Halted."""
+        if self._wanted(study_id) == "stage" and stage is not plan.stages[0]:
+            question = {"stage": stage.id, "arms": list(stage.arms), "seeds": seeds}
+            self._pass(study_id, f"stage {stage.id}", f"stage/{plan.version}/{stage.id}", question)
+
+    def _wanted(self, study_id: str) -> str:
+        return str(self._store.study(study_id).options.get("approve", "never"))
+
+    def _pass(self, study_id: str, what: str, name: str, question: dict[str, Any]) -> None:
+        self._journal(study_id, "asked", {"gate": name, **question})
+        answer = self._ask(name, question)
+        if answer is None:
+            how = f"`researcher approve {study_id}`, `reject` or `amend`"
+            raise Halted(StudyStatus.WAITING, f"waits for a person's word on {what}: {how}")
+        self._journal(study_id, "answered", {"gate": name, **answer.model_dump()})
+        if answer.verdict == "reject":
+            raise Halted(StudyStatus.STOPPED, f"{what} was rejected{_by(answer)}: {answer.words}")
+
+    def _journal(self, study_id: str, kind: str, detail: dict[str, Any]) -> None:
+        known = self._store.events(study_id, limit=100_000, kind=kind)
+        if all(event.detail != detail for event in known):
+            self._store.record_event(study_id, kind, detail)
+
+
+def open_gate(store: Store, study_id: str) -> str | None:
+    """The name of the gate at which the study waits, None when it waits at none. A newer question replaces an older one."""
+    asked = [event.detail["gate"] for event in store.events(study_id, limit=100_000, kind="asked")]
+    answered = {event.detail["gate"] for event in store.events(study_id, limit=100_000, kind="answered")}
+    return asked[-1] if asked and asked[-1] not in answered else None
+
+
+def _by(answer: Answer) -> str:
+    return f" by {answer.by}" if answer.by else ""

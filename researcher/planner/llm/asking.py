@@ -1,0 +1,128 @@
+"""Asking with patience and a purse: outages are waited out, every raw answer is kept, tokens and cost are capped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from foundation.clock import Clock
+from researcher.models import LlmCall
+from researcher.planner.llm.endpoint import Endpoint, LlmError, LlmOutage, LlmUnusable
+from researcher.planner.llm.settings import LlmSettings
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
+_LETTERS_PER_TOKEN = 3
+"""A cautious guess, for what the endpoint does not count."""
+
+Keep = Callable[[LlmCall], None]
+Tell = Callable[[str], None]
+
+
+class Asker:
+    """keep: told of every call, answered or not. tell: told, in a line, that an outage is waited out."""
+
+    def __init__(self, endpoint: Endpoint, settings: LlmSettings, clock: Clock, *, keep: Keep, tell: Tell) -> None:
+        self._endpoint = endpoint
+        self._settings = settings
+        self._clock = clock
+        self._keep = keep
+        self._tell = tell
+        self.tokens = 0
+        self.cost = 0.0
+
+    async def ask(self, purpose: str, request: dict[str, Any]) -> dict[str, Any]:
+        """The raw answer.
+
+        Raises: LlmRefused; LlmUnusable, also when the next answer could go past a cap, or an outage outlasts patience.
+        """
+        self._check_purse(request)
+        deadline = self._clock.monotonic() + self._settings.patience_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = self._clock.monotonic()
+            try:
+                answer = await self._endpoint.answer(request)
+            except LlmOutage as outage:
+                self._record(purpose, request, began, error=outage)
+                wait_s = min(LONGEST_PAUSE_S, max(pause_s, outage.retry_after_s or 0.0))
+                if self._clock.monotonic() + wait_s > deadline:
+                    hours = self._settings.patience_s / 3600
+                    raise LlmUnusable(
+                        f"the planner LLM did not answer for {hours:.1f} h; the last: {outage}"
+                    ) from outage
+                self._tell(f"the planner LLM does not answer ({outage}); asking again in {wait_s:.0f} s")
+                await self._clock.sleep(wait_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            except LlmError as error:
+                self._record(purpose, request, began, error=error)
+                raise
+            else:
+                self._record(purpose, request, began, answer=answer)
+                return answer
+
+    def _record(
+        self,
+        purpose: str,
+        request: dict[str, Any],
+        began: float,
+        *,
+        answer: dict[str, Any] | None = None,
+        error: LlmError | None = None,
+    ) -> None:
+        asked, said = (0, 0) if answer is None else _counted(request, answer)
+        cost = self._price(asked, said, answer)
+        self.tokens += asked + said
+        self.cost += cost or 0.0
+        self._keep(
+            LlmCall(
+                purpose=purpose,
+                model=self._settings.model,
+                request=request,
+                answer=answer,
+                error=None if error is None else str(error)[:4000],
+                prompt_tokens=asked,
+                completion_tokens=said,
+                cost=cost,
+                latency_s=self._clock.monotonic() - began,
+                at=self._clock.now(),
+            )
+        )
+
+    def _check_purse(self, request: dict[str, Any]) -> None:
+        """A call is paid for before it is made, at the most that it may take."""
+        asked, said = _letters(request["messages"]), self._settings.answer_tokens
+        if self.tokens + asked + said > self._settings.max_tokens:
+            raise LlmUnusable(
+                f"the next question could go past the cap of {self._settings.max_tokens} tokens; raise RESEARCHER_LLM_MAX_TOKENS"
+            )
+        most = self._settings.max_cost
+        if most is not None and self.cost + (self._price(asked, said, None) or 0.0) > most:
+            raise LlmUnusable(
+                f"the next question could go past the cap of {most:g} on cost; raise RESEARCHER_LLM_MAX_COST"
+            )
+
+    def _price(self, asked: int, said: int, answer: dict[str, Any] | None) -> float | None:
+        """As the endpoint states it, else by the configured prices."""
+        usage = (answer or {}).get("usage")
+        stated = usage.get("cost") if isinstance(usage, dict) else None
+        if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 <= stated < float("inf"):
+            return float(stated)
+        if self._settings.price_in is None and self._settings.price_out is None:
+            return None
+        return (asked * (self._settings.price_in or 0.0) + said * (self._settings.price_out or 0.0)) / 1e6
+
+
+def _counted(request: dict[str, Any], answer: dict[str, Any]) -> tuple[int, int]:
+    """Prompt and completion tokens, guessed from the letters where the endpoint counts none."""
+    usage = answer.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    asked, said = counts.get("prompt_tokens"), counts.get("completion_tokens")
+    return (
+        asked if type(asked) is int and asked >= 0 else _letters(request["messages"]),
+        said if type(said) is int and said >= 0 else _letters(answer.get("choices", answer)),
+    )
+
+
+def _letters(what: Any) -> int:
+    return len(json.dumps(what, default=str)) // _LETTERS_PER_TOKEN + 1

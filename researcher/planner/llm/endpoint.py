@@ -1,0 +1,108 @@
+"""One seam to an LLM: a chat-completions request as JSON in, the raw answer as JSON out.
+
+LlmError
+├── LlmOutage     nobody answers, or not now: wait and ask again
+├── LlmRefused    this request will not do (a form that the endpoint does not know): ask in another form
+└── LlmUnusable   no request will do: wrong key, no such model, budget spent, patience at its end
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from foundation.logs import redact
+from researcher.models import LlmCall
+from researcher.planner.llm.settings import LlmSettings
+
+_TIMEOUT_S = 300.0
+_PASSING = (408, 409, 425, 429)
+_HOPELESS = (401, 403, 404)
+
+
+class LlmError(Exception):
+    """Asking the LLM came to nothing. The text holds no key."""
+
+
+class LlmOutage(LlmError):
+    def __init__(self, text: str, retry_after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class LlmRefused(LlmError):
+    pass
+
+
+class LlmUnusable(LlmError):
+    pass
+
+
+class Endpoint(Protocol):
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The raw answer, whatever it is. What is no JSON object comes as {"unreadable": text}.
+
+        Raises: LlmError.
+        """
+
+
+class OpenAIEndpoint:
+    """Through the `openai` SDK; its own retries are off, as outages are waited out by whoever asks."""
+
+    def __init__(self, settings: LlmSettings) -> None:
+        # Here and not above: the SDK takes most of a second, and studies without an LLM never need it.
+        from openai import AsyncOpenAI
+
+        self._client = AsyncOpenAI(
+            base_url=settings.base_url, api_key=settings.api_key or "none", max_retries=0, timeout=_TIMEOUT_S
+        )
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        from openai import APIConnectionError, APIStatusError
+
+        try:
+            raw = await self._client.chat.completions.with_raw_response.create(**request)
+        except APIConnectionError as error:
+            raise LlmOutage(redact(str(error))) from error
+        except APIStatusError as error:
+            raise _by_status(
+                error.status_code, redact(str(error)), error.response.headers.get("retry-after")
+            ) from error
+        return as_object(raw.text)
+
+
+class Replayed:
+    """Answers from recorded calls: the same requests get the same answers, and nobody is asked."""
+
+    def __init__(self, calls: Sequence[LlmCall]) -> None:
+        self._answers: dict[str, list[dict[str, Any]]] = {}
+        for call in calls:
+            if call.answer is not None:
+                self._answers.setdefault(_key(call.request), []).append(call.answer)
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        waiting = self._answers.get(_key(request))
+        if not waiting:
+            raise LlmUnusable(
+                "no recorded answer fits this request: code, topic or instruments are not those of the record"
+            )
+        return waiting.pop(0)
+
+
+def as_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {"unreadable": text}
+    return found if isinstance(found, dict) else {"unreadable": text}
+
+
+def _by_status(status: int, text: str, retry_after: str | None) -> LlmError:
+    if status in _PASSING or status >= 500:
+        return LlmOutage(text, float(retry_after) if retry_after and retry_after.isdigit() else None)
+    return LlmUnusable(text) if status in _HOPELESS else LlmRefused(text)
+
+
+def _key(request: dict[str, Any]) -> str:
+    return json.dumps(request, sort_keys=True)

@@ -1,0 +1,142 @@
+"""`LlmPlanner`: asks, checks, tells the LLM what was wrong, asks again; three attempts, then the built-in planner, labelled.
+
+The LLM chooses; arms, seeds, stages, branches, margins and budget are built by the same code as the built-in planner's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from foundation.clock import Clock
+from researcher.models import Plan
+from researcher.planner.choosing import asked_for, model_and_rest
+from researcher.planner.design import checked, design, fitted, known_ids
+from researcher.planner.llm.asking import Asker, Keep, Tell
+from researcher.planner.llm.choice import ChoiceWrong, reading_of, schema
+from researcher.planner.llm.endpoint import Endpoint, LlmRefused, LlmUnusable
+from researcher.planner.llm.ladder import LADDER, Malformed, Unreadable, choice_in
+from researcher.planner.llm.settings import LlmSettings
+from researcher.planner.matching import with_steps
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.seam import Planner, PlanRequest
+
+ATTEMPTS = 3
+_PROMPTS = Path(__file__).parent / "prompts"
+_KNOWN = 50
+"""Findings that fit into a prompt."""
+
+
+class LlmPlanner:
+    """fallback: plans where the LLM gives no valid choice. keep, tell: as for `Asker`."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        settings: LlmSettings,
+        clock: Clock,
+        fallback: Planner,
+        *,
+        keep: Keep = lambda _: None,
+        tell: Tell = lambda _: None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._settings = settings
+        self._clock = clock
+        self._fallback = fallback
+        self._keep = keep
+        self._tell = tell
+
+    @property
+    def name(self) -> str:
+        return self._settings.model
+
+    async def plan(self, request: PlanRequest) -> Plan:
+        """Raises: PlanningRefused when neither the LLM nor the built-in planner can plan it, or, where the LLM was asked
+        for by name, when it cannot be reached at all."""
+        asker = Asker(self._endpoint, self._settings, self._clock, keep=self._keep, tell=self._tell)
+        try:
+            plan, why = await self._asked(request, asker)
+        except LlmUnusable as error:
+            if request.options.planner == "llm":
+                raise PlanningRefused(
+                    f"the planner LLM {self.name} cannot be used: {error}; or plan with --planner builtin"
+                ) from error
+            plan, why = None, str(error)
+        return plan if plan is not None else await self._built_in(request, why)
+
+    async def _asked(self, request: PlanRequest, asker: Asker) -> tuple[Plan | None, str]:
+        """A plan, or why there is none after all attempts."""
+        folders = asked_for(request)
+        wanted = schema(folders)
+        messages = self._messages(request, wanted)
+        rung, wrong = 0, ""
+        for attempt in range(1, ATTEMPTS + 1):
+            raw, rung, refusal = await self._answer(asker, messages, rung, wanted, attempt)
+            if raw is None:
+                return None, refusal
+            try:
+                choice = choice_in(raw, LADDER[rung])
+                folder, reading = reading_of(choice, folders)
+                model, _ = model_and_rest(request)
+                draft = design(request.topic, model or folder.instrument.model, folder, reading, request.options)
+                plan = checked(fitted(draft, folder.instrument, request.options))
+            except (Unreadable, Malformed, ChoiceWrong, PlanningRefused) as error:
+                wrong = str(error)
+                rung = min(rung + isinstance(error, Unreadable), len(LADDER) - 1)
+                messages = [*messages, *_told(raw, wrong)]
+            else:
+                return plan.model_copy(update={"planner": self.name, "known": known_ids(request.known, plan)}), ""
+        return None, f"no valid plan in {ATTEMPTS} attempts; the last: {wrong}"
+
+    async def _answer(
+        self, asker: Asker, messages: list[dict[str, str]], rung: int, wanted: dict[str, Any], attempt: int
+    ) -> tuple[dict[str, Any] | None, int, str]:
+        """An answer on this rung, or on the next that the endpoint takes; and why not, where it takes none."""
+        refusal = ""
+        for number in range(rung, len(LADDER)):
+            request = {
+                "model": self.name,
+                "messages": messages,
+                "max_completion_tokens": self._settings.answer_tokens,
+                **LADDER[number].form(wanted),
+            }
+            try:
+                return await asker.ask(f"plan, attempt {attempt}, {LADDER[number].name}", request), number, ""
+            except LlmRefused as error:
+                refusal = f"the endpoint refuses the request in every form; the last: {error}"
+        return None, rung, refusal
+
+    def _messages(self, request: PlanRequest, wanted: dict[str, Any]) -> list[dict[str, str]]:
+        templates = Environment(
+            loader=FileSystemLoader(_PROMPTS),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            autoescape=False,
+        )
+        question = templates.get_template("question.md.jinja").render(
+            instruments=[with_steps(folder.instrument) for folder in asked_for(request)],
+            known=request.known[-_KNOWN:],
+            schema=json.dumps(wanted),
+            topic=json.dumps(request.topic, ensure_ascii=False),
+        )
+        system = (_PROMPTS / "system.md").read_text(encoding="utf-8")
+        return [{"role": "system", "content": system}, {"role": "user", "content": question}]
+
+    async def _built_in(self, request: PlanRequest, why: str) -> Plan:
+        """Labelled: the plan says `builtin`, and why."""
+        self._tell(f"the planner LLM {self.name} gave no plan ({why}); planning with the built-in planner")
+        plan = await self._fallback.plan(request)
+        note = f"The planner LLM {self.name} gave no valid plan: planned by the built-in planner. Its raw answers are recorded."
+        return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})
+
+
+def _told(raw: dict[str, Any], wrong: str) -> list[dict[str, str]]:
+    """What the LLM said, and what was wrong with it, verbatim."""
+    said = json.dumps(raw.get("choices", raw), ensure_ascii=False)[:4000]
+    told = f"That cannot be planned: {wrong}\nAnswer again with one whole JSON object by the schema, and nothing else."
+    return [{"role": "assistant", "content": said}, {"role": "user", "content": told}]

@@ -1,0 +1,201 @@
+"""How a design is laid out in stages, with the branches between them, and what stages cost in trials.
+
+noise floor → compare                                    two arms, or a few
+noise floor → look → … → look                            the same with alpha spent over several looks
+noise floor → race → … → race → [fine →] confirm         many arms: successive halving, the best on fresh seeds
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from scipy import stats
+
+from researcher.models import Branch, Condition, Hypothesis, Plan, Stage, StageKind
+
+ALPHA, POWER = 0.05, 0.8
+NOISE_FLOOR, COMPARE, CONFIRM, FINE = "noise-floor", "compare", "confirm", "fine"
+RACE_FROM = 4
+"""Treatments against one baseline from which they race; fewer are all compared, with Holm's adjustment."""
+_RUNG_SEEDS = 2
+_DECIDED = ("supported", "refuted", "equivalent")
+
+
+def compared(arms: Sequence[str], baseline: str, seeds: tuple[int, int], looks: int) -> tuple[Stage, ...]:
+    """A noise floor on the baseline, and all arms on the same seeds and more, looked at once or several times."""
+    least, most = seeds
+    floor = Stage(id=NOISE_FLOOR, kind=StageKind.NOISE_FLOOR, arms=(baseline,), seeds=least, max_seeds=least)
+    if looks == 1:
+        return floor, Stage(id=COMPARE, kind=StageKind.COMPARE, arms=tuple(arms), seeds=least, max_seeds=most)
+    shares = [number / looks for number in range(1, looks + 1)]
+    return floor, *(
+        Stage(
+            id=f"look-{number}",
+            kind=StageKind.COMPARE,
+            arms=tuple(arms),
+            seeds=max(2, math.ceil(share * least)),
+            max_seeds=max(2, math.ceil(share * most)),
+            share=share,
+            spends=spends,
+        )
+        for number, (share, spends) in enumerate(zip(shares, spending(shares), strict=True), start=1)
+    )
+
+
+def spending(shares: Sequence[float], alpha: float = ALPHA) -> list[float]:
+    """What each look may spend, by the O'Brien-Fleming-like spending function: little early, nearly all at the end.
+
+    The looks' parts add up to alpha, so that they hold together whatever the looks' dependence (a union bound).
+    Source: Lan and DeMets 1983, Biometrika 70.
+    """
+    quantile = float(stats.norm.isf(alpha / 2))
+    spent = [2 * float(stats.norm.sf(quantile / math.sqrt(share))) for share in shares]
+    return [now - before for before, now in zip([0.0, *spent], spent, strict=False)]
+
+
+def raced(
+    treatments: Sequence[str], between: Sequence[str], baseline: str, seeds: tuple[int, int], fine: int
+) -> tuple[Stage, ...]:
+    """Rungs of a race, each with half the arms and twice the seeds; a fine stage where asked for; the best, confirmed.
+
+    between: arms among which Optuna picks. Seeds of the confirmation are fresh ones.
+    """
+    least, most = seeds
+    stages = [Stage(id=NOISE_FLOOR, kind=StageKind.NOISE_FLOOR, arms=(baseline,), seeds=least, max_seeds=least)]
+    left, rung = len(treatments), 0
+    while left > 1 and len(treatments) >= RACE_FROM:
+        stages.append(
+            Stage(
+                id=f"race-{rung + 1}",
+                kind=StageKind.COARSE,
+                arms=tuple(treatments),
+                seeds=_RUNG_SEEDS * 2**rung,
+                max_seeds=max(_RUNG_SEEDS, most) * 2**rung,
+                keep=left if rung else None,
+            )
+        )
+        left, rung = math.ceil(left / 2), rung + 1
+    if fine:
+        picks = min(fine, len(between))
+        seeds_each = _RUNG_SEEDS
+        stages.append(
+            Stage(
+                id=FINE, kind=StageKind.FINE, arms=tuple(between), seeds=seeds_each, max_seeds=seeds_each, picks=picks
+            )
+        )
+    fresh = max(stage.first_seed + stage.max_seeds for stage in stages)
+    arms = (baseline, *treatments, *between)
+    stages.append(
+        Stage(id=CONFIRM, kind=StageKind.CONFIRM, arms=arms, seeds=least, max_seeds=most, first_seed=fresh, keep=1)
+    )
+    return tuple(stages)
+
+
+def branches(
+    stages: Sequence[Stage], hypotheses: Sequence[Hypothesis], *, allow_underpowered: bool
+) -> tuple[Branch, ...]:
+    """From each stage to the next; out where the noise is too loud, or a look decides."""
+    found = [] if allow_underpowered else [_too_loud()]
+    found.append(
+        _onward(
+            stages[0],
+            stages[1],
+            "the noise floor is known: all arms run on as many seeds as it asks for"
+            if not stages[1].explores
+            else "the noise floor is known: the arms race on as many seeds as it asks for",
+        )
+    )
+    for stage, after in itertools.pairwise(stages[1:]):
+        if stage.explores:
+            found.append(_onward(stage, after, "exploring gives no verdict: the best go on"))
+        else:
+            found += _decided(stage, hypotheses)
+            found.append(_onward(stage, after, "not decided at this look, and alpha is left for the next"))
+    return (*found, *_ending(stages[-1], hypotheses))
+
+
+def with_most(stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
+    """The stages with `most` seeds per arm at the most where they decide."""
+    return tuple(
+        stage
+        if stage.kind is StageKind.NOISE_FLOOR or stage.explores
+        else stage.model_copy(update={"max_seeds": max(stage.seeds, math.ceil(most * (stage.share or 1.0)))})
+        for stage in stages
+    )
+
+
+def cost(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> tuple[int, float]:
+    """Trials and their seconds, one after the other, with each stage's least or most seeds; a trial counts once."""
+    trials, total = 0, 0.0
+    for arm, seeds in _new_seeds(plan, seconds, at_most=at_most):
+        trials += seeds
+        total += seeds * seconds[arm]
+    return trials, total
+
+
+def _new_seeds(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> Iterator[tuple[str, int]]:
+    run: dict[tuple[str, int], int] = {}
+    baselines = {arm for hypothesis in plan.hypotheses for arm in hypothesis.baselines}
+    for stage in plan.stages:
+        seeds = stage.max_seeds if at_most else stage.seeds
+        chosen = stage.keep or stage.picks
+        others = sorted((arm for arm in stage.arms if arm not in baselines), key=lambda arm: -seconds[arm])
+        runs = [arm for arm in stage.arms if arm in baselines] + others[:chosen]
+        for arm in runs:
+            before = run.get((arm, stage.first_seed), 0)
+            yield arm, max(0, seeds - before)
+        for arm in stage.arms:
+            if arm in runs or chosen:
+                # Whoever is kept ran in the rung before: its seeds there are no new ones, whichever arm it will be.
+                run[arm, stage.first_seed] = max(seeds, run.get((arm, stage.first_seed), 0))
+
+
+# -- branches -------------------------------------------------------------------------------------------------------
+
+
+def _too_loud() -> Branch:
+    return Branch(
+        stage=NOISE_FLOOR,
+        when=Condition(kind="power_below", value=POWER),
+        then="underpowered",
+        reason="the noise is too loud for the planned effect, even with the most seeds that the plan allows",
+    )
+
+
+def _onward(stage: Stage, after: Stage, reason: str) -> Branch:
+    return Branch(stage=stage.id, when=Condition(kind="always"), then="stage", to=after.id, reason=reason)
+
+
+def _decided(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
+    """A look that answers everything, or finds the numbers worthless, is the last."""
+    return [
+        *_invalid(stage, hypotheses),
+        Branch(
+            stage=stage.id,
+            when=Condition(kind="verdict_in", verdicts=_DECIDED),
+            then="stop",
+            reason="the question is answered, within the alpha that this look may spend",
+        ),
+    ]
+
+
+def _invalid(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
+    return [
+        _stop(stage, each, ("invalid",), "a sentinel fired: the numbers do not answer the question")
+        for each in hypotheses
+    ]
+
+
+def _ending(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
+    found = _invalid(stage, hypotheses)
+    if len(hypotheses) == 1:
+        found.append(_stop(stage, hypotheses[0], _DECIDED, "the question is answered"))
+    reason = "every planned trial has ended; what is not decided now stays open"
+    return [*found, Branch(stage=stage.id, when=Condition(kind="always"), then="stop", reason=reason)]
+
+
+def _stop(stage: Stage, hypothesis: Hypothesis, verdicts: tuple[str, ...], reason: str) -> Branch:
+    when = Condition(kind="verdict_in", hypothesis=hypothesis.id, verdicts=verdicts)
+    return Branch(stage=stage.id, when=when, then="stop", reason=reason)

@@ -1,0 +1,198 @@
+"""The daemon: carries studies on by themselves, each in a process of its own, whenever their timetables allow.
+
+APScheduler, with its jobs in the researcher's own database, says when to look; what to do follows from the records alone,
+so that a look too many does nothing and a missed one is made up for by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+from foundation.clock import Clock, SystemClock
+from foundation.paths import user_data_dir
+from researcher.executor.processes import child_environ
+from researcher.models import StudyRecord, StudyStatus
+from researcher.ownership import is_dead
+from researcher.schedule.timetable import Timetable
+from researcher.store.database import default_url
+from researcher.store.store import Store
+
+_LOOK_EVERY_S = 20
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 3600.0
+_QUIET_S = 900.0
+"""A study that worked for so long is not taken for one that dies at once."""
+_OVER = (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
+_children: list[subprocess.Popen[bytes]] = []
+"""Processes that this one started, so that it can bury them."""
+
+Launch = Callable[[str], None]
+"""Start a process that goes on with this study."""
+
+
+@dataclass(slots=True)
+class _Starts:
+    """How often a study was begun in a row without getting anywhere."""
+
+    count: int = 0
+    last: float = 0.0
+
+    @property
+    def backoff_s(self) -> float:
+        return 0.0 if not self.count else min(_FIRST_BACKOFF_S * 2 ** (self.count - 1), _LONGEST_BACKOFF_S)
+
+
+class Carrier:
+    """Sees to it that every study in its care is worked on when it may be, and by one process only."""
+
+    def __init__(self, store: Store, launch: Launch, clock: Clock) -> None:
+        self._store = store
+        self._launch = launch
+        self._clock = clock
+        self._starts: dict[str, _Starts] = {}
+
+    def look(self) -> list[str]:
+        """Start what should run and does not. Returns the studies that are still in care."""
+        return [study.id for study in self._store.studies() if self._cared_for(study)]
+
+    def next_change(self) -> float | None:
+        """When a timetable of a study in care next opens or closes."""
+        now = self._clock.now()
+        tables = [self._timetable(study.id) for study in self._store.studies() if study.status not in _OVER]
+        changes = [table.next_change(now) for table in tables if table is not None]
+        return min((change for change in changes if change is not None), default=None)
+
+    def _cared_for(self, study: StudyRecord) -> bool:
+        table = self._timetable(study.id)
+        if table is None or study.status in _OVER:
+            return False
+        now = self._clock.now()
+        if self._worker(study.id) is not None:
+            self._starts.setdefault(study.id, _Starts()).last = now
+            return True
+        if study.pause_requested or study.plan_version is None:
+            return True
+        if study.stop_requested or table.open(now) or table.over(now):
+            self._begin(study.id, now)
+        return True
+
+    def _begin(self, study_id: str, now: float) -> None:
+        starts = self._starts.setdefault(study_id, _Starts())
+        if starts.count and now - starts.last > _QUIET_S + starts.backoff_s:
+            starts.count = 0
+        if now < starts.last + starts.backoff_s:
+            return
+        starts.count += 1
+        starts.last = now
+        self._launch(study_id)
+
+    def _timetable(self, study_id: str) -> Timetable | None:
+        detail = self._store.schedule(study_id)
+        return None if detail is None or not detail.get("carried") else Timetable.of_record(detail)
+
+    def _worker(self, study_id: str) -> str | None:
+        lease = self._store.lease(study_id)
+        alive = lease is not None and not is_dead(lease.owner) and lease.expires_at > self._clock.now()
+        return lease.owner if alive and lease is not None else None
+
+
+async def carry(*, until_idle: bool) -> None:
+    """Carry on until cancelled, or, with until_idle, until no study is left in care."""
+    idle = asyncio.Event()
+    _Current.carrier = Carrier(Store.open(), _launch, SystemClock())
+    _Current.idle = idle if until_idle else None
+    scheduler = AsyncIOScheduler(
+        jobstores={"default": SQLAlchemyJobStore(url=default_url(), tablename=_jobs_table())},
+        job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1},
+        timezone=UTC,
+    )
+    _Current.scheduler = scheduler
+    scheduler.start()
+    try:
+        now = datetime.now(UTC)
+        scheduler.add_job(look, "interval", seconds=_LOOK_EVERY_S, id="look", replace_existing=True, next_run_time=now)
+        await idle.wait()
+    finally:
+        scheduler.shutdown(wait=False)
+
+
+class _Current:
+    """What this process's jobs work with: jobs in a database are named by function, and carry no objects."""
+
+    carrier: Carrier | None = None
+    scheduler: AsyncIOScheduler | None = None
+    idle: asyncio.Event | None = None
+
+
+async def look() -> None:
+    """The daemon's job: look, and look again at the very moment when a window opens."""
+    carrier, scheduler = _Current.carrier, _Current.scheduler
+    if carrier is None or scheduler is None:
+        return
+    _children[:] = [child for child in _children if child.poll() is None]
+    left = await asyncio.to_thread(carrier.look)
+    change = await asyncio.to_thread(carrier.next_change)
+    if change is not None:
+        scheduler.add_job(look, "date", run_date=datetime.fromtimestamp(change, UTC), id="edge", replace_existing=True)
+    if not left and _Current.idle is not None:
+        _Current.idle.set()
+
+
+@contextmanager
+def only_daemon() -> Iterator[bool]:
+    """Whether this is the one daemon of this data directory; held while the body runs."""
+    file = user_data_dir() / "daemon.lock"
+    with file.open("a+") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        opened.seek(0)
+        opened.truncate()
+        opened.write(str(os.getpid()))
+        opened.flush()
+        yield True
+
+
+def ensure_daemon() -> None:
+    """Start a daemon in the background, unless one runs already. It ends when no study is left in its care."""
+    _spawn(["daemon", "--until-idle"], user_data_dir() / "daemon.log")
+
+
+def _launch(study_id: str) -> None:
+    folder = user_data_dir() / "studies" / study_id
+    folder.mkdir(parents=True, exist_ok=True)
+    _spawn(["resume", study_id, "--scheduled", "--json"], folder / "daemon.log")
+
+
+def _spawn(arguments: list[str], log: Path) -> None:
+    with log.open("ab") as opened:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "researcher.main", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=opened,
+            stderr=subprocess.STDOUT,
+            env=child_environ(),
+            start_new_session=True,
+        )
+    _children.append(child)
+
+
+def _jobs_table() -> str:
+    """A table of jobs per daemon: one that shares its database with others must not be handed their jobs."""
+    place = f"{socket.gethostname()}:{user_data_dir()}"
+    return f"daemon_jobs_{hashlib.sha256(place.encode()).hexdigest()[:12]}"

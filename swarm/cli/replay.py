@@ -1,0 +1,119 @@
+"""`swarm replay`: make the recorded steps of a run once more with the trainer alone, and tell what comes out."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foundation.commandline import UsageError
+from swarm.cli import stored_run
+from swarm.cli.stored_run import NoSuchRun, StoredRun
+
+if TYPE_CHECKING:
+    from swarm.engine.local.trainer import TrainerHandle
+    from swarm.engine.seam import TrainBatch
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The `replay` command."""
+    replay = subparsers.add_parser(
+        "replay",
+        help="train the recorded steps of a run again, without an engine",
+        description=(
+            "Train the recorded steps of a run again, from its server's records, without sampling anything. Prints a "
+            "JSON line per step: its metrics, and the SHA-256 of the weights after it. The same spec, seed and episodes "
+            "give the same weights on the same machine. Nothing of the run is changed."
+        ),
+    )
+    replay.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's newest run")
+    replay.add_argument("--from-step", type=int, default=0, metavar="N", help="begin at this checkpoint (default: 0)")
+    replay.add_argument("--steps", type=int, metavar="N", help="no more than this many")
+    replay.add_argument("--check", action="store_true", help="fail when a kept checkpoint holds other weights")
+    stored_run.add_options(replay)
+    replay.set_defaults(run=replay_run)
+
+
+def replay_run(args: argparse.Namespace) -> int:
+    """Exit code 1 with --check when the weights of a checkpoint were not made again."""
+    if args.steps is not None and args.steps < 1:
+        raise UsageError(f"--steps must be at least 1, got {args.steps}")
+    run = stored_run.find(args, args.run_id)
+    run.step_called(str(args.from_step))
+    batches = _batches(run, args.from_step, args.steps)
+    differs = asyncio.run(_train_again(run, args.from_step, batches))
+    return 1 if differs and args.check else 0
+
+
+def _batches(run: StoredRun, from_step: int, count: int | None) -> list[TrainBatch]:
+    """The recorded steps after `from_step`. Raises: NoSuchRun, TrainingRefused."""
+    from swarm.engine.seam import TrainingRefused
+    from swarm.server.coordinator.replay import recorded_batch
+
+    reader = run.reader()
+    try:
+        rows = reader.steps(run.row.run_id, from_step)[:count]
+        if not rows:
+            raise NoSuchRun(f"{run.row.run_id} has no recorded step after step {from_step}")
+        try:
+            return [recorded_batch(reader, row, run.specs) for row in rows]
+        except TrainingRefused as error:
+            kept = ", ".join(map(str, run.row.checkpoints)) or "none"
+            raise NoSuchRun(f"{error}: begin at a checkpoint with --from-step (kept: {kept})") from error
+    finally:
+        reader.close()
+
+
+async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]) -> bool:
+    """Whether a kept checkpoint holds other weights than were made."""
+    from swarm.engine.local import checkpoints
+
+    differs = False
+    with tempfile.TemporaryDirectory(prefix="swarm-replay-") as scratch:
+        async with _opened(run, from_step, Path(scratch)) as trainer:
+            for batch in batches:
+                outcome = await trainer.train(batch)
+                weights = await trainer.fingerprint()
+                line: dict[str, Any] = {"step": batch.step, "weights": weights}
+                recorded = checkpoints.fingerprint(run.checkpoints_dir, batch.step)
+                if recorded is not None:
+                    line["as_recorded"] = weights == recorded
+                    differs = differs or weights != recorded
+                print(json.dumps(line | {"untrained": outcome.untrained, "values": outcome.metrics}), flush=True)
+    return differs
+
+
+@asynccontextmanager
+async def _opened(run: StoredRun, from_step: int, scratch: Path) -> AsyncIterator[TrainerHandle]:
+    """A trainer that stands where the run stood at this step. It reads the run's checkpoint and writes none."""
+    from foundation.clock import SystemClock
+    from swarm.engine.local.supervisor import BackOff
+    from swarm.engine.local.trainer import TrainerHandle
+    from swarm.engine.seam import RunContext
+
+    trainer = TrainerHandle(
+        run.model,
+        log_path=scratch / "trainer.log",
+        clock=SystemClock(),
+        on_health=lambda health: None,
+        back_off=BackOff(failures=1),
+    )
+    directory = scratch / "run"
+    directory.mkdir()
+    if from_step:
+        name = f"step-{from_step:08d}"
+        (directory / name).symlink_to(run.checkpoints_dir / name)
+    context = RunContext(
+        run_id=run.row.run_id, branch=run.row.branch, spec=run.specs[min(run.specs)], directory=directory
+    )
+    try:
+        await trainer.boot()
+        await trainer.open_run(context, from_step or None)
+        yield trainer
+    finally:
+        await trainer.shutdown()

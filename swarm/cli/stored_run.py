@@ -1,0 +1,163 @@
+"""A run as its server's state directory holds it, for commands that need no server: `RUN`, `RUN@STEP`, `RUN@best`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foundation.commandline import UsageError
+from swarm.protocol.errors import SwarmError
+
+if TYPE_CHECKING:
+    from swarm.engine.local.checkpoints import Checkpoint
+    from swarm.models.folder import ModelFolder
+    from swarm.protocol.runspec import RunSpec
+    from swarm.server.pool.reader import PoolReader
+    from swarm.server.pool.rows import RunRow
+
+
+class NoSuchRun(SwarmError):
+    """There is no such run, or no such checkpoint of it, on this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """A run and the model that it began with. specs: by config version."""
+
+    state_dir: Path
+    row: RunRow
+    specs: dict[int, RunSpec]
+    model: ModelFolder
+
+    @property
+    def spec(self) -> RunSpec:
+        """In force last."""
+        return self.specs[max(self.specs)]
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        return self.state_dir / "runs" / self.row.run_id
+
+    def reader(self) -> PoolReader:
+        """The server's records; close it."""
+        return _reader(self.state_dir)
+
+    def step_called(self, wanted: str | None) -> int:
+        """The step that `N`, `best`, or nothing (the newest checkpoint) means. Raises: NoSuchRun, UsageError."""
+        from swarm.engine.local import checkpoints
+
+        kept = [0, *checkpoints.steps(self.checkpoints_dir)]
+        if wanted is None:
+            return kept[-1]
+        if wanted == "best":
+            return self._best()
+        if not wanted.isdigit():
+            raise UsageError(f"a step is a number or 'best', got {wanted!r}")
+        if int(wanted) not in kept:
+            raise NoSuchRun(
+                f"{self.row.run_id} keeps no checkpoint of step {wanted}; there are {', '.join(map(str, kept))}"
+            )
+        return int(wanted)
+
+    def _best(self) -> int:
+        from swarm.server.coordinator.held_out import best_of
+
+        reader = self.reader()
+        try:
+            best = best_of(self.row.checkpoints, reader.held_out(self.row.run_id))
+        finally:
+            reader.close()
+        if best is None:
+            raise NoSuchRun(f"no checkpoint of {self.row.run_id} is known to be the best: none was evaluated")
+        return best.step
+
+    def checkpoint(self, step: int) -> Checkpoint | None:
+        """Verified. None: step 0, the hosted model itself. Raises: EngineError."""
+        from swarm.engine.local import checkpoints
+
+        return checkpoints.read(self.checkpoints_dir, step) if step else None
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """`--state-dir` and `--model`."""
+    parser.add_argument(
+        "--state-dir", type=Path, metavar="DIR", help="of the server (default: every server of this user's)"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME_OR_PATH", help="what the server hosted, where its folder was moved since"
+    )
+
+
+def split(text: str) -> tuple[str, str | None]:
+    """`RUN` or `RUN@STEP`."""
+    run, at, step = text.partition("@")
+    return run, step if at else None
+
+
+def find(args: argparse.Namespace, run: str | None) -> StoredRun:
+    """The run with this id; None or `latest`: the newest one of the only server there is. Raises: NoSuchRun, UsageError."""
+    from swarm.protocol.runspec import RunSpec
+
+    found: list[tuple[Path, RunRow]] = []
+    for state_dir in _state_dirs(args):
+        reader = _reader(state_dir)
+        try:
+            row = reader.snapshot().run if run in (None, "latest") else reader.run(str(run))
+        finally:
+            reader.close()
+        if row is not None:
+            found.append((state_dir, row))
+    if not found:
+        raise NoSuchRun(f"no run {run or 'at all'} in {', '.join(map(str, _state_dirs(args)))}; give --state-dir")
+    if len(found) > 1:
+        raise UsageError(f"several servers have a run {run or 'latest'}; choose one with --state-dir")
+    ((state_dir, row),) = found
+    reader = _reader(state_dir)
+    try:
+        specs = {config.config_version: RunSpec.model_validate(config.spec) for config in reader.configs(row.run_id)}
+    finally:
+        reader.close()
+    return StoredRun(state_dir=state_dir, row=row, specs=specs, model=_model(args, state_dir))
+
+
+def _state_dirs(args: argparse.Namespace) -> list[Path]:
+    from foundation.paths import user_data_dir
+
+    if args.state_dir is not None:
+        given = Path(args.state_dir).expanduser().resolve()
+        if not _pool(given).is_file():
+            raise NoSuchRun(f"{given} is not the state directory of a server: it holds no {_pool(given).name}")
+        return [given]
+    servers = user_data_dir() / "servers"
+    found = sorted(path.parent.parent for path in servers.glob("*/pool/pool.sqlite"))
+    if not found:
+        raise NoSuchRun(f"no server has left records in {servers}; give --state-dir")
+    return found
+
+
+def _pool(state_dir: Path) -> Path:
+    return state_dir / "pool" / "pool.sqlite"
+
+
+def _reader(state_dir: Path) -> PoolReader:
+    from swarm.server.pool.reader import PoolReader
+
+    return PoolReader(_pool(state_dir))
+
+
+def _model(args: argparse.Namespace, state_dir: Path) -> ModelFolder:
+    """Raises: ModelUnavailable, NoSuchRun."""
+    from swarm.models import resolve
+    from swarm.server.state_dir import HOSTED
+
+    if args.model is not None:
+        return resolve(args.model)
+    try:
+        return resolve(str(json.loads((state_dir / HOSTED).read_bytes())["path"]))
+    except FileNotFoundError as error:
+        raise NoSuchRun(
+            f"{state_dir} does not say which model it hosted (its server had no local one, or is older); give --model"
+        ) from error

@@ -1,0 +1,74 @@
+"""One episode, for plain scripts and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from swarm.client import episode as episodes
+from swarm.client.sync.loop import LoopThread
+from swarm.protocol.episodes import EpisodeGrant, EpisodeReceipt
+
+
+class Episode:
+    """An episode as a context manager: `base_url`, `api_key`, `end(reward=...)`. An exception aborts it."""
+
+    def __init__(self, inner: episodes.Episode, thread: LoopThread) -> None:
+        self.inner = inner
+        self.thread = thread
+
+    def __enter__(self) -> Self:
+        self.thread.call(self.inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.thread.call(self.inner.__aexit__(kind, error, trace))
+
+    @property
+    def id(self) -> str:
+        return self.inner.id
+
+    @property
+    def grant(self) -> EpisodeGrant:
+        return self.inner.grant
+
+    @property
+    def base_url(self) -> str:
+        return self.inner.base_url
+
+    @property
+    def api_key(self) -> str:
+        return self.inner.api_key
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        return self.inner.sampling
+
+    @property
+    def receipt(self) -> EpisodeReceipt | None:
+        return self.inner.receipt
+
+    def end(
+        self,
+        *,
+        reward: float,
+        success: bool | None = None,
+        metrics: Mapping[str, float] | None = None,
+        agent_rewards: Mapping[str, float] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> EpisodeReceipt:
+        """Hand the result in; when this returns, it is stored durably. Raises: LeaseLost."""
+
+        async def send() -> EpisodeReceipt:
+            return await self.inner.end(
+                reward=reward, success=success, metrics=metrics, agent_rewards=agent_rewards, metadata=metadata
+            )
+
+        return self.thread.call(send())
+
+    def abort(self, reason: str) -> None:
+        """Give the episode up when the block is left."""
+        self.inner.abort(reason)

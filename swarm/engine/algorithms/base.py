@@ -1,0 +1,118 @@
+"""What every algorithm is made of: advantages from rewards, and a price for each token.
+
+Subclasses state what differs. The clipped surrogate, the KL and entropy terms and the importance correction stand here.
+Suffix of tensors: U uses (sampled tokens of trained calls).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from swarm.engine.algorithms.facts import TokenFacts, exponential, kl_to_start, ratio
+from swarm.engine.algorithms.rewards import Credit, Trajectory
+from swarm.protocol.algorithms import AlgorithmSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Algorithm(ABC):
+    """One algorithm with its fields.
+
+    has_critic: advantages need values. couples_calls: a token's ratio depends on all tokens of its call, so that
+    `call_gap_U` is needed once the weights have moved.
+    """
+
+    has_critic: ClassVar[bool] = False
+    couples_calls: ClassVar[bool] = False
+
+    def __init__(self, spec: AlgorithmSpec) -> None:
+        self.spec = spec
+
+    @property
+    def rewards_alone(self) -> bool:
+        """Whether a token with advantage 0 has no part in the loss, and advantages follow from the rewards alone."""
+        return not (self.spec.kl or self.spec.entropy or self.has_critic)
+
+    @property
+    def credits_tokens(self) -> bool:
+        """Whether advantages can be had only after the trainer has read the tokens: `credit` instead of `outcomes`."""
+        return self.has_critic or self.penalises
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the KL penalty is taken from the rewards."""
+        return self.spec.kl > 0 and self.spec.kl_in == "reward"
+
+    # -- advantages ---------------------------------------------------------------------------------------------------
+
+    def shaped(self, reward: float, longest: int, limit: int) -> float:
+        """The reward as it is compared. longest: tokens of the longest answer; limit: the most that an answer may have."""
+        return reward
+
+    @abstractmethod
+    def outcomes(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """One advantage per trajectory of a batch, by rewards alone."""
+
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Credit]:
+        """Advantages of all tokens of a batch, with penalties and values in force."""
+        net = [trajectory.net for trajectory in trajectories]
+        return [
+            Credit(advantages=[advantage] * trajectory.tokens)
+            for advantage, trajectory in zip(self.outcomes(net), net, strict=True)
+        ]
+
+    # -- the price of a token -------------------------------------------------------------------------------------------
+
+    def loss(self, logp_U: Tensor, entropy_U: Tensor, facts: TokenFacts) -> Tensor:
+        """The quantity minimised: a scalar, the weighted sum over these uses."""
+        spec = self.spec
+        gain_U = self.gain(logp_U, facts)
+        if spec.importance_correction != "none":
+            gain_U = gain_U * self._correction(logp_U, facts)
+        loss_U = -gain_U
+        if spec.kl and not self.penalises:
+            if facts.start_U is None:
+                raise ValueError("a loss with kl > 0 needs the start weights' log-probabilities")
+            loss_U = loss_U + spec.kl * kl_to_start(logp_U, facts.start_U)
+        if spec.entropy:
+            loss_U = loss_U - spec.entropy * entropy_U
+        return (loss_U * facts.weight_U).sum()
+
+    def gain(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
+        """What each use adds to the objective: min(r A, clip(r, 1 - low, 1 + high) A). Schulman et al. 2017 (arXiv
+        1707.06347), eq. 7."""
+        ratio_U = self.ratio(logp_U, facts)
+        kept_U = ratio_U.clamp(1 - self.spec.clip_low, 1 + self.spec.clip_high)
+        return (ratio_U * facts.advantage_U).minimum(kept_U * facts.advantage_U)
+
+    def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
+        """Which uses got no gradient because their ratio left the clip range."""
+        ratio_U = self.ratio(logp_U, facts)
+        above = (ratio_U > 1 + self.spec.clip_high) & (facts.advantage_U > 0)
+        below = (ratio_U < 1 - self.spec.clip_low) & (facts.advantage_U < 0)
+        return above | below
+
+    def ratio(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
+        """Current over old probability."""
+        return ratio(logp_U, old(logp_U, facts))
+
+    def value_loss(self, value_U: Tensor, facts: TokenFacts) -> Tensor:
+        """The critic's own loss, a scalar; for algorithms that have one."""
+        raise TypeError(f"{self.spec.name} has no critic")
+
+    def _correction(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
+        """Trainer over sampler, before the step: of the token or of its whole call, cut at the limit."""
+        if self.spec.importance_correction == "truncated":
+            weight_U = ratio(old(logp_U, facts), facts.recorded_U)
+        elif facts.rollout_gap_U is None:
+            raise ValueError("a correction by whole calls needs their log-ratios")
+        else:
+            weight_U = exponential(facts.rollout_gap_U)
+        return weight_U.clamp(max=self.spec.importance_limit)
+
+
+def old(logp_U: Tensor, facts: TokenFacts) -> Tensor:
+    return logp_U.detach() if facts.old_U is None else facts.old_U

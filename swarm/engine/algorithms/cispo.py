@@ -1,0 +1,29 @@
+"""CISPO: the ratio is clipped as a weight, so that no token loses its gradient.
+
+L = -sg[clip(r_t, 1 - low, 1 + high)] A log p(y_t), averaged over all tokens; low 1 leaves the ratio without a lower bound.
+Source: MiniMax 2025, MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5; it gives no upper bound, 1 + 4 is this file's choice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swarm.engine.algorithms.facts import TokenFacts
+from swarm.engine.algorithms.grpo import Grpo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Cispo(Grpo):
+    """The value of its loss says nothing by itself: only its gradient does."""
+
+    def gain(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
+        ratio_U = self.ratio(logp_U, facts).detach()
+        weight_U = ratio_U.clamp(1 - self.spec.clip_low, 1 + self.spec.clip_high)
+        return weight_U * facts.advantage_U * logp_U
+
+    def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
+        """Which uses had their weight cut."""
+        ratio_U = self.ratio(logp_U, facts)
+        return (ratio_U > 1 + self.spec.clip_high) | (ratio_U < 1 - self.spec.clip_low)

@@ -1,0 +1,30 @@
+"""GSPO: the ratio of a whole answer, in the place of each token's own.
+
+s = (p(y) / p_old(y))^(1 / |y|), L = -min(s A, clip(s, 1 - low, 1 + high) A), averaged inside each call, then over calls. An
+answer is a call here: the tokens that were sampled in one go. Each token's gradient is s A d log p(y_t), by the token-wise
+form s_t = sg[s] p(y_t) / sg[p(y_t)]. Source: Zheng et al. 2025 (arXiv 2507.18071), eq. 5 to 7 and 14.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swarm.engine.algorithms.facts import TokenFacts, exponential
+from swarm.engine.algorithms.grpo import Grpo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Gspo(Grpo):
+    """As long as the weights stand where the old log-probabilities are from, s is one."""
+
+    couples_calls = True
+
+    def ratio(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
+        own_U = logp_U - logp_U.detach()
+        if facts.call_gap_U is None:
+            if facts.old_U is not None:
+                raise ValueError("a ratio of whole calls needs their log-ratios")
+            return exponential(own_U)
+        return exponential(facts.call_gap_U + own_U)

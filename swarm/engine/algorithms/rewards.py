@@ -1,0 +1,129 @@
+"""Rewards made comparable: within a group, without the episode's own, over a batch, discounted, as advantages over values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import fmean, pstdev
+
+_STD_FLOOR = 1e-6
+_VARIANCE_FLOOR = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """What one agent did in one episode: its trained tokens, call behind call, and the reward at their end.
+
+    group: whom it is compared with. penalties: what each token loses of the reward; values: the critic's estimate before
+    each token. Both have one entry per token, or none at all.
+    """
+
+    group: Hashable
+    reward: float
+    tokens: int
+    penalties: Sequence[float] = ()
+    values: Sequence[float] = ()
+
+    @property
+    def net(self) -> Trajectory:
+        """The same with all penalties taken off the reward."""
+        return replace(self, reward=self.reward - math.fsum(self.penalties), penalties=())
+
+    @property
+    def token_rewards(self) -> list[float]:
+        """What each token earns: minus its penalty, and for the last one the reward."""
+        earned = [-penalty for penalty in self.penalties] or [0.0] * self.tokens
+        if earned:
+            earned[-1] += self.reward
+        return earned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """Advantage of each token of a trajectory; targets: what the critic should have said before each, if there is one."""
+
+    advantages: Sequence[float]
+    targets: Sequence[float] = ()
+
+
+def within_groups(
+    trajectories: Sequence[Trajectory], relative: Callable[[Sequence[float]], Sequence[float]]
+) -> list[float]:
+    """`relative` of each group's rewards, in the trajectories' order."""
+    members: dict[Hashable, list[int]] = {}
+    for index, trajectory in enumerate(trajectories):
+        members.setdefault(trajectory.group, []).append(index)
+    result = [0.0] * len(trajectories)
+    for indices in members.values():
+        for index, value in zip(indices, relative([trajectories[i].reward for i in indices]), strict=True):
+            result[index] = value
+    return result
+
+
+def group_relative(rewards: Sequence[float], norm: str) -> list[float]:
+    """Rewards minus their mean, and with norm "std" over their standard deviation.
+
+    All zero when the rewards are equal. Source: Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1.2.
+    """
+    if max(rewards) == min(rewards):
+        return [0.0] * len(rewards)
+    mean = fmean(rewards)
+    scale = pstdev(rewards) + _STD_FLOOR if norm == "std" else 1.0
+    return [(reward - mean) / scale for reward in rewards]
+
+
+def leave_one_out(rewards: Sequence[float]) -> list[float]:
+    """Each reward minus the mean of the others; zero for one alone. Source: Ahmadian et al. 2024 (arXiv 2402.14740), eq. 8."""
+    count = len(rewards)
+    if count == 1 or max(rewards) == min(rewards):
+        return [0.0] * count
+    return [(reward - fmean(rewards)) * count / (count - 1) for reward in rewards]
+
+
+def whitened(values: Sequence[float], counts: Sequence[int], norm: str = "std") -> list[float]:
+    """Zero mean, and with norm "std" unit variance (unbiased), where each value stands for `counts` tokens.
+
+    All zero when the values are equal; values that stand for no token are zero.
+    """
+    total = sum(counts)
+    counted = [value for value, count in zip(values, counts, strict=True) if count]
+    if total < 2 or max(counted) == min(counted):
+        return [0.0] * len(values)
+    mean = math.fsum(value * count for value, count in zip(values, counts, strict=True)) / total
+    scale = 1.0
+    if norm == "std":
+        squares = math.fsum(count * (value - mean) ** 2 for value, count in zip(values, counts, strict=True))
+        scale = math.sqrt(squares / (total - 1) + _VARIANCE_FLOOR)
+    return [(value - mean) / scale if count else 0.0 for value, count in zip(values, counts, strict=True)]
+
+
+def whitened_tokens(sequences: Sequence[Sequence[float]], norm: str = "std") -> list[list[float]]:
+    """`whitened` over the tokens of all sequences."""
+    flat = list(chain.from_iterable(sequences))
+    rest = iter(whitened(flat, [1] * len(flat), norm))
+    return [[next(rest) for _ in sequence] for sequence in sequences]
+
+
+def discounted(rewards: Sequence[float], gamma: float) -> list[float]:
+    """Return from each token on."""
+    result, ahead = [0.0] * len(rewards), 0.0
+    for at in reversed(range(len(rewards))):
+        result[at] = ahead = rewards[at] + gamma * ahead
+    return result
+
+
+def generalised(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
+    """Generalised advantage estimates; nothing follows the last token.
+
+    delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lambda A_{t+1}. Source: Schulman et al. 2016 (arXiv
+    1506.02438), eq. 16.
+    """
+    result = [0.0] * len(rewards)
+    advantage = value_ahead = 0.0
+    for at in reversed(range(len(rewards))):
+        delta = rewards[at] + gamma * value_ahead - values[at]
+        result[at] = advantage = delta + gamma * lam * advantage
+        value_ahead = values[at]
+    return result

@@ -1,0 +1,103 @@
+"""Low-rank adapters: put into a model by peft, named in files as peft and vLLM read them, merged where one model is wanted.
+
+A weight W of a target becomes W + alpha / rank · B·A; A begins random and B at zero, so that nothing has changed yet.
+Source: Hu et al. 2021, LoRA (arXiv 2106.09685), section 4.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foundation.strict import nearest
+from swarm.engine.seam import EngineError
+from swarm.protocol.runspec import LoraSpec
+
+WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+_ADAPTER = "default"
+"""peft's own name for the only adapter."""
+_A, _B = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight"
+
+
+class Adapters:
+    """The adapters in one model, until `remove`. The model's own weights are frozen meanwhile.
+
+    Raises: EngineError when a target names no linear layer of the model's body.
+    """
+
+    def __init__(self, model: nn.Module, spec: LoraSpec, seed: int) -> None:
+        from peft import LoraConfig, LoraModel
+
+        _refuse_other_targets(model, spec)
+        alpha: Any = spec.alpha  # peft says int and takes any number
+        config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=list(spec.targets), lora_dropout=0.0)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self._tuner = LoraModel(model, {_ADAPTER: config}, _ADAPTER)
+        self.spec = spec
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(name.endswith((_A, _B)))
+        self.start = {
+            name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad
+        }
+
+    def remove(self) -> None:
+        """Give the model its own layers back."""
+        for weight in self._tuner.unload().parameters():
+            weight.requires_grad_(True)
+
+
+def hosted_name(name: str) -> str:
+    """What a weight of an adapted model is called without its adapters."""
+    return name.replace(".base_layer.", ".")
+
+
+def folder_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Trained adapters under the names that an adapter's folder has for them."""
+    return {f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": weight for name, weight in weights.items()}
+
+
+def folder_config(spec: LoraSpec, base: str) -> dict[str, Any]:
+    """What `adapter_config.json` says."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": spec.rank,
+        "lora_alpha": spec.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(spec.targets),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+
+
+def merged(hosted: Mapping[str, Tensor], trained: Mapping[str, Tensor], spec: LoraSpec) -> dict[str, Tensor]:
+    """The hosted weights with the adapters added, in the hosted types. Small changes are lost to their rounding."""
+    result = dict(hosted)
+    for name, a in trained.items():
+        if not name.endswith(_A):
+            continue
+        stem = name.removesuffix(_A)
+        own = hosted[f"{stem}.weight"]
+        change = (trained[f"{stem}{_B}"] @ a) * (spec.alpha / spec.rank)
+        result[f"{stem}.weight"] = (own.float() + change).to(own.dtype)
+    return result
+
+
+def _refuse_other_targets(model: nn.Module, spec: LoraSpec) -> None:
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    known = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+    for target in spec.targets:
+        if target not in known:
+            guess = nearest(target, known)
+            hint = f"did you mean {guess!r}?" if guess else f"there are {', '.join(sorted(known))}"
+            raise EngineError(f"parameters.targets: the model has no linear layer {target!r} ({hint})")

@@ -1,0 +1,340 @@
+"""Attention over a prefix tree: each token sees its ancestors and itself, whatever stands beside them in the row.
+
+On the CPU in tiles of queries, whose keys are the path above the tile and the tile itself: neither a mask of the tree's size
+squared nor a repeated prefix exists. Scores are float32 whatever the model computes in, and are made again for the backward
+pass instead of being kept. On a GPU it is FlexAttention with the same rule as its mask.
+
+Suffixes of tensors: T tokens of a micro-batch; B tiles of about equal width, with Q queries and K keys each; H query heads,
+G key heads, R query heads to a key head; D width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.nn.functional import embedding_bag
+
+from swarm.engine.seam import EngineError
+from swarm.engine.tree import Segment
+
+NAME = "prefix_tree"
+"""Under which transformers knows it."""
+_TILE = 64
+"""Queries per tile."""
+_SCORES = 1 << 22
+"""So many scores are held at a time, 16 MB: more would leave the cache."""
+
+
+_OTHER_SCORES = ("softcap", "s_aux")
+"""What models give their attention that changes its weights: capped scores, and sinks beside the keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Queries stand in a row; keys are positions, filled up with ones that no query sees."""
+
+    query_BQ: Tensor
+    key_BK: Tensor
+    mask_BQK: Tensor
+    """0 at ancestors and the token itself, -inf elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering:
+    """Where the rows of one stack of tiles come from, with heads and tokens in one index."""
+
+    mask_B1QK: Tensor
+    query_N: Tensor
+    """[B * G * R * Q] into [H * T]."""
+    key_N: Tensor
+    """[B * G * K] into [G * T]."""
+    shape: tuple[int, int, int, int, int]
+    """B, G, R, Q, K"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All tiles of a micro-batch for a number of heads.
+
+    place_TH: where each token's result lies among the query rows of all tiles. slot_N, first_GT: the key rows of all tiles,
+    sorted by the key that they are copies of, and where each key's copies begin.
+    """
+
+    gatherings: list[Gathering]
+    place_TH: Tensor
+    slot_N: Tensor
+    first_GT: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class MicroBatch:
+    """A segment as tensors on one device. Subtrees are contiguous: position i is above j (or j itself) iff i <= j < end[i]."""
+
+    token_T: Tensor
+    depth_T: Tensor
+    end_T: Tensor
+    tiles: list[Tiles]
+    _plans: dict[tuple[int, int, int | None], Plan] = field(default_factory=dict)
+    _block_masks: dict[int | None, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, segment: Segment, device: torch.device | None = None) -> MicroBatch:
+        end_T = torch.tensor(segment.end)
+        on_cpu = device is None or device.type == "cpu"
+        return cls(
+            token_T=torch.tensor(segment.token, device=device),
+            depth_T=torch.tensor(segment.depth, device=device),
+            end_T=end_T.to(device),
+            tiles=list(_tiles(segment, end_T)) if on_cpu else [],
+        )
+
+    def plan(self, heads: int, kv_heads: int, window: int | None) -> Plan:
+        """Made once for all layers that are alike."""
+        key = (heads, kv_heads, window)
+        if key not in self._plans:
+            depth_T = self.depth_T if window is not None else None
+            self._plans[key] = _planned(self.tiles, len(self.token_T), heads, kv_heads, depth_T, window)
+        return self._plans[key]
+
+    def block_mask(self, window: int | None) -> Any:
+        """The same rule for FlexAttention."""
+        if window not in self._block_masks:
+            from torch.nn.attention.flex_attention import create_block_mask
+
+            count = len(self.token_T)
+            self._block_masks[window] = create_block_mask(
+                self._rule(window), B=None, H=None, Q_LEN=count, KV_LEN=count, device=self.token_T.device.type
+            )
+        return self._block_masks[window]
+
+    def _rule(self, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        end_T, depth_T = self.end_T, self.depth_T
+
+        def above(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (query >= key) & (query < end_T[key])
+
+        if window is None:
+            return above
+        reach: int = window
+
+        def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return above(batch, head, query, key) & (depth_T[query] - depth_T[key] < reach)
+
+        return near
+
+
+# -- what transformers calls ----------------------------------------------------------------------------------------------
+
+
+def tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    micro: MicroBatch,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **ignored: object,
+) -> tuple[Tensor, None]:
+    """query [1, H, T, D]; key, value [1, G, T, D]; returns [1, T, H, D].
+
+    sliding_window: of its ancestors a token sees so many of the nearest, itself included, as in a row of its own.
+    Raises: EngineError for scores that are more than scaled products.
+    """
+    if others := [name for name in _OTHER_SCORES if ignored.get(name) is not None]:
+        raise EngineError(f"the trainer cannot recompute this model's attention: it has {', '.join(others)}")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if query.is_cuda:
+        return flexible(query, key, value, micro, scale, sliding_window), None
+    plan = micro.plan(query.shape[1], key.shape[1], sliding_window)
+    return tiled(query[0], key[0], value[0], plan, scale)[None], None
+
+
+def flexible(
+    query: Tensor, key: Tensor, value: Tensor, micro: MicroBatch, scale: float, window: int | None = None
+) -> Tensor:
+    """FlexAttention; compiled on a GPU. On the CPU it has no backward pass."""
+    grouped = query.shape[1] != key.shape[1]
+    kernel = _flex_kernel(query.is_cuda)
+    seen = kernel(query, key, value, block_mask=micro.block_mask(window), scale=scale, enable_gqa=grouped)
+    result: Tensor = seen.transpose(1, 2)
+    return result
+
+
+@cache
+def _flex_kernel(compiled: bool) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return cast(Callable[..., Any], torch.compile(flex_attention, dynamic=True) if compiled else flex_attention)
+
+
+def tiled(query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, plan: Plan, scale: float) -> Tensor:
+    """[T, H, D] in the type of the queries."""
+    seen: Tensor = _Tiled.apply(query_HTD, key_GTD, value_GTD, plan, scale)  # type: ignore[no-untyped-call]
+    return seen
+
+
+class _Tiled(torch.autograd.Function):
+    """Softmax attention, tile by tile."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, plan: Plan, scale: float
+    ) -> Tensor:
+        ctx.save_for_backward(query_HTD, key_GTD, value_GTD)
+        ctx.plan, ctx.scale = plan, scale  # type: ignore[attr-defined]
+        query_ND, key_ND, value_ND = _rows(query_HTD).mul(scale), _rows(key_GTD), _rows(value_GTD)
+        results = []
+        for part in plan.gatherings:
+            prob, _, _ = _probabilities(part, query_ND, key_ND)
+            results.append(torch.bmm(prob, _keys(value_ND, part)).flatten(0, 1))
+        width = query_HTD.shape[-1]
+        seen = torch.cat(results).index_select(0, plan.place_TH.flatten()).view(*plan.place_TH.shape, width)
+        return seen.to(query_HTD.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        query_HTD, key_GTD, value_GTD = ctx.saved_tensors
+        plan, scale = ctx.plan, ctx.scale
+        query_ND, key_ND, value_ND = _rows(query_HTD).mul(scale), _rows(key_GTD), _rows(value_GTD)
+        grad_ND = _rows(grad_THD.transpose(0, 1))
+        by_query, by_key, by_value = [], [], []
+        for part in plan.gatherings:
+            prob, query, key = _probabilities(part, query_ND, key_ND)
+            grad = _queries(grad_ND, part)
+            by_value.append(torch.bmm(prob.transpose(1, 2), grad).flatten(0, 1))
+            slope = torch.bmm(grad, _keys(value_ND, part).transpose(1, 2))
+            slope = torch._softmax_backward_data(slope, prob, -1, torch.float32)
+            by_query.append(torch.bmm(slope, key).flatten(0, 1))
+            by_key.append(torch.bmm(slope.transpose(1, 2), query).flatten(0, 1))
+        place = plan.place_TH.T.flatten()
+        return (
+            torch.cat(by_query).index_select(0, place).mul_(scale).view(query_HTD.shape).to(query_HTD.dtype),
+            _summed(by_key, plan).view(key_GTD.shape).to(key_GTD.dtype),
+            _summed(by_value, plan).view(value_GTD.shape).to(value_GTD.dtype),
+            None,
+            None,
+        )
+
+
+def _rows(tensor_HTD: Tensor) -> Tensor:
+    """[H * T, D] in float32."""
+    return tensor_HTD.float().contiguous().view(-1, tensor_HTD.shape[-1])
+
+
+def _queries(rows_ND: Tensor, part: Gathering) -> Tensor:
+    """[B * G, R * Q, D]"""
+    tiles, groups, ratio, queries, _ = part.shape
+    return rows_ND.index_select(0, part.query_N).view(tiles * groups, ratio * queries, -1)
+
+
+def _keys(rows_ND: Tensor, part: Gathering) -> Tensor:
+    """[B * G, K, D]"""
+    tiles, groups, _, _, keys = part.shape
+    return rows_ND.index_select(0, part.key_N).view(tiles * groups, keys, -1)
+
+
+def _probabilities(part: Gathering, query_ND: Tensor, key_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(what each query makes of its keys, [B * G, R * Q, K]; the queries; the keys)."""
+    tiles, groups, ratio, queries, keys = part.shape
+    query, key = _queries(query_ND, part), _keys(key_ND, part)
+    score = torch.bmm(query, key.transpose(1, 2))
+    score.view(tiles, groups * ratio, queries, keys).add_(part.mask_B1QK)
+    return score.softmax(-1), query, key
+
+
+def _summed(parts: Sequence[Tensor], plan: Plan) -> Tensor:
+    """What all copies of a key received, added up: [G * T, D]."""
+    return embedding_bag(plan.slot_N, torch.cat(list(parts)), plan.first_GT, mode="sum")
+
+
+# -- tiles ------------------------------------------------------------------------------------------------------------------
+
+
+def _tiles(segment: Segment, end_T: Tensor) -> Iterator[Tiles]:
+    """In depth-first order the keys outside a tile are the path above its first token."""
+    count = len(segment.token)
+    spans = [range(first, min(first + _TILE, count)) for first in range(0, count, _TILE)]
+    keys = [[*segment.above(span.start), *span] for span in spans]
+    for stack in _alike([len(span) for span in spans], [len(key) for key in keys]):
+        yield _stacked([spans[tile] for tile in stack], [keys[tile] for tile in stack], end_T)
+
+
+def _alike(heights: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
+    """Which tiles go together: as many queries in each, and the widest has at most a quarter more keys than the narrowest."""
+    stacks: list[list[int]] = []
+    for tile in sorted(range(len(widths)), key=lambda tile: (heights[tile], widths[tile])):
+        first = stacks[-1][0] if stacks else tile
+        if stacks and heights[tile] == heights[first] and widths[tile] <= 1.25 * widths[first]:
+            stacks[-1].append(tile)
+        else:
+            stacks.append([tile])
+    return stacks
+
+
+def _stacked(spans: Sequence[range], keys: Sequence[Sequence[int]], end_T: Tensor) -> Tiles:
+    width = max(map(len, keys))
+    query_BQ = torch.tensor([[*span] for span in spans])
+    key_BK = torch.tensor([[*key, *[-1] * (width - len(key))] for key in keys])
+    filling = key_BK < 0
+    key_BK = key_BK.masked_fill(filling, 0)
+    query, key = query_BQ[:, :, None], key_BK[:, None, :]
+    seen = (query >= key) & (query < end_T[key]) & ~filling[:, None, :]
+    return Tiles(query_BQ=query_BQ, key_BK=key_BK, mask_BQK=torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf))
+
+
+def _planned(
+    tiles: Sequence[Tiles], count: int, heads: int, kv_heads: int, depth_T: Tensor | None, window: int | None
+) -> Plan:
+    gatherings = [
+        gathered
+        for stack in tiles
+        for some in _split(stack, heads)
+        for gathered in [_gathering(some, count, heads, kv_heads, depth_T, window)]
+    ]
+    query_N = torch.cat([part.query_N for part in gatherings])
+    key_N = torch.cat([part.key_N for part in gatherings])
+    place_HT = torch.empty(heads * count, dtype=torch.long)
+    place_HT[query_N] = torch.arange(heads * count)
+    copies = torch.bincount(key_N, minlength=kv_heads * count)
+    return Plan(
+        gatherings=gatherings,
+        place_TH=place_HT.view(heads, count).T.contiguous(),
+        slot_N=key_N.argsort(stable=True),
+        first_GT=copies.cumsum(0) - copies,
+    )
+
+
+def _split(stack: Tiles, heads: int) -> Iterator[Tiles]:
+    """The stack in parts whose scores fit into the cache."""
+    count, queries, keys = stack.mask_BQK.shape
+    size = max(1, _SCORES // (heads * queries * keys))
+    for first in range(0, count, size):
+        part = slice(first, first + size)
+        yield Tiles(query_BQ=stack.query_BQ[part], key_BK=stack.key_BK[part], mask_BQK=stack.mask_BQK[part])
+
+
+def _gathering(
+    tiles: Tiles, count: int, heads: int, kv_heads: int, depth_T: Tensor | None, window: int | None
+) -> Gathering:
+    mask_BQK = tiles.mask_BQK
+    if depth_T is not None and window is not None:
+        distance_BQK = depth_T[tiles.query_BQ][:, :, None] - depth_T[tiles.key_BK][:, None, :]
+        mask_BQK = mask_BQK.masked_fill(distance_BQK >= window, -torch.inf)
+    first_H, first_G = torch.arange(heads) * count, torch.arange(kv_heads) * count
+    (size, queries), keys = tiles.query_BQ.shape, tiles.key_BK.shape[1]
+    return Gathering(
+        mask_B1QK=mask_BQK[:, None],
+        query_N=(tiles.query_BQ[:, None, :] + first_H[None, :, None]).flatten(),
+        key_N=(tiles.key_BK[:, None, :] + first_G[None, :, None]).flatten(),
+        shape=(size, kv_heads, heads // kv_heads, queries, keys),
+    )

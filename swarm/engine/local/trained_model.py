@@ -1,0 +1,126 @@
+"""A checkpoint as a model of its own: the hosted model's folder with the trained weights in the place of its own.
+
+Knows folders and tensors, nothing of servers and their state. Whoever loads the folder needs nothing of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from foundation.paths import write_atomically
+from swarm.engine.local.adapters import CONFIG_FILE, WEIGHTS_FILE, folder_config, folder_weights, merged
+from swarm.engine.local.checkpoints import Checkpoint
+from swarm.engine.local.tensor_file import write_tensors
+from swarm.engine.local.vllm_server import VllmSettings
+from swarm.engine.seam import EngineError
+from swarm.models.folder import MANIFEST, ModelFolder, write_manifest
+from swarm.protocol.runspec import LoraSpec
+
+_COPIED = (".json", ".jinja", ".txt", ".model")
+_WEIGHTS = "model.safetensors"
+
+
+def trained_weights(model: ModelFolder, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The weights under the hosted checkpoint's names and in its types; adapters are merged into what they adapt.
+
+    Raises: EngineError when the checkpoint began with another model.
+    """
+    if checkpoint.state.fingerprint != model.fingerprint:
+        raise EngineError(
+            f"the checkpoint of step {checkpoint.state.step} began with model {checkpoint.state.fingerprint[:12]}, not "
+            f"with {model.name} ({model.fingerprint[:12]}); give the model that the run was started with"
+        )
+    hosted = _stored_tensors(model.path)
+    parameters = checkpoint.state.spec.parameters
+    if isinstance(parameters, LoraSpec):
+        return merged(hosted, checkpoint.weights, parameters)
+    return {name: weight.to(hosted[name].dtype) for name, weight in checkpoint.weights.items()}
+
+
+def export_model(model: ModelFolder, checkpoint: Checkpoint | None, to: Path) -> ModelFolder:
+    """Write a Hugging Face folder, whole or not at all. checkpoint None: step 0, the hosted model itself.
+
+    It has the chat template that the model was served with. Raises: EngineError when `to` holds something already, OSError.
+    """
+    unfinished = _begin(to)
+    for file in model.path.iterdir():
+        if file.suffix in _COPIED and "safetensors" not in file.name and file.name != MANIFEST and file.is_file():
+            shutil.copyfile(file, unfinished / file.name)
+    template = VllmSettings(model_dir=model.path, model_name=model.name, log_path=Path()).chat_template
+    if template is not None:
+        shutil.copyfile(template, unfinished / "chat_template.jinja")
+    weights = _stored_tensors(model.path) if checkpoint is None else trained_weights(model, checkpoint)
+    write_tensors(unfinished / _WEIGHTS, weights, {name: weight.dtype for name, weight in weights.items()})
+    return _finish(unfinished, to, model, checkpoint)
+
+
+def export_adapter(model: ModelFolder, checkpoint: Checkpoint, to: Path) -> ModelFolder:
+    """Write the adapter alone, as a folder that peft and vLLM load next to the hosted model.
+
+    Raises: EngineError when the run trained all weights, or `to` holds something already; OSError.
+    """
+    parameters = checkpoint.state.spec.parameters
+    if not isinstance(parameters, LoraSpec):
+        raise EngineError(f"{checkpoint.state.run_id} trained all weights: it has no adapter; export the whole model")
+    unfinished = _begin(to)
+    weights = folder_weights(checkpoint.weights)
+    write_tensors(unfinished / WEIGHTS_FILE, weights, {name: one.dtype for name, one in weights.items()})
+    write_atomically(
+        unfinished / CONFIG_FILE, json.dumps(folder_config(parameters, str(model.path)), indent=1).encode()
+    )
+    return _finish(unfinished, to, model, checkpoint)
+
+
+def _begin(to: Path) -> Path:
+    """An empty folder beside `to`, to be renamed when it is whole. Raises: EngineError, OSError."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise EngineError(f"{to} exists already; choose a new folder")
+    unfinished = to.with_name(f".{to.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    return unfinished
+
+
+def _finish(unfinished: Path, to: Path, model: ModelFolder, checkpoint: Checkpoint | None) -> ModelFolder:
+    """Say in the folder where it comes from, and give it its name."""
+    source = f"{model.name}@{model.fingerprint[:12]}"
+    if checkpoint is not None:
+        source += f", {checkpoint.state.run_id}@{checkpoint.state.step}"
+    manifest = write_manifest(unfinished, name=to.name, source=source)
+    os.replace(unfinished, to)
+    return ModelFolder(path=to, name=manifest.name, fingerprint=manifest.fingerprint)
+
+
+def _stored_tensors(path: Path) -> Mapping[str, Tensor]:
+    """Every tensor of a folder's safetensors files."""
+    found: dict[str, Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  (not a dictionary)
+                found[name] = opened.get_tensor(name)
+    if not found:
+        raise EngineError(f"{path} holds no safetensors weights")
+    return found
+
+
+def start_from(model: ModelFolder, checkpoint: Checkpoint | None) -> torch.nn.Module:
+    """The model with a checkpoint's weights in memory, to be asked; None: the hosted model itself."""
+    from transformers import AutoModelForCausalLM
+
+    made = AutoModelForCausalLM.from_pretrained(model.path, dtype="auto", local_files_only=True)
+    if checkpoint is not None:
+        weights = dict(made.named_parameters())
+        with torch.no_grad():
+            for name, trained in trained_weights(model, checkpoint).items():
+                if name in weights:
+                    weights[name].copy_(trained)
+    loaded: torch.nn.Module = made.train(False)
+    return loaded

@@ -1,0 +1,111 @@
+"""The algorithm of a run: its fields, what each is by default, and which algorithm uses which (docs/algorithms.md).
+
+A field that the chosen algorithm does not use is refused, so that nothing that a person sets is without effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from foundation.strict import StrictModel
+from swarm.protocol.quantities import Count, NonNegative, Positive
+
+AlgorithmName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "ppo", "dapo", "gspo", "cispo"]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "grpo": {},
+    "dr_grpo": {"loss_agg": "constant"},
+    "rloo": {"loss_agg": "token"},
+    "reinforce_pp": {"loss_agg": "token", "kl_in": "reward"},
+    "ppo": {"loss_agg": "token", "kl_in": "reward"},
+    "dapo": {"loss_agg": "token", "clip_high": 0.28},
+    "gspo": {"loss_agg": "call", "clip_low": 3e-4, "clip_high": 4e-4},
+    "cispo": {"loss_agg": "token", "clip_low": 1.0, "clip_high": 4.0},
+}
+"""Where an algorithm's defaults differ from those of the fields."""
+
+_USED_BY: Mapping[str, tuple[str, ...]] = {
+    "advantage_norm": ("grpo", "ppo", "dapo", "gspo", "cispo"),
+    "baseline": ("reinforce_pp",),
+    "gamma": ("reinforce_pp", "ppo"),
+    "gae_lambda": ("ppo",),
+    "value_learning_rate": ("ppo",),
+    "value_coef": ("ppo",),
+    "value_clip": ("ppo",),
+    "overlong_buffer": ("dapo",),
+    "overlong_penalty": ("dapo",),
+}
+"""Fields that only some algorithms use; all use the others."""
+
+
+class AlgorithmSpec(StrictModel):
+    """How rewards become a loss. Sources and equations stand with each algorithm, in `swarm.engine.algorithms`."""
+
+    name: AlgorithmName = "grpo"
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Ratios below 1 - clip_low are clipped; 1 is no bound."""
+    clip_high: Positive = 0.2
+    kl: NonNegative = 0.0
+    """Weight of the KL penalty to the run's first weights."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """loss: the k3 estimator is added to the loss. reward: the k1 estimator is taken from the rewards, token by token."""
+    entropy: NonNegative = 0.0
+    loss_agg: Literal["token", "call", "episode", "constant"] = "episode"
+    """token: mean over all trained tokens. call / episode: mean inside each, then mean over them. constant: sum inside each
+    episode divided by loss_length, then mean over episodes."""
+    loss_length: Count = 256
+    """Tokens that `loss_agg: constant` divides by; sampling.max_tokens keeps the loss's size."""
+    advantage_norm: Literal["std", "none"] = "std"
+    """std: advantages have unit standard deviation, in their group, or for ppo in the batch."""
+    baseline: Literal["none", "group"] = "none"
+    """group: the mean reward of the group is taken off before the batch is normalised."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Discount per token."""
+    gae_lambda: Share = 1.0
+    value_learning_rate: Positive = 5e-3
+    """Of the critic, in all steps the same."""
+    value_coef: NonNegative = 0.0
+    """Weight of the critic's loss in the gradient of the policy's body; 0: the critic reads the body and leaves it alone."""
+    value_clip: Positive = 0.5
+    """A value further than this from what it was before the step gets no gradient."""
+    overlong_buffer: Share = 0.2
+    """The last share of sampling.max_tokens, in which an answer loses reward with each token; 0: none."""
+    overlong_penalty: NonNegative = 1.0
+    """What an answer of sampling.max_tokens loses."""
+    importance_correction: Literal["none", "truncated", "truncated_call"] = "none"
+    """For rollouts sampled in another precision or by older weights. truncated: weight tokens by
+    min(p_trainer / p_rollout, importance_limit). truncated_call: by the product of these ratios over the call, cut likewise."""
+    importance_limit: Positive = 2.0
+    train_truncated: bool = True
+    """Whether calls cut off by max_tokens are trained."""
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether an episode's advantage depends on the others of its group."""
+        return self.name not in ("ppo", "reinforce_pp") or self.baseline == "group"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_its_defaults(cls, data: Any) -> Any:
+        """Raises: ValueError for fields of other algorithms."""
+        name = data.get("name", "grpo") if isinstance(data, dict) else None
+        if not isinstance(name, str) or name not in DEFAULTS:
+            return data
+        foreign = [field for field in data if not _is_used(field, name)]
+        if foreign:
+            whose = "; ".join(f"{field} is a field of {', '.join(_USED_BY[field])}" for field in foreign)
+            raise ValueError(f"{name} does not use {', '.join(foreign)} ({whose}): leave it out")
+        return {**DEFAULTS[name], **data}
+
+    @model_serializer(mode="wrap")
+    def _its_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        return {field: value for field, value in fields.items() if _is_used(field, self.name)}
+
+
+def _is_used(field: str, name: str) -> bool:
+    return name in _USED_BY.get(field, get_args(AlgorithmName))

@@ -1,0 +1,65 @@
+"""The bench's own machinery: simulated and whole studies agree, and a bar fails only on evidence."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.false_positives import DESIGNS, Tally, judged
+from bench.made_up_studies import INSTRUMENT, Laboratory, World, simulate
+from researcher.models import Plan, Verdict
+from researcher.planner.graph import PlanOptions, plan_study
+from researcher.planner.instruments import read_instrument
+
+pytestmark = pytest.mark.anyio
+
+TWO = "Does a learning rate of 2e-5 give a higher final reward than 1e-5?"
+RACE = "Does a learning rate of 2e-5, 4e-5, 8e-5 or 1.6e-4 give a higher final reward than 1e-5?"
+CROSSED = "Do a learning rate of 1e-5 or 4e-5 and a temperature of 0.5 or 1.0 interact in final reward?"
+
+
+async def planned(topic: str, *, looks: int = 1, fine: int = 0) -> Plan:
+    options = PlanOptions(planner="builtin", looks=looks, fine=fine)
+    return await plan_study(topic, options, instruments=[read_instrument(INSTRUMENT)])
+
+
+@pytest.mark.parametrize(
+    ("topic", "looks", "fine"), [(TWO, 1, 0), (TWO, 2, 0), (TWO, 1, 2), (RACE, 1, 0), (CROSSED, 1, 0)]
+)
+async def test_a_study_comes_out_the_same_by_simulation_and_through_the_whole_executor(
+    topic: str, looks: int, fine: int
+) -> None:
+    plan = await planned(topic, looks=looks, fine=fine)
+    best = plan.arms[-1].name
+    world = World(means={best: 0.4}, sigma=0.03, seed=7)
+    async with Laboratory() as laboratory:
+        whole = await laboratory.carry_out(plan, world)
+    drawn = simulate(plan, world)
+    assert [(one.hypothesis, one.verdict) for one in whole.verdicts] == [
+        (one.hypothesis, one.verdict) for one in drawn.verdicts
+    ]
+    assert (whole.trials, whole.action) == (drawn.trials, drawn.action)
+    assert Verdict.SUPPORTED in {record.verdict for record in whole.verdicts} or fine
+
+
+async def test_an_interaction_is_found_where_there_is_one_and_not_where_effects_add_up() -> None:
+    plan = await planned(CROSSED)
+    low, high = (sorted(h.treatments) for h in plan.hypotheses[:2])
+    corner = next(arm for arm in low if arm in high)
+    additive = {arm.name: 0.2 * (arm.name in low) + 0.2 * (arm.name in high) for arm in plan.arms}
+    for means, expected in ((additive, Verdict.EQUIVALENT), ({corner: 0.4}, Verdict.SUPPORTED)):
+        ending = simulate(plan, World(means=means, sigma=0.02, seed=3))
+        found = [record.verdict for record in ending.verdicts]
+        assert found[:2] == [Verdict.SUPPORTED, Verdict.SUPPORTED]
+        assert found[2] is expected
+
+
+def test_a_bar_is_missed_only_where_the_exact_interval_excludes_it() -> None:
+    null, planned_effect = DESIGNS[0], DESIGNS[1]
+    fair = Tally(studies=100, supported=7, intervals=100, covered=95)
+    strong = Tally(studies=100, supported=75, intervals=100, covered=95)
+    summary, missed = judged([(null, fair), (planned_effect, strong), (DESIGNS[2], Tally(studies=10))])
+    assert not missed
+    assert (summary["null_supported_rate"], summary["power"], summary["coverage"]) == (0.07, 0.75, 0.95)
+    bad = Tally(studies=1000, supported=90, intervals=1000, covered=900)
+    _, missed = judged([(null, bad), (planned_effect, strong), (DESIGNS[2], Tally(studies=10))])
+    assert {line.split(":")[0] for line in missed} == {"two", "false support", "coverage"}

@@ -1,0 +1,70 @@
+"""Orders of arms as conditions: `5 ≪ 15 ≈ 25`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from pydantic import ValidationError
+
+from researcher.analysis.conclusions import conclude
+from researcher.analysis.decide import decide, holds
+from researcher.analysis.samples import NotEnoughTrials
+from researcher.models import Branch, Condition, Relation
+from tests.fakes.study import study_plan, trials_with
+
+PLAN = study_plan((2e-5, 4e-5))
+ARMS = ("lr=base", "lr=2e-05", "lr=4e-05")
+
+
+def order(*relations: Relation, arms: Sequence[str] = ARMS) -> Condition:
+    return Condition(kind="order", arms=tuple(arms), relations=relations, metric="auc")
+
+
+def around(mean: float, spread: float = 0.01) -> list[float]:
+    return [mean - spread, mean, mean + spread, mean]
+
+
+@pytest.mark.parametrize(
+    ("means", "relations", "expected"),
+    [
+        ((0.1, 0.5, 0.5), ("≪", "≈"), True),
+        ((0.1, 0.5, 0.5), ("≪", "≪"), False),
+        ((0.1, 0.5, 0.3), ("≪", "≫"), True),
+        ((0.1, 0.15, 0.5), ("≪", "≪"), False),  # the first step is real, and smaller than the margin
+        ((0.1, 0.15, 0.5), ("≈", "≪"), True),
+        ((0.5, 0.1, 0.1), ("≪", "≈"), False),
+    ],
+)
+def test_an_order_holds_where_every_relation_does(
+    means: Sequence[float], relations: tuple[Relation, ...], expected: bool
+) -> None:
+    trials = trials_with(PLAN, {arm: around(mean) for arm, mean in zip(ARMS, means, strict=True)})
+    assert holds(order(*relations), PLAN, trials, conclude(PLAN, trials)) is expected
+
+
+def test_with_loud_noise_neither_much_less_nor_about_equal_is_known() -> None:
+    trials = trials_with(PLAN, {arm: around(0.3, spread=0.4) for arm in ARMS})
+    known = [holds(order(each, each), PLAN, trials, conclude(PLAN, trials)) for each in ("≪", "≈", "≫")]
+    assert known == [False, False, False]
+
+
+def test_a_decision_table_of_orders_chooses_the_branch() -> None:
+    table = (
+        Branch(stage="compare", when=order("≪", "≪"), then="stop", reason="more is better as far as was tried"),
+        Branch(stage="compare", when=order("≪", "≈"), then="stop", reason="it levels off"),
+        Branch(stage="compare", when=Condition(kind="always"), then="stop", reason="nothing clear"),
+    )
+    plan = PLAN.model_copy(update={"branches": table})
+    for means, reason in (((0.1, 0.5, 0.9), "as far"), ((0.1, 0.5, 0.5), "levels off"), ((0.5, 0.5, 0.5), "nothing")):
+        trials = trials_with(plan, {arm: around(mean) for arm, mean in zip(ARMS, means, strict=True)})
+        assert reason in decide(plan, "compare", trials).reason
+
+
+def test_without_trials_it_is_not_known_and_half_an_order_is_no_condition() -> None:
+    trials = trials_with(PLAN, {"lr=base": around(0.1)})
+    with pytest.raises(NotEnoughTrials, match="lr=2e-05"):
+        holds(order("≪", "≈"), PLAN, trials, conclude(PLAN, trials))
+    for broken in ({"relations": ("≪",)}, {"metric": None}, {"arms": ()}, {"relations": ("<", "≈")}):
+        with pytest.raises(ValidationError):
+            Condition.model_validate({**order("≪", "≈").model_dump(), **broken})

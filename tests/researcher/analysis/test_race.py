@@ -1,0 +1,192 @@
+"""Races, fine stages and looks: who runs where, what gives a verdict and what never does."""
+
+from __future__ import annotations
+
+import pytest
+
+from researcher.analysis.conclusions import conclude
+from researcher.analysis.decide import decide, seeds_for
+from researcher.analysis.power import hypothesis_power, hypothesis_seeds, planning_alpha
+from researcher.analysis.race import contenders, due, in_the_running, winning_chance
+from researcher.analysis.samples import NotEnoughTrials
+from researcher.models import Branch, Condition, Plan, Stage, StageKind, TrialRecord, Verdict
+from researcher.planner.stages import ALPHA, compared, raced, spending
+from tests.fakes.study import done_trial, failed_trial, study_plan
+
+LEVELS = (2e-5, 4e-5, 6e-5, 8e-5, 1e-4)
+ARMS = tuple(f"lr={level}" for level in LEVELS)
+BASE = "lr=base"
+
+
+def race_plan(fine: int = 0) -> Plan:
+    plan = study_plan(LEVELS)
+    competing, between = (ARMS[:2], ARMS[2:]) if fine else (ARMS, ())
+    stages = raced(competing, between, BASE, (3, 6), fine)
+    ends = tuple(Branch(stage=s.id, when=Condition(kind="always"), then="stop", reason="") for s in stages)
+    return plan.model_copy(update={"stages": stages, "branches": ends})
+
+
+def trials_of(plan: Plan, stage: Stage, seeds: int, before: list[TrialRecord], **means: float) -> list[TrialRecord]:
+    """The stage's trials, each arm a little apart by seed; arms are named by their place in ARMS."""
+    worth = {arm: means.get(f"arm{place}", 0.0) for place, arm in enumerate(ARMS)}
+    known = {(trial.arm, trial.seed) for trial in before}
+    made = [
+        done_trial(plan, arm, seed, worth.get(arm, 0.0) + 0.001 * (seed % 3)).model_copy(update={"stage": stage.id})
+        for arm, seed in due(plan, stage, seeds, before)
+        if (arm, seed) not in known
+    ]
+    return [*before, *made]
+
+
+def run(plan: Plan, *, until: str, **means: float) -> list[TrialRecord]:
+    trials: list[TrialRecord] = []
+    for stage in plan.stages:
+        trials = trials_of(plan, stage, stage.seeds, trials, **means)
+        if stage.id == until:
+            break
+    return trials
+
+
+def test_each_rung_halves_the_arms_and_doubles_the_seeds_and_the_best_is_confirmed_on_fresh_seeds() -> None:
+    plan = race_plan()
+    kinds = [(stage.kind, stage.keep, stage.seeds) for stage in plan.stages[1:]]
+    assert kinds == [("coarse", None, 2), ("coarse", 3, 4), ("coarse", 2, 8), ("confirm", 1, 3)]
+    trials = run(plan, until="confirm", arm0=0.1, arm1=0.5, arm2=0.2, arm3=0.4, arm4=0.3)
+    assert set(contenders(plan, plan.stages[2], trials)) == {ARMS[1], ARMS[3], ARMS[4]}
+    assert set(contenders(plan, plan.stages[3], trials)) == {ARMS[1], ARMS[3]}
+    assert contenders(plan, plan.stages[4], trials) == (BASE, ARMS[1])
+    confirmed = {trial.seed for trial in trials if trial.stage == "confirm"}
+    assert not confirmed & {trial.seed for trial in trials if trial.stage != "confirm"}
+
+
+def test_less_is_better_where_the_hypotheses_say_so() -> None:
+    plan = race_plan()
+    less = tuple(h.model_copy(update={"direction": "decrease"}) for h in plan.hypotheses)
+    plan = plan.model_copy(update={"hypotheses": less})
+    trials = run(plan, until="race-3", arm0=0.1, arm1=0.5, arm2=0.2, arm3=0.4, arm4=0.3)
+    assert contenders(plan, plan.stages[4], trials) == (BASE, ARMS[0])
+
+
+def test_a_race_gives_no_verdict_and_only_the_winner_is_tested_at_the_whole_alpha() -> None:
+    plan = race_plan()
+    for rung in ("race-1", "race-2", "race-3"):
+        verdicts = conclude(plan, run(plan, until=rung, arm1=0.5)).verdicts
+        assert {record.verdict for record in verdicts} == {Verdict.INCONCLUSIVE}
+        assert all(record.effect is None for record in verdicts)
+    trials = run(plan, until="confirm", arm1=0.5)
+    verdicts = {record.hypothesis: record for record in conclude(plan, trials).verdicts}
+    assert verdicts["H2"].verdict is Verdict.SUPPORTED
+    assert verdicts["H2"].effect is not None
+    assert verdicts["H2"].effect.level == pytest.approx(0.95)
+    assert all("race" in record.reason for name, record in verdicts.items() if name != "H2")
+    assert planning_alpha(plan, plan.hypotheses[0]) == ALPHA
+
+
+def test_an_arm_whose_trials_all_failed_does_not_go_on_and_without_any_the_study_says_so() -> None:
+    plan = race_plan()
+    rung = plan.stages[1]
+    failed = [
+        failed_trial(plan, arm, seed).model_copy(update={"stage": rung.id})
+        for arm, seed in due(plan, rung, rung.seeds, [])
+    ]
+    with pytest.raises(NotEnoughTrials, match="race-2"):
+        contenders(plan, plan.stages[2], failed)
+    onward = Branch(stage=rung.id, when=Condition(kind="always"), then="stage", to="race-2", reason="on")
+    decision = decide(plan.model_copy(update={"branches": (onward,)}), rung.id, failed)
+    assert (decision.action, decision.by_plan) == ("stop", False)
+    one = [t for t in failed if t.arm != ARMS[2]] + [
+        done_trial(plan, ARMS[2], seed, 0.1).model_copy(update={"stage": rung.id}) for seed in range(2)
+    ]
+    assert contenders(plan, plan.stages[2], one) == (ARMS[2],)
+
+
+def test_while_the_race_runs_nobody_is_in_the_running() -> None:
+    plan = race_plan()
+    with pytest.raises(NotEnoughTrials, match="not over"):
+        in_the_running(plan, plan.hypotheses[0], run(plan, until="race-1"))
+
+
+def test_rungs_grow_with_the_noise_and_power_counts_the_race() -> None:
+    plan = race_plan()
+    quiet, loud = (
+        [done_trial(plan, BASE, seed, value) for seed, value in enumerate(values)]
+        for values in ((0.1, 0.101, 0.102), (0.0, 0.1, 0.2))
+    )
+    assert [seeds_for(plan, stage, quiet) for stage in plan.stages[1:4]] == [2, 4, 8]
+    grown = [seeds_for(plan, stage, loud) for stage in plan.stages[1:4]]
+    assert grown[0] > 2
+    assert grown[1:] == [2 * grown[0], 4 * grown[0]]
+    assert hypothesis_power(plan, plan.hypotheses[0], quiet) > 0.99
+    assert hypothesis_power(plan, plan.hypotheses[0], loud) < 0.5
+    chances = [winning_chance(plan, first_rung_seeds=n, sigma=0.15, effect=0.15) for n in (2, 8, 32)]
+    assert chances == sorted(chances)
+
+
+def test_optuna_picks_among_the_frozen_arms_one_after_the_other_and_the_same_records_give_the_same_picks() -> None:
+    plan = race_plan(fine=3)
+    stage = next(stage for stage in plan.stages if stage.kind is StageKind.FINE)
+    trials: list[TrialRecord] = []
+    grown: list[int] = []
+    while len(pairs := due(plan, stage, stage.seeds, trials)) > len(trials):
+        grown.append(len({arm for arm, _ in pairs}))
+        trials = trials_of(plan, stage, stage.seeds, trials, arm3=0.9)
+    assert grown == [1, 2, 3]
+    picks = contenders(plan, stage, trials)
+    assert len(set(picks)) == 3
+    assert set(picks) <= set(stage.arms)
+    assert picks == contenders(plan, stage, list(reversed(trials)))
+    assert contenders(plan, plan.stages[-1], trials) == (BASE, ARMS[3])
+
+
+def look_plan() -> Plan:
+    plan = study_plan(max_seeds=8)
+    stages = compared([arm.name for arm in plan.arms], BASE, (4, 8), 2)
+    return plan.model_copy(update={"stages": stages})
+
+
+def test_the_looks_spend_alpha_and_no_more_little_of_it_early() -> None:
+    for looks in (2, 3, 5):
+        parts = spending([number / looks for number in range(1, looks + 1)])
+        assert sum(parts) == pytest.approx(ALPHA)
+        assert parts == sorted(parts)
+    assert spending([0.5, 1.0])[0] == pytest.approx(0.0056, abs=1e-4)
+
+
+def test_a_look_is_judged_at_what_it_may_spend_and_the_last_one_that_began_counts() -> None:
+    plan = look_plan()
+    first, last = plan.stages[1:]
+    rows = {BASE: [0.1, 0.11, 0.12, 0.13], "lr=4e-05": [0.5, 0.52, 0.51, 0.53]}
+
+    def drawn(stage: Stage, seeds: range) -> list[TrialRecord]:
+        return [
+            done_trial(plan, arm, seed, values[seed % 4]).model_copy(update={"stage": stage.id})
+            for arm, values in rows.items()
+            for seed in seeds
+        ]
+
+    early = conclude(plan, drawn(first, range(2))).verdicts[0]
+    assert early.effect is not None
+    assert early.effect.level == pytest.approx(1 - (first.spends or 0))
+    late = conclude(plan, [*drawn(first, range(2)), *drawn(last, range(2, 4))]).verdicts[0]
+    assert late.verdict is Verdict.SUPPORTED
+    assert late.effect is not None
+    assert late.effect.level == pytest.approx(1 - (last.spends or 0))
+    begun = [*drawn(first, range(2)), *drawn(last, range(2, 3))]
+    assert conclude(plan, begun).verdicts[0].verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_look_takes_its_share_of_the_seeds() -> None:
+    plan = look_plan()
+    floor = [done_trial(plan, BASE, seed, value) for seed, value in enumerate((0.0, 0.05, 0.1, 0.15))]
+    needed = hypothesis_seeds(plan, plan.hypotheses[0], floor)
+    assert needed > 8
+    assert [seeds_for(plan, stage, floor) for stage in plan.stages[1:]] == [4, 8]
+
+
+def test_what_a_later_rung_finds_does_not_change_who_came_through_an_earlier_one() -> None:
+    plan = race_plan()
+    trials = run(plan, until="race-1", arm0=0.1, arm1=0.5, arm2=0.4, arm3=0.3, arm4=0.2)
+    through = contenders(plan, plan.stages[2], trials)
+    later = trials_of(plan, plan.stages[2], 4, trials, arm0=0.1, arm1=-5.0, arm2=0.4, arm3=0.3, arm4=0.2)
+    assert contenders(plan, plan.stages[2], later) == through
+    assert ARMS[1] not in contenders(plan, plan.stages[3], later)

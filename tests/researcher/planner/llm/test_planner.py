@@ -1,0 +1,182 @@
+"""The planner that asks an LLM: the contract, the ladder, outages, caps, replay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from foundation.clock import Clock, ManualClock, SystemClock
+from researcher.models import LlmCall, Plan
+from researcher.planner.graph import BuiltinPlanner
+from researcher.planner.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmUnusable, Replayed
+from researcher.planner.llm.planner import LlmPlanner
+from researcher.planner.llm.settings import LlmSettings, llm_settings
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.seam import Planner
+from tests.contracts.planner_contract import PlannerContract, request
+from tests.fakes.scripted_llm import SENSIBLE, ScriptedLlm, called, completion, said
+
+pytestmark = pytest.mark.anyio
+
+
+def planner(
+    endpoint: Endpoint, *, clock: Clock | None = None, calls: list[LlmCall] | None = None, **settings: Any
+) -> LlmPlanner:
+    chosen = LlmSettings(model="some-llm", **settings)
+    kept = [] if calls is None else calls
+    return LlmPlanner(endpoint, chosen, clock or SystemClock(), BuiltinPlanner(), keep=kept.append)
+
+
+class TestLlmPlanner(PlannerContract):
+    @pytest.fixture
+    def planner(self) -> Planner:
+        def sensible(asked: dict[str, Any]) -> dict[str, Any]:
+            return completion("It is made of rock.") if "cheese" in str(asked["messages"]) else said(SENSIBLE)
+
+        return planner(ScriptedLlm(when=sensible))
+
+
+async def test_the_strictest_form_is_asked_first_and_a_refused_form_gives_way_to_the_next() -> None:
+    llm = ScriptedLlm(LlmRefused("no response_format here"), LlmRefused("no tools here"), said(SENSIBLE))
+    plan = await planner(llm).plan(request())
+    assert plan.planner == "some-llm"
+    first, second, third = llm.asked
+    assert first["response_format"]["type"] == "json_schema"
+    assert second["tools"][0]["function"]["name"] == second["tool_choice"]["function"]["name"]
+    assert not {"response_format", "tools"} & set(third)
+
+
+async def test_a_tool_call_is_read() -> None:
+    plan = await planner(ScriptedLlm(LlmRefused("no schema"), called(json.dumps(SENSIBLE)))).plan(request())
+    assert plan.planner == "some-llm"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Sure! Here it is:\n```json\n{}\n```\nGood luck.",
+        "{}",
+        "I think {this} is best: {}",
+        "<think>{{not json</think> {}",
+    ],
+)
+async def test_json_is_found_in_prose(text: str) -> None:
+    wrapped = text.replace("{}", json.dumps(SENSIBLE)[:-1] + ",}")
+    assert (await planner(ScriptedLlm(completion(wrapped))).plan(request())).planner == "some-llm"
+
+
+async def test_what_is_wrong_is_told_verbatim_and_mended() -> None:
+    wrong = {**SENSIBLE, "factors": [{"name": "learning_rate", "baseline": 1e-5, "treatments": [5.0]}]}
+    llm = ScriptedLlm(said(wrong), said({**SENSIBLE, "metric": "happiness"}), said(SENSIBLE))
+    plan = await planner(llm).plan(request())
+    assert plan.planner == "some-llm"
+    assert "learning_rate goes from 0 to 0.001; 5 lies outside" in llm.asked[1]["messages"][-1]["content"]
+    assert "happiness" in llm.asked[2]["messages"][-1]["content"]
+
+
+async def test_after_three_attempts_the_built_in_planner_plans_and_the_plan_says_so() -> None:
+    calls: list[LlmCall] = []
+    llm = ScriptedLlm(completion("no"))
+    plan = await planner(llm, calls=calls).plan(request())
+    assert plan.planner == "builtin"
+    assert any("some-llm gave no valid plan" in note for note in plan.assumptions)
+    assert len(llm.asked) == len(calls) == 3
+    assert calls[0].answer == completion("no")
+
+
+async def test_several_factors_are_crossed_and_their_interaction_is_a_hypothesis() -> None:
+    crossed = [
+        {"name": "learning_rate", "baseline": 1e-5, "treatments": [4e-5]},
+        {"name": "group_size", "baseline": 4, "treatments": [8]},
+    ]
+    plan = await planner(ScriptedLlm(said({**SENSIBLE, "factors": crossed}))).plan(request())
+    assert len(plan.arms) == 4
+    assert [hypothesis.factor for hypothesis in plan.hypotheses] == [
+        "learning_rate",
+        "group_size",
+        "learning_rate x group_size",
+    ]
+    assert all(len(h.baselines) == len(h.treatments) == 2 for h in plan.hypotheses)
+
+
+async def test_an_outage_of_hours_is_waited_out_with_growing_pauses() -> None:
+    clock = ManualClock()
+    llm = ScriptedLlm(*[LlmOutage("no route")] * 20, LlmOutage("slow down", 120.0), said(SENSIBLE))
+    calls: list[LlmCall] = []
+    planning = asyncio.create_task(planner(llm, clock=clock, calls=calls).plan(request()))
+    while not planning.done():
+        await asyncio.sleep(0)
+        clock.advance(1.0)
+    assert (await planning).planner == "some-llm"
+    assert clock.monotonic() > 3600
+    assert [call.error for call in calls].count("no route") == 20
+    times = [call.at for call in calls]
+    assert times[1] - times[0] < times[5] - times[4] < times[15] - times[14] <= 302
+
+
+async def test_an_outage_without_end_is_a_labelled_fallback_and_a_refusal_where_the_llm_was_asked_for() -> None:
+    down = ScriptedLlm(LlmOutage("no route"))
+    assert (await planner(down, patience_s=0.5).plan(request())).planner == "builtin"
+    with pytest.raises(PlanningRefused, match="--planner builtin"):
+        await planner(down, patience_s=0.5).plan(request(planner="llm"))
+    with pytest.raises(PlanningRefused, match="wrong key"):
+        await planner(ScriptedLlm(LlmUnusable("wrong key"))).plan(request(planner="llm"))
+
+
+async def test_tokens_and_cost_are_counted_and_capped_before_they_are_spent() -> None:
+    calls: list[LlmCall] = []
+    llm = ScriptedLlm(completion("no", prompt_tokens=30_000))
+    plan = await planner(llm, calls=calls, max_tokens=50_000).plan(request())
+    assert plan.planner == "builtin"
+    assert 1 <= len(calls) < 3
+    assert sum(call.prompt_tokens + call.completion_tokens for call in calls) <= 50_000 + 30_000
+    priced: list[LlmCall] = []
+    dear = ScriptedLlm(completion("no", cost=0.9))
+    await planner(dear, calls=priced, max_cost=1.0, price_in=1.0, price_out=50.0).plan(request())
+    assert [call.cost for call in priced] == [0.9]
+
+
+async def test_recorded_answers_replay_to_the_same_plan_and_nobody_is_asked() -> None:
+    calls: list[LlmCall] = []
+    llm = ScriptedLlm(completion("hm"), LlmRefused("no tools"), said(SENSIBLE))
+    plan = await planner(llm, calls=calls).plan(request())
+    stored = [LlmCall.model_validate_json(call.model_dump_json()) for call in calls]
+    refused = [call for call in stored if call.answer is None]
+    assert len(refused) == 1
+    again: Plan = await planner(_WithRefusals(stored)).plan(request())
+    assert again.digest() == plan.digest()
+    with pytest.raises(LlmUnusable, match="no recorded answer"):
+        await Replayed(stored).answer({"messages": []})
+
+
+class _WithRefusals(Replayed):
+    """The record of a refused form is a refusal again."""
+
+    def __init__(self, calls: list[LlmCall]) -> None:
+        super().__init__(calls)
+        self._refused = [call.request for call in calls if call.error]
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request in self._refused:
+            raise LlmRefused("no tools")
+        return await super().answer(request)
+
+
+def test_settings_come_from_the_environment_and_say_what_is_missing() -> None:
+    assert llm_settings({}) is None
+    found = llm_settings(
+        {"RESEARCHER_LLM_MODEL": "m", "RESEARCHER_LLM_API_KEY": "secret", "RESEARCHER_LLM_MAX_TOKENS": "9"}
+    )
+    assert found is not None
+    assert (found.model, found.max_tokens) == ("m", 9)
+    assert "secret" not in repr(found)
+    for environ, says in (
+        ({"RESEARCHER_LLM_API_KEY": "k"}, "RESEARCHER_LLM_MODEL"),
+        ({"RESEARCHER_LLM_MODEL": "m", "RESEARCHER_LLM_MAX_COST": "lots"}, "no number"),
+        ({"RESEARCHER_LLM_MODEL": "m", "RESEARCHER_LLM_MAX_COST": "2"}, "RESEARCHER_LLM_PRICE_IN"),
+    ):
+        with pytest.raises(PlanningRefused, match=says):
+            llm_settings(environ)

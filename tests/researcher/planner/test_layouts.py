@@ -1,0 +1,106 @@
+"""Designs beyond two arms, from the topic to what they cost."""
+
+from __future__ import annotations
+
+import itertools
+from math import prod
+
+import pytest
+
+from researcher.models import Factor, Metric, Plan
+from researcher.planner.arms import arms_of, hypotheses_of, runs
+from researcher.planner.graph import BuiltinPlanner
+from researcher.planner.matching import Crossed, Reading
+from researcher.planner.refusals import PlanningRefused
+from tests.contracts.planner_contract import TOPIC, request
+
+pytestmark = pytest.mark.anyio
+
+MANY = "Does a learning rate of 2e-5, 4e-5, 8e-5, 1e-4, 2e-4 or 4e-4 learn faster than 1e-5?"
+TOGETHER = "Do a learning rate of 1e-5 or 4e-5 and a group size of 4 or 8 interact?"
+
+
+async def planned(topic: str = TOPIC, **options: object) -> Plan:
+    return await BuiltinPlanner().plan(request(topic, **options))
+
+
+async def test_many_arms_race_and_few_are_all_compared() -> None:
+    assert [stage.kind for stage in (await planned(MANY)).stages] == [
+        "noise_floor",
+        "coarse",
+        "coarse",
+        "coarse",
+        "confirm",
+    ]
+    few = await planned("Does a learning rate of 2e-5, 4e-5 or 8e-5 learn faster than 1e-5?")
+    assert [stage.kind for stage in few.stages] == ["noise_floor", "compare"]
+
+
+async def test_the_price_of_a_race_counts_each_trial_once() -> None:
+    plan = await planned(MANY, seeds=3)
+    # floor 3; six arms on 2 seeds; three on 2 more; two on 4 more; baseline and winner on 3 fresh ones.
+    least = 3 + 6 * 2 + 3 * 2 + 2 * 4 + 2 * 3
+    with pytest.raises(PlanningRefused, match=f"^{least} trials take"):
+        await planned(MANY, seeds=3, budget_s=60.0)
+    assert plan.budget.trials > least
+
+
+async def test_looks_and_a_fine_stage_are_laid_out_where_they_are_asked_for() -> None:
+    looked = await planned(looks=2)
+    assert [(stage.id, stage.share) for stage in looked.stages] == [
+        ("noise-floor", None),
+        ("look-1", 0.5),
+        ("look-2", 1.0),
+    ]
+    assert sum(stage.spends or 0.0 for stage in looked.stages) == pytest.approx(0.05)
+    fine = await planned(fine=2)
+    assert [stage.kind for stage in fine.stages] == ["noise_floor", "fine", "confirm"]
+    levels = [arm.levels["learning_rate"] for arm in fine.arms]
+    assert min(levels) == 1e-5
+    assert max(levels) == 1e-4
+    assert len(levels) == len(set(levels)) == 5
+    for wrong in ({"looks": 0}, {"looks": 9}, {"fine": -1}):
+        with pytest.raises(ValueError, match="must be"):
+            await planned(**wrong)
+
+
+async def test_an_interaction_is_asked_over_all_combinations() -> None:
+    plan = await planned(TOGETHER)
+    assert len(plan.arms) == 4
+    assert set(plan.stages[-1].arms) == {arm.name for arm in plan.arms}
+    interaction = plan.hypotheses[-1]
+    assert interaction.factor == "learning_rate x group_size"
+    same = {arm.name for arm in plan.arms if (arm.levels["learning_rate"] == 4e-5) == (arm.levels["group_size"] == 8)}
+    assert set(interaction.treatments) == same
+
+
+async def test_an_interaction_without_two_levels_each_is_refused_with_an_example() -> None:
+    with pytest.raises(PlanningRefused, match="two levels"):
+        await planned("Do learning rate and group size interact?")
+
+
+@pytest.mark.parametrize("factors", [2, 3, 4, 5])
+def test_designs_are_balanced_and_their_contrasts_independent(factors: int) -> None:
+    design = runs(factors)
+    assert len(design) == (2**factors if factors <= 3 else 2 ** (factors - 1))
+    effects = [[run[place] for run in design] for place in range(factors)]
+    assert all(sum(signs) == 0 for signs in effects)
+    for one, other in itertools.combinations(effects, 2):
+        assert sum(a * b for a, b in zip(one, other, strict=True)) == 0
+    if factors > 3:
+        assert all(prod(run) == 1 for run in design)
+
+
+def test_hypotheses_of_a_half_fraction_of_four_are_main_effects_alone() -> None:
+    crossed = tuple(
+        Crossed(factor=Factor(name=name, target=f"task.{name}", type="int", default=1), levels=(1, 2))
+        for name in "abcd"
+    )
+    metric = Metric(name="m", kind="final_reward", margin=0.1)
+    reading = Reading(
+        factor=crossed[0].factor, levels=(), pairs=(), crossed=crossed, metric=metric, direction="increase"
+    )
+    arms = arms_of(reading)
+    found = hypotheses_of(reading, arms)
+    assert [hypothesis.factor for hypothesis in found] == list("abcd")
+    assert all(len(h.baselines) == len(h.treatments) == 4 and not set(h.baselines) & set(h.treatments) for h in found)

@@ -1,0 +1,129 @@
+"""Days of a daemon in moments: what it begins, when, and what it leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from foundation.clock import ManualClock
+from researcher.models import StudyStatus
+from researcher.ownership import this_process
+from researcher.schedule.daemon import Carrier, only_daemon
+from researcher.schedule.timetable import Timetable
+from researcher.store.store import Store
+from tests.fakes.study import study_plan
+
+_ZONE = "Europe/Berlin"
+
+
+def _at(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(_ZONE)).timestamp()
+
+
+class _House:
+    """A store, a clock at Monday noon, and a daemon whose launches are noted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock(_at("2026-03-02 12:00"))
+        self.store = Store.open(f"sqlite:///{folder / 'records.sqlite'}", clock=self.clock)
+        self.launched: list[str] = []
+        self.carrier = Carrier(self.store, self.launched.append, self.clock)
+
+    def study(self, *windows: str, days: float | None = None, carried: bool = True) -> str:
+        study_id = self.store.create_study("a question", {})
+        self.store.save_plan(study_id, study_plan())
+        table = Timetable.of(windows, days, self.clock.now(), zone=_ZONE)
+        self.store.save_schedule(study_id, {"timetable": table.model_dump(mode="json"), "carried": carried})
+        return study_id
+
+    def until(self, text: str) -> None:
+        self.clock.advance(_at(text) - self.clock.now())
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[_House]:
+    found = _House(tmp_path)
+    yield found
+    found.store.close()
+
+
+def test_a_study_is_begun_when_its_window_opens(house: _House) -> None:
+    study = house.study("22:00-07:00")
+    assert house.carrier.look() == [study]
+    assert house.launched == []
+    assert house.carrier.next_change() == _at("2026-03-02 22:00")
+    house.until("2026-03-02 22:00")
+    house.carrier.look()
+    assert house.launched == [study]
+
+
+def test_one_that_is_worked_on_is_left_alone(house: _House) -> None:
+    study = house.study()
+    house.store.acquire_lease(study, this_process(), 60.0)
+    house.carrier.look()
+    assert house.launched == []
+
+
+def test_one_whose_worker_died_is_begun_again_once_the_lease_is_over(house: _House) -> None:
+    study = house.study()
+    house.store.acquire_lease(study, "elsewhere/1/1", 60.0)
+    house.carrier.look()
+    assert house.launched == []
+    house.clock.advance(61)
+    house.carrier.look()
+    assert house.launched == [study]
+
+
+def test_one_that_keeps_dying_is_begun_ever_more_seldom(house: _House) -> None:
+    house.study()
+    for _ in range(360):
+        house.carrier.look()
+        house.clock.advance(20)
+    assert 7 <= len(house.launched) <= 12  # within two hours, instead of 360 times
+
+
+def test_a_paused_study_rests_until_somebody_resumes_it(house: _House) -> None:
+    study = house.study()
+    house.store.request_pause(study)
+    assert house.carrier.look() == [study]
+    assert house.launched == []
+
+
+def test_studies_that_nobody_handed_over_or_that_are_done_are_none_of_its_business(house: _House) -> None:
+    house.study(carried=False)
+    done = house.study()
+    house.store.set_study_status(done, StudyStatus.DONE)
+    assert house.carrier.look() == []
+    assert house.launched == []
+
+
+def test_after_its_days_a_study_is_begun_once_more_to_be_ended(house: _House) -> None:
+    study = house.study("22:00-07:00", days=2)
+    house.until("2026-03-04 12:00")
+    house.carrier.look()
+    assert house.launched == [study]
+
+
+def test_a_laptop_that_slept_through_a_window_misses_it_and_meets_the_next(house: _House) -> None:
+    study = house.study("22:00-07:00")
+    house.carrier.look()
+    house.until("2026-03-03 09:00")  # asleep all night
+    house.carrier.look()
+    assert house.launched == []
+    house.until("2026-03-03 23:10")
+    house.carrier.look()
+    assert house.launched == [study]
+
+
+def test_there_is_one_daemon_for_a_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    with only_daemon() as first:
+        assert first
+        with only_daemon() as second:
+            assert not second
+    with only_daemon() as again:
+        assert again

@@ -1,0 +1,94 @@
+"""Windows, weekdays, the changes of summer time, and a last moment."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foundation.commandline import UsageError
+from researcher.schedule.timetable import Timetable, Window
+
+_ZONE = "Europe/Berlin"
+
+
+def _at(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(_ZONE)).timestamp()
+
+
+def _table(*windows: str, days: float | None = None, now: str = "2026-03-02 12:00") -> Timetable:
+    return Timetable.of(windows, days, _at(now), zone=_ZONE)
+
+
+def test_without_windows_it_is_always_open() -> None:
+    table = _table()
+    assert table.open(_at("2026-03-02 03:00"))
+    assert table.next_change(_at("2026-03-02 03:00")) is None
+
+
+@pytest.mark.parametrize(
+    ("moment", "is_open"),
+    [("2026-03-02 21:59", False), ("2026-03-02 22:00", True), ("2026-03-03 06:59", True), ("2026-03-03 07:00", False)],
+)
+def test_a_window_over_midnight(moment: str, is_open: bool) -> None:
+    assert _table("22:00-07:00").open(_at(moment)) is is_open
+
+
+def test_weekdays_name_the_day_on_which_it_opens() -> None:
+    table = _table("fri 22:00-07:00")
+    assert table.open(_at("2026-03-07 06:00"))  # a Saturday morning
+    assert not table.open(_at("2026-03-06 06:00"))
+    assert table.next_opening(_at("2026-03-07 08:00")) == _at("2026-03-13 22:00")
+
+
+def test_a_whole_weekend() -> None:
+    table = _table("sat,sun 00:00-24:00")
+    assert table.open(_at("2026-03-08 23:59"))
+    assert not table.open(_at("2026-03-09 00:00"))
+
+
+def test_days_that_wrap_around_the_week() -> None:
+    assert Window.parse("sat-mon 01:00-02:00").weekdays == (0, 5, 6)
+
+
+def test_the_night_in_which_clocks_go_forward_is_an_hour_shorter() -> None:
+    table = _table("01:00-05:00")
+    opening = table.next_opening(_at("2026-03-28 23:00"))
+    assert opening == _at("2026-03-29 01:00")
+    closing = table.next_change(opening)
+    assert closing is not None
+    assert closing - opening == 3 * 3600
+
+
+def test_after_its_last_moment_nothing_opens() -> None:
+    table = _table("22:00-07:00", days=1)
+    assert table.open(_at("2026-03-03 06:00"))
+    assert table.over(_at("2026-03-03 12:00"))
+    assert table.next_opening(_at("2026-03-03 12:00")) is None
+    assert table.next_opening(_at("2026-03-03 08:00")) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["22-7", "25:00-07:00", "22:00-22:00", "someday 22:00-23:00", "mon-tue-wed 1:00-2:00", ""]
+)
+def test_what_is_no_window_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="window"):
+        Window.parse(text)
+
+
+def test_an_unknown_zone_is_refused() -> None:
+    with pytest.raises(ValueError, match="no time zone"):
+        Timetable(zone="Mars/Olympus")
+
+
+@given(st.floats(min_value=1_700_000_000, max_value=1_900_000_000))
+def test_nothing_changes_before_the_next_change(now: float) -> None:
+    table = _table("mon-fri 19:30-23:00", "sat 10:00-02:00")
+    change = table.next_change(now)
+    assert change is not None
+    assert change > now
+    assert table.open(now) == table.open(now + (change - now) * 0.999)
+    assert table.open(change) != table.open(now)

@@ -1,0 +1,107 @@
+"""A study as a file: everything comes back, nothing that was tampered with does."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from researcher.archive import Archive, ArchiveRefused, read_archive, write_archive
+from researcher.models import TrialStatus
+from researcher.planner.instruments import InstrumentFolder, read_instrument
+from researcher.store.store import Store
+from tests.fakes.repeat_study import FOLDER
+from tests.fakes.study import study_plan
+
+
+@pytest.fixture
+def instrument() -> InstrumentFolder:
+    return read_instrument(FOLDER)
+
+
+@pytest.fixture
+def archive(tmp_path: Path, instrument: InstrumentFolder) -> Path:
+    store = Store.open(f"sqlite:///{tmp_path / 'records.sqlite'}")
+    study = store.create_study("a question", {})
+    store.save_plan(study, study_plan().model_copy(update={"instrument_code": instrument.code}))
+    (trial,) = store.ensure_trials(study, "floor", [("lr=base", 0)])
+    store.record_intent(study, trial.key, 1, "http://server", "key", {"seed": 0})
+    store.record_submitted(study, trial.key, "run-1", {})
+    store.finish_trial(study, trial.key, {"auc": 0.5}, {"reward_mean": [(1, 0.25)]})
+    reports = tmp_path / "report"
+    reports.mkdir()
+    (reports / "report.md").write_text("# Report")
+    write_archive(store, study, instrument, reports, tmp_path / "study.tar.gz")
+    first = (tmp_path / "study.tar.gz").read_bytes()
+    write_archive(store, study, instrument, reports, tmp_path / "study.tar.gz")
+    assert (tmp_path / "study.tar.gz").read_bytes() == first
+    store.close()
+    return tmp_path / "study.tar.gz"
+
+
+def _rewritten(archive: Path, name: str, change: bytes) -> Path:
+    """The same archive with one file replaced."""
+    changed = archive.with_name("changed.tar.gz")
+    with tarfile.open(archive) as old, tarfile.open(changed, "w:gz") as new:
+        for member in old:
+            found = old.extractfile(member)
+            assert found is not None
+            content = change if member.name == name else found.read()
+            member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+    return changed
+
+
+def _read(file: Path) -> Archive:
+    return read_archive(file, file.parent / "unpacked")
+
+
+def test_everything_comes_back(archive: Path, instrument: InstrumentFolder) -> None:
+    found = _read(archive)
+    assert found.topic == "a question"
+    assert found.instrument().code == instrument.code
+    trial = found.trial(None)
+    assert (trial.status, trial.finals, trial.series) == (
+        TrialStatus.DONE,
+        {"auc": 0.5},
+        {"reward_mean": [(1, 0.25)]},
+    )
+    assert json.loads((found.folder / "attempts.jsonl").read_text())["run_id"] == "run-1"
+    assert (found.folder / "report" / "report.md").read_text() == "# Report"
+
+
+def test_a_trial_that_is_not_there_is_named(archive: Path) -> None:
+    with pytest.raises(ArchiveRefused, match="no such"):
+        _read(archive).trial("no such")
+
+
+def test_a_plan_that_was_changed_is_refused(archive: Path) -> None:
+    head = json.loads((_read(archive).folder / "study.json").read_text())
+    head["plan"]["steps"] += 1
+    with pytest.raises(ArchiveRefused, match="no longer has its hash"):
+        _read(_rewritten(archive, "study.json", json.dumps(head).encode()))
+
+
+def test_an_instrument_that_was_changed_is_refused(archive: Path) -> None:
+    text = (FOLDER / "study.toml").read_bytes() + b"\n# changed\n"
+    with pytest.raises(ArchiveRefused, match="not the one"):
+        _read(_rewritten(archive, "instrument/study.toml", text)).instrument()
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00broken"])
+def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "file.tar.gz"
+    file.write_bytes(content)
+    with pytest.raises(ArchiveRefused, match="cannot be read"):
+        _read(file)
+
+
+def test_a_path_that_leads_out_of_the_archive_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file.tar.gz"
+    with tarfile.open(file, "w:gz") as opened:
+        opened.addfile(tarfile.TarInfo("../escaped"), io.BytesIO())
+    with pytest.raises(ArchiveRefused, match="cannot be read"):
+        _read(file)

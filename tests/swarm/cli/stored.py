@@ -1,0 +1,82 @@
+"""A run of a real trainer in a server's state directory, without vLLM: what commands over stored runs read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foundation.clock import ManualClock
+from swarm.models.folder import ModelFolder
+from swarm.server.state_dir import StateDir
+from tests.fakes.training_engine import TrainingEngine
+from tests.swarm.server.coordinator.world import World
+
+SPEC: dict[str, Any] = {
+    "dtype": "float32",
+    "optimizer": {"learning_rate": 1e-3},
+    "limits": {"steps": 4},
+    "checkpoint": {"every_steps": 2, "keep": 2},
+    "sampling": {"max_tokens": 12},
+}
+LIMIT_S = 400.0
+"""Of real time: a loaded machine takes long to start a trainer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    state_dir: Path
+    run_id: str
+    model: ModelFolder
+    killed: list[str]
+
+
+async def stored_run(
+    state_dir: Path,
+    model: ModelFolder,
+    *,
+    kills: Sequence[dict[str, float]] = (),
+    evals: dict[int, float] | None = None,
+    **fields: Any,
+) -> Stored:
+    """Four steps. kills: for each step in turn, after how long in which command the trainer is killed.
+
+    evals: what an eval episode at this step earns.
+    """
+    with StateDir.open(state_dir, model=model.name) as opened:
+        opened.note_model(model.path, model.fingerprint)
+    (state_dir / "logs").mkdir(exist_ok=True)
+    engine = TrainingEngine(model, state_dir / "logs")
+    world = World(state_dir, engine, ManualClock())  # type: ignore[arg-type]  # it samples and trains, that is all
+    await engine.boot()
+    try:
+        await world.start()
+        await world.begin(**(SPEC | fields))
+        await _train(world, engine, kills, evals or {})
+    finally:
+        await world.stop()
+        await engine.shutdown()
+    return Stored(state_dir, world.run_id, model, engine.killed)
+
+
+async def _train(
+    world: World, engine: TrainingEngine, kills: Sequence[dict[str, float]], evals: dict[int, float]
+) -> None:
+    for step in range(1, 5):
+        await world.hurry(lambda: world.desk.clerk.situation.engine_ready)
+        engine.kill_in |= kills[step - 1] if step <= len(kills) else {}
+        await world.batch()
+        await world.hurry(lambda step=step: stands_at(world, step))  # type: ignore[misc]
+        if step in evals:
+            lease = await world.claim("held-out", kind="eval", wait_s=1e2)
+            await world.call(lease)
+            await world.end(lease, evals[step])
+    await world.hurry(lambda: world.has_status("complete"))
+
+
+def stands_at(world: World, step: int) -> bool:
+    """Whether the step is made and the server has come to rest after it."""
+    run = world.desk.clerk.book.state.run
+    situation = world.desk.clerk.situation
+    return run is not None and run.step >= step and situation.opened_run == run.run_id

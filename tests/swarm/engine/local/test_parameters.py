@@ -1,0 +1,213 @@
+"""What is trained, and by which optimiser: adapters, Adafactor, layers that are computed again, and steps that did nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foundation.clock import SystemClock
+from swarm.engine.local.adapters import merged
+from swarm.engine.local.forward import Policy
+from swarm.engine.local.learner import Learner
+from swarm.engine.seam import EngineError, TrainingRefused
+from swarm.models.folder import ModelFolder
+from swarm.protocol.runspec import LoraSpec
+from tests.swarm.engine.batches import branching_batch
+from tests.swarm.engine.plain_grpo import PlainGrpo
+
+FREE = {"name": "adamw", "learning_rate": 1e-3, "max_grad_norm": 1e9}
+LORA = LoraSpec(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
+
+
+def learner_of(model: ModelFolder, lora: LoraSpec | None = None) -> Learner:
+    learner = Learner(Policy.load(model.path), SystemClock())
+    if lora is not None:
+        learner.policy.adapt(lora, seed=1)
+        learner.optimizer.take(learner.policy.trained)
+    return learner
+
+
+def weights_of(learner: Learner) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in learner.policy.model.named_parameters()}
+
+
+def gradients_of(learner: Learner) -> dict[str, Tensor]:
+    return {name: weight.grad.clone() for name, weight in learner.policy.trained.items() if weight.grad is not None}
+
+
+# -- adapters -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_adapters_gradient_is_the_whole_weights_gradient_seen_through_it(tiny_llama: ModelFolder) -> None:
+    """Where B is zero: dL/dB = alpha / rank · dL/dW · Aᵀ, and dL/dA = 0."""
+    made = branching_batch(optimizer=FREE)
+    learner = learner_of(tiny_llama, LORA)
+    learner.learn(made)
+    whole, ours, start = PlainGrpo(tiny_llama.path).step(made).gradient, gradients_of(learner), learner.policy.adapters
+    assert start is not None
+    assert len(ours) == 2 * 2 * len(LORA.targets)
+    for name, gradient in ours.items():
+        stem, _, which = name.removesuffix(".default.weight").rpartition(".")
+        if which == "lora_A":
+            assert not gradient.any()
+        else:
+            a = start.start[name.replace("lora_B", "lora_A")]
+            expected = (LORA.alpha / LORA.rank) * whole[f"{stem}.weight"] @ a.T
+            assert float((gradient - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_only_the_adapters_move_and_they_do(tiny_llama: ModelFolder) -> None:
+    learner = learner_of(tiny_llama, LORA)
+    before = weights_of(learner)
+    first = learner.learn(branching_batch(optimizer=FREE))
+    second = learner.learn(branching_batch(step=2, optimizer=FREE))
+    assert first.metrics["kl_to_start"] == 0.0
+    assert second.metrics["kl_to_start"] > 0.0
+    moved = {name for name, weight in weights_of(learner).items() if not torch.equal(weight, before[name])}
+    assert moved == set(learner.policy.trained)
+    assert all("lora_" in name for name in moved)
+
+
+def test_a_run_with_all_weights_after_one_with_adapters_begins_with_the_hosted_model(tiny_llama: ModelFolder) -> None:
+    fresh, used = learner_of(tiny_llama), learner_of(tiny_llama, LORA)
+    used.learn(branching_batch(dtype="bfloat16"))
+    used.policy.adapt(None, seed=1)
+    used.optimizer.take(used.policy.trained)
+    for learner in (fresh, used):
+        learner.learn(branching_batch(dtype="bfloat16"))
+    ours, theirs = weights_of(used), weights_of(fresh)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_merged_weights_say_what_the_adapted_model_says(tiny_llama: ModelFolder) -> None:
+    learner = learner_of(tiny_llama, LORA)
+    for step in (1, 2):
+        learner.learn(branching_batch(step=step, optimizer=FREE))
+    ids = torch.tensor([[1, 30, 31, 32, 33]])
+    plain = PlainGrpo(tiny_llama.path).model
+    hosted = {name: weight.float() for name, weight in learner.policy.start.items()}
+    plain.load_state_dict(merged(hosted, learner.policy.trained, LORA), strict=False)
+    plain.tie_weights()
+    adapted = learner.policy.model
+    with torch.no_grad():
+        wanted = {name: weight.detach() for name, weight in adapted.named_parameters()}
+        layer = adapted.get_submodule("model.layers.0.self_attn.q_proj")
+        x = torch.randn(3, layer.in_features)
+        own = plain.get_submodule("model.layers.0.self_attn.q_proj")
+        assert torch.allclose(layer(x), own(x), atol=1e-5)
+        assert plain(ids).logits.isfinite().all()
+    assert wanted
+
+
+def test_a_misspelt_target_is_refused_with_the_nearest_name(tiny_llama: ModelFolder) -> None:
+    with pytest.raises(EngineError, match="did you mean 'q_proj'"):
+        learner_of(tiny_llama, LoraSpec(targets=("q_prj", "v_proj")))
+
+
+# -- layers that are computed again -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_activation_checkpointing_gives_equal_gradients_bit_for_bit(
+    tiny_llama: ModelFolder, dtype: str, lora: LoraSpec | None
+) -> None:
+    found: list[dict[str, Tensor]] = []
+    for wanted in (False, True):
+        learner = learner_of(tiny_llama, lora)
+        for step in (1, 2):
+            learner.learn(branching_batch(step=step, dtype=dtype, activation_checkpointing=wanted))
+        found.append(gradients_of(learner) | weights_of(learner))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_activation_checkpointing_keeps_fewer_activations(tiny_llama: ModelFolder) -> None:
+    kept: dict[bool, int] = {}
+    for wanted in (False, True):
+        learner, sizes = learner_of(tiny_llama), []
+
+        def pack(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            learner.learn(branching_batch(activation_checkpointing=wanted))
+        kept[wanted] = sum(sizes)
+    assert kept[True] < 0.5 * kept[False]
+
+
+# -- the optimisers ---------------------------------------------------------------------------------------------------------
+
+
+def adafactor(**fields: Any) -> dict[str, Any]:
+    return {"name": "adafactor", "learning_rate": 1e-2} | fields
+
+
+def test_adafactor_keeps_a_row_and_a_column_of_each_matrix(tiny_llama: ModelFolder) -> None:
+    learner = learner_of(tiny_llama)
+    learner.learn(branching_batch(optimizer=adafactor()))
+    weights = sum(weight.numel() for weight in learner.policy.trained.values())
+    assert sum(value.numel() for value in learner.optimizer.state().values()) < 0.05 * weights
+
+
+def test_adafactor_raises_what_is_rewarded(tiny_llama: ModelFolder) -> None:
+    learner = learner_of(tiny_llama)
+    losses = [
+        learner.learn(branching_batch(step=step, optimizer=adafactor(learning_rate=0.03))).metrics["loss"]
+        for step in range(1, 6)
+    ]
+    change = learner.learn(branching_batch(step=6, optimizer=adafactor())).metrics["weights_change"]
+    assert all(math.isfinite(loss) for loss in losses)
+    assert 1e-4 < change < 0.1
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_restored_moments_make_the_same_next_step(tiny_llama: ModelFolder, name: str) -> None:
+    options = {"name": name, "learning_rate": 1e-3}
+    learner, other = learner_of(tiny_llama), learner_of(tiny_llama)
+    learner.learn(branching_batch(optimizer=options))
+    with torch.no_grad():
+        for one, weight in other.policy.model.named_parameters():
+            weight.copy_(weights_of(learner)[one])
+    other.optimizer.restore(learner.optimizer.state(), name)  # type: ignore[arg-type]
+    for each in (learner, other):
+        each.learn(branching_batch(step=2, optimizer=options))
+    assert all(torch.equal(weights_of(learner)[one], weight) for one, weight in weights_of(other).items())
+
+
+def test_another_optimiser_in_mid_run_begins_with_moments_of_its_own(tiny_llama: ModelFolder) -> None:
+    learner = learner_of(tiny_llama)
+    learner.learn(branching_batch(optimizer=FREE))
+    learner.learn(branching_batch(step=2, optimizer=adafactor()))
+    assert {path.rpartition("/")[2] for path in learner.optimizer.state()} == {"step", "row_var", "col_var", "variance"}
+
+
+# -- steps that did nothing ---------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_left_the_weights_as_they_were_is_refused(tiny_llama: ModelFolder) -> None:
+    with pytest.raises(TrainingRefused, match="did not change the weights"):
+        learner_of(tiny_llama).learn(branching_batch(optimizer={"learning_rate": 1e-30}))
+
+
+def test_a_learning_rate_of_zero_is_a_control_and_not_refused(tiny_llama: ModelFolder) -> None:
+    outcome = learner_of(tiny_llama).learn(branching_batch(optimizer={"learning_rate": 0.0}))
+    assert outcome.metrics["weights_change"] == 0.0
+
+
+def test_a_loss_that_is_not_finite_is_refused_before_the_weights_move(
+    tiny_llama: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learner_of(tiny_llama)
+    before = weights_of(learner)
+    monkeypatch.setattr(Learner, "_accumulate", lambda *given, **named: math.nan)
+    with pytest.raises(TrainingRefused, match="the loss is nan"):
+        learner.learn(branching_batch())
+    assert not learner.half_way
+    assert all(torch.equal(weight, before[name]) for name, weight in weights_of(learner).items())

@@ -1,0 +1,84 @@
+"""Which fields an algorithm takes, what they are by default, and how a spec goes to JSON and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from foundation.strict import explain
+from swarm.protocol.algorithms import DEFAULTS, AlgorithmSpec
+from swarm.protocol.errors import Refusal
+from swarm.protocol.runspec import RunSpec
+from swarm.server.coordinator.runs import patched
+
+
+def run(**algorithm: Any) -> RunSpec:
+    return RunSpec.model_validate({"algorithm": algorithm})
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_a_spec_comes_back_from_json_as_it_was(name: str) -> None:
+    spec = run(name=name, kl=0.1)
+    again = RunSpec.model_validate_json(spec.model_dump_json())
+    assert again == spec
+    assert {field: getattr(spec.algorithm, field) for field in DEFAULTS[name]} == DEFAULTS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("grpo", "gae_lambda", 0.9),
+        ("rloo", "advantage_norm", "std"),
+        ("dr_grpo", "advantage_norm", "none"),
+        ("ppo", "overlong_buffer", 0.1),
+        ("dapo", "gamma", 1.0),
+        ("gspo", "value_coef", 0.1),
+        ("reinforce_pp", "value_clip", 0.2),
+        ("cispo", "baseline", "group"),
+    ],
+)
+def test_a_field_of_another_algorithm_is_refused_even_at_its_default(name: str, field: str, value: object) -> None:
+    with pytest.raises(ValidationError) as refused:
+        run(name=name, **{field: value})
+    problem = str(explain(refused.value, RunSpec)[0])
+    assert f"{name} does not use {field}" in problem
+    assert "leave it out" in problem
+    assert field not in AlgorithmSpec(name=name).model_dump()  # type: ignore[arg-type]
+
+
+def test_misspelt_fields_and_unknown_algorithms_are_refused() -> None:
+    with pytest.raises(ValidationError) as refused:
+        run(name="ppo", gae_lamda=0.9)
+    assert "did you mean 'algorithm.gae_lambda'" in str(explain(refused.value, RunSpec)[0])
+    for name in ("grpoo", None, 3, ["ppo"]):
+        with pytest.raises(ValidationError):
+            run(name=name)
+
+
+def test_groups_of_one_are_taken_only_where_nothing_is_compared_in_them() -> None:
+    alone = {"group_size": 1, "partial_min": 1}
+    for name in ("ppo", "reinforce_pp"):
+        assert RunSpec.model_validate({"algorithm": {"name": name}, "batch": alone}).batch.group_size == 1
+    for algorithm in ({"name": "rloo"}, {"name": "reinforce_pp", "baseline": "group"}):
+        with pytest.raises(ValidationError, match="group_size must be at least 2"):
+            RunSpec.model_validate({"algorithm": algorithm, "batch": alone})
+
+
+def test_dapo_samples_dynamically_unless_told_otherwise() -> None:
+    assert run(name="dapo").batch.rule == "informative_tasks"
+    assert RunSpec(algorithm=AlgorithmSpec(name="dapo")).batch.rule == "informative_tasks"
+    told = RunSpec.model_validate({"algorithm": {"name": "dapo"}, "batch": {"rule": "tasks"}})
+    assert told.batch.rule == "tasks"
+    assert run(name="grpo").batch.rule == "tasks"
+
+
+def test_a_patch_changes_an_algorithms_fields_and_not_its_name() -> None:
+    spec = run(name="ppo")
+    assert patched(spec, {"algorithm": {"gae_lambda": 0.5}}).algorithm.gae_lambda == 0.5
+    assert patched(run(name="dapo", clip_high=0.4), {"algorithm": {"clip_high": None}}).algorithm.clip_high == 0.28
+    with pytest.raises(Refusal, match=r"algorithm\.name"):
+        patched(run(name="rloo"), {"algorithm": {"name": "dr_grpo"}})
+    with pytest.raises(Refusal, match="does not use overlong_buffer"):
+        patched(spec, {"algorithm": {"overlong_buffer": 0.5}})
