@@ -119,6 +119,8 @@ class Workshop:
     def _refuse_what_is_not_here(self, spec: RunSpec) -> None:
         if spec.parameters != "full":
             raise EngineError("the verl engine trains all parameters: set parameters to 'full'")
+        if spec.optimizer.name != "adamw":
+            raise EngineError("the verl engine steps with AdamW alone: set optimizer.name to 'adamw'")
         refuse_unknown_terms(spec.algorithm)
         dtype = self._cluster.settings.dtype
         if spec.dtype != dtype:

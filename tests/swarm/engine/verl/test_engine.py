@@ -75,17 +75,22 @@ async def test_recorded_log_probabilities_are_the_ranks_before_and_after_a_step(
 
 async def test_a_replica_answers_nobody_without_its_key(engine: VerlEngine, run_spec: RunSpec, tmp_path: Path) -> None:
     await engine.open_run(RunContext(run_id="run-key", branch=0, spec=run_spec, directory=tmp_path))
-    url = str(engine.sampling._replicas[0].client._http.base_url)
+    url = engine.sampling._replicas[0].client.url
     async with httpx.AsyncClient(base_url=url, trust_env=False) as stranger:
         asked = await stranger.post("/v1/chat/completions", json={**chat("Say red"), "model": "tiny-llama"})
         called = await stranger.post("/collective_rpc", json={"method": "weights_digest"})
     assert (asked.status_code, called.status_code) == (401, 404)
 
 
-async def test_a_run_of_another_dtype_or_of_adapters_is_refused(
+async def test_what_the_ranks_cannot_do_is_refused_when_the_run_is_opened(
     engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
 ) -> None:
-    for fields, said in (({"dtype": "float32"}, "--verl-dtype"), ({"parameters": {"rank": 4}}, "'full'")):
+    for fields, said in (
+        ({"dtype": "float32"}, "--verl-dtype"),
+        ({"parameters": {"rank": 4}}, "'full'"),
+        ({"optimizer": {"name": "adafactor"}}, "'adamw'"),
+        ({"algorithm": {"name": "ppo"}}, "trains no critic"),
+    ):
         spec = RunSpec.model_validate(run_spec.model_dump() | fields)
         with pytest.raises(EngineError, match=said):
             await engine.open_run(RunContext(run_id="run-other", branch=0, spec=spec, directory=tmp_path))
