@@ -140,7 +140,8 @@ class DriverHandle:
                 reply = await connection.ask(command)
             except ConnectionError as error:
                 await self._drop_connection()
-                await connection.child.stop(grace_s=0)
+                if self._supervisor.child is connection.child:
+                    await self._supervisor.restart()  # from here on nobody takes the engine for ready
                 raise TrainerCrashed(f"the driver ended during {command.command}; see {self._log_path}") from error
         if reply.failure is not None:
             raise _raised(reply.failure)

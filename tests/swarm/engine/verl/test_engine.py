@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import math
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,12 +14,14 @@ import httpx
 import pytest
 
 from foundation.clock import SystemClock
-from swarm.engine.seam import EngineError, RunContext
+from swarm.engine.seam import EngineDown, EngineError, RunContext, TrainBatch, TrainerCrashed
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec
-from tests.contracts.engine_contract import EngineContract, batch_of, chat, request
+from tests.contracts.engine_contract import EngineContract, batch_of, chat, request, sampled_group, train_call
+from tests.swarm.engine.batches import branching_batch
+from tests.swarm.engine.plain_grpo import PlainGrpo
 
 pytestmark = [
     pytest.mark.slow,
@@ -73,6 +78,39 @@ async def test_recorded_log_probabilities_are_the_ranks_before_and_after_a_step(
         await engine.serve(WeightsVersion(run_id="run-same", branch=0, step=step))
 
 
+async def test_two_ranks_take_the_step_of_plain_grpo(
+    engine: VerlEngine, tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    made = branching_batch(dtype="bfloat16")
+    await engine.open_run(RunContext(run_id="run-plain", branch=0, spec=made.spec, directory=tmp_path))
+    outcome = await engine.train(made)
+    plain = PlainGrpo(tiny_llama.path).step(made)
+    norm = math.sqrt(sum(float(part.norm()) ** 2 for part in plain.gradient.values()))
+    assert outcome.metrics["grad_norm"] == pytest.approx(norm, rel=0.02)
+    assert outcome.metrics["loss"] == pytest.approx(plain.loss, abs=1e-3)
+
+
+async def test_a_call_over_a_change_of_weights_says_so_and_can_be_trained(
+    engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
+) -> None:
+    await engine.open_run(RunContext(run_id="run-over", branch=0, spec=run_spec, directory=tmp_path))
+    await engine.train(await batch_of(engine, run_spec, 1))
+    body = chat("Tell a long story.", max_tokens=400, ignore_eos=True, seed=1)
+    long = asyncio.create_task(engine.sample(request(body)))
+    events = engine.stream(request(body))
+    await anext(aiter(events))
+    await engine.serve(WeightsVersion(run_id="run-over", branch=0, step=1))
+    streamed = [span.version.step async for event in events for choice in event.choices for span in choice.versions]
+    assert {0, 1} == set(streamed)
+    assert streamed == sorted(streamed)
+    sampled = await long
+    assert [span.version.step for span in sampled.choices[0].versions] == [0, 1]
+    group = await sampled_group(engine, "over", "Say blue")
+    group.episodes[0].calls[:] = [train_call("long", sampled)]
+    outcome = await engine.train(TrainBatch(step=2, spec=run_spec, groups=[group]))
+    assert outcome.metrics["logprob_mismatch_mean"] < 2 * MEAN_TOLERANCE
+
+
 async def test_a_replica_answers_nobody_without_its_key(engine: VerlEngine, run_spec: RunSpec, tmp_path: Path) -> None:
     await engine.open_run(RunContext(run_id="run-key", branch=0, spec=run_spec, directory=tmp_path))
     url = engine.sampling._replicas[0].client.url
@@ -113,3 +151,39 @@ async def test_weights_of_another_step_are_not_served(engine: VerlEngine, run_sp
     with pytest.raises(EngineError, match="the trainer stands at step 0"):
         await engine.serve(WeightsVersion(run_id="run-step", branch=0, step=2))
     assert (await engine.sample(request(chat("Say red")))).choices[0].versions[0].version.step == 0
+
+
+async def test_a_rank_that_dies_takes_all_with_it_and_the_run_goes_on_from_its_checkpoint(
+    engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
+) -> None:
+    run = RunContext(run_id="run-killed", branch=0, spec=run_spec, directory=tmp_path)
+    await engine.open_run(run)
+    await engine.train(await batch_of(engine, run_spec, 1))
+    await engine.serve(WeightsVersion(run_id="run-killed", branch=0, step=1))
+    await engine.checkpoint()
+    second = await batch_of(engine, run_spec, 2)
+    expected = await engine.train(second)
+    assert await engine.open_run(run) == 1
+    os.kill(_a_rank(engine), signal.SIGKILL)
+    with pytest.raises(TrainerCrashed):
+        await engine.train(second)
+    with pytest.raises(EngineDown):
+        await engine.sample(request(chat("Say red")))
+    assert await engine.open_run(run) == 1
+    assert (await engine.sample(request(chat("Say red")))).choices[0].versions[0].version.step == 1
+    again = await engine.train(second)
+    for name in ("loss", "grad_norm", "weights_change"):
+        assert again.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-6)
+
+
+def _a_rank(engine: VerlEngine) -> int:
+    guardian = engine.driver.process_id
+    assert guardian is not None
+    titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _below(guardian)}
+    return next(pid for pid, title in titles.items() if title.startswith(b"ray::RankWorker"))
+
+
+def _below(pid: int) -> list[int]:
+    """Every living process that came from this one."""
+    children = [int(text) for file in Path(f"/proc/{pid}/task").glob("*/children") for text in file.read_text().split()]
+    return [*children, *(other for child in children for other in _below(child))]
