@@ -38,7 +38,7 @@ class VerlSettings(StrictModel):
     sync_limit_s: Annotated[float, Field(gt=0)] = 600.0
     """A change of weights that takes longer counts as hung: everything is started anew."""
     work_limit_s: Annotated[float, Field(gt=0)] = 7200.0
-    """The same for one pass over a batch, and for a checkpoint."""
+    """The same for an optimiser step and a checkpoint. In a pass over a batch torch's own limit on exchanges between ranks holds."""
 
     @model_validator(mode="after")
     def _replicas_fit(self) -> VerlSettings:
