@@ -6,7 +6,7 @@ TOPIC ?= Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than
 BENCHES := episode_end run_switch grpo_step tree_training async_overlap gateway_overhead swarm_scale false_positives
 PIP := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 
-.PHONY: demo test check bench setup format clean
+.PHONY: demo test check bench setup verl format clean
 
 demo: $(VENV)/.ready  ## a whole study on this machine: no API key, no service
 	RESEARCHER_HOME=$${RESEARCHER_HOME:-$(CURDIR)/.demo} $(BIN)/researcher start --topic "$(TOPIC)"
@@ -39,6 +39,12 @@ $(VENV)/.ready: requirements/cpu.txt pyproject.toml
 
 $(VENV)/.dev-ready: $(VENV)/.ready requirements/dev.txt
 	@$(PIP) -r requirements/dev.txt
+	@touch $@
+
+verl: $(VENV)/.verl-ready  ## what `swarm serve --engine verl` needs beside the rest (0.4 GB)
+
+$(VENV)/.verl-ready: $(VENV)/.ready requirements/verl.txt
+	@$(PIP) -r requirements/verl.txt
 	@touch $@
 
 clean:

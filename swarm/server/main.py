@@ -35,7 +35,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--model", required=True, metavar="NAME_OR_PATH", help="a model that `swarm models` knows, or a folder"
     )
     parser.add_argument(
-        "--engine", choices=("local", "echo"), default="local", help="echo needs no model: for trying things"
+        "--engine",
+        choices=("local", "verl", "echo"),
+        default="local",
+        help="local: one machine; verl: GPU nodes on Ray, experimental (docs/verl.md); echo needs no model: for trying things",
     )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
@@ -62,8 +65,35 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--json", action="store_true", help="print one JSON line with the url when ready to answer")
+    _add_verl_options(parser)
     parser.set_defaults(run=serve)
     return parser
+
+
+def _add_verl_options(parser: argparse.ArgumentParser) -> None:
+    """What `VerlLayout` holds; see docs/verl.md."""
+    group = parser.add_argument_group("verl", "for --engine verl alone")
+    group.add_argument(
+        "--ray-address", metavar="ADDRESS", help="a Ray cluster that runs already (default: one of its own)"
+    )
+    group.add_argument("--verl-nodes", type=_positive, metavar="N", help="nodes of the cluster to use (default 1)")
+    group.add_argument("--verl-ranks", type=_positive, metavar="N", help="devices to use on each node (default 1)")
+    group.add_argument(
+        "--verl-tensor-parallel", type=_positive, metavar="N", help="devices of each replica (default 1)"
+    )
+    group.add_argument("--verl-dtype", choices=("bfloat16", "float32"), help="what is computed in (default bfloat16)")
+    group.add_argument(
+        "--verl-sampling-memory",
+        type=float,
+        metavar="SHARE",
+        help="share of a device's memory for sampling (default 0.45)",
+    )
+    group.add_argument(
+        "--verl-kv-cache-gib", type=float, metavar="N", help="instead: keys and values of a replica, in GiB per device"
+    )
+    group.add_argument(
+        "--verl-tokens-per-rank", type=_positive, metavar="N", help="tokens of one micro-batch (default 16384)"
+    )
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -110,7 +140,7 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 def _hosted(args: argparse.Namespace) -> _Hosted:
     """Raises: SwarmError when there is no such model."""
-    return _echo(args) if args.engine == "echo" else _local(args)
+    return {"echo": _echo, "local": _local, "verl": _verl}[args.engine](args)
 
 
 def _echo(args: argparse.Namespace) -> _Hosted:
@@ -137,6 +167,29 @@ def _local(args: argparse.Namespace) -> _Hosted:
     def engine(state: StateDir, clock: Clock) -> Engine:
         state.note_model(folder.path, folder.fingerprint)
         return LocalEngine(folder, logs=state.logs_dir, max_model_len=args.max_model_len, clock=clock)
+
+    return _Hosted(f"{folder.name}@{folder.fingerprint[:12]}", engine)
+
+
+def _verl(args: argparse.Namespace) -> _Hosted:
+    from swarm.engine.verl.engine import VerlEngine, VerlLayout
+    from swarm.models import resolve
+
+    folder = resolve(args.model)
+    layout = VerlLayout(
+        max_model_len=args.max_model_len,
+        ray_address=args.ray_address,
+        nodes=args.verl_nodes,
+        ranks_per_node=args.verl_ranks,
+        tensor_parallel=args.verl_tensor_parallel,
+        dtype=args.verl_dtype,
+        sampling_memory=args.verl_sampling_memory,
+        kv_cache_bytes=None if args.verl_kv_cache_gib is None else int(args.verl_kv_cache_gib * (1 << 30)),
+        tokens_per_rank=args.verl_tokens_per_rank,
+    )
+
+    def engine(state: StateDir, clock: Clock) -> Engine:
+        return VerlEngine(folder, layout, logs=state.logs_dir, clock=clock)
 
     return _Hosted(f"{folder.name}@{folder.fingerprint[:12]}", engine)
 

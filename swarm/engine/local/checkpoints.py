@@ -104,6 +104,7 @@ def read(directory: Path, step: int) -> Checkpoint:
         for name, expected in manifest.items():
             if _hash(folder / name) != expected:
                 raise BrokenCheckpoint(f"checkpoint {folder}: {name} has changed since it was written")
+        _refuse_ranks(manifest, folder)
         return Checkpoint(
             state=TrainerState.model_validate_json((folder / _STATE).read_bytes()),
             weights=load_file(folder / _WEIGHTS),
@@ -114,12 +115,16 @@ def read(directory: Path, step: int) -> Checkpoint:
 
 
 def fingerprint(directory: Path, step: int) -> str | None:
-    """The SHA-256 of the weights of this step's checkpoint, as its manifest has it; None when there is no checkpoint."""
+    """The SHA-256 of the weights of this step's checkpoint, as its manifest has it; None when there is no checkpoint.
+
+    Raises: EngineError when ranks of the verl engine wrote it.
+    """
     try:
         manifest = json.loads((_folder(directory, step) / _MANIFEST).read_bytes())
-        return str(manifest[_WEIGHTS])
     except FileNotFoundError:
         return None
+    _refuse_ranks(manifest, _folder(directory, step))
+    return str(manifest[_WEIGHTS])
 
 
 def forget_other_future(directory: Path, branch: int, step: int) -> None:
@@ -131,6 +136,14 @@ def forget_other_future(directory: Path, branch: int, step: int) -> None:
             continue  # broken: passed over when it is met
         if state.branch < branch:
             _remove(directory, later)
+
+
+def _refuse_ranks(manifest: dict[str, str], folder: Path) -> None:
+    if _WEIGHTS not in manifest:
+        raise EngineError(
+            f"the checkpoint {folder} was written by ranks of the verl engine, in parts; only `swarm serve --engine verl` "
+            "reads it"
+        )
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:

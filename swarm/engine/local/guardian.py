@@ -21,8 +21,8 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.|torch_)[^/ ]*$")
-"""Shared memory as multiprocessing and torch name it. Files of other names belong to someone who asked for them."""
+SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.|torch_|verl_weights_|vllm_dist_)[^/ ]*$")
+"""Shared memory as multiprocessing, torch, verl and vLLM name it. Files of other names belong to someone who asked for them."""
 LOOK_EVERY_S = 10.0
 _KILL_LIMIT_S = 10.0
 

@@ -23,7 +23,7 @@ from foundation.paths import write_atomically
 from swarm.engine.local.memory import GIB
 from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, chat_body, text_body
 from swarm.engine.local.supervisor import BackOff, ChildProcess, Supervisor
-from swarm.engine.local.vllm_client import VllmClient
+from swarm.engine.local.vllm_client import RENDERED, VllmClient
 from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
 from swarm.engine.local.weight_spans import WeightSpans
 from swarm.engine.seam import (
@@ -108,7 +108,7 @@ class VllmInference:
 
     async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
         """See `Engine.render`. Sampling fields of the body are ignored."""
-        wanted = {name: body[name] for name in _RENDERED[dialect] if name in body}
+        wanted = {name: body[name] for name in RENDERED[dialect] if name in body}
         ours: dict[str, Any] = {"model": self.settings.model_name, "max_tokens": 1}
         if dialect == "chat.completions":
             ours["add_generation_prompt"] = add_generation_prompt
@@ -275,13 +275,6 @@ class VllmInference:
     def _tell(self, health: EngineHealth) -> None:
         for subscriber in self._subscribers:
             subscriber(health)
-
-
-_RENDERED: dict[Dialect, tuple[str, ...]] = {
-    "chat.completions": ("messages", "tools", "tool_choice", "chat_template_kwargs", "documents", "reasoning_effort"),
-    "completions": ("prompt", "add_special_tokens"),
-}
-"""The fields of a request that its prompt depends on."""
 
 
 def _private_dir(note: Path) -> Path:

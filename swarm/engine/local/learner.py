@@ -10,7 +10,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -37,6 +36,7 @@ from swarm.engine.local.minibatch import Minibatch
 from swarm.engine.local.optimizer import Optimizer, OptimizerName
 from swarm.engine.local.reading import Piece, pieces, read
 from swarm.engine.local.tally import Tally
+from swarm.engine.minibatches import minibatches
 from swarm.engine.schedule import learning_rate_at
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.tree import Branch
@@ -98,7 +98,7 @@ class Learner:
         """All epochs and minibatches."""
         spec, tally = batch.spec, Tally()
         algorithm = algorithm_of(spec.algorithm)
-        parts = [branches(part, spec.algorithm) for part in _minibatches(lessons, spec, batch.step)]
+        parts = [branches(part, spec.algorithm) for part in minibatches(lessons, spec, batch.step)]
         ready = [self._made_ready(part, spec, algorithm, tally) for part in parts if part]
         if algorithm.credits_tokens:
             _give_credit(batch, ready, algorithm, tally)
@@ -232,21 +232,3 @@ def _give_credit(batch: TrainBatch, ready: Sequence[Minibatch], algorithm: Algor
         part.take_credit(earned)
     if algorithm.has_critic:
         tally.judge([piece.facts for part in ready for piece in part.pieces])
-
-
-def _minibatches(lessons: Sequence[Lesson], spec: RunSpec, step: int) -> list[list[Lesson]]:
-    """At most `minibatches` parts of nearly equal size.
-
-    Episodes of a group stay together as far as the sizes allow, since they share their prompts; with several parts the
-    groups are shuffled.
-    """
-    count = min(spec.optimizer.minibatches, len(lessons))
-    by_group: dict[int, list[Lesson]] = {}
-    for lesson in lessons:
-        by_group.setdefault(lesson.group, []).append(lesson)
-    groups = list(by_group.values())
-    if count > 1:
-        random.Random(derived_seed(spec.seed, "minibatches", step)).shuffle(groups)
-    ordered = [lesson for group in groups for lesson in group]
-    edges = [len(ordered) * number // count for number in range(count + 1)]
-    return [ordered[first:last] for first, last in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""Talks to vLLM's own server over its Unix socket: renders, samples, streams, and changes weights in place.
+"""Talks to vLLM's own server, on a Unix socket or over the network: renders, samples, streams, changes weights in place.
 
 Knows vLLM's paths and fields, and nothing of processes, versions or episodes. aiohttp, because it takes a tenth of httpx's
 time for an event of a stream, and the processor that it takes is the one that samples.
@@ -12,32 +12,53 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, StreamReader, UnixConnector
+from aiohttp import (
+    ClientError,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    StreamReader,
+    TCPConnector,
+    UnixConnector,
+)
 
 from swarm.engine.seam import Dialect, EngineDown, EngineError, RequestRefused
 
 PATHS: dict[Dialect, str] = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions"}
+RENDERED: dict[Dialect, tuple[str, ...]] = {
+    "chat.completions": ("messages", "tools", "tool_choice", "chat_template_kwargs", "documents", "reasoning_effort"),
+    "completions": ("prompt", "add_special_tokens"),
+}
+"""The fields of a request that its prompt depends on."""
 _JSON = {"content-type": "application/json"}
 _PATIENT = ClientTimeout(total=None, sock_connect=10.0)
 """An answer may take as long as it takes."""
 _CONTROL = ClientTimeout(total=30.0)
 _PROBE = ClientTimeout(total=5.0)
-_KEPT_ALIVE_S = 4.0
-"""Shorter than vLLM's own five seconds, so that no request goes out on a connection that is just being closed."""
+_CONNECTIONS: dict[str, Any] = {"limit": 0, "keepalive_timeout": 4.0}
+"""Kept for less than vLLM's own five seconds, so that no request goes out on a connection that is just being closed."""
 
 
 class VllmClient:
     """One connection pool to one server. Raises EngineDown whenever the server does not answer."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path | None, *, address: str = "inference", key: str | None = None) -> None:
+        """socket: a Unix socket of this machine; None: it listens at `address`, HOST:PORT."""
+        self.url = f"http://{address}/"
         self._http = ClientSession(
-            "http://inference/",
-            connector=UnixConnector(str(socket), limit=0, keepalive_timeout=_KEPT_ALIVE_S),
+            self.url,
+            connector=TCPConnector(**_CONNECTIONS) if socket is None else UnixConnector(str(socket), **_CONNECTIONS),
+            headers={} if key is None else {"authorization": f"Bearer {key}"},
             timeout=_PATIENT,
             cookie_jar=DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
         )
+
+    @classmethod
+    def at(cls, address: str, key: str) -> VllmClient:
+        """A server that listens at HOST:PORT and asks for a key."""
+        return cls(None, address=address, key=key)
 
     async def close(self) -> None:
         await self._http.close()

@@ -133,7 +133,7 @@ class VllmSettings:
         ]
         if self.chat_template is not None:
             argv += ["--chat-template", str(self.chat_template)]
-        if (parser := self._tool_parser()) is not None:
+        if (parser := self.tool_parser) is not None:
             argv += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
         if adapter is not None:
             module = {"name": self.model_name, "path": str(adapter.folder)}
@@ -143,7 +143,9 @@ class VllmSettings:
             name="inference (vLLM)", argv=argv, env=child_environment(os.environ), log_path=self.log_path
         )
 
-    def _tool_parser(self) -> str | None:
+    @cached_property
+    def tool_parser(self) -> str | None:
+        """vLLM's parser of tool calls for the template; None: it knows no tools."""
         template = self._own_template() if self.chat_template is None else self.chat_template.read_text()
         return next((parser for mark, parser in _TOOL_PARSERS if mark in template), None)
 

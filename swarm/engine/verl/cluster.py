@@ -1,0 +1,127 @@
+"""Ranks and replicas on Ray, as the driver sees them. Knows nothing of runs or losses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from tensordict import TensorDict
+from verl.plugin.platform import get_platform
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+from swarm.engine.seam import EngineError
+from swarm.engine.verl.config import verl_config
+from swarm.engine.verl.replica import Replicas
+from swarm.engine.verl.settings import VerlSettings
+from swarm.engine.verl.worker import RankWorker
+
+_LOG = logging.getLogger(__name__)
+_OBJECT_STORE_BYTES = 512 << 20
+"""Batches alone pass through it; weights do not."""
+_ALIVE_LIMIT_S = 60.0
+_ROLE = "actor_rollout"
+
+
+class ClusterLost(Exception):
+    """A rank or a replica died or hangs. Nothing is left to go on with: the driver ends and is started anew."""
+
+
+class Cluster:
+    """Made whole by `start`; every other method raises ClusterLost when a part of it is gone or does not answer in time."""
+
+    def __init__(self, settings: VerlSettings) -> None:
+        self.settings = settings
+
+    def start(self) -> None:
+        """Raises: EngineError when there are too few devices."""
+        self._connect()
+        config = verl_config(self.settings)
+        pool = RayResourcePool([self.settings.ranks_per_node] * self.settings.nodes, max_colocate_count=1)
+        made = RayClassWithInitArgs(cls=ray.remote(RankWorker), config=config.actor_rollout_ref, role=_ROLE)
+        device = get_platform().device_name
+        self._ranks = RayWorkerGroup(resource_pool=pool, ray_cls_with_init=made, device_name=device)
+        self._ranks.init_model()
+        self._replicas = Replicas.create(config=config, worker_group=self._ranks)
+        self._servers = [replica.server_handle for replica in self._replicas.get_replicas()]
+
+    def _connect(self) -> None:
+        """To a cluster that is there, or to one of this machine's own, which ends with this process."""
+        settings, platform = self.settings, get_platform()
+        if settings.ray_address is not None:
+            ray.init(address=settings.ray_address, logging_level=logging.WARNING, log_to_driver=True)
+            return
+        if settings.nodes > 1:
+            raise EngineError(f"{settings.nodes} nodes need a Ray cluster: start one and name it with --ray-address")
+        there = platform.device_count()
+        if settings.ranks_per_node > there:
+            raise EngineError(f"{settings.ranks_per_node} ranks were asked for; this machine has {there} device(s)")
+        ray.init(
+            num_cpus=2 * settings.ranks_per_node + 2,
+            num_gpus=settings.ranks_per_node,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+        )
+
+    @property
+    def addresses(self) -> list[str]:
+        """HOST:PORT of each replica."""
+        return [str(address) for address in self._replicas.get_addresses()]
+
+    def keys(self) -> list[str]:
+        """What each replica asks of those who call it."""
+        return self._got([server.key.remote() for server in self._servers], _ALIVE_LIMIT_S)
+
+    def check(self) -> None:
+        """Every part answers."""
+        self._got([server.alive.remote() for server in self._servers], _ALIVE_LIMIT_S)
+        self._got(self._ranks.alive(), _ALIVE_LIMIT_S)
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    def all_ranks(self, method: str, *values: Any) -> list[Any]:
+        """Call a method on every rank and wait for all of them. Raises also: OSError, of a rank's own."""
+        workers = self._ranks.workers
+        return self._got([getattr(worker, method).remote(*values) for worker in workers], self.settings.work_limit_s)
+
+    def over_rows(self, method: str, rows: TensorDict) -> TensorDict:
+        """Call a method on all ranks, each with its share of the rows; the answers in the order of the rows."""
+        try:
+            answer = getattr(self._ranks, method)(rows)
+            return answer if isinstance(answer, TensorDict) else answer.get()
+        except RayError as error:
+            raise ClusterLost(f"{method} failed: {error}") from error
+
+    # -- weights --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> dict[str, int]:
+        """Stop sampling everywhere; how many tokens each request has, by vLLM's own id."""
+        counts = self._got([server.freeze.remote() for server in self._servers], self.settings.sync_limit_s)
+        return {name: count for part in counts for name, count in part.items()}
+
+    def send_weights(self, step: int) -> str:
+        """From the ranks to the replicas; returns their digest. Weights that arrived changed must not be sampled from."""
+        limit_s = self.settings.sync_limit_s
+        sent = self._got(self._ranks.send_weights(step), limit_s)
+        received = self._got([server.forget.remote() for server in self._servers], limit_s)
+        if len({*sent, *received}) != 1:
+            raise ClusterLost(f"the weights of step {step} did not reach the replicas as they were trained")
+        return str(sent[0])
+
+    def go_on(self) -> None:
+        self._got([server.go_on.remote() for server in self._servers], self.settings.sync_limit_s)
+
+    def _got(self, references: Sequence[Any], limit_s: float) -> list[Any]:
+        try:
+            return list(ray.get(list(references), timeout=limit_s))
+        except GetTimeoutError as error:
+            raise ClusterLost(f"a part of the cluster has not answered for {limit_s:.0f} s") from error
+        except RayTaskError as error:
+            if isinstance(error.cause, OSError):
+                raise OSError(error.cause.errno, error.cause.strerror, error.cause.filename) from error
+            raise ClusterLost(f"a part of the cluster failed: {error}") from error
+        except RayError as error:
+            raise ClusterLost(f"a part of the cluster failed: {error}") from error

@@ -1,0 +1,115 @@
+"""verl's own configuration, from our settings. The defaults are verl's (its `ppo_trainer` file)."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from verl.plugin.platform import get_platform
+
+from swarm.engine.verl.settings import VerlSettings
+
+_NARROW = {"bfloat16": "bf16", "float32": "fp32"}
+_BUCKET_MIB = 512
+"""Weights go over in parts of this size, in memory that both sides share."""
+
+
+def verl_config(settings: VerlSettings) -> Any:
+    """Everything that verl's workers and replicas read."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer")
+    OmegaConf.set_struct(config, False)
+    part = config.actor_rollout_ref
+    packed = importlib.util.find_spec("flash_attn") is not None
+    part.model = OmegaConf.merge(part.model, _model(settings, packed))
+    part.actor = OmegaConf.merge(part.actor, _actor(settings))
+    part.rollout = OmegaConf.merge(part.rollout, _rollout(settings))
+    config.trainer = OmegaConf.merge(
+        config.trainer, {"n_gpus_per_node": settings.ranks_per_node, "nnodes": settings.nodes}
+    )
+    OmegaConf.resolve(config)
+    return config
+
+
+def on_cpu() -> bool:
+    """Whether verl's platform (its own plugin hook chooses it) computes on the processor."""
+    return bool(get_platform().device_name == "cpu")
+
+
+def _model(settings: VerlSettings, packed: bool) -> dict[str, Any]:
+    """Rows lie one behind the other where flash attention is installed, else side by side and padded."""
+    return {
+        "path": str(settings.model_dir),
+        "use_remove_padding": packed,
+        "enable_gradient_checkpointing": not on_cpu(),
+        "override_config": {"attn_implementation": "flash_attention_2" if packed else "sdpa"},
+    }
+
+
+def _engine(settings: VerlSettings) -> dict[str, Any]:
+    narrow = _NARROW[settings.dtype]
+    return {
+        "strategy": "fsdp2",
+        "model_dtype": "fp32",
+        "use_torch_compile": not on_cpu(),
+        "mixed_precision": {"param_dtype": narrow, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+    }
+
+
+def _actor(settings: VerlSettings) -> dict[str, Any]:
+    """The learning rate here is never used: each step brings its own."""
+    return {
+        "strategy": "fsdp2",
+        "fsdp_config": _engine(settings),
+        "use_torch_compile": not on_cpu(),
+        "use_dynamic_bsz": True,
+        "ppo_max_token_len_per_gpu": settings.tokens_per_rank,
+        "ppo_mini_batch_size": settings.ranks,
+        "optim": {"lr": 0.0, "weight_decay": 0.0, "total_training_steps": 1},
+        "checkpoint": {
+            "save_contents": ["model", "optimizer", "extra"],
+            "load_contents": ["model", "optimizer", "extra"],
+        },
+    }
+
+
+def _rollout(settings: VerlSettings) -> dict[str, Any]:
+    """`free_cache_engine` off: replicas go on sampling while the ranks train."""
+    return {
+        "name": "vllm",
+        "n_gpus_per_node": settings.ranks_per_node,
+        "dtype": settings.dtype,
+        "tensor_model_parallel_size": settings.tensor_parallel,
+        "gpu_memory_utilization": settings.sampling_memory,
+        "free_cache_engine": False,
+        "enable_sleep_mode": False,
+        "enforce_eager": on_cpu(),
+        "load_format": "auto",
+        "max_model_len": settings.max_model_len,
+        "prompt_length": settings.max_model_len,
+        "response_length": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": max(4096, settings.max_model_len),
+        "enable_chunked_prefill": not on_cpu(),
+        "logprobs_mode": "processed_logprobs",
+        "log_prob_use_dynamic_bsz": True,
+        "log_prob_max_token_len_per_gpu": settings.tokens_per_rank,
+        "skip_tokenizer_init": False,
+        "checkpoint_engine": {"backend": "naive", "update_weights_bucket_megabytes": _BUCKET_MIB},
+        "engine_kwargs": {"vllm": _vllm(settings)},
+    }
+
+
+def _vllm(settings: VerlSettings) -> dict[str, Any]:
+    """Flags of vLLM's own server, beside those that verl sets."""
+    return {
+        "served_model_name": settings.model_name,
+        "generation_config": "vllm",
+        "enable_scale_out": True,
+        "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        "chat_template": None if settings.chat_template is None else str(settings.chat_template),
+        "enable_auto_tool_choice": True if settings.tool_parser is not None else None,
+        "tool_call_parser": settings.tool_parser,
+    }

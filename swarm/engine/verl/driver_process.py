@@ -1,0 +1,124 @@
+"""The driver: a process that holds the Ray cluster's ranks and replicas, and does what the control process asks over a socket.
+
+    python -m swarm.engine.verl.driver_process --settings JSON --fingerprint SHA256 --socket FD
+
+What it cannot answer ends it, and so does a rank or a replica that died: the control process sees the socket close and
+starts it anew. Its log has the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import select
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from foundation import logs
+from foundation.clock import SystemClock
+from swarm.engine.local.wire import HEADER_BYTES, READY, Failure, OpenRun, Train, WriteCheckpoint, frame, length
+from swarm.engine.seam import EngineError, TrainingRefused
+from swarm.engine.verl.settings import VerlSettings
+from swarm.engine.verl.wire import Place, Publish, Reply, Request
+
+if TYPE_CHECKING:
+    from swarm.engine.verl.cluster import Cluster
+    from swarm.engine.verl.workshop import Workshop
+
+_LOOK_EVERY_S = 10.0
+_LOG = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until the socket is closed."""
+    parser = argparse.ArgumentParser(prog="swarm.engine.verl.driver_process", allow_abbrev=False)
+    parser.add_argument("--settings", type=VerlSettings.model_validate_json, required=True)
+    parser.add_argument("--fingerprint", required=True)
+    parser.add_argument("--socket", type=int, required=True, help="file descriptor of a connected stream socket")
+    args = parser.parse_args(argv)
+    logs.configure()
+    with socket.socket(fileno=args.socket) as connection:
+        return _serve(args.settings, args.fingerprint, connection)
+
+
+def _serve(settings: VerlSettings, fingerprint: str, connection: socket.socket) -> int:
+    import ray
+
+    from swarm.engine.verl.cluster import Cluster, ClusterLost
+    from swarm.engine.verl.workshop import Workshop
+
+    try:
+        cluster = Cluster(settings)
+        cluster.start()
+        workshop = Workshop(cluster, fingerprint, SystemClock(), pad_token=_pad_token(settings))
+        places = [Place(address=at, key=key) for at, key in zip(cluster.addresses, cluster.keys(), strict=True)]
+        connection.sendall(frame(Reply(number=READY, places=places)))
+        while (request := _next_request(connection, cluster)) is not None:
+            connection.sendall(frame(_answer(workshop, request)))
+    except (EngineError, ClusterLost) as error:
+        _LOG.error("%s", error)
+        return 1
+    finally:
+        ray.shutdown()
+    return 0
+
+
+def _next_request(connection: socket.socket, cluster: Cluster) -> Request | None:
+    """The next request; None when the other side is gone. While there is none, the cluster's parts are asked for a sign of life.
+
+    Raises: ClusterLost.
+    """
+    while not select.select([connection], [], [], _LOOK_EVERY_S)[0]:
+        cluster.check()
+    header = _exactly(connection, HEADER_BYTES)
+    data = _exactly(connection, length(header)) if header is not None else None
+    return None if data is None else Request.model_validate_json(data)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    data = connection.recv(size, socket.MSG_WAITALL)
+    return data if len(data) == size else None
+
+
+def _answer(workshop: Workshop, request: Request) -> Reply:
+    from swarm.engine.local.workshop import RunClosed
+
+    try:
+        return _carry_out(workshop, request)
+    except TrainingRefused as error:
+        failure = Failure(kind="refused", text=str(error))
+    except RunClosed as error:
+        failure = Failure(kind="run_closed", text=str(error))
+    except EngineError as error:
+        failure = Failure(kind="engine", text=str(error))
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        failure = Failure(kind="storage", text=f"{error.strerror or error}{where}", errno=error.errno or 0)
+    return Reply(number=request.number, failure=failure)
+
+
+def _carry_out(workshop: Workshop, request: Request) -> Reply:
+    number, command = request.number, request.command
+    if isinstance(command, OpenRun):
+        return Reply(number=number, step=workshop.open_run(command))
+    if isinstance(command, Train):
+        outcome = workshop.train(command.batch)
+        return Reply(number=number, step=outcome.step, outcome=outcome)
+    if isinstance(command, WriteCheckpoint):
+        return Reply(number=number, step=workshop.checkpoint(command.best))
+    if isinstance(command, Publish):
+        return Reply(number=number, step=command.step, counts=workshop.publish(command.step))
+    workshop.resume()
+    return Reply(number=number)
+
+
+def _pad_token(settings: VerlSettings) -> int:
+    """Any token will do, since attention never looks at padding; the model's own where it names one."""
+    config = json.loads((settings.model_dir / "config.json").read_bytes())
+    return int(config.get("pad_token_id") or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""One optimiser step on the ranks: from a batch to new weights and what became of it. Runs in the driver."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as verl_tensors
+
+from foundation.clock import Clock
+from foundation.ids import derived_seed
+from swarm.engine.algorithms.facts import kl_to_start
+from swarm.engine.lesson import Lesson, branches, reward_metrics, select, token_metrics, trainable_calls
+from swarm.engine.minibatches import minibatches
+from swarm.engine.schedule import learning_rate_at
+from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
+from swarm.engine.tree import Branch
+from swarm.engine.verl.rows import measured, tensors_of, trained, with_column
+from swarm.engine.verl.timelines import Row, filled_up, merged
+from swarm.engine.verl.token_loss import TokenLoss
+from swarm.protocol.runspec import RunSpec
+
+if TYPE_CHECKING:
+    from swarm.engine.verl.cluster import Cluster
+
+KL_SAMPLE = 64
+"""With kl = 0 the KL to the first weights is only a metric: it is measured on whole rows with at least so many tokens."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is seen while a step goes on. Tokens are looked at when they are met first."""
+
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    moved: float = 0.0
+    before: float = 0.0
+    tokens: int = 0
+    priced: int = 0
+    clipped: float = 0.0
+    computed: int = 0
+    entropies: list[Tensor] = field(default_factory=list)
+    mismatches: list[Tensor] = field(default_factory=list)
+    kls: list[Tensor] = field(default_factory=list)
+
+    def look(self, batch: TensorDict, answer: TensorDict) -> None:
+        self.entropies.append(trained(batch, answer, "entropy"))
+        self.mismatches.append((trained(batch, answer, "log_probs") - _at_uses(batch, "recorded")).abs())
+
+    def metrics(self) -> dict[str, float]:
+        mismatch = _joined(self.mismatches)
+        return {
+            "loss": self.loss,
+            "grad_norm": self.grad_norm,
+            "clip_share": self.clipped / self.priced if self.priced else 0.0,
+            "weights_change": math.sqrt(self.moved / self.before) if self.before else 0.0,
+            "tokens_trained": float(self.tokens),
+            "tokens_computed": float(self.computed),
+            "entropy": _mean(self.entropies),
+            "kl_to_start": _mean(self.kls),
+            "logprob_mismatch_mean": float(mismatch.mean()) if len(mismatch) else 0.0,
+            "logprob_mismatch_max": float(mismatch.max()) if len(mismatch) else 0.0,
+        }
+
+
+class Learner:
+    """half_way: a step moved the weights and was then refused; they are no step's weights and have to be restored."""
+
+    def __init__(self, cluster: Cluster, clock: Clock, *, pad_token: int) -> None:
+        self.half_way = False
+        self._cluster = cluster
+        self._clock = clock
+        self._pad_token = pad_token
+
+    def learn(self, batch: TrainBatch) -> StepOutcome:
+        """Make the step. Raises: TrainingRefused, ClusterLost."""
+        began, spec = self._clock.monotonic(), batch.spec
+        self._cluster.all_ranks("seed", derived_seed(spec.seed, "step", batch.step))
+        selection = select(batch)
+        rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
+        if branches(selection.lessons, spec.algorithm):
+            seen = self._descend(selection.lessons, batch, rate)
+        else:
+            seen = self._look(batch)
+        metrics = reward_metrics(batch) | token_metrics(batch) | seen.metrics() | {"learning_rate": rate}
+        if wrong := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
+            raise TrainingRefused(f"step {batch.step} is not finite in {', '.join(wrong)}")
+        if rate > 0 and seen.grad_norm > 0 and not seen.moved:
+            raise TrainingRefused(f"step {batch.step} did not change the weights; raise optimizer.learning_rate")
+        self.half_way = False
+        metrics["train_s"] = self._clock.monotonic() - began
+        return StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
+
+    def _descend(self, lessons: Sequence[Lesson], batch: TrainBatch, rate: float) -> _Seen:
+        """All epochs and minibatches."""
+        spec, seen = batch.spec, _Seen()
+        parts = [_rows(part, spec) for part in minibatches(lessons, spec, batch.step)]
+        ready = [self._made_ready(part, spec, seen) for part in parts if part]
+        if not spec.algorithm.kl:
+            self._sample_kl([row for part in parts for row in part], spec, batch.step, seen)
+        self._cluster.all_ranks("set_loss_fn", TokenLoss(spec.algorithm))
+        for epoch in range(spec.optimizer.epochs):
+            for part in ready:
+                loss = self._accumulate(part, seen, first=epoch == 0)
+                seen.loss += loss / len(parts) if epoch == 0 else 0.0
+                self._move(spec, rate, batch.step, seen)
+        return seen
+
+    def _made_ready(self, rows: Sequence[Row], spec: RunSpec, seen: _Seen) -> TensorDict:
+        """A minibatch, with the log-probabilities that its loss compares with."""
+        batch = self._tensors(rows)
+        seen.computed += sum(len(row.ids) for row in rows)
+        bare = batch
+        if spec.optimizer.epochs * spec.optimizer.minibatches > 1:
+            batch = with_column(batch, "old", self._read("compute_log_prob", bare))
+        if spec.algorithm.kl:
+            batch = with_column(batch, "start", self._read("compute_start_log_prob", bare))
+        return batch
+
+    def _accumulate(self, batch: TensorDict, seen: _Seen, *, first: bool) -> float:
+        """The gradient of one minibatch; returns its loss. Raises: TrainingRefused."""
+        answer = self._cluster.over_rows("forward_backward", batch.copy())
+        told = measured(answer)
+        loss = float(told["loss"])
+        if not math.isfinite(loss):
+            raise TrainingRefused(f"the loss is {loss}")
+        uses = int(sum(float(row.sum()) for row in batch["loss_mask"].unbind()))
+        seen.priced += uses
+        seen.clipped += _total(told["clipped"])
+        if first:
+            seen.tokens += uses
+            seen.look(batch, answer)
+            if "start" in batch.keys():  # noqa: SIM118  not a mapping
+                seen.kls.append(kl_to_start(trained(batch, answer, "log_probs"), _at_uses(batch, "start")))
+        return loss
+
+    def _move(self, spec: RunSpec, rate: float, step: int, seen: _Seen) -> None:
+        optimizer = spec.optimizer
+        told = self._cluster.all_ranks("descend", rate, optimizer.weight_decay, optimizer.max_grad_norm)
+        norm = max(rank["grad_norm"] for rank in told)
+        if not math.isfinite(norm):
+            raise TrainingRefused(
+                f"step {step}: the gradient norm is {norm}; lower optimizer.learning_rate or look at the rewards"
+            )
+        self.half_way = True
+        seen.grad_norm = max(seen.grad_norm, norm)
+        seen.moved += sum(rank["moved"] for rank in told)
+        seen.before = seen.before or sum(rank["before"] for rank in told)
+
+    def _look(self, batch: TrainBatch) -> _Seen:
+        """Nothing is trained: measure on what could have been."""
+        seen, algorithm = _Seen(), batch.spec.algorithm
+        made, names = [], []
+        for episode in (episode for group in batch.groups for episode in group.episodes):
+            for call in trainable_calls(episode, algorithm):
+                made.append(Branch(call=call, advantage=0.0, weight=0.0))
+                names.append(episode.episode_id)
+        rows = merged(made, names)
+        if rows:
+            tensors = self._tensors(rows)
+            seen.look(tensors, self._read("compute_log_prob", tensors))
+            self._sample_kl(rows, batch.spec, batch.step, seen)
+        return seen
+
+    def _sample_kl(self, rows: Sequence[Row], spec: RunSpec, step: int, seen: _Seen) -> None:
+        """KL to the first weights on neighbouring rows, from a place drawn anew at each step."""
+        first = random.Random(derived_seed(spec.seed, "kl", step)).randrange(len(rows))
+        chosen: list[Row] = []
+        for row in [*rows[first:], *rows[:first]]:
+            chosen.append(row)
+            if sum(sum(other.mask) for other in chosen) >= KL_SAMPLE:
+                break
+        tensors = self._tensors(chosen)
+        now, start = (self._read(method, tensors) for method in ("compute_log_prob", "compute_start_log_prob"))
+        seen.kls.append(kl_to_start(trained(tensors, now, "log_probs"), trained(tensors, start, "log_probs")))
+
+    def _tensors(self, rows: Sequence[Row]) -> TensorDict:
+        return tensors_of(filled_up(rows, self._cluster.settings.ranks), pad_token=self._pad_token)
+
+    def _read(self, method: str, batch: TensorDict) -> TensorDict:
+        """What the current weights, or the first ones, say of the rows; no gradient."""
+        asked = batch.copy()
+        verl_tensors.assign_non_tensor(asked, compute_loss=False)
+        return self._cluster.over_rows(method, asked)
+
+
+def _rows(lessons: Sequence[Lesson], spec: RunSpec) -> list[Row]:
+    of_call = {call.call_id: lesson.episode_id for lesson in lessons for call in lesson.calls}
+    made = branches(lessons, spec.algorithm)
+    return merged(made, [of_call[branch.call.call_id] for branch in made])
+
+
+def _at_uses(batch: TensorDict, name: str) -> Tensor:
+    return trained(batch, batch, name)
+
+
+def _total(told: object) -> float:
+    """The sum over ranks and micro-batches, however deep verl nests their lists."""
+    if isinstance(told, list | tuple):
+        return sum(_total(part) for part in told)
+    return float(told)  # type: ignore[arg-type]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if parts else torch.zeros(0)
+
+
+def _mean(parts: Sequence[Tensor]) -> float:
+    values = _joined(parts)
+    return float(values.double().mean()) if len(values) else 0.0

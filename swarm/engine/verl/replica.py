@@ -1,0 +1,83 @@
+"""verl's vLLM replicas, with what it takes to change weights under calls in flight: freeze, count, go on.
+
+verl itself aborts them. Runs in the driver and in Ray's actors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from typing import Any
+
+import ray
+from verl.workers.rollout.llm_server import LLMServerManager
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+_EXTENSION = "swarm.engine.verl.worker_extension.ReplicaWorker"
+
+
+class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
+    """One replica's actor: vLLM's engine, and its own HTTP server on a port of the node."""
+
+    engine: Any
+
+    async def run_server(self, args: argparse.Namespace) -> None:
+        """Serve with a key made here, which stands in no log, no environment and no command line."""
+        self._key = secrets.token_urlsafe(32)
+        args.api_key = [self._key]
+        await super().run_server(args)
+
+    async def key(self) -> str:
+        return self._key
+
+    async def alive(self) -> None:
+        """Raises when vLLM's engine died under the actor."""
+        await self.engine.check_health()
+
+    async def freeze(self) -> dict[str, int]:
+        """Stop every request where it is; new ones wait. Returns how many tokens each has sampled, by vLLM's own id."""
+        await self.engine.pause_generation(mode="keep", clear_cache=False)
+        counts: list[dict[str, int]] = await self.engine.collective_rpc(method="sampled_counts")
+        return counts[0]
+
+    async def forget(self) -> str:
+        """Drop keys and values of the old weights, also of frozen requests; returns the digest of the new weights.
+
+        Raises: RuntimeError when vLLM kept some, or its workers received different weights.
+        """
+        if not await self.engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM kept keys and values of the old weights")
+        digests: set[str] = set(await self.engine.collective_rpc(method="weights_digest"))
+        if len(digests) != 1:
+            raise RuntimeError(f"the workers of replica {self.replica_rank} received different weights")
+        return digests.pop()
+
+    async def clear_kv_cache(self) -> None:
+        """verl calls this at the end of a transfer; `forget` does it, for frozen requests too."""
+
+    async def go_on(self) -> None:
+        await self.engine.resume_generation()
+
+    def _get_worker_extension_cls(self) -> str:
+        return _EXTENSION
+
+    def _get_override_generation_config(self) -> dict[str, Any]:
+        """None: a request says how it is sampled."""
+        return {}
+
+
+class Replica(vLLMReplica):  # type: ignore[misc]
+    """One replica, over the devices of its ranks."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.server_class = ray.remote(ReplicaServer)
+
+
+class Replicas(LLMServerManager):  # type: ignore[misc]
+    """All replicas of an engine."""
+
+    rollout_replica_class = Replica
+
+    async def _init_global_load_balancer(self) -> None:
+        """None: the control process chooses the replica of each call."""

@@ -1,0 +1,56 @@
+"""What the driver is told at its start: the model, and how ranks and replicas lie on the nodes. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from foundation.strict import StrictModel
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class VerlSettings(StrictModel):
+    """Ranks train (FSDP2 over all of them); each replica samples on the devices of `tensor_parallel` neighbouring ranks."""
+
+    model_dir: Path
+    model_name: str
+    max_model_len: Count
+    chat_template: Path | None = None
+    tool_parser: str | None = None
+    ray_address: str | None = None
+    """A Ray cluster that runs already (`auto`, `HOST:6379`, `ray://…`); None: one that lives and dies with the driver."""
+    nodes: Count = 1
+    ranks_per_node: Count = 1
+    """Devices that are used on each node, one rank per device."""
+    tensor_parallel: Count = 1
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Compute type of ranks and replicas. Weights and moments of the ranks are float32."""
+    max_num_seqs: Count = 64
+    sampling_memory: Annotated[float, Field(gt=0, lt=1)] = 0.45
+    """Share of each device's memory that its replica takes; it stays there while the ranks train."""
+    kv_cache_bytes: Count | None = None
+    """Instead of what `sampling_memory` leaves for keys and values."""
+    tokens_per_rank: Count = 16_384
+    """Tokens of one micro-batch of one rank; at least `max_model_len`."""
+    sync_limit_s: Annotated[float, Field(gt=0)] = 600.0
+    """A change of weights that takes longer counts as hung: everything is started anew."""
+    work_limit_s: Annotated[float, Field(gt=0)] = 7200.0
+    """The same for an optimiser step and a checkpoint. In a pass over a batch torch's own limit on exchanges between ranks holds."""
+
+    @model_validator(mode="after")
+    def _replicas_fit(self) -> VerlSettings:
+        if self.ranks_per_node % self.tensor_parallel:
+            raise ValueError(
+                f"{self.ranks_per_node} ranks per node cannot hold replicas over {self.tensor_parallel} devices each; "
+                "choose a tensor_parallel that divides ranks_per_node"
+            )
+        if self.tokens_per_rank < self.max_model_len:
+            raise ValueError(f"tokens_per_rank must be at least max_model_len, {self.max_model_len}")
+        return self
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node

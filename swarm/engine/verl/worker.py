@@ -1,0 +1,100 @@
+"""One rank of the training half: verl's actor and rollout worker, with what a run of ours asks of it beside that.
+
+Runs inside Ray's actors. FSDP2 alone; parameters are float32, split over all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
+from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
+
+from swarm.engine.verl.digest import WeightsDigest
+
+
+class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
+    """Its methods are called on all ranks at once, through verl's worker group."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def init_model(self) -> None:
+        """Build the parts, and remember this rank's share of the hosted weights."""
+        super().init_model()
+        self._start = {name: weight.detach().cpu().clone() for name, weight in self._shards().items()}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def to_start(self, seed: int) -> None:
+        """The hosted weights again, no moments, a fresh generator."""
+        engine = self.actor.engine
+        with engine.train_mode(), torch.no_grad():
+            for name, shard in self._shards().items():
+                shard.copy_(self._start[name])
+            engine.optimizer.state.clear()
+        torch.manual_seed(seed)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def descend(self, learning_rate: float, weight_decay: float, max_grad_norm: float) -> dict[str, float]:
+        """One optimiser step on the gradients that were accumulated.
+
+        Returns: the norm before clipping, over all ranks, and this rank's squared norms of its weights' change (`moved`)
+        and of its weights before. A norm that is not finite moves nothing.
+        """
+        engine = self.actor.engine
+        with engine.train_mode(zero_grad_on_exit=True):
+            for group in engine.optimizer.param_groups:
+                group.update(lr=learning_rate, weight_decay=weight_decay)
+            norm = fsdp2_clip_grad_norm_(engine.module.parameters(), max_norm=max_grad_norm)
+            grad_norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+            shards = self._shards()
+            before = {name: shard.detach().clone() for name, shard in shards.items()}
+            if math.isfinite(grad_norm):
+                engine.optimizer.step()
+            moved = sum(_squared(shards[name] - old) for name, old in before.items())
+            return {"grad_norm": grad_norm, "moved": moved, "before": sum(map(_squared, before.values()))}
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
+    def compute_start_log_prob(self, data: TensorDict) -> TensorDict | None:
+        """What the hosted weights say of the rows: they take the place of the current ones for so long."""
+        with torch.no_grad():
+            shards = self._shards()
+            kept = {name: shard.clone() for name, shard in shards.items()}
+            for name, shard in shards.items():
+                shard.copy_(self._start[name])
+            try:
+                output: TensorDict | None = self.actor.infer_batch(data)
+            finally:
+                for name, shard in shards.items():
+                    shard.copy_(kept[name])
+        return None if output is None else output.cpu()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
+    async def send_weights(self, step: int) -> str:
+        """Send the weights to this rank's replica; returns the digest of what was sent."""
+        weights, _ = self.actor.engine.get_per_tensor_param(base_sync_done=True)
+        digest = WeightsDigest()
+        await self.rollout.update_weights(
+            digest.over(weights), peft_config=None, base_sync_done=True, global_steps=step
+        )
+        return digest.hexdigest()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
+    def alive(self) -> None:
+        """Answers as long as the rank lives."""
+
+    def _shards(self) -> dict[str, Tensor]:
+        """This rank's part of each weight."""
+        named: dict[str, Any] = dict(self.actor.engine.module.named_parameters())
+        return {name: getattr(weight, "_local_tensor", weight).detach() for name, weight in named.items()}
+
+
+def _squared(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.detach())) ** 2

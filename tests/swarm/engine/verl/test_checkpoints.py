@@ -1,0 +1,63 @@
+"""Checkpoints of several ranks, as files: whole or not there, and never taken for another engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swarm.engine.local import checkpoints as of_one_process
+from swarm.engine.local.checkpoints import TrainerState, steps
+from swarm.engine.seam import EngineError
+from swarm.engine.verl import checkpoints
+from swarm.protocol.runspec import RunSpec
+
+RANKS = 2
+
+
+def state(step: int) -> TrainerState:
+    return TrainerState(run_id="run-1", branch=0, step=step, fingerprint="f" * 64, spec=RunSpec(), random_state="00")
+
+
+def ranks(count: int = RANKS) -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        for kind in ("model", "optim", "extra_state"):
+            for rank in range(count):
+                (folder / f"{kind}_world_size_{RANKS}_rank_{rank}.pt").write_bytes(b"some weights")
+
+    return save
+
+
+def write(directory: Path, *all_steps: int, best: int | None = None) -> None:
+    for step in all_steps:
+        checkpoints.write(directory, state(step), ranks(), ranks=RANKS, keep=2, best=best)
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    write(tmp_path, 1, 2, 3, 4, best=1)
+    assert steps(tmp_path) == [1, 3, 4]
+    newest = checkpoints.newest(tmp_path, RANKS)
+    assert newest is not None
+    assert newest.step == 4
+
+
+def test_what_a_rank_did_not_write_leaves_no_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    with pytest.raises(EngineError, match="did not arrive"):
+        checkpoints.write(tmp_path, state(2), ranks(1), ranks=RANKS, keep=2)
+    assert steps(tmp_path) == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    with pytest.raises(EngineError, match="is of 2 verl ranks"):
+        checkpoints.newest(tmp_path, 4)
+
+
+def test_the_local_engine_names_the_engine_that_wrote_it(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    for read in (lambda: of_one_process.newest(tmp_path), lambda: of_one_process.fingerprint(tmp_path, 1)):
+        with pytest.raises(EngineError, match="--engine verl"):
+            read()

@@ -1,0 +1,50 @@
+"""The driver's process: what it refuses, it says, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from foundation.clock import SystemClock
+from swarm.engine.seam import EngineDown, EngineError
+from swarm.engine.verl.engine import VerlEngine, VerlLayout
+from swarm.models.folder import ModelFolder
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.anyio,
+    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
+]
+
+
+async def test_more_ranks_than_devices_are_refused_with_the_reason(
+    cpu_platform: None, tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    layout = VerlLayout(max_model_len=512, ranks_per_node=4)
+    engine = VerlEngine(tiny_llama, layout, logs=tmp_path, clock=SystemClock())
+    try:
+        with pytest.raises(EngineDown, match=r"(?s)4 ranks were asked for; this machine has 2 device"):
+            await engine.boot()
+        assert engine.driver.health.failed_for_good
+    finally:
+        await engine.shutdown()
+
+
+async def test_a_layout_that_does_not_add_up_is_refused_at_once(tiny_llama: ModelFolder, tmp_path: Path) -> None:
+    for fields, said in (
+        ({"ranks_per_node": 3, "tensor_parallel": 2}, "divides ranks_per_node"),
+        ({"tokens_per_rank": 64}, "tokens_per_rank must be at least"),
+        ({"sampling_memory": 1.5}, "sampling_memory"),
+    ):
+        with pytest.raises(EngineError, match=said):
+            VerlEngine(tiny_llama, VerlLayout(max_model_len=512, **fields), logs=tmp_path, clock=SystemClock())
+
+
+async def test_a_driver_that_is_not_booted_samples_and_trains_nothing(tiny_llama: ModelFolder, tmp_path: Path) -> None:
+    engine = VerlEngine(tiny_llama, VerlLayout(max_model_len=512), logs=tmp_path, clock=SystemClock())
+    with pytest.raises(EngineDown, match="no replica is there"):
+        await engine.render("completions", {"prompt": "One"})
+    with pytest.raises(EngineDown, match="open it"):
+        await engine.checkpoint()

@@ -1,0 +1,189 @@
+"""The whole verl engine on the processor: two ranks, one replica over both, one engine for all tests of this module."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import math
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from foundation.clock import SystemClock
+from swarm.engine.seam import EngineDown, EngineError, RunContext, TrainBatch, TrainerCrashed
+from swarm.engine.verl.engine import VerlEngine, VerlLayout
+from swarm.models.folder import ModelFolder
+from swarm.protocol.episodes import WeightsVersion
+from swarm.protocol.runspec import RunSpec
+from tests.contracts.engine_contract import EngineContract, batch_of, chat, request, sampled_group, train_call
+from tests.swarm.engine.batches import branching_batch
+from tests.swarm.engine.plain_grpo import PlainGrpo
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.anyio,
+    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
+]
+
+MEAN_TOLERANCE = 0.1
+"""Two bfloat16 implementations of one small random model."""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def engine(
+    anyio_backend: str, cpu_platform: None, tiny_llama: ModelFolder, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[VerlEngine]:
+    layout = VerlLayout(
+        max_model_len=512,
+        ranks_per_node=2,
+        tensor_parallel=2,
+        max_num_seqs=16,
+        sampling_memory=0.05,
+        kv_cache_bytes=64 << 20,
+        tokens_per_rank=2048,
+    )
+    made = VerlEngine(tiny_llama, layout, logs=tmp_path_factory.mktemp("verl") / "logs", clock=SystemClock())
+    try:
+        await made.boot()
+        yield made
+    finally:
+        await made.shutdown()
+
+
+@pytest.fixture
+def run_spec() -> RunSpec:
+    return RunSpec.model_validate({"batch": {"group_size": 4}, "optimizer": {"learning_rate": 1e-3}})
+
+
+class TestVerlEngine(EngineContract):
+    """What every engine keeps."""
+
+
+async def test_recorded_log_probabilities_are_the_ranks_before_and_after_a_step(
+    engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
+) -> None:
+    await engine.open_run(RunContext(run_id="run-same", branch=0, spec=run_spec, directory=tmp_path))
+    for step in (1, 2):
+        outcome = await engine.train(await batch_of(engine, run_spec, step))
+        assert outcome.metrics["logprob_mismatch_mean"] < MEAN_TOLERANCE
+        await engine.serve(WeightsVersion(run_id="run-same", branch=0, step=step))
+
+
+async def test_two_ranks_take_the_step_of_plain_grpo(
+    engine: VerlEngine, tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    made = branching_batch(dtype="bfloat16")
+    await engine.open_run(RunContext(run_id="run-plain", branch=0, spec=made.spec, directory=tmp_path))
+    outcome = await engine.train(made)
+    plain = PlainGrpo(tiny_llama.path).step(made)
+    norm = math.sqrt(sum(float(part.norm()) ** 2 for part in plain.gradient.values()))
+    assert outcome.metrics["grad_norm"] == pytest.approx(norm, rel=0.02)
+    assert outcome.metrics["loss"] == pytest.approx(plain.loss, abs=1e-3)
+
+
+async def test_a_call_over_a_change_of_weights_says_so_and_can_be_trained(
+    engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
+) -> None:
+    await engine.open_run(RunContext(run_id="run-over", branch=0, spec=run_spec, directory=tmp_path))
+    await engine.train(await batch_of(engine, run_spec, 1))
+    body = chat("Tell a long story.", max_tokens=400, ignore_eos=True, seed=1)
+    long = asyncio.create_task(engine.sample(request(body)))
+    events = engine.stream(request(body))
+    await anext(aiter(events))
+    await engine.serve(WeightsVersion(run_id="run-over", branch=0, step=1))
+    streamed = [span.version.step async for event in events for choice in event.choices for span in choice.versions]
+    assert {0, 1} == set(streamed)
+    assert streamed == sorted(streamed)
+    sampled = await long
+    assert [span.version.step for span in sampled.choices[0].versions] in ([0, 1], [1])  # [1]: it had not begun yet
+    group = await sampled_group(engine, "over", "Say blue")
+    group.episodes[0].calls[:] = [train_call("long", sampled)]
+    outcome = await engine.train(TrainBatch(step=2, spec=run_spec, groups=[group]))
+    assert outcome.metrics["logprob_mismatch_mean"] < 2 * MEAN_TOLERANCE
+
+
+async def test_a_replica_answers_nobody_without_its_key(engine: VerlEngine, run_spec: RunSpec, tmp_path: Path) -> None:
+    await engine.open_run(RunContext(run_id="run-key", branch=0, spec=run_spec, directory=tmp_path))
+    url = engine.sampling._replicas[0].client.url
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as stranger:
+        asked = await stranger.post("/v1/chat/completions", json={**chat("Say red"), "model": "tiny-llama"})
+        called = await stranger.post("/collective_rpc", json={"method": "weights_digest"})
+    assert (asked.status_code, called.status_code) == (401, 404)
+
+
+async def test_what_the_ranks_cannot_do_is_refused_when_the_run_is_opened(
+    engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
+) -> None:
+    for fields, said in (
+        ({"dtype": "float32"}, "--verl-dtype"),
+        ({"parameters": {"rank": 4}}, "'full'"),
+        ({"optimizer": {"name": "adafactor"}}, "'adamw'"),
+        ({"algorithm": {"name": "ppo"}}, "trains no critic"),
+    ):
+        spec = RunSpec.model_validate(run_spec.model_dump() | fields)
+        with pytest.raises(EngineError, match=said):
+            await engine.open_run(RunContext(run_id="run-other", branch=0, spec=spec, directory=tmp_path))
+
+
+async def test_a_checkpoint_is_whole_or_passed_over(engine: VerlEngine, run_spec: RunSpec, tmp_path: Path) -> None:
+    run = RunContext(run_id="run-kept", branch=0, spec=run_spec, directory=tmp_path)
+    await engine.open_run(run)
+    for step in (1, 2):
+        await engine.train(await batch_of(engine, run_spec, step))
+        assert await engine.checkpoint() == step
+    broken = tmp_path / "step-00000002" / "model_world_size_2_rank_1.pt"
+    broken.write_bytes(broken.read_bytes()[:-1] + b"x")
+    assert await engine.open_run(run) == 1
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".unfinished-")]
+
+
+async def test_weights_of_another_step_are_not_served(engine: VerlEngine, run_spec: RunSpec, tmp_path: Path) -> None:
+    await engine.open_run(RunContext(run_id="run-step", branch=0, spec=run_spec, directory=tmp_path))
+    with pytest.raises(EngineError, match="the trainer stands at step 0"):
+        await engine.serve(WeightsVersion(run_id="run-step", branch=0, step=2))
+    assert (await engine.sample(request(chat("Say red")))).choices[0].versions[0].version.step == 0
+
+
+async def test_a_rank_that_dies_takes_all_with_it_and_the_run_goes_on_from_its_checkpoint(
+    engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
+) -> None:
+    run = RunContext(run_id="run-killed", branch=0, spec=run_spec, directory=tmp_path)
+    await engine.open_run(run)
+    await engine.train(await batch_of(engine, run_spec, 1))
+    await engine.serve(WeightsVersion(run_id="run-killed", branch=0, step=1))
+    await engine.checkpoint()
+    second = await batch_of(engine, run_spec, 2)
+    expected = await engine.train(second)
+    assert await engine.open_run(run) == 1
+    os.kill(_a_rank(engine), signal.SIGKILL)
+    with pytest.raises(TrainerCrashed):
+        await engine.train(second)
+    with pytest.raises(EngineDown):
+        await engine.sample(request(chat("Say red")))
+    assert await engine.open_run(run) == 1
+    assert (await engine.sample(request(chat("Say red")))).choices[0].versions[0].version.step == 1
+    again = await engine.train(second)
+    for name in ("loss", "grad_norm", "weights_change"):
+        assert again.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-6)
+
+
+def _a_rank(engine: VerlEngine) -> int:
+    guardian = engine.driver.process_id
+    assert guardian is not None
+    titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _below(guardian)}
+    return next(pid for pid, title in titles.items() if title.startswith(b"ray::RankWorker"))
+
+
+def _below(pid: int) -> list[int]:
+    """Every living process that came from this one."""
+    children = [int(text) for file in Path(f"/proc/{pid}/task").glob("*/children") for text in file.read_text().split()]
+    return [*children, *(other for child in children for other in _below(child))]

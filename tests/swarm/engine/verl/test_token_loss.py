@@ -1,0 +1,35 @@
+"""Which algorithms the ranks can price tokens for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarm.engine.seam import EngineError
+from swarm.engine.verl.token_loss import refuse_unknown_terms
+from swarm.protocol.algorithms import AlgorithmSpec
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"name": "ppo"}, "trains no critic"),
+        ({"name": "gspo"}, "no ratios of whole calls"),
+        ({"importance_correction": "truncated_call"}, "no ratios of whole calls"),
+        ({"name": "reinforce_pp", "kl": 0.1, "kl_in": "reward"}, "no penalty or discount"),
+        ({"name": "reinforce_pp", "kl": 0.0, "gamma": 0.9}, "no penalty or discount"),
+    ],
+)
+def test_what_needs_more_than_a_row_has_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        refuse_unknown_terms(AlgorithmSpec.model_validate(fields))
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "dapo", "cispo"])
+def test_what_prices_each_token_by_itself_is_taken(name: str) -> None:
+    refuse_unknown_terms(AlgorithmSpec.model_validate({"name": name}))
+
+
+def test_reinforce_without_penalty_and_discount_is_taken() -> None:
+    refuse_unknown_terms(AlgorithmSpec.model_validate({"name": "reinforce_pp", "kl": 0.0}))
