@@ -19,7 +19,7 @@ from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import Decision, decide
 from researcher.analysis.race import due
 from researcher.executor.trials import Executor, Progress
-from researcher.gates import Gates, Halted
+from researcher.gates import Gates, Halted, heed
 from researcher.models import Finding, Plan, Stage, StudyStatus, TrialRecord, TrialStatus, Verdict
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget
@@ -133,15 +133,10 @@ class Conduct:
         def on_progress(progress: Progress) -> None:
             self._see(progress, plan, picture)
 
-        left = [trial for trial in trials if trial.status not in (TrialStatus.DONE, TrialStatus.FAILED)]
+        left = [trial for trial in trials if not trial.status.ended]
         await self._within_budget(study_id, plan, self._executor.run_trials(study_id, plan, left, on_progress))
-        study = self._store.study(study_id)
-        if study.stop_requested:
-            raise Halted(StudyStatus.STOPPED, "stopped on request; `researcher resume` goes on with it")
-        over = (TrialStatus.DONE, TrialStatus.FAILED)
-        if study.pause_requested:
-            raise Halted(StudyStatus.WAITING, "paused on request; `researcher resume` goes on with it")
-        if any(self._store.trial(study_id, trial.key).status not in over for trial in trials):
+        heed(self._store, study_id)
+        if not all(self._store.trial(study_id, trial.key).status.ended for trial in trials):
             raise Halted(StudyStatus.WAITING, "waits for its next window")
 
     async def _within_budget(self, study_id: str, plan: Plan, work: Awaitable[object]) -> None:

@@ -25,6 +25,15 @@ class Halted(Exception):
         self.reason = reason
 
 
+def heed(store: Store, study_id: str) -> None:
+    """Raises: Halted when a person asked for a stop or a pause."""
+    study = store.study(study_id)
+    if study.stop_requested:
+        raise Halted(StudyStatus.STOPPED, "stopped on request; `researcher resume` goes on with it")
+    if study.pause_requested:
+        raise Halted(StudyStatus.WAITING, "paused on request; `researcher resume` goes on with it")
+
+
 class Gates:
     """`store` is the owner's. An answer is journalled when it is first met."""
 

@@ -30,6 +30,12 @@ def is_dead(owner: str) -> bool:
     return str(started_at(int(pid))) != start
 
 
+def living_owner(store: Store, study_id: str, now: float) -> str | None:
+    """Who works on the study, None when nobody does."""
+    lease = store.lease(study_id)
+    return None if lease is None or is_dead(lease.owner) or lease.expires_at < now else lease.owner
+
+
 @contextlib.asynccontextmanager
 async def owned(store: Store, study_id: str, clock: Clock) -> AsyncIterator[Store]:
     """The store for the study's owner, while the lease is held and renewed. The body is cancelled when the lease is lost.

@@ -9,13 +9,11 @@ from datetime import UTC, datetime
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.models import Event, Plan, StudyRecord, StudyStatus, TrialRecord
-from researcher.ownership import is_dead
+from researcher.ownership import living_owner
 from researcher.planner.instruments import available
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
 from researcher.view import sparkline
-
-OVER = (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
 
 
 def list_command(args: argparse.Namespace) -> int:
@@ -62,7 +60,7 @@ def stop_command(args: argparse.Namespace) -> int:
     home = open_home()
     study_id = home.store.resolve_study(args.study)
     study = home.store.study(study_id)
-    if study.status in OVER:
+    if study.status.ended:
         say(f"{study_id} is {study.status} already")
         return DONE
     home.store.request_stop(study_id)
@@ -148,7 +146,7 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
         effect = record.effect
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
-    if study.status not in OVER:
+    if not study.status.ended:
         lines.append(f"worked on by {worker}" if worker else _unattended(home, study))
     return lines
 
@@ -186,8 +184,7 @@ def _trial_line(trial: TrialRecord) -> str:
 
 def worker_of(home: Home, study_id: str) -> str | None:
     """The living owner of the study, if any."""
-    lease = home.store.lease(study_id)
-    return None if lease is None or is_dead(lease.owner) or lease.expires_at < time.time() else lease.owner
+    return living_owner(home.store, study_id, time.time())
 
 
 def _exit_code(study: StudyRecord) -> int:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from foundation.commandline import UsageError
 from researcher.commands import DONE
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.commands.look import OVER, plan_lines, worker_of
+from researcher.commands.look import plan_lines, worker_of
 from researcher.commands.study import seconds
 from researcher.gates import Gates, Halted, open_gate
 from researcher.models import Plan, StudyRecord
@@ -22,7 +22,7 @@ from researcher.store.errors import WrongState
 def pause_command(args: argparse.Namespace) -> int:
     """Leave the wish to pause: trials that run go on to their end, no other begins."""
     home, study = _study(args)
-    if study.status in OVER:
+    if study.status.ended:
         raise WrongState(f"{study.id} is {study.status}; there is nothing to pause")
     home.store.request_pause(study.id)
     working = worker_of(home, study.id)
@@ -44,7 +44,7 @@ def amend_command(args: argparse.Namespace) -> int:
     """Make a new version of a plan of which no trial has begun; a gate that was open asks about the new version."""
     home, study = _study(args)
     plan = home.store.plan(study.id)
-    if study.status in OVER:
+    if study.status.ended:
         raise WrongState(f"{study.id} is {study.status}; what it found stays as it is. Start another study")
     if home.store.trials(study.id):
         raise WrongState(

@@ -24,7 +24,7 @@ from researcher.executor.blueprint import Setup
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
-from researcher.gates import Gates, Halted
+from researcher.gates import Gates, Halted, heed
 from researcher.models import LlmCall, Plan, StudyStatus
 from researcher.ownership import owned, owned_now
 from researcher.planner.gate import Gate
@@ -226,7 +226,7 @@ class Sitting:
     async def _opened(self, *, wait: bool) -> None:
         """Wait until a window is open."""
         while not self._timetable.open(now := self._clock.now()):
-            self._heed()
+            heed(self._store, self._study_id)
             opening = self._timetable.next_opening(now)
             if opening is None:
                 raise Halted(StudyStatus.STOPPED, "its days are over; `researcher report` shows what was found")
@@ -237,14 +237,7 @@ class Sitting:
             self._view.say(f"{self._study_id} {text}")
             while self._clock.now() < opening:  # short sleeps: a machine that was suspended wakes late from long ones
                 await self._clock.sleep(min(_NAP_S, opening - self._clock.now()))
-                self._heed()
-
-    def _heed(self) -> None:
-        study = self._store.study(self._study_id)
-        if study.stop_requested:
-            raise Halted(StudyStatus.STOPPED, "stopped on request; `researcher resume` goes on with it")
-        if study.pause_requested:
-            raise Halted(StudyStatus.WAITING, "paused on request; `researcher resume` goes on with it")
+                heed(self._store, self._study_id)
 
     async def _work(self) -> Outcome:
         """Until the study ends, halts, or its window closes."""

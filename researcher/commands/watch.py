@@ -11,7 +11,7 @@ from typing import Any
 from foundation.clock import SystemClock
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say
-from researcher.commands.look import OVER, event_text, status_command, when, worker_of
+from researcher.commands.look import event_text, status_command, when, worker_of
 from researcher.models import StudyStatus, TrialRecord
 from researcher.view import sparkline
 
@@ -26,7 +26,7 @@ def watch_command(args: argparse.Namespace) -> int:
     while True:
         watch.look()
         study = home.store.study(study_id)
-        if study.status in OVER:
+        if study.status.ended:
             watch.look()
             return watch.close(study.status) if args.json else status_command(args)
         if worker_of(home, study_id) is None:

@@ -26,7 +26,6 @@ from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
 from researcher.store.store import Store
 
 _log = logging.getLogger(__name__)
-_OVER = (TrialStatus.DONE, TrialStatus.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +120,7 @@ class Executor:
         under_way, planned = [], []
         for trial in trials:
             fresh = self._store.trial(work.study_id, trial.key)
-            if fresh.status in _OVER or self._given_up(work, fresh):
+            if fresh.status.ended or self._given_up(work, fresh):
                 continue
             attempt = self._open_attempt(work, trial.key)
             if attempt is None:

@@ -20,6 +20,11 @@ class StudyStatus(StrEnum):
     STOPPED = "stopped"
     FAILED = "failed"
 
+    @property
+    def ended(self) -> bool:
+        """Whether nobody goes on with it by itself."""
+        return self in (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
+
 
 class TrialStatus(StrEnum):
     PLANNED = "planned"
@@ -28,6 +33,11 @@ class TrialStatus(StrEnum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more becomes of it."""
+        return self in (TrialStatus.DONE, TrialStatus.FAILED)
 
 
 class TrialEvidence(BaseModel):

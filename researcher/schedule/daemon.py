@@ -25,8 +25,8 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from foundation.clock import Clock, SystemClock
 from foundation.paths import user_data_dir
 from researcher.executor.processes import child_environ
-from researcher.models import StudyRecord, StudyStatus
-from researcher.ownership import is_dead
+from researcher.models import StudyRecord
+from researcher.ownership import living_owner
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
 from researcher.store.store import Store
@@ -35,7 +35,6 @@ _LOOK_EVERY_S = 20
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 3600.0
 _QUIET_S = 900.0
 """A study that worked for so long is not taken for one that dies at once."""
-_OVER = (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
 _children: list[subprocess.Popen[bytes]] = []
 """Processes that this one started, so that it can bury them."""
 
@@ -71,16 +70,16 @@ class Carrier:
     def next_change(self) -> float | None:
         """When a timetable of a study in care next opens or closes."""
         now = self._clock.now()
-        tables = [self._timetable(study.id) for study in self._store.studies() if study.status not in _OVER]
+        tables = [self._timetable(study.id) for study in self._store.studies() if not study.status.ended]
         changes = [table.next_change(now) for table in tables if table is not None]
         return min((change for change in changes if change is not None), default=None)
 
     def _cared_for(self, study: StudyRecord) -> bool:
         table = self._timetable(study.id)
-        if table is None or study.status in _OVER:
+        if table is None or study.status.ended:
             return False
         now = self._clock.now()
-        if self._worker(study.id) is not None:
+        if living_owner(self._store, study.id, now) is not None:
             self._starts.setdefault(study.id, _Starts()).last = now
             return True
         if study.pause_requested or study.plan_version is None:
@@ -102,11 +101,6 @@ class Carrier:
     def _timetable(self, study_id: str) -> Timetable | None:
         detail = self._store.schedule(study_id)
         return None if detail is None or not detail.get("carried") else Timetable.of_record(detail)
-
-    def _worker(self, study_id: str) -> str | None:
-        lease = self._store.lease(study_id)
-        alive = lease is not None and not is_dead(lease.owner) and lease.expires_at > self._clock.now()
-        return lease.owner if alive and lease is not None else None
 
 
 async def carry(*, until_idle: bool) -> None:

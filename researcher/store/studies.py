@@ -15,8 +15,6 @@ from researcher.store.errors import Ambiguous, NotFound, PlanFrozen, PlanTampere
 from researcher.store.sessions import Sessions
 from researcher.store.tables import Base, HypothesisRow, PlanRow, StageRow, StudyRow
 
-_ENDED = (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
-
 
 class Studies(Sessions):
     """From the topic to the frozen plan."""
@@ -78,7 +76,7 @@ class Studies(Sessions):
         with self._owning(study_id) as session:
             row = self._study_row(session, study_id)
             row.status, row.reason, row.updated_at = status, reason, now
-            row.ended_at = now if status in _ENDED else None
+            row.ended_at = now if status.ended else None
             self._tell(session, study_id, "study", study_id)
 
     # -- what people ask for: no lease needed -------------------------------------------------------------------------

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from foundation.clock import Clock
+from swarm.engine.local.connection import Connection, raised
 from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
 from swarm.engine.local.vllm_server import child_environment
 from swarm.engine.local.wire import (
-    HEADER_BYTES,
-    READY,
     Export,
-    Failure,
     Fingerprint,
     OpenRun,
     Reply,
     Request,
     Train,
     WriteCheckpoint,
-    frame,
-    length,
 )
 from swarm.engine.seam import (
     EngineError,
@@ -33,7 +28,6 @@ from swarm.engine.seam import (
     StepOutcome,
     TrainBatch,
     TrainerCrashed,
-    TrainingRefused,
 )
 from swarm.models.folder import ModelFolder
 
@@ -42,51 +36,6 @@ _REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)
 """Freed memory is kept: giving it back and getting it again doubles the time of a step."""
 
 Command = OpenRun | Train | WriteCheckpoint | Export | Fingerprint
-
-
-class _Connection:
-    """The socket to one child. It ends with the child, and every question under way with it."""
-
-    def __init__(self, child: ChildProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.child = child
-        self._writer = writer
-        self._number = 0
-        self._waiting: dict[int, asyncio.Future[Reply]] = {READY: asyncio.get_running_loop().create_future()}
-        self._reading = asyncio.create_task(self._read(reader))
-
-    async def greeting(self) -> Reply:
-        """What the child says when it is ready. Raises: ConnectionError."""
-        return await self._waiting[READY]
-
-    async def ask(self, command: Command) -> Reply:
-        """Raises: ConnectionError when the child ends before it answers."""
-        self._number += 1
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[self._number] = answer
-        if self._reading.done():
-            raise ConnectionResetError("the trainer has closed its socket")
-        self._writer.write(frame(Request(number=self._number, command=command)))
-        await self._writer.drain()
-        return await answer
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while True:
-                size = length(await reader.readexactly(HEADER_BYTES))
-                reply = Reply.model_validate_json(await reader.readexactly(size))
-                waiting = self._waiting.get(reply.number)
-                if waiting is not None and not waiting.done():  # who asked may have been cancelled
-                    waiting.set_result(reply)
-        except (ConnectionError, asyncio.IncompleteReadError) as error:
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(ConnectionResetError(f"the trainer has closed its socket: {error}"))
-                    waiting.exception()  # seen, even when nobody waits any more
-
-    async def close(self) -> None:
-        self._reading.cancel()
-        self._writer.close()
-        await asyncio.gather(self._reading, self._writer.wait_closed(), return_exceptions=True)
 
 
 class TrainerHandle:
@@ -103,7 +52,7 @@ class TrainerHandle:
     ) -> None:
         self._model = model
         self._log_path = log_path
-        self._connection: _Connection | None = None
+        self._connection: Connection[Reply] | None = None
         self._run_is_open = False
         self._asking = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -171,7 +120,7 @@ class TrainerHandle:
             if self._connection is None or not self._run_is_open:
                 raise TrainerCrashed(self.health.reason or "no run is open in the trainer; open it (again)")
             try:
-                reply = await self._connection.ask(command)
+                reply = await self._connection.ask(lambda number: Request(number=number, command=command))
             except ConnectionError as error:
                 child = self._connection.child
                 await self._drop_connection()
@@ -180,20 +129,10 @@ class TrainerHandle:
                     f"the trainer ended during {command.command}; its log is {self._log_path}"
                 ) from error
         if reply.failure is not None:
-            raise self._raised(reply.failure)
-        return reply
-
-    def _raised(self, failure: Failure) -> Exception:
-        match failure.kind:
-            case "refused":
-                return TrainingRefused(failure.text)
-            case "run_closed":
+            if reply.failure.kind == "run_closed":
                 self._run_is_open = False
-                return TrainerCrashed(failure.text)
-            case "storage":
-                return OSError(failure.errno, failure.text)
-            case "engine":
-                return EngineError(failure.text)
+            raise raised(reply.failure)
+        return reply
 
     async def _connected(self) -> None:
         """Wait for a child that is ready. Raises: EngineDown when there will be none."""
@@ -212,16 +151,8 @@ class TrainerHandle:
 
     async def _start(self) -> ChildProcess:
         await self._drop_connection()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                child = await ChildProcess.start(self._command(theirs.fileno()))
-            except OSError:
-                ours.close()
-                raise
-        ours.setblocking(False)
-        self._connection = _Connection(child, *await asyncio.open_connection(sock=ours))
-        return child
+        self._connection = await Connection.start(self._command, Reply, "trainer")
+        return self._connection.child
 
     async def _ready(self, child: ChildProcess) -> None:
         connection = self._connection

@@ -19,11 +19,11 @@ READY = -1
 """Number of the reply that nobody asked for: the trainer is ready."""
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
-class OpenRun(_Message):
+class OpenRun(Message):
     command: Literal["open_run"] = "open_run"
     run_id: str
     branch: int
@@ -32,19 +32,19 @@ class OpenRun(_Message):
     at_step: int | None
 
 
-class Train(_Message):
+class Train(Message):
     command: Literal["train"] = "train"
     batch: TrainBatch
 
 
-class WriteCheckpoint(_Message):
+class WriteCheckpoint(Message):
     """best: step of a checkpoint that is kept besides the newest ones."""
 
     command: Literal["checkpoint"] = "checkpoint"
     best: int | None = None
 
 
-class Export(_Message):
+class Export(Message):
     """Write the current weights to `file`, in the type and under the names of the hosted checkpoint.
 
     Adapters are written alone, with peft's names, and their configuration beside them.
@@ -54,18 +54,18 @@ class Export(_Message):
     file: Path
 
 
-class Fingerprint(_Message):
+class Fingerprint(Message):
     """The SHA-256 of the trained weights, as a checkpoint written now would name it."""
 
     command: Literal["fingerprint"] = "fingerprint"
 
 
-class Request(_Message):
+class Request(Message):
     number: int
     command: Annotated[OpenRun | Train | WriteCheckpoint | Export | Fingerprint, Field(discriminator="command")]
 
 
-class Failure(_Message):
+class Failure(Message):
     """refused: TrainingRefused. run_closed: no run is open (any more). storage: an OSError with its number."""
 
     kind: Literal["refused", "engine", "run_closed", "storage"]
@@ -73,14 +73,17 @@ class Failure(_Message):
     errno: int = 0
 
 
-class Reply(_Message):
+class Answer(Message):
     """number: the request's, or READY. step: where the weights stand now."""
 
     number: int
     step: int = 0
     outcome: StepOutcome | None = None
-    sha256: str | None = None
     failure: Failure | None = None
+
+
+class Reply(Answer):
+    sha256: str | None = None
 
 
 def frame(message: BaseModel) -> bytes:

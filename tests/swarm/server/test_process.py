@@ -129,7 +129,7 @@ def test_the_parser_is_made_without_fastapi_or_pydantic() -> None:
     assert ended.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--port", "70000"], ["--max-model-len", "0"], ["--engine", "verl"], []])
+@pytest.mark.parametrize("arguments", [["--port", "70000"], ["--max-model-len", "0"], ["--engine", "sglang"], []])
 def test_bad_arguments_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
