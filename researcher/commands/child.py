@@ -26,9 +26,7 @@ def child(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     # Until the process is known, a signal is only remembered: else nobody would be there to end it.
     earlier = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     try:
-        started = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        started = begin(command)
         try:
             signal.signal(signal.SIGTERM, leave)
             if told:
@@ -36,12 +34,17 @@ def child(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
             yield started
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            _end(started)
+            end(started)
     finally:
         signal.signal(signal.SIGTERM, earlier)
 
 
-def _end(started: subprocess.Popen[bytes]) -> None:
+def begin(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """The process, in a group of its own. Whoever begins it ends it."""
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def end(started: subprocess.Popen[bytes]) -> None:
     """The whole group, whether or not its first process lives: by SIGTERM, and what stays by SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import delete, func, insert, select
@@ -48,8 +48,17 @@ class Trials(Sessions):
                     position += 1
         return [self.trial(study_id, key) for key in keys]
 
-    def trials(self, study_id: str, stage: str | None = None, plan_version: int | None = None) -> list[TrialRecord]:
-        """Trials of a study (of one stage, of one plan) in the order they were made, with finals and series."""
+    def trials(
+        self,
+        study_id: str,
+        stage: str | None = None,
+        plan_version: int | None = None,
+        series: Collection[str] | None = None,
+    ) -> list[TrialRecord]:
+        """Trials of a study (of one stage, of one plan) in the order they were made, with finals and series.
+
+        series: only those of these names; all unless stated.
+        """
         with self._reading() as session:
             chosen = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.position)
             if stage is not None:
@@ -57,7 +66,7 @@ class Trials(Sessions):
             if plan_version is not None:
                 chosen = chosen.where(TrialRow.plan_version == plan_version)
             rows = session.scalars(chosen).all()
-            metrics = _metrics(session, study_id, None)
+            metrics = _metrics(session, study_id, None, series)
             return [_record(row, metrics.get((row.key, row.attempt), [])) for row in rows]
 
     def trial(self, study_id: str, key: str) -> TrialRecord:
@@ -74,6 +83,15 @@ class Trials(Sessions):
                 .order_by(AttemptRow.number)
             )
             return [_attempt(row) for row in rows]
+
+    def attempts_of_study(self, study_id: str) -> dict[str, list[AttemptRecord]]:
+        """Every attempt at every trial, by the trial's key, the first one first."""
+        found: dict[str, list[AttemptRecord]] = defaultdict(list)
+        with self._reading() as session:
+            chosen = select(AttemptRow).where(AttemptRow.study_id == study_id)
+            for row in session.scalars(chosen.order_by(AttemptRow.trial_key, AttemptRow.number)):
+                found[row.trial_key].append(_attempt(row))
+        return dict(found)
 
     # -- one attempt, from intent to end ------------------------------------------------------------------------------
 
@@ -231,10 +249,14 @@ def _add_metrics(session: Session, trial: TrialRow, points: Sequence[tuple[str, 
         session.execute(insert(MetricRow), rows)
 
 
-def _metrics(session: Session, study_id: str, key: str | None) -> dict[tuple[str, int], list[MetricRow]]:
+def _metrics(
+    session: Session, study_id: str, key: str | None, series: Collection[str] | None = None
+) -> dict[tuple[str, int], list[MetricRow]]:
     chosen = select(MetricRow).where(MetricRow.study_id == study_id).order_by(MetricRow.name, MetricRow.step)
     if key is not None:
         chosen = chosen.where(MetricRow.trial_key == key)
+    if series is not None:
+        chosen = chosen.where(MetricRow.step.is_(None) | MetricRow.name.in_(series))
     found: dict[tuple[str, int], list[MetricRow]] = defaultdict(list)
     for row in session.scalars(chosen):
         found[row.trial_key, row.attempt].append(row)
