@@ -61,7 +61,14 @@ def answer_gate(store: Store, checkpoints: str, study_id: str, answer: Answer, *
 
 
 def amend(
-    store: Store, checkpoints: str, study_id: str, change: Amendment, *, because: str, by: str, version: int | None = None
+    store: Store,
+    checkpoints: str,
+    study_id: str,
+    change: Amendment,
+    *,
+    because: str,
+    by: str,
+    version: int | None = None,
 ) -> Plan:
     """Make a new version of a plan of which no trial has begun; a gate that was open asks about the new version.
 

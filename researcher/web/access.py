@@ -37,7 +37,9 @@ class Access:
     def __post_init__(self) -> None:
         public = urlsplit(self.public_url or "http://none")
         if public.scheme not in ("http", "https") or not public.netloc or public.path or public.query:
-            raise UsageError(f"--public-url {self.public_url!r} is no address of a page; write it as https://name[:port]")
+            raise UsageError(
+                f"--public-url {self.public_url!r} is no address of a page; write it as https://name[:port]"
+            )
         if self.token is None and (self.public_url is not None or not is_loopback(self.host)):
             raise UsageError(
                 f"{self.public_url or self.host} can be reached from other machines: set {TOKEN_VARIABLE} in the "

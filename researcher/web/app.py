@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import hashlib
-import logging
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs, quote
@@ -59,14 +58,17 @@ class Pages:
 
     def studies(self, request: Request, page: Annotated[int, Query(ge=1)] = 1) -> Response:
         """The list."""
-        return self._page(request, "studies", sheet=self._sheets.list(page))
+        return self._page(request, "studies", sheet=self._sheets.studies(page))
 
     def study(self, request: Request, reference: str) -> Response:
         """One study, by its id, the beginning of it, or `latest`."""
         study_id = self._home.store.resolve_study(reference)
         if study_id != reference:
             return RedirectResponse(f"/studies/{study_id}", 307)
-        fields = {"sheet": self._sheets.study(study_id), "person": getpass.getuser() if self._access.local else ""}
+        fields: dict[str, Any] = {
+            "sheet": self._sheets.study(study_id),
+            "person": getpass.getuser() if self._access.local else "",
+        }
         return self._page(request, "study", token=self._access.form_token(request.state.session), **fields)
 
     def report(self, reference: str) -> Response:
@@ -114,9 +116,7 @@ class Pages:
             raise FormRefused(400, "say why the plan is amended: the reason stands in the journal and the report")
         change, by = _amendment(form), _person(form)
         version = _whole(form, "version")
-        amend(
-            self._home.store, self._checkpoints, study_id, change, because=form["because"], by=by, version=version
-        )
+        amend(self._home.store, self._checkpoints, study_id, change, because=form["because"], by=by, version=version)
         return self._changed(study_id)
 
     def ask_token(self, request: Request) -> Response:

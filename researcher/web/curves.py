@@ -55,9 +55,13 @@ def large(trials: Sequence[TrialRecord], colours: Mapping[str, int], steps: int)
     for arm, line in lines:
         body.append(f'<g class="seed arm{colours[arm] % COLOURS}">{_line(line, x, y)}</g>')
     for arm, colour in colours.items():
-        done = [trial for trial in trials if trial.arm == arm and trial.status is TrialStatus.DONE and CURVE in trial.series]
+        done = [
+            trial for trial in trials if trial.arm == arm and trial.status is TrialStatus.DONE and CURVE in trial.series
+        ]
         if len(done) > 1 and (mean := mean_curve(done, CURVE)):
-            body.append(f'<g class="mean arm{colour % COLOURS}"><title>mean of {escape(arm)}</title>{_line(mean, x, y)}</g>')
+            body.append(
+                f'<g class="mean arm{colour % COLOURS}"><title>mean of {escape(arm)}</title>{_line(mean, x, y)}</g>'
+            )
     return (
         f'<svg class="curves" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
         f"<title>Mean reward by optimiser step</title>{''.join(body)}</svg>"

@@ -27,7 +27,9 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host, port))
             listener.listen()
         except OSError as error:
-            raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port, or 0 for any") from error
+            raise UsageError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another --port, or 0 for any"
+            ) from error
         yield listener
 
 

@@ -19,6 +19,7 @@ from researcher.commands.look import event_text, unattended, when
 from researcher.gates import open_gate
 from researcher.models import (
     AttemptRecord,
+    Event,
     Hypothesis,
     Plan,
     Stage,
@@ -88,7 +89,7 @@ class TrialPart:
     @property
     def rank(self) -> int:
         """Those that run come first."""
-        return 0 if self.record.status in (TrialStatus.RUNNING, TrialStatus.SUBMITTED) else 1
+        return int(self.record.status.ended or self.record.status is TrialStatus.PLANNED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +168,10 @@ class Sheets:
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
+        self._journals: dict[str, list[Event]] = {}
         self._sentinels: dict[str, tuple[tuple[str, int], list[SentinelPart]]] = {}
 
-    def list(self, page: int) -> ListSheet:
+    def studies(self, page: int) -> ListSheet:
         """The newest studies first; page: from 1, beyond the last one it is the last one."""
         return self._shared(f"list {page}", lambda: self._list(page))
 
@@ -229,7 +231,7 @@ class Sheets:
             plan, digest = None, ""
         trials = store.trials(study_id, series=(curves.CURVE,))
         attempts = store.attempts_of_study(study_id)
-        events = store.events(study_id, limit=100_000)
+        events = self._journal(study_id)
         arms = {arm.name: number for number, arm in enumerate(plan.arms)} if plan else {}
         for trial in trials:  # of an earlier version of the plan
             arms.setdefault(trial.arm, len(arms))
@@ -243,7 +245,9 @@ class Sheets:
             digest=digest,
             whole=plan is None or plan.digest() == digest,
             stages=[] if plan is None else [(stage, stages.get(stage.id, "planned")) for stage in plan.stages],
-            verdicts=[VerdictPart(record=one, hypothesis=known.get(one.hypothesis)) for one in store.verdicts(study_id)],
+            verdicts=[
+                VerdictPart(record=one, hypothesis=known.get(one.hypothesis)) for one in store.verdicts(study_id)
+            ],
             trials=[_trial(trial, attempts.get(trial.key, []), plan, arms) for trial in trials],
             arms=arms,
             curves=curves.large(trials, arms, 0 if plan is None else plan.steps),
@@ -254,6 +258,13 @@ class Sheets:
             events=len(events),
             reported=(self._home.studies / study_id / "report.html").is_file(),
         )
+
+    def _journal(self, study_id: str) -> list[Event]:
+        """All of it. Nothing in it ever changes, so only what came since the last look is read."""
+        known = self._journals.get(study_id, [])
+        new = self._store.events(study_id, after=known[-1].seq if known else 0, limit=100_000)
+        self._journals[study_id] = [*known, *new]
+        return self._journals[study_id]
 
     def _worker(self, study: StudyRecord) -> str:
         if study.status.ended:
@@ -313,9 +324,7 @@ class Sheets:
         return known[1]
 
 
-def _trial(
-    trial: TrialRecord, attempts: Sequence[AttemptRecord], plan: Plan | None, arms: dict[str, int]
-) -> TrialPart:
+def _trial(trial: TrialRecord, attempts: Sequence[AttemptRecord], plan: Plan | None, arms: dict[str, int]) -> TrialPart:
     newest = attempts[-1] if attempts else None
     line = trial.series.get(curves.CURVE, [])
     limits = {} if newest is None else newest.spec.get("limits", {})

@@ -46,7 +46,8 @@ class Tracking:
         self._lock = threading.Lock()
         self._base: str | None = None
         self._fault = ""
-        self._starting: threading.Thread | None = None
+        self.started: threading.Thread | None = None
+        """What starts MLflow; over once it answers, or does not."""
         self._server: subprocess.Popen[bytes] | None = None
         self._closed = threading.Event()
         if self._sink.tracking_uri.startswith(("http://", "https://")):
@@ -71,19 +72,19 @@ class Tracking:
     def close(self) -> None:
         """End what was started here."""
         self._closed.set()
-        if self._starting is not None:
-            self._starting.join()
+        if self.started is not None:
+            self.started.join()
         if self._server is not None:
             end(self._server)
 
     def _begin(self) -> Link:
-        if self._starting is not None and self._starting.is_alive():
+        if self.started is not None and self.started.is_alive():
             return Link(starting=True)
         fault, self._fault = self._fault, ""
         if fault:
             return Link(reason=fault)
-        self._starting = threading.Thread(target=self._start, name="mlflow")
-        self._starting.start()
+        self.started = threading.Thread(target=self._start, name="mlflow")
+        self.started.start()
         return Link(starting=True)
 
     def _start(self) -> None:
@@ -96,7 +97,9 @@ class Tracking:
             self._server, self._base = server, f"http://127.0.0.1:{port}"
             return
         end(server)
-        self._fault = f"MLflow did not answer on port {port} within {START_LIMIT_S:.0f} s; `researcher doctor` may say why"
+        self._fault = (
+            f"MLflow did not answer on port {port} within {START_LIMIT_S:.0f} s; `researcher doctor` may say why"
+        )
 
 
 def mlflow_command(tracking_uri: str, port: int) -> list[str]:

@@ -19,6 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 LIMIT_S = 120.0
+_LOOK_EVERY_S = 0.05
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",  # the tests may run as root, and see only pages of their own
@@ -71,6 +72,13 @@ class Browser:
                 return result
             self.events.append(answer)
 
+    def listen(self, seconds: float) -> None:
+        """Let time pass, and note what is told meanwhile. Pages that may run no script have no timers."""
+        end = time.monotonic() + seconds
+        with suppress(TimeoutError):
+            while (left := end - time.monotonic()) > 0:
+                self.events.append(json.loads(self._connection.recv(timeout=left)))
+
 
 class Tab:
     """One page."""
@@ -81,7 +89,7 @@ class Tab:
 
     def go(self, url: str) -> None:
         self._send("Page.navigate", url=url)
-        self.wait(f"location.href !== 'about:blank' && document.readyState === 'complete' && {json.dumps(url)} !== ''")
+        self.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
         """The value of an expression; a promise is waited for."""
@@ -97,7 +105,7 @@ class Tab:
             with suppress(PageError):  # a page that is being left answers nothing
                 if self.run(f"Boolean({condition})"):
                     return
-                self.run("new Promise((go) => setTimeout(go, 50))")
+            self._browser.listen(_LOOK_EVERY_S)
         raise PageError(f"{condition} did not come true; the page shows: {self.text()}")
 
     def text(self) -> str:
@@ -120,9 +128,7 @@ class Tab:
 
     def look(self, file: Path, *, width: int, height: int = 900, dark: bool = False) -> None:
         """A picture of the whole page in a window of that width."""
-        self._send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
-        )
+        self._send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._send("Emulation.setEmulatedMedia", features=[scheme])
         image = self._send("Page.captureScreenshot", format="png", captureBeyondViewport=True)

@@ -28,11 +28,12 @@ class WebPage:
     access: Access = field(default_factory=lambda: Access(host="127.0.0.1", port=PORT))
     clock: ManualClock = field(default_factory=ManualClock)
     app: Guard = field(init=False)
+    tracking: Tracking = field(init=False)
 
     def __post_init__(self) -> None:
         sheets = Sheets(self.home, self.url, self.clock)
-        tracking = Tracking(self.home.store, port=0, local=self.access.local)
-        self.app = create_app(self.home, self.url, self.access, sheets, tracking)
+        self.tracking = Tracking(self.home.store, port=0, local=self.access.local)
+        self.app = create_app(self.home, self.url, self.access, sheets, self.tracking)
 
     def browser(self, base: str = BASE) -> httpx.AsyncClient:
         """One person's browser, with cookies of its own. It tells where its forms come from, as browsers do."""

@@ -75,7 +75,9 @@ async def test_an_answer_from_the_terminal_is_seen_on_the_page(page: WebPage, br
     assert "approved by bob" in (await browser.get(f"/studies/{study}")).text
 
 
-async def test_an_answer_to_another_gate_than_the_open_one_is_refused(page: WebPage, browser: httpx.AsyncClient) -> None:
+async def test_an_answer_to_another_gate_than_the_open_one_is_refused(
+    page: WebPage, browser: httpx.AsyncClient
+) -> None:
     study = at_gate(page.home.store, page.url)
     late = await answer(browser, study, "approve", gate="plan/7")
     assert late.status_code == 409

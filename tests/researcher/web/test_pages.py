@@ -57,7 +57,7 @@ async def test_a_running_study_shows_its_trials_with_server_step_and_curve(
     assert SERVER in text
     assert "2/40" in text
     assert "0.25" in text
-    assert text.count("<svg class=\"spark") == 2
+    assert text.count('<svg class="spark') == 2
     assert '<svg class="curves"' in text
     assert page.home.store.plan(study).digest() in text
     assert "1 of 2 trials done" in text
@@ -125,11 +125,11 @@ async def test_what_others_wrote_is_shown_as_text(page: WebPage, browser: httpx.
     page.home.store.record_intent(study, trial.key, 1, f"http://{NASTY}", "k", {})
     page.home.store.fail_attempt(study, trial.key, NASTY)
     page.home.store.set_study_status(study, page.home.store.study(study).status, f"`{NASTY}` {NASTY}")
-    for address in ("/", f"/studies/{study}", f"/studies/{NASTY}"):
+    for address in ("/", f"/studies/{study}", "/studies/<script>window.hacked = 1"):
         text = (await browser.get(address)).text
         assert "<script>window" not in text
         assert "<img src=x" not in text
-        assert "&lt;script&gt;window.hacked" in text or address.endswith("</script>")
+        assert "&lt;script&gt;window.hacked" in text
 
 
 async def test_secrets_are_taken_out(page: WebPage, browser: httpx.AsyncClient) -> None:
@@ -169,7 +169,7 @@ async def test_the_journal_shows_its_newest_lines_first(page: WebPage, browser: 
     for number in range(60):
         page.home.store.record_event(study, "note", {"number": number})
     text = (await browser.get(f"/studies/{study}")).text
-    assert "the newest 40 of 60" in text
+    assert f"the newest 40 of {len(page.home.store.events(study))}" in text
     assert text.index("number 59") < text.index("number 20")
     assert "number 19<" not in text
 
