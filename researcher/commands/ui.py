@@ -21,7 +21,7 @@ from researcher.web.access import Access, load_token
 from researcher.web.app import create_app
 from researcher.web.serving import listening, serve
 from researcher.web.sheets import Sheets
-from researcher.web.tracking import Tracking, answers, free_port, mlflow_command
+from researcher.web.tracking import MLFLOW_ENVIRON, Tracking, answers, free_port, mlflow_command
 
 
 def ui_command(args: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def _mlflow(home: Home, args: argparse.Namespace) -> int:
     port = free_port(args.mlflow_port)
     if port is None:
         raise UsageError(f"port {args.mlflow_port} is taken; choose another --mlflow-port, or 0 for any")
-    with child(mlflow_command(sink.tracking_uri, port)) as server:
+    with child(mlflow_command(sink.tracking_uri, port), MLFLOW_ENVIRON) as server:
         if not answers(f"http://127.0.0.1:{port}/health", server, threading.Event()):
             sys.stderr.write(f"researcher ui: MLflow does not answer on port {port}; try another --mlflow-port\n")
             return FAILED

@@ -20,7 +20,9 @@ from researcher.ownership import living_owner
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.store import Store
 
-START_LIMIT_S = 90.0
+START_LIMIT_S = 180.0
+MLFLOW_ENVIRON = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""Nobody runs jobs there: seven processes fewer."""
 _LOOK_EVERY_S = 0.3
 
 
@@ -92,7 +94,7 @@ class Tracking:
         if port is None:
             self._fault = f"port {self._wanted_port} is taken: give `researcher ui` another --mlflow-port, or 0 for any"
             return
-        server = begin(mlflow_command(self._sink.tracking_uri, port))
+        server = begin(mlflow_command(self._sink.tracking_uri, port), MLFLOW_ENVIRON)
         if answers(f"http://127.0.0.1:{port}/health", server, self._closed):
             self._server, self._base = server, f"http://127.0.0.1:{port}"
             return
@@ -104,7 +106,8 @@ class Tracking:
 
 def mlflow_command(tracking_uri: str, port: int) -> list[str]:
     """MLflow's own server over the records' copy, on this machine alone."""
-    return [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", tracking_uri, "--port", str(port)]
+    where = ["--backend-store-uri", tracking_uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    return [sys.executable, "-m", "mlflow", "ui", *where]
 
 
 def answers(url: str, server: subprocess.Popen[bytes], closed: threading.Event) -> bool:
