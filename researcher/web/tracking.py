@@ -40,11 +40,12 @@ class Tracking:
     this machine; others could not reach what is started here, and nobody would ask them for a token.
     """
 
-    def __init__(self, store: Store, *, port: int, local: bool) -> None:
+    def __init__(self, store: Store, *, port: int, local: bool, start_limit_s: float = START_LIMIT_S) -> None:
         self._store = store
         self._sink = MlflowSink(store)
         self._wanted_port = port
         self._local = local
+        self._start_limit_s = start_limit_s
         self._lock = threading.Lock()
         self._base: str | None = None
         self._fault = ""
@@ -95,12 +96,12 @@ class Tracking:
             self._fault = f"port {self._wanted_port} is taken: give `researcher ui` another --mlflow-port, or 0 for any"
             return
         server = begin(mlflow_command(self._sink.tracking_uri, port), MLFLOW_ENVIRON)
-        if answers(f"http://127.0.0.1:{port}/health", server, self._closed):
+        if answers(f"http://127.0.0.1:{port}/health", server, self._closed, self._start_limit_s):
             self._server, self._base = server, f"http://127.0.0.1:{port}"
             return
         end(server)
         self._fault = (
-            f"MLflow did not answer on port {port} within {START_LIMIT_S:.0f} s; `researcher doctor` may say why"
+            f"MLflow did not answer on port {port} within {self._start_limit_s:.0f} s; `researcher doctor` may say why"
         )
 
 
@@ -110,9 +111,9 @@ def mlflow_command(tracking_uri: str, port: int) -> list[str]:
     return [sys.executable, "-m", "mlflow", "ui", *where]
 
 
-def answers(url: str, server: subprocess.Popen[bytes], closed: threading.Event) -> bool:
+def answers(url: str, server: subprocess.Popen[bytes], closed: threading.Event, limit_s: float = START_LIMIT_S) -> bool:
     """Whether MLflow's server is up, and is ours, within the limit; not waited for any longer once `closed` is set."""
-    limit = time.monotonic() + START_LIMIT_S
+    limit = time.monotonic() + limit_s
     while time.monotonic() < limit and server.poll() is None:
         with suppress(urllib.error.URLError, TimeoutError, ConnectionError), urllib.request.urlopen(url, timeout=2):
             return server.poll() is None

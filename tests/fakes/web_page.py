@@ -32,7 +32,7 @@ class WebPage:
 
     def __post_init__(self) -> None:
         sheets = Sheets(self.home, self.url, self.clock)
-        self.tracking = Tracking(self.home.store, port=0, local=self.access.local)
+        self.tracking = Tracking(self.home.store, port=0, local=self.access.local, start_limit_s=600)
         self.app = create_app(self.home, self.url, self.access, sheets, self.tracking)
 
     def browser(self, base: str = BASE) -> httpx.AsyncClient:

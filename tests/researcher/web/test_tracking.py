@@ -18,7 +18,7 @@ from tests.fakes.web_page import WebPage
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore")]  # MLflow's own deprecations are not ours to mend
 
-LIMIT_S = 300
+LIMIT_S = 600
 
 
 @pytest.fixture
