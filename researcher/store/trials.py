@@ -20,6 +20,8 @@ from researcher.store.tables import AttemptRow, MetricRow, PlanRow, TrialRow
 
 Point = tuple[str, int, float]
 """A metric's name, its step (or an episode's index), its value."""
+_Point = tuple[str, int | None, float]
+"""The same of a recorded metric, whose step is None for a final."""
 _OPEN = (TrialStatus.SUBMITTED, TrialStatus.RUNNING)
 
 
@@ -251,26 +253,28 @@ def _add_metrics(session: Session, trial: TrialRow, points: Sequence[tuple[str, 
 
 def _metrics(
     session: Session, study_id: str, key: str | None, series: Collection[str] | None = None
-) -> dict[tuple[str, int], list[MetricRow]]:
-    chosen = select(MetricRow).where(MetricRow.study_id == study_id).order_by(MetricRow.name, MetricRow.step)
+) -> dict[tuple[str, int], list[_Point]]:
+    """By trial and attempt. Columns, not objects: a study has hundreds of thousands of them."""
+    columns = (MetricRow.trial_key, MetricRow.attempt, MetricRow.name, MetricRow.step, MetricRow.value)
+    chosen = select(*columns).where(MetricRow.study_id == study_id).order_by(MetricRow.name, MetricRow.step)
     if key is not None:
         chosen = chosen.where(MetricRow.trial_key == key)
     if series is not None:
         chosen = chosen.where(MetricRow.step.is_(None) | MetricRow.name.in_(series))
-    found: dict[tuple[str, int], list[MetricRow]] = defaultdict(list)
-    for row in session.scalars(chosen):
-        found[row.trial_key, row.attempt].append(row)
+    found: dict[tuple[str, int], list[_Point]] = defaultdict(list)
+    for trial_key, attempt, name, step, value in session.execute(chosen):
+        found[trial_key, attempt].append((name, step, value))
     return found
 
 
-def _record(row: TrialRow, metrics: list[MetricRow]) -> TrialRecord:
+def _record(row: TrialRow, metrics: list[_Point]) -> TrialRecord:
     series: dict[str, list[tuple[int, float]]] = defaultdict(list)
     finals = {}
-    for metric in metrics:
-        if metric.step is None:
-            finals[metric.name] = metric.value
+    for name, step, value in metrics:
+        if step is None:
+            finals[name] = value
         else:
-            series[metric.name].append((metric.step, metric.value))
+            series[name].append((step, value))
     return TrialRecord(
         key=row.key,
         study_id=row.study_id,

@@ -69,8 +69,8 @@ class Access:
         at 127.0.0.1 is not. Elsewhere names are free, and the token decides."""
         if not self.local:
             return True
-        name, _, port = host.lower().rpartition(":")
-        return name in _LOOPBACK_NAMES and port == str(self.port)
+        named = {f"{name}:{self.port}" for name in _LOOPBACK_NAMES}
+        return host.lower() in (named if self.port != 80 else named | set(_LOOPBACK_NAMES))
 
     def is_own_form(self, host: str, origin: str | None, fetch_site: str | None) -> bool:
         """Whether a POST comes from a page of this origin, by what the browser says: `Origin`, `Sec-Fetch-Site`."""
