@@ -262,8 +262,8 @@ def _metrics(
     if series is not None:
         chosen = chosen.where(MetricRow.step.is_(None) | MetricRow.name.in_(series))
     found: dict[tuple[str, int], list[_Point]] = defaultdict(list)
-    for trial_key, attempt, name, step, value in session.execute(chosen):
-        found[trial_key, attempt].append((name, step, value))
+    for trial, attempt, name, step, value in session.execute(chosen):
+        found[trial, attempt].append((name, step, value))
     return found
 
 
