@@ -51,7 +51,8 @@ def large(trials: Sequence[TrialRecord], colours: Mapping[str, int], steps: int)
     x, y = _Scale([0, last], _LEFT, _WIDTH - _RIGHT), _Scale(y_ticks, _HEIGHT - _BOTTOM, _TOP)
     body = [_across(y(tick)) + _label(_LEFT - 6, y(tick) + 4, f"{tick:g}", "end") for tick in y_ticks]
     body += [_label(x(tick), _HEIGHT - _BOTTOM + 16, f"{tick:g}", "middle") for tick in x_ticks]
-    body.append(_label((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 3, "optimiser step", "middle"))
+    title = _label((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 3, "optimiser step", "middle")
+    body.append(f'<g class="axis">{title}</g>')
     for arm, line in lines:
         body.append(f'<g class="seed arm{colours[arm] % COLOURS}">{_line(line, x, y)}</g>')
     for arm, colour in colours.items():
