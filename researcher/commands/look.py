@@ -147,11 +147,11 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
     if not study.status.ended:
-        lines.append(f"worked on by {worker}" if worker else _unattended(home, study))
+        lines.append(f"worked on by {worker}" if worker else unattended(home, study))
     return lines
 
 
-def _unattended(home: Home, study: StudyRecord) -> str:
+def unattended(home: Home, study: StudyRecord) -> str:
     """Who will go on with a study that nobody works on, and when."""
     detail = home.store.schedule(study.id)
     if study.pause_requested or detail is None or not detail.get("carried"):
