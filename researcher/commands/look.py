@@ -13,7 +13,7 @@ from researcher.ownership import living_owner
 from researcher.planner.instruments import available
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
-from researcher.view import sparkline
+from researcher.view import duration, sparkline
 
 
 def list_command(args: argparse.Namespace) -> int:
@@ -108,7 +108,16 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(f"stage       {stage.id}: {kept}{', '.join(stage.arms)}; {seeds}{spends}")
     lines += [f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches]
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
-    lines.append(f"budget      {plan.budget.trials} trials, {plan.budget.wall_s / 60:.0f} min")
+    if plan.trial_s is not None:
+        from researcher.planner.stages import cost  # scipy takes longer to import than most commands take
+
+        each = dict.fromkeys((arm.name for arm in plan.arms), plan.trial_s)
+        (few, least_s), (many, most_s) = (cost(plan, each, at_most=at_most) for at_most in (False, True))
+        lines.append(
+            f"price       {few} to {many} trials of about {duration(plan.trial_s)}: {duration(least_s)} to {duration(most_s)} "
+            "one after the other"
+        )
+    lines.append(f"budget      at the most {plan.budget.trials} trials, {duration(plan.budget.wall_s)}")
     return lines
 
 
