@@ -125,6 +125,13 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         default="never",
         help="where a person is waited for (default: %(default)s)",
     )
+    start.add_argument(
+        "--repairs",
+        type=_some,
+        default=3,
+        metavar="N",
+        help="how often the planner LLM may mend the instrument's code when it fails (default: %(default)s; 0: never)",
+    )
     start.add_argument("--detach", action="store_true", help="let the daemon carry the study on, and return at once")
     start.add_argument(
         "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
@@ -164,6 +171,12 @@ def _servers(command: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least 1; got {text!r}")
+    return int(text)
+
+
+def _some(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more; got {text!r}")
     return int(text)
 
 

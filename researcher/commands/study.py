@@ -19,8 +19,9 @@ from researcher.analysis.metrics import finals
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines, when
+from researcher.commands.mending import workshop_of
 from researcher.conduct import Conduct, Outcome
-from researcher.executor.blueprint import Setup
+from researcher.executor.blueprint import Code, Setup
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
@@ -77,6 +78,7 @@ def start_command(args: argparse.Namespace) -> int:
         "engine": args.engine,
         "max_parallel": args.max_parallel,
         "approve": args.approve,
+        "repairs": args.repairs,
     }
     _check_servers(plan, args.server)
     study_id = home.store.create_study(topic, choices)
@@ -256,8 +258,10 @@ class Sitting:
         )
         servers = ", ".join(choices["servers"]) or _starting(plan)
         self._view.say(f"waiting for {servers} ...")
+        mender = workshop_of(home, self._store, study_id, plan, folder, self._clock, self._view.say)
+        arranged = setup(home, folder, code=mender.code(), repairs=mender.taken_up)
         async with pool:
-            executor = Executor(self._store, pool, setup(home, folder), may_begin=self._may_begin)
+            executor = Executor(self._store, pool, arranged, may_begin=self._may_begin, mender=mender)
             sink = MlflowSink(self._store)
             conduct = Conduct(self._store, executor, sink, self._view, self._clock, home.studies, gates=self._gates)
             outcome = await conduct.carry_out(study_id)
@@ -289,11 +293,15 @@ def local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]
     ]
 
 
-def setup(home: Home, folder: InstrumentFolder) -> Setup:
+def setup(home: Home, folder: InstrumentFolder, *, code: Code | None = None, repairs: tuple[str, ...] = ()) -> Setup:
+    """code: where the study runs other code than the folder's. repairs: the versions that are its own."""
+    code = code or Code(folder=folder.path, version=folder.code)
     return Setup(
         instrument=folder.instrument,
-        instrument_dir=folder.path,
-        code_version=folder.code,
+        instrument_dir=code.folder,
+        code_version=code.version,
+        sandboxed=code.sandboxed,
+        repairs=repairs,
         finals=finals,
         studies=home.studies,
     )
