@@ -68,7 +68,48 @@ _WORDS = {
 }
 
 _PASSING = frozenset(
-    ["ServerUnreachable", "NotASwarmServer", "EngineFailed", "StorageFull", "ServerBusy", "NotRolling", "Draining", "MixFull", "LeaseLost", "OverLimit", "Unauthorized", "Forbidden", "ConfigConflict", "IdempotencyConflict", "TeamAborted", "TeamUndecided", "APIConnectionError", "APITimeoutError", "InternalServerError", "RateLimitError", "AuthenticationError", "PermissionDeniedError", "ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout", "WriteError", "WriteTimeout", "CloseError", "PoolTimeout", "RemoteProtocolError", "ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError", "MemoryError", "TimeoutError", "CancelledError", "KeyboardInterrupt"]
+    [
+        "ServerUnreachable",
+        "NotASwarmServer",
+        "EngineFailed",
+        "StorageFull",
+        "ServerBusy",
+        "NotRolling",
+        "Draining",
+        "MixFull",
+        "LeaseLost",
+        "OverLimit",
+        "Unauthorized",
+        "Forbidden",
+        "ConfigConflict",
+        "IdempotencyConflict",
+        "TeamAborted",
+        "TeamUndecided",
+        "APIConnectionError",
+        "APITimeoutError",
+        "InternalServerError",
+        "RateLimitError",
+        "AuthenticationError",
+        "PermissionDeniedError",
+        "ConnectError",
+        "ConnectTimeout",
+        "ReadError",
+        "ReadTimeout",
+        "WriteError",
+        "WriteTimeout",
+        "CloseError",
+        "PoolTimeout",
+        "RemoteProtocolError",
+        "ConnectionError",
+        "ConnectionResetError",
+        "ConnectionRefusedError",
+        "ConnectionAbortedError",
+        "BrokenPipeError",
+        "MemoryError",
+        "TimeoutError",
+        "CancelledError",
+        "KeyboardInterrupt",
+    ]
 )
 """Exceptions that say nothing against the code that met them, by their names."""
 _OWN = frozenset({"WorkflowFault", "EpisodeUnfinished", "SyntaxError", "IndentationError", "TabError"})

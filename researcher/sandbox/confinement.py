@@ -42,11 +42,17 @@ class Confined:
 
 
 def confine(
-    bounds: Bounds, *, reads: Sequence[Path] = (), writes: Sequence[Path] = (), ports: Sequence[int] | None = None
+    bounds: Bounds,
+    *,
+    reads: Sequence[Path] = (),
+    lists: Sequence[Path] = (),
+    writes: Sequence[Path] = (),
+    ports: Sequence[int] | None = None,
 ) -> Confined:
     """For this thread, the threads that it starts, and whatever it becomes.
 
-    reads, writes: files and folders, with all that is in them; none at all: files are left as they are.
+    reads, writes: files and folders, with all that is in them; none at all: files are left as they are. lists: folders
+    whose names, and those of all folders in them, may be seen.
     ports: TCP ports that may be connected to; None: any.
     """
     _limit(bounds)
@@ -54,7 +60,9 @@ def confine(
         return Confined(processes=False, files=False, ports=False)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    files, shut = _landlock(libc, reads, writes, ports) if reads or writes or ports is not None else (False, False)
+    files, shut = (
+        _landlock(libc, reads, lists, writes, ports) if reads or writes or ports is not None else (False, False)
+    )
     return Confined(processes=_seccomp(libc), files=files, ports=shut)
 
 
@@ -106,7 +114,11 @@ _SCOPES = 3
 
 
 def _landlock(
-    libc: ctypes.CDLL, reads: Sequence[Path], writes: Sequence[Path], ports: Sequence[int] | None
+    libc: ctypes.CDLL,
+    reads: Sequence[Path],
+    lists: Sequence[Path],
+    writes: Sequence[Path],
+    ports: Sequence[int] | None,
 ) -> tuple[bool, bool]:
     """Whether files, and whether ports are shut."""
     version = landlock_version()
@@ -122,6 +134,8 @@ def _landlock(
     try:
         for path in reads:
             _allow(libc, ruleset, path, (_READ | _READ_DIR | _EXECUTE) & every)
+        for path in lists:
+            _allow(libc, ruleset, path, _READ_DIR & every)
         for path in writes:
             _allow(libc, ruleset, path, every)
         for port in ports or ():

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from researcher.sandbox.confinement import Bounds, Confined, confine
-from researcher.sandbox.launch import Mode, SandboxSpec, system_reads
+from researcher.sandbox.launch import Mode, SandboxSpec, packages_root, system_reads
 from researcher.sandbox.relay import Relay
 
 _RELAYS = "relay"
@@ -40,7 +40,9 @@ def confine_by(spec: SandboxSpec, ports: Sequence[int]) -> Confined:
     if spec.mode is Mode.BUBBLEWRAP:
         return confine(bounds)
     reads = [*system_reads(), *map(Path, (*_NEEDED, "/etc/hosts", "/etc/resolv.conf", *spec.reads))]
-    return confine(bounds, reads=reads, writes=[Path(spec.room), Path("/dev/null")], ports=ports)
+    # Python looks into the folder of our packages to find them.
+    writes = [Path(spec.room), Path("/dev/null")]
+    return confine(bounds, reads=reads, lists=[packages_root()], writes=writes, ports=ports)
 
 
 def become(spec: SandboxSpec) -> None:
@@ -79,14 +81,19 @@ def _hosts(spec: SandboxSpec, folder: Path) -> Path:
     return file
 
 
-async def _outside(spec: SandboxSpec, spec_file: Path) -> int:
+def _make_room(spec: SandboxSpec) -> None:
+    """Go where the sockets will be: the path of one may be no longer than a hundred letters or so."""
     relays = Path(spec.folder) / _RELAYS
     relays.mkdir(exist_ok=True)
-    os.chdir(relays)  # the path of a socket may be no longer than a hundred letters or so
+    for socket in relays.glob("*.sock"):
+        socket.unlink()
+    os.chdir(relays)
+
+
+async def _outside(spec: SandboxSpec, spec_file: Path) -> int:
     servers = [] if spec.network else spec.servers
     relay = Relay()
     for number, server in enumerate(servers):
-        Path(f"{number}.sock").unlink(missing_ok=True)
         await relay.to_network(f"{number}.sock", server.host, server.port)
     inner = [sys.executable, "-m", "researcher.sandbox.entry", "--inside", str(spec_file)]
     process = await asyncio.create_subprocess_exec(*bubblewrap(spec, spec_file, inner))
@@ -130,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--inside" in given:
         return _inside(spec)
     if spec.mode is Mode.BUBBLEWRAP:
+        _make_room(spec)
         return asyncio.run(_outside(spec, file))
     become(spec)
     return 1

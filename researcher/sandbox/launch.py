@@ -29,7 +29,24 @@ from researcher.sandbox.confinement import Bounds, landlock_version
 SPEC = "sandbox.json"
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "SWARM_LOG_LEVEL")
 """What a sandbox gets of the environment; all else may be a secret."""
-_SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ssl", "/etc/ca-certificates", "/etc/pki", "/etc/localtime", "/etc/nsswitch.conf", "/etc/mime.types"]
+_SYSTEM = [
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/ssl",
+    "/etc/ca-certificates",
+    "/etc/pki",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/mime.types",
+]
 _PACKAGES = ("foundation", "swarm", "researcher")
 _PROBE_S = 10.0
 _FILES, _PORTS = 1, 4
@@ -144,7 +161,7 @@ def spec_of(
 def scrubbed(environ: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
     """What is left of the environment. A client's token is, as clients need one; an admin's never."""
     kept = {name: environ[name] for name in _KEPT if name in environ}
-    kept["PYTHONPATH"] = os.pathsep.join(part for part in (str(_root()), kept.get("PYTHONPATH", "")) if part)
+    kept["PYTHONPATH"] = os.pathsep.join(part for part in (str(packages_root()), kept.get("PYTHONPATH", "")) if part)
     token = environ.get("SWARM_CLIENT_TOKEN") or environ.get("SWARM_TOKEN")
     if token and token != environ.get("SWARM_ADMIN_TOKEN"):
         kept["SWARM_TOKEN"] = token
@@ -154,12 +171,12 @@ def scrubbed(environ: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
 
 def system_reads() -> list[Path]:
     """What Python and our packages need to run at all. Places that are links stay links."""
-    own = [Path(sys.prefix), Path(sys.base_prefix), *(_root() / name for name in _PACKAGES)]
+    own = [Path(sys.prefix), Path(sys.base_prefix), *(packages_root() / name for name in _PACKAGES)]
     found = [path for path in (*map(Path, _SYSTEM), *own) if path.exists()]
     return list(dict.fromkeys([*found, *(path.resolve() for path in found if path.is_symlink())]))
 
 
-def _root() -> Path:
+def packages_root() -> Path:
     """Where our packages lie."""
     return Path(foundation.__file__).resolve().parents[1]
 

@@ -79,9 +79,7 @@ async def rehearse(request: RehearsalRequest, *, mode: Mode | None = None, limit
     Raises: Unfit when it takes too long, or ends without a result.
     """
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as place:
-        folder = Path(place).resolve()
-        (folder / "request.json").write_text(request.model_dump_json())
-        command, environ = _command(request, folder, mode or sandbox().mode)
+        command, environ = _command(request, place, mode or sandbox().mode)
         process = await asyncio.create_subprocess_exec(
             *command,
             env=environ,
@@ -142,9 +140,11 @@ def compare(before: Rehearsal, after: Rehearsal) -> str:
     return f"{played} episodes were rehearsed against fixed answers and came to a reward; {kept}"
 
 
-def _command(request: RehearsalRequest, folder: Path, mode: Mode) -> tuple[list[str], dict[str, str]]:
+def _command(request: RehearsalRequest, place: str, mode: Mode) -> tuple[list[str], dict[str, str]]:
     """In bubblewrap from outside; else the process confines itself, once it has its port."""
+    folder = Path(place).resolve()
     file = folder / "request.json"
+    file.write_text(request.model_dump_json())
     command = [sys.executable, "-m", "researcher.workshop.rehearse", str(file), str(folder / SPEC)]
     wrapped, environ = confined(
         command, os.environ, folder, reads=[Path(request.folder), file], mode=mode, bounds=_BOUNDS

@@ -98,29 +98,37 @@ async def _tried(written: WrittenInstrument, author: str, root: Path, model: str
     check_entries(_WORKFLOW, written.workflow)
     if "examples" not in public(parsed(_WORKFLOW, written.workflow)):
         raise Unfit(f"{_WORKFLOW} defines no function 'examples'")
-    root.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
+    place = _laid_down(written, author, root, model)
     try:
-        fields = written.model_dump(include={"name", "title", "description", "keywords", "max_tokens"})
-        declaration = filled("study.toml.jinja", **fields, model=model, generated=author)
-        for name, text in ((DECLARATION, declaration), (_WORKFLOW, written.workflow), (_REWARD, written.reward)):
-            (place / name).write_text(text, encoding="utf-8")
         found = read_instrument(place)
-        await _self_test(place)
-        home = root / f"{written.name}-{found.code[:8]}"
-        if not home.exists():
-            place.chmod(0o755)
-            place.rename(home)
+        await _self_test(found.path)
+        return _moved(found, root / f"{written.name}-{found.code[:8]}")
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _laid_down(written: WrittenInstrument, author: str, root: Path, model: str) -> Path:
+    """The three files, in a folder that is not yet an instrument's."""
+    root.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
+    fields = written.model_dump(include={"name", "title", "description", "keywords", "max_tokens"})
+    declaration = filled("study.toml.jinja", **fields, model=model, generated=author)
+    for name, text in ((DECLARATION, declaration), (_WORKFLOW, written.workflow), (_REWARD, written.reward)):
+        (place / name).write_text(text, encoding="utf-8")
+    return place
+
+
+def _moved(found: InstrumentFolder, home: Path) -> InstrumentFolder:
+    """The same where it stays. One that was written before in the same words is the same."""
+    if not home.exists():
+        found.path.chmod(0o755)
+        found.path.rename(home)
     return read_instrument(home)
 
 
 async def _self_test(folder: Path) -> None:
-    """Raises: Unfit."""
-    request = RehearsalRequest(
-        folder=str(folder.resolve()), workflow=_WORKFLOW, examples=True, heldout=_HELDOUT, listed=_LISTED
-    )
+    """folder: a whole path. Raises: Unfit."""
+    request = RehearsalRequest(folder=str(folder), workflow=_WORKFLOW, examples=True, heldout=_HELDOUT, listed=_LISTED)
     first = await rehearse(request)
     check(first)
     check_scores(first)
