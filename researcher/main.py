@@ -85,7 +85,11 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument(
         "--topic", required=True, metavar="TEXT|@FILE", help="the question, or @ and a file that holds it"
     )
-    start.add_argument("--instrument", metavar="NAME|DIR", help="the study environment (default: the one that fits)")
+    start.add_argument(
+        "--instrument",
+        metavar="NAME|DIR|new",
+        help="the study environment (default: the one that fits); new: the planner LLM writes one, run in a sandbox",
+    )
     start.add_argument("--planner", choices=("auto", "llm", "builtin"), default="auto")
     _servers(start)
     start.add_argument(
@@ -122,8 +126,7 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument(
         "--approve",
         choices=("never", "plan", "stage"),
-        default="never",
-        help="where a person is waited for (default: %(default)s)",
+        help="where a person is waited for (default: never; plan, for an instrument that an LLM wrote)",
     )
     start.add_argument(
         "--repairs",

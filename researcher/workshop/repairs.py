@@ -33,7 +33,7 @@ from researcher.workshop.checks import Unfit, check_changes, check_entries, diff
 from researcher.workshop.rehearsal import Rehearsal, RehearsalRequest, check, compare, rehearse
 from researcher.workshop.versions import Versions, texts
 
-REFUSED, BY_HAND = "repair_refused", "mend_by_hand"
+REFUSED, BY_HAND, SANDBOXED = "repair_refused", "mend_by_hand", "sandboxed"
 """Kinds of the journal's lines, beside `repaired`."""
 _SHOWN_FILES = 80_000
 """Letters of an instrument's files that a question holds."""
@@ -96,7 +96,6 @@ class Workshop:
         *,
         helpers: Helpers | None = None,
         limits: RepairLimits | None = None,
-        sandboxed: bool = False,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._store = store
@@ -111,13 +110,27 @@ class Workshop:
         self._opinions: dict[str, Diagnosis] = {}
         repairs = store.repairs(study_id)
         newest = repairs[-1] if repairs else None
-        self._code = Code(folder=folder.path, version=folder.code, sandboxed=sandboxed)
+        self._code = self._as_it_lies()
         if newest is not None and not newest.by_person:
             self._code = self._versions.mended(newest.new)
         store.set_budget(study_id, "repairs", self._limits.per_study)
 
     def code(self) -> Code:
         return self._code
+
+    def tell_sandbox(self) -> None:
+        """Say aloud, in the journal and so in the report, which sandbox it is that holds code which no person wrote."""
+        words = f"{self._own.instrument.name} runs {sandbox().words}"
+        if not self._code.sandboxed:
+            return
+        self._tell(words)
+        known = self._store.events(self._study_id, limit=100_000, kind=SANDBOXED)
+        if all(event.detail["words"] != words for event in known):
+            self._store.record_event(self._study_id, SANDBOXED, {"mode": sandbox().mode.value, "words": words})
+
+    def _as_it_lies(self) -> Code:
+        """The person's folder. An instrument that was generated stays in its sandbox, whoever mends it."""
+        return Code(folder=self._own.path, version=self._own.code, sandboxed=self._own.instrument.generated is not None)
 
     @property
     def taken_up(self) -> tuple[str, ...]:
@@ -157,7 +170,7 @@ class Workshop:
             by=PERSON,
             rehearsed="not rehearsed: it parses, and defines what clients call",
         )
-        return self._take(record, Code(folder=self._own.path, version=self._own.code))
+        return self._take(record, self._as_it_lies())
 
     def _waiting(self) -> dict[str, Any] | None:
         """What a person was asked to mend last, where nothing was taken up since."""
@@ -293,6 +306,7 @@ class Workshop:
             rehearsed=f"{words}; runs {sandbox().words}",
         )
         self._take(record, Code(folder=folder, version=version, sandboxed=True))
+        self.tell_sandbox()
         return self._code
 
     def _take(self, record: RepairRecord, code: Code) -> RepairRecord:

@@ -12,7 +12,9 @@ from foundation.clock import SystemClock
 from researcher.analysis.metrics import finals
 from researcher.executor.attempts import TrialLimits
 from researcher.executor.blueprint import Setup
+from researcher.executor.diagnosis import Cause, Diagnosis
 from researcher.executor.local_server import LocalServer
+from researcher.executor.mending import Case
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor, Progress
 from researcher.models import Plan, TrialRecord
@@ -22,6 +24,7 @@ from researcher.planner.llm.settings import LlmSettings
 from researcher.store.store import Store
 from researcher.workshop.asking import Llm
 from researcher.workshop.repairs import Helpers, RepairLimits, Workshop
+from swarm.protocol.blueprint import HeldOut, TrialBlueprint
 from tests.fakes.example_plan import ARMS
 from tests.fakes.repeat_study import FOLDER, repeat_plan
 from tests.fakes.scripted_llm import ScriptedLlm, said
@@ -96,6 +99,40 @@ class MendedStudy:
 
     def trials(self, count: int = 1) -> list[TrialRecord]:
         return self.store.ensure_trials(self.study, "compare", [(arm, 0) for arm in ARMS[:count]])
+
+    def case(self, workshop: Workshop, *, seed: int = 0) -> Case:
+        """A client of the study that failed, as the executor tells of it."""
+        code = workshop.code()
+        [trial] = self.store.ensure_trials(self.study, "compare", [(ARMS[0], seed)])
+        blueprint = TrialBlueprint(
+            trial_key=trial.key,
+            server_url="http://127.0.0.1:1",
+            run_id="run-1",
+            instrument_dir=str(code.folder),
+            workflow="workflow.py",
+            code_version=code.version,
+            seed=seed,
+            group_size=8,
+            concurrency=1,
+            heldout=HeldOut(tasks=8, episodes=1, temperature=1.0),
+        )
+        diagnosis = Diagnosis(
+            cause=Cause.CODE,
+            why="the instrument raised an error",
+            error="KeyError: 'wrod'",
+            place="workflow.py:66",
+            trace="Traceback (most recent call last): ... KeyError: 'wrod'",
+        )
+        return Case(
+            study_id=self.study,
+            plan=self.plan,
+            trial=trial,
+            attempt=1,
+            code=code,
+            blueprint=blueprint,
+            diagnosis=diagnosis,
+            last=True,
+        )
 
     @asynccontextmanager
     async def pool(self) -> AsyncIterator[ServerPool]:

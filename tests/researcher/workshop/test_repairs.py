@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from researcher.executor.errors import MendByHand
+from researcher.executor.errors import MendByHand, Unmended
 from researcher.models import TrialStatus
 from researcher.planner.llm.endpoint import LlmUnusable, Replayed
+from researcher.sandbox.launch import sandbox
+from researcher.workshop.checks import Unfit
 from researcher.workshop.repairs import RepairLimits
 from swarm.protocol.episodes import EpisodeState
 from tests.fakes.mended_study import NINTH_TASK, WORKFLOW, MendedStudy, mended
@@ -65,7 +67,7 @@ async def test_a_client_that_fails_by_its_code_is_mended_in_the_running_run_and_
 
     assert study.llm is not None
     [asked] = study.llm.asked
-    assert "KeyError: 'wrod'" in str(asked["messages"])
+    assert "KeyError: 'wrod'" in asked["messages"][1]["content"]
     [call] = study.store.llm_calls(study.study)
     assert call.purpose.startswith("repair 1 of ")
     assert (await Replayed([call]).answer(call.request)) == call.answer
@@ -90,11 +92,15 @@ async def test_a_version_that_was_taken_up_is_for_every_trial_that_begins_afterw
 async def test_answers_that_cannot_be_used_are_told_so_and_the_next_is_taken(make: Make) -> None:
     llm = ScriptedLlm(mended("def tasks(:\n"), mended(WORKFLOW, name="../workflow.py"), mended())
     study = make(llm=llm)
-    async with study.pool() as pool:
-        [done] = await study.run(pool, study.trials())
-    assert done.status is TrialStatus.DONE
+    workshop = study.workshop()
+    code = await workshop.mend(study.case(workshop))
+    assert code == workshop.code() == study.workshop().code()
+    assert code.sandboxed
+    assert (code.folder / "workflow.py").read_text() == WORKFLOW
     assert "does not parse" in llm.asked[1]["messages"][-1]["content"]
     assert "no file of the instrument" in llm.asked[2]["messages"][-1]["content"]
+    [words] = study.store.events(study.study, kind="sandboxed")
+    assert words.detail["words"].endswith(sandbox().words)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +119,12 @@ async def test_answers_that_cannot_be_used_are_told_so_and_the_next_is_taken(mak
 )
 async def test_a_version_that_is_no_repair_is_refused_with_its_reason(make: Make, answer: object, why: str) -> None:
     study = make(llm=ScriptedLlm(answer), limits=RepairLimits(answers=1))  # type: ignore[arg-type]
-    async with study.pool() as pool:
-        [failed] = await study.run(pool, study.trials())
-    assert (failed.status, failed.attempt) == (TrialStatus.FAILED, 1)
-    assert why in str(failed.reason)
-    assert "KeyError: 'wrod'" in str(failed.reason)
+    workshop = study.workshop()
+    before = workshop.code()
+    with pytest.raises(Unmended, match="KeyError: 'wrod'") as lost:
+        await workshop.mend(study.case(workshop))
+    assert why in str(lost.value)
+    assert workshop.code() == before
     assert not study.store.repairs(study.study)
     [event] = study.store.events(study.study, kind="repair_refused")
     assert why in event.detail["why"]
@@ -133,11 +140,10 @@ async def test_repairs_end_with_their_budget_and_the_trial_with_clear_words(make
     assert "its 2 repairs did not help" in str(failed.reason)
     assert len(study.store.repairs(study.study)) == 2
 
-    other = study.trials(2)[1:]
     study.limits = RepairLimits(per_study=2, answers=1)
-    async with study.pool() as pool:
-        [failed] = await study.run(pool, other)
-    assert "the study has had its 2 repairs" in str(failed.reason)
+    workshop = study.workshop()
+    with pytest.raises(Unmended, match="the study has had its 2 repairs"):
+        await workshop.mend(study.case(workshop, seed=1))
     assert study.llm is not None
     assert len(study.llm.asked) == 2
 
@@ -171,9 +177,24 @@ async def test_without_an_llm_the_place_is_named_and_a_person_mends_it(make: Mak
 
 async def test_an_llm_that_cannot_be_reached_leaves_the_mending_to_a_person(make: Make) -> None:
     study = make(llm=ScriptedLlm(LlmUnusable("the key is wrong")))
-    async with study.pool() as pool:
-        with pytest.raises(MendByHand, match="the key is wrong"):
-            await study.run(pool, study.trials())
+    workshop = study.workshop()
+    with pytest.raises(MendByHand, match="the key is wrong"):
+        await workshop.mend(study.case(workshop))
+
+
+async def test_a_person_may_not_change_what_the_plan_was_made_for(make: Make) -> None:
+    study = make()
+    workshop = study.workshop()
+    with pytest.raises(MendByHand):
+        await workshop.mend(study.case(workshop))
+    (study.folder / "workflow.py").write_text("def tasks(:\n")
+    with pytest.raises(Unfit, match=r"workflow.py:1: does not parse"):
+        study.workshop().by_hand()
+    (study.folder / "workflow.py").write_text(WORKFLOW)
+    declaration = study.folder / "study.toml"
+    declaration.write_text(declaration.read_text().replace("steps = 6", "steps = 7"))
+    with pytest.raises(Unfit, match=r"study.toml was changed"):
+        study.workshop().by_hand()
 
 
 async def test_infrastructure_is_tried_again_and_nobody_is_asked(make: Make) -> None:
