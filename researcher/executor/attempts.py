@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -223,7 +223,7 @@ class AttemptRun:
                     if tries:
                         began = self._clock.monotonic()
                         diagnosis = await client.diagnosis(blueprint, stalled=bool(reason))
-                        code = await client.other_code(blueprint, diagnosis, last=last)
+                        code = await self._unless_stopped(client.other_code(blueprint, diagnosis, last=last))
                         deadline += self._clock.monotonic() - began
                         if code is not None:
                             blueprint = self._with_code(attempt, report, client, code)
@@ -295,6 +295,21 @@ class AttemptRun:
             self._store.record_progress(self._work.study_id, self._trial.key, self._step, fresh)
         self._on_sight(Sight(phase=status.phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
         return moved
+
+    async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:
+        """Mending may wait for hours on an LLM that does not answer. Raises: StudyHalted, and what mending raises."""
+        task = asyncio.create_task(mending)
+        try:
+            while not task.done():
+                pause = asyncio.create_task(self._clock.sleep(self._limits.check_s))
+                await asyncio.wait((task, pause), return_when=asyncio.FIRST_COMPLETED)
+                pause.cancel()
+                if not task.done():
+                    self._check_requests()
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def _check_requests(self) -> None:
         if self._store.study(self._work.study_id).stop_requested:

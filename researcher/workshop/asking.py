@@ -81,7 +81,7 @@ def prompt(name: str) -> str:
     return (_PROMPTS / name).read_text(encoding="utf-8")
 
 
-def filled(name: str, **fields: Any) -> str:
+def filled(name: str, /, **fields: Any) -> str:
     """A template with its fields."""
     templates = Environment(
         loader=FileSystemLoader(_PROMPTS),

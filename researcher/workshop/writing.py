@@ -61,7 +61,7 @@ class WrittenInstrument(StrictModel):
 
 
 async def write_instrument(
-    topic: str, llm: Llm, root: Path, model: str, tell: Callable[[str], None] = lambda _: None
+    topic: str, llm: Llm, root: Path, model: str, tell: Callable[[str], None] = lambda _: None, *, answers: int = ANSWERS
 ) -> InstrumentFolder:
     """A new instrument in a folder of its own under `root`, marked as generated.
 
@@ -72,7 +72,7 @@ async def write_instrument(
         {"role": "user", "content": f"The question of the study: {topic}"},
     ]
     wrong = ""
-    for answer in range(1, ANSWERS + 1):
+    for answer in range(1, answers + 1):
         try:
             raw = await ask(llm, messages, _FORM, f"instrument, answer {answer}")
         except LlmUnusable as error:
@@ -87,7 +87,7 @@ async def write_instrument(
         tell(f"answer {answer} of {llm.model} is no instrument: {wrong.splitlines()[-1][:200]}")
         messages = [*messages, *told(raw, wrong)]
     raise PlanningRefused(
-        f"{llm.model} wrote no instrument that holds, in {ANSWERS} answers; the last: {wrong}. Ask of one that there is: "
+        f"{llm.model} wrote no instrument that holds, in {answers} answers; the last: {wrong}. Ask of one that there is: "
         "`researcher instruments`"
     )
 

@@ -28,7 +28,8 @@ async def write(root: Path, *answers: Answer) -> tuple[InstrumentFolder, Scripte
     scripted = ScriptedLlm(*answers)
     settings = LlmSettings(model="some-llm", patience_s=0.0)
     asker = Asker(scripted, settings, SystemClock(), keep=lambda _: None, tell=lambda _: None)
-    return await write_instrument(TOPIC, Llm(asker, "some-llm", 4096), root, "echo"), scripted
+    llm = Llm(asker, "some-llm", 4096)
+    return await write_instrument(TOPIC, llm, root, "echo", answers=len(answers)), scripted
 
 
 async def test_an_instrument_that_holds_is_kept_and_marked(tmp_path: Path) -> None:
