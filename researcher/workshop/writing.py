@@ -61,7 +61,13 @@ class WrittenInstrument(StrictModel):
 
 
 async def write_instrument(
-    topic: str, llm: Llm, root: Path, model: str, tell: Callable[[str], None] = lambda _: None, *, answers: int = ANSWERS
+    topic: str,
+    llm: Llm,
+    root: Path,
+    model: str,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    answers: int = ANSWERS,
 ) -> InstrumentFolder:
     """A new instrument in a folder of its own under `root`, marked as generated.
 
