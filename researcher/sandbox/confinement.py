@@ -48,12 +48,13 @@ def confine(
     lists: Sequence[Path] = (),
     writes: Sequence[Path] = (),
     ports: Sequence[int] | None = None,
+    datagrams: bool = False,
 ) -> Confined:
     """For this thread, the threads that it starts, and whatever it becomes.
 
     reads, writes: files and folders, with all that is in them; none at all: files are left as they are. lists: folders
     whose names, and those of all folders in them, may be seen.
-    ports: TCP ports that may be connected to; None: any.
+    ports: TCP ports that may be connected to; None: any. datagrams: whether it may ask for the address of a name.
     """
     _limit(bounds)
     if sys.platform != "linux":
@@ -63,7 +64,7 @@ def confine(
     files, shut = (
         _landlock(libc, reads, lists, writes, ports) if reads or writes or ports is not None else (False, False)
     )
-    return Confined(processes=_seccomp(libc), files=files, ports=shut)
+    return Confined(processes=_seccomp(libc, datagrams), files=files, ports=shut)
 
 
 def landlock_version() -> int:
@@ -178,17 +179,17 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-def _seccomp(libc: ctypes.CDLL) -> bool:
+def _seccomp(libc: ctypes.CDLL, datagrams: bool) -> bool:
     numbers = _NUMBERS.get(platform.machine())
     if numbers is None:
         return False
-    code = b"".join(struct.pack("=HBBI", *each) for each in _filter(numbers))
+    code = b"".join(struct.pack("=HBBI", *each) for each in _filter(numbers, datagrams))
     held = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(code) // 8, ctypes.cast(held, ctypes.c_void_p))
     return int(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, ctypes.byref(program), 0, 0)) == 0
 
 
-def _filter(numbers: dict[str, object]) -> list[tuple[int, int, int, int]]:
+def _filter(numbers: dict[str, object], datagrams: bool) -> list[tuple[int, int, int, int]]:
     """Instructions (code, jump if true, jump if false, value). Each rule loads what it looks at, and falls through."""
     refused, unknown = (_RETURN, 0, 0, _ERRNO | _EPERM), (_RETURN, 0, 0, _ERRNO | _ENOSYS)
     number, arch, first, second = (_LOAD, 0, 0, 0), (_LOAD, 0, 0, 4), (_LOAD, 0, 0, 16), (_LOAD, 0, 0, 24)
@@ -213,17 +214,14 @@ def _filter(numbers: dict[str, object]) -> list[tuple[int, int, int, int]]:
         (_SET, 1, 0, _CLONE_THREAD),
         refused,
         number,
-        (_EQUAL, 0, 7, _int(numbers["socket"])),
-        first,
-        (_EQUAL, 1, 0, _AF_INET),
-        (_EQUAL, 0, 3, _AF_INET6),
-        second,
-        (_AND, 0, 0, 0xF),
-        (_EQUAL, 1, 0, _STREAM),
-        refused,
-        (_RETURN, 0, 0, _ALLOW),
     ]
-    return rules
+    socket = _int(numbers["socket"])
+    if datagrams:
+        rules += [(_EQUAL, 0, 4, socket), first, (_EQUAL, 2, 0, _AF_INET), (_EQUAL, 1, 0, _AF_INET6), refused]
+    else:
+        rules += [(_EQUAL, 0, 7, socket), first, (_EQUAL, 1, 0, _AF_INET), (_EQUAL, 0, 3, _AF_INET6)]
+        rules += [second, (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, _STREAM), refused]
+    return [*rules, (_RETURN, 0, 0, _ALLOW)]
 
 
 def _int(value: object) -> int:

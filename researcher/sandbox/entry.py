@@ -42,7 +42,8 @@ def confine_by(spec: SandboxSpec, ports: Sequence[int]) -> Confined:
     reads = [*system_reads(), *map(Path, (*_NEEDED, "/etc/hosts", "/etc/resolv.conf", *spec.reads))]
     # Python looks into the folder of our packages to find them.
     writes = [Path(spec.room), Path("/dev/null")]
-    return confine(bounds, reads=reads, lists=[packages_root()], writes=writes, ports=ports)
+    named = any(not server.loopback and not server.numeric for server in spec.servers)
+    return confine(bounds, reads=reads, lists=[packages_root()], writes=writes, ports=ports, datagrams=named)
 
 
 def become(spec: SandboxSpec) -> None:

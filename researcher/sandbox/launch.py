@@ -74,7 +74,16 @@ class Relayed(BaseModel):
 
     @property
     def loopback(self) -> bool:
-        return self.host == "localhost" or (_numeric(self.host) and ip_address(self.host).is_loopback)
+        return self.host == "localhost" or (self.numeric and ip_address(self.host).is_loopback)
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the host is an address, and no name."""
+        try:
+            ip_address(self.host)
+        except ValueError:
+            return False
+        return True
 
 
 class SandboxSpec(BaseModel):
@@ -94,7 +103,7 @@ class SandboxSpec(BaseModel):
     @property
     def network(self) -> bool:
         """Whether the network has to be shared: an address that no relay can stand for."""
-        return any(_numeric(server.host) and not server.loopback for server in self.servers)
+        return any(server.numeric and not server.loopback for server in self.servers)
 
 
 @cache
@@ -214,11 +223,3 @@ def _no_bubblewrap() -> str | None:
 def _relayed(url: str) -> Relayed:
     parts = urlsplit(url)
     return Relayed(host=parts.hostname or "localhost", port=parts.port or (443 if parts.scheme == "https" else 80))
-
-
-def _numeric(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True

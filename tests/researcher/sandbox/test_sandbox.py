@@ -178,6 +178,13 @@ def test_memory_and_files_are_bounded(tmp_path: Path, mode: Mode, attempt: str) 
     assert run(attempt, tmp_path, mode).returncode != 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is Linux's")
+def test_names_are_looked_up_only_where_a_server_has_one(tmp_path: Path) -> None:
+    ask = "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"
+    assert run(ask, tmp_path, Mode.LIMITS, servers=("http://some-host:8642",)).returncode == 0
+    assert run(ask, tmp_path, Mode.LIMITS, servers=("http://10.0.0.1:8642",)).returncode != 0
+
+
 def test_people_are_told_which_sandbox_it_is() -> None:
     assert "bubblewrap" in sandbox().words
     assert ("WITHOUT" in sandbox().words) is (sandbox().mode is Mode.LIMITS)
