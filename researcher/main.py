@@ -81,7 +81,11 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument(
         "--topic", required=True, metavar="TEXT|@FILE", help="the question, or @ and a file that holds it"
     )
-    start.add_argument("--instrument", metavar="NAME|DIR", help="the study environment (default: the one that fits)")
+    start.add_argument(
+        "--instrument",
+        metavar="NAME|DIR|new",
+        help="the study environment (default: the one that fits); new: the planner LLM writes one, run in a sandbox",
+    )
     start.add_argument("--planner", choices=("auto", "llm", "builtin"), default="auto")
     _servers(start)
     start.add_argument(
@@ -118,8 +122,14 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument(
         "--approve",
         choices=("never", "plan", "stage"),
-        default="never",
-        help="where a person is waited for (default: %(default)s)",
+        help="where a person is waited for (default: never; plan, for an instrument that an LLM wrote)",
+    )
+    start.add_argument(
+        "--repairs",
+        type=_some,
+        default=3,
+        metavar="N",
+        help="how often the planner LLM may mend the instrument's code when it fails (default: %(default)s; 0: never)",
     )
     start.add_argument("--detach", action="store_true", help="let the daemon carry the study on, and return at once")
     start.add_argument(
@@ -179,6 +189,12 @@ def _servers(command: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least 1; got {text!r}")
+    return int(text)
+
+
+def _some(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more; got {text!r}")
     return int(text)
 
 

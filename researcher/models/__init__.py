@@ -32,8 +32,10 @@ from researcher.models.records import (
     TrialRecord,
     TrialStatus,
 )
+from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
+    "PERSON",
     "Arm",
     "AttemptRecord",
     "Branch",
@@ -56,6 +58,7 @@ __all__ = [
     "PlanModel",
     "PlanRole",
     "Relation",
+    "RepairRecord",
     "Role",
     "Scalar",
     "Stage",
