@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -228,7 +227,7 @@ class AttemptRun:
         return await collect_whole(self._swarm, others, blueprint)
 
     def _start_client(self, berth: Berth) -> None:
-        command = [sys.executable, "-m", "swarm.client.trial", str(berth.folder / "blueprint.json")]
+        command = [self._work.setup.python, "-m", "swarm.client.trial", str(berth.folder / "blueprint.json")]
         environ = child_environ()
         if "SWARM_TOKEN" not in environ and "SWARM_ADMIN_TOKEN" in os.environ:
             environ["SWARM_TOKEN"] = os.environ["SWARM_ADMIN_TOKEN"]

@@ -6,6 +6,7 @@ and a person can run them by hand.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ class Setup:
     """The instrument as it is on this machine.
 
     code_version: SHA-256 over its folder as it is now. studies: where studies keep their files, a folder each.
+    python: under which its clients run; an environment of the instrument's own where it needs one.
     """
 
     instrument: Instrument
@@ -32,6 +34,7 @@ class Setup:
     code_version: str
     finals: Finals
     studies: Path
+    python: str = sys.executable
 
 
 class InstrumentChanged(ValueError):
