@@ -44,9 +44,12 @@ def taken_out(topic: str, instrument: Instrument) -> Written:
         levels[word] = factor, level
         return f" {word} "
 
+    def texts(factor: Factor, rest: str) -> str:
+        return _text_pattern(factor).sub(lambda match: place(factor, match["quoted"] or match["bare"]), rest)
+
     for factor in instrument.factors:
         if factor.type == "text":
-            topic = _text_pattern(factor).sub(lambda m, f=factor: place(f, m["quoted"] or m["bare"]), topic)
+            topic = texts(factor, topic)
     data = next((factor for factor in instrument.factors if factor.type == "data"), None)
     if data is not None:
         topic = _DATA.sub(lambda m: place(data, _source(m)), topic)

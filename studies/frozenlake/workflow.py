@@ -65,7 +65,7 @@ def tasks(
     require_gymnasium()
     drawn = _maps(random.Random(f"{split}/{seed if split == 'train' else 0}"), size, ice, turns)
     if split == "train":
-        maps = (rows for rows in drawn if not is_held_out(rows))
+        maps: Iterator[tuple[str, ...]] = (rows for rows in drawn if not is_held_out(rows))
     else:
         count = MOST_HELD_OUT if count is None else min(count, MOST_HELD_OUT)
         maps = _held_out(itertools.islice(drawn, _DRAWS))

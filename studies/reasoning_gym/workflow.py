@@ -45,7 +45,7 @@ def tasks(
     check(family, given)
     stream = entries(family, given, f"{split}/{seed if split == 'train' else 0}")
     if split == "train":
-        mine = (entry for entry in stream if not is_held_out(entry["question"]))
+        mine: Iterator[dict[str, Any]] = (entry for entry in stream if not is_held_out(entry["question"]))
     else:
         count = MOST_HELD_OUT if count is None else min(count, MOST_HELD_OUT)
         mine = _held_out(itertools.islice(stream, _DRAWS))

@@ -25,7 +25,8 @@ async def played(url: str, workflow: Workflow, heldout: Iterable[Task]) -> tuple
     """Every held-out task once: what the crew did, and what the server kept of it."""
     async with SwarmClient(url) as swarm:
         await swarm.start_run(RunSpec.model_validate(SPEC))
-        report = await swarm.run_tasks(list(heldout), workflow.rollout, kind="eval", progress=False)
+        hot = {"temperature": 1.0}  # at 0 the echo engine, untrained, never says what it was told
+        report = await swarm.run_tasks(list(heldout), workflow.rollout, kind="eval", sampling=hot, progress=False)
         entries = [entry async for entry in swarm.ledger(kind="eval")]
     assert workflow.close is not None
     await workflow.close()

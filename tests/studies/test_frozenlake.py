@@ -39,7 +39,7 @@ def test_no_map_is_both_trained_and_held_out_and_all_can_be_crossed(size: int) -
     train = take(workflow.tasks("train", 0, None, size=size, turns=16), 200)
     held_out = list(workflow.tasks("heldout", 0, 16, size=size, turns=16))
     assert {task.id for task in train}.isdisjoint(task.id for task in held_out)
-    assert len({task.id for task in held_out}) == len(held_out) == 16
+    assert len({task.id for task in held_out}) == len(held_out) == (8 if size == 3 else 16)  # there are few small maps
     assert all((distance(task.metadata["map"], 0) or 99) <= 16 for task in [*train, *held_out])
 
 
@@ -114,8 +114,8 @@ def test_without_gymnasium_one_line_says_what_to_install(monkeypatch: pytest.Mon
 async def test_crossings_are_played_move_by_move(echo_server: ServerProcess) -> None:
     """The echo engine says the last word that it heard: it goes down, turn after turn."""
     _, loaded = declared("frozenlake")
-    report, entries = await played(echo_server.url, loaded, loaded.tasks("heldout", 0, 6))  # type: ignore[arg-type]
-    assert (report.ended, report.crashed) == (6, 0)
+    report, entries = await played(echo_server.url, loaded, loaded.tasks("heldout", 0, 12))  # type: ignore[arg-type]
+    assert (report.ended, report.crashed) == (12, 0)
     assert max(entry.calls for entry in entries) > 1
     assert all(entry.reward is not None and 0.0 <= entry.reward <= 1.0 for entry in entries)
     assert any(entry.reward for entry in entries)
