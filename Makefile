@@ -38,7 +38,7 @@ $(VENV)/.ready: requirements/cpu.txt pyproject.toml
 	@$(PIP) --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev-ready: $(VENV)/.ready requirements/dev.txt $(STUDY_PINS)
+$(VENV)/.dev-ready: $(VENV)/.ready $(VENV)/.verl-ready requirements/dev.txt $(STUDY_PINS)
 	@$(PIP) -r requirements/dev.txt $(addprefix -r ,$(STUDY_PINS))
 	@touch $@
 

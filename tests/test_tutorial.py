@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "tutorials" / "instrument.md").read_text()
 FILES = re.findall(r"^`([\w./]+)`:.*?```\w+\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines() if line]
-LIMIT_S = 300
+LIMIT_S = 900
 
 
 @dataclass
