@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from researcher.models import Factor, Instrument
+from researcher.models import Factor, Instrument, Scalar
 
 HUB = "hf:"
 _PLACE = "written{}"
@@ -72,14 +72,20 @@ def pieces(topic: str) -> list[tuple[str, bool]]:
     return [*found, (topic[at:], False)]
 
 
-def not_in_topic(topic: str, levels: Sequence[tuple[Factor, object]]) -> list[str]:
-    """Texts and data among these levels that do not stand in the topic: nobody but its author may have named them."""
+def not_in_topic(topic: str, instrument: Instrument, levels: Sequence[tuple[Factor, Scalar]]) -> list[str]:
+    """Texts and data among these levels that the topic does not name: nobody but its author may.
+
+    Data have to be named as a whole; a text has to stand somewhere in the topic.
+    """
+    named = {level for _, level in taken_out(topic, instrument).levels.values()}
     return [
         str(level)
         for factor, level in levels
-        if factor.type in ("text", "data")
-        and level != factor.default
-        and str(level).removeprefix(HUB).partition("#")[0] not in topic
+        if level != factor.default
+        and (
+            (factor.type == "data" and level not in named)
+            or (factor.type == "text" and not (level and str(level) in topic))
+        )
     ]
 
 

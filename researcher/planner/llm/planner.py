@@ -147,10 +147,10 @@ def _check_written(topic: str, instrument: Instrument, reading: Reading) -> None
     for factor in instrument.factors:
         if factor.type == "data" and not factor.default and factor.name not in {each.name for each, _ in levels}:
             raise ChoiceWrong(f"{instrument.name} needs its {factor.name}, as the topic names it, among the settings")
-    invented = not_in_topic(topic, levels)
+    invented = not_in_topic(topic, instrument, levels)
     if invented:
         raise ChoiceWrong(
-            f"{', '.join(map(repr, invented))} does not stand in the topic; texts and data are its author's to name"
+            f"{', '.join(map(repr, invented))} does not stand in the topic as it is; texts and data are its author's to name"
         )
 
 
