@@ -8,7 +8,9 @@ import difflib
 import hashlib
 import importlib.util
 import itertools
+import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,21 @@ def entries(family: str, options: Mapping[str, Option], stream: str) -> Iterator
     for block in itertools.count():
         seed = int.from_bytes(hashlib.sha256(f"{stream}/{block}".encode()).digest()[:4]) // 2
         dataset = made(family, options, seed)
-        yield from (dataset[index] for index in range(BLOCK))
+        for index in range(BLOCK):
+            with _drawn_from(f"{seed}/{index}"):
+                entry = dataset[index]
+            yield entry
+
+
+@contextmanager
+def _drawn_from(seed: str) -> Iterator[None]:
+    """Some families draw from Python's own generator beside theirs: it is seeded for them, and then as it was."""
+    before = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

@@ -56,6 +56,11 @@ def test_a_stream_depends_on_its_seed_alone_and_every_seed_is_evaluated_alike() 
     assert list(workflow.tasks("heldout", 1, 8)) == list(workflow.tasks("heldout", 2, 8))
 
 
+def test_a_family_that_draws_from_pythons_own_generator_follows_the_seed_too() -> None:
+    once = take(workflow.tasks("train", 1, None, family="list_functions"), 5)
+    assert once == take(workflow.tasks("train", 1, None, family="list_functions"), 5)
+
+
 @pytest.mark.parametrize(
     ("family", "options", "says"),
     [
