@@ -21,6 +21,9 @@ BLOCK = 100
 OURS = ("seed", "size")
 """Options that are the instrument's to set."""
 
+NONSENSE = "zzz"
+"""Right in no family whose scorer looks at the answer."""
+
 Option = bool | int | float | str
 
 
@@ -75,9 +78,11 @@ def check(family: str, options: Mapping[str, Option]) -> None:
         if name not in fields:
             raise ValueError(f"{family} has no option {name!r}; {_hint(name, fields)}")
     try:
-        made(family, options, 0)
+        dataset = made(family, options, 0)
     except (AssertionError, TypeError, ValueError) as error:  # how the families refuse what they cannot make
         raise ValueError(f"{family} refuses the options {dict(options)}: {error}") from error
+    if _pays_for(NONSENSE, dataset):
+        raise ValueError(f"{family} counts any answer as right, by its own scorer: nothing can be learned from it")
 
 
 def made(family: str, options: Mapping[str, Option], seed: int) -> Any:
@@ -107,6 +112,23 @@ def _drawn_from(seed: str) -> Iterator[None]:
         yield
     finally:
         random.setstate(before)
+
+
+def _pays_for(answer: str, dataset: Any) -> bool:
+    """Whether the family's scorer takes this for a right answer."""
+    try:
+        return bool(dataset.score_answer(answer, dataset[0]) >= 1.0)
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        NameError,
+        SyntaxError,
+        TypeError,
+        ValueError,
+    ):
+        return False  # it cannot read the answer: then it does not pay for it either
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

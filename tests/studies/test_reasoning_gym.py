@@ -69,6 +69,7 @@ def test_a_family_that_draws_from_pythons_own_generator_follows_the_seed_too() -
         ("chain_sum", "min_terms=4 max_terms=2", "refuses the options"),
         ("chain_sum", "max_terms", "name=value"),
         ("chain_sum", "seed=3", "left to the instrument"),
+        ("game_of_life_halting", "", "counts any answer as right"),
     ],
 )
 def test_what_no_family_has_is_refused_with_what_is_nearest(family: str, options: str, says: str) -> None:
