@@ -35,7 +35,7 @@ _HOMES = {
     "instruments": "instruments",
     "report": "documents",
     "verify": "documents",
-    "ui": "machine",
+    "ui": "ui",
     "doctor": "machine",
 }
 

@@ -8,6 +8,7 @@ StoreError
 ├── PlanFrozen          a plan version exists already and says something else
 ├── PlanTampered        a stored plan no longer has its hash
 ├── OverBudget          a reservation that does not fit
+├── MlflowAway          MLflow, the copy of the records, cannot be asked; the records themselves are whole
 ├── WrongState          a trial or attempt is not where the caller believes it to be
 └── DatabaseRefused     wrong URL, or a database made by newer code
 """
@@ -53,6 +54,10 @@ class OverBudget(StoreError):
         super().__init__(f"budget {kind!r}: {asked:g} asked for, {left:g} left")
         self.kind = kind
         self.left = left
+
+
+class MlflowAway(StoreError):
+    pass
 
 
 class WrongState(StoreError):
