@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TOPIC ?= Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?
 BENCHES := episode_end run_switch grpo_step tree_training async_overlap gateway_overhead swarm_scale false_positives
+STUDY_PINS := $(wildcard studies/*/requirements.txt)
 PIP := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 
 .PHONY: demo test check bench setup verl format clean
@@ -37,8 +38,8 @@ $(VENV)/.ready: requirements/cpu.txt pyproject.toml
 	@$(PIP) --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev-ready: $(VENV)/.ready $(VENV)/.verl-ready requirements/dev.txt
-	@$(PIP) -r requirements/dev.txt
+$(VENV)/.dev-ready: $(VENV)/.ready $(VENV)/.verl-ready requirements/dev.txt $(STUDY_PINS)
+	@$(PIP) -r requirements/dev.txt $(addprefix -r ,$(STUDY_PINS))
 	@touch $@
 
 verl: $(VENV)/.verl-ready  ## what `swarm serve --engine verl` needs beside the rest (0.4 GB)

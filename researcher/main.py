@@ -24,7 +24,6 @@ def parser() -> Parser:
     _add_start(commands)
     for name, text in (
         ("list", "every study, newest first"),
-        ("instruments", "what can be asked: instruments, factors, metrics"),
         ("doctor", "is this machine fit to run studies?"),
     ):
         _json(commands.add_parser(name, help=text, description=text))
@@ -55,6 +54,7 @@ def parser() -> Parser:
                 help="as the daemon does it: leave requests to stop or pause in force, and end where a window closes",
             )
     _add_archives(commands)
+    _add_instruments(commands)
     daemon = commands.add_parser(
         "daemon",
         help="carry studies on by themselves",
@@ -136,6 +136,18 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
     )
     _json(start)
+
+
+def _add_instruments(commands: argparse._SubParsersAction[Parser]) -> None:
+    text = "what can be asked: instruments, factors, metrics"
+    instruments = commands.add_parser("instruments", help=text, description=text)
+    one = instruments.add_mutually_exclusive_group()
+    one.add_argument("name", nargs="?", metavar="NAME|DIR", help="this one alone (default: all)")
+    one.add_argument("--check", metavar="NAME|DIR", help="draw its tasks, and say what is wrong with it")
+    one.add_argument(
+        "--install", metavar="NAME|DIR", help="put the packages that it needs into an environment of their own"
+    )
+    _json(instruments)
 
 
 def _add_ui(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -33,7 +33,7 @@ _HOMES = {
     "daemon": "carrying",
     "export": "archives",
     "reproduce": "archives",
-    "instruments": "look",
+    "instruments": "instruments",
     "report": "documents",
     "verify": "documents",
     "ui": "ui",

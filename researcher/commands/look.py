@@ -10,7 +10,6 @@ from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.models import Event, Plan, RepairRecord, StudyRecord, StudyStatus, TrialRecord
 from researcher.ownership import living_owner
-from researcher.planner.instruments import available
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
 from researcher.view import duration, sparkline
@@ -68,24 +67,6 @@ def stop_command(args: argparse.Namespace) -> int:
     home.store.request_stop(study_id)
     working = worker_of(home, study_id)
     say(f"{study_id}: asked {working} to stop" if working else f"{study_id}: nobody works on it; it stays where it is")
-    return DONE
-
-
-def instruments_command(args: argparse.Namespace) -> int:
-    """What can be asked."""
-    found = [each.instrument for each in available()]
-    if args.json:
-        say_json([instrument.model_dump(mode="json") for instrument in found])
-        return DONE
-    for instrument in found:
-        say(f"{instrument.name} {instrument.version}: {instrument.title} ({instrument.model})")
-        for name, role in instrument.roles.items():
-            say(f"    role    {name:18} {role.model or instrument.model}, on a server of its own")
-        for factor in instrument.factors:
-            bounds = f"{factor.low:g} to {factor.high:g}" if factor.low is not None and factor.high is not None else ""
-            say(f"    factor  {factor.name:18} {bounds:18} default {factor.default!s:8} {factor.description}")
-        for metric in instrument.metrics:
-            say(f"    metric  {metric.name:18} {metric.direction:18} margin {metric.margin:<9g} {metric.description}")
     return DONE
 
 

@@ -22,6 +22,7 @@ from researcher.commands.look import plan_lines, when
 from researcher.commands.mending import workshop_of
 from researcher.commands.writing import labelled, new_instrument, settings_for_writing
 from researcher.conduct import Conduct, Outcome
+from researcher.environments import check_tasks, interpreter
 from researcher.executor.blueprint import Code, Setup
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
@@ -31,7 +32,7 @@ from researcher.models import LlmCall, Plan, StudyStatus
 from researcher.ownership import owned, owned_now
 from researcher.planner.gate import Gate
 from researcher.planner.graph import BuiltinPlanner, Planner, PlanOptions, plan_study
-from researcher.planner.instruments import InstrumentFolder, open_instrument
+from researcher.planner.instruments import OWN_STUDIES, InstrumentFolder, open_instrument
 from researcher.planner.llm.endpoint import OpenAIEndpoint
 from researcher.planner.llm.planner import LlmPlanner
 from researcher.planner.llm.settings import llm_settings
@@ -77,8 +78,10 @@ def start_command(args: argparse.Namespace) -> int:
     if args.dry_run:
         say_json(plan.model_dump(mode="json")) if args.json else say("\n".join(plan_lines(plan)))
         return DONE
+    folder = open_instrument(args.instrument or plan.instrument)
+    check_tasks(plan, folder, interpreter(folder, home.root))
     choices = {
-        "instrument": _place(args.instrument),
+        "instrument": _place(folder),
         "planner": args.planner,
         "servers": args.server,
         "engine": args.engine,
@@ -179,9 +182,9 @@ def _topic(given: str) -> str:
     return given.strip()
 
 
-def _place(instrument: str | None) -> str | None:
-    """A folder's whole path, so that `resume` finds it from anywhere; a name as it is."""
-    return str(Path(instrument).resolve()) if instrument and Path(instrument).is_dir() else instrument
+def _place(folder: InstrumentFolder) -> str | None:
+    """The whole path of an instrument of one's own, so that `resume` and the daemon find it from anywhere; None for one of ours."""
+    return None if folder.path.parent == OWN_STUDIES else str(folder.path)
 
 
 def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = None, wait: bool = True) -> int:
@@ -316,6 +319,7 @@ def setup(home: Home, folder: InstrumentFolder, *, code: Code | None = None, rep
         repairs=repairs,
         finals=finals,
         studies=home.studies,
+        python=interpreter(folder, home.root),
     )
 
 

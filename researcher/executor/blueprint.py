@@ -6,6 +6,7 @@ and a person can run them by hand.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ class Setup:
 
     code_version: SHA-256 over its folder as it is now. studies: where studies keep their files, a folder each.
     repairs: versions that were recorded as repairs of this study's code.
+    python: under which its clients run; an environment of the instrument's own where it needs one.
     """
 
     instrument: Instrument
@@ -45,6 +47,7 @@ class Setup:
     code_version: str
     finals: Finals
     studies: Path
+    python: str = sys.executable
     sandboxed: bool = False
     repairs: tuple[str, ...] = ()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from pathlib import Path
 
 from foundation.logs import redact
@@ -54,7 +53,8 @@ class Client:
     def start(self, blueprint: TrialBlueprint) -> None:
         """Raises: BlockingIOError when one lives here already."""
         file = self.berth.folder / "blueprint.json"
-        command, environ = [sys.executable, "-m", "swarm.client.trial", str(file)], child_environ()
+        python = self._work.setup.python
+        command, environ = [python, "-m", "swarm.client.trial", str(file)], child_environ()
         code = self.code()
         if code.version != blueprint.code_version:
             raise ValueError(
@@ -62,7 +62,9 @@ class Client:
             )
         if code.sandboxed:
             servers = [blueprint.server_url, *(run.server_url for run in blueprint.partners.values())]
-            command, environ = confined(command, environ, self.berth.folder, reads=[code.folder, file], servers=servers)
+            command, environ = confined(
+                command, environ, self.berth.folder, reads=[code.folder, file, Path(python).parents[1]], servers=servers
+            )
         elif "SWARM_TOKEN" not in environ and "SWARM_ADMIN_TOKEN" in os.environ:
             environ["SWARM_TOKEN"] = os.environ["SWARM_ADMIN_TOKEN"]
         self._said_from = self.berth.size()

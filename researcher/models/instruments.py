@@ -18,15 +18,21 @@ class Factor(StrictModel):
     target: `run.<path>` sets a field of the RunSpec (`run.optimizer.learning_rate`), of every model that is trained;
     `roles.<role>.<path>` one of a further role's alone; `task.<name>` is passed to the instrument's `tasks`; `study.steps`
     is the length of a trial.
+
+    type: `text` and `data` levels are written out in the topic. A text stands in quotes behind the factor's name; data are a
+    file (`path/to/train.jsonl`), which a plan pins by its digest, or a data set on Hugging Face's hub (`hf:owner/name`). An
+    empty default of `data` means that the topic has to name some.
     """
 
     name: str
     target: str
-    type: Literal["float", "int", "bool", "choice"]
+    type: Literal["float", "int", "bool", "choice", "text", "data"]
     default: Scalar
     low: float | None = None
     high: float | None = None
     choices: tuple[Scalar, ...] = ()
+    proper: Annotated[bool, Field(exclude_if=lambda proper: not proper)] = False
+    """Its choices are names of their own: a topic may use one without the factor's name."""
     scale: Literal["linear", "log"] = "linear"
     aliases: tuple[str, ...] = ()
     description: str = ""
@@ -94,6 +100,8 @@ class Instrument(StrictModel):
     description: str = ""
     workflow: str = "workflow.py"
     """File in the instrument's folder that defines `tasks` and `rollout`."""
+    requirements: str | None = None
+    """File in the instrument's folder: the packages that its clients need beside ours, pinned as name==version, all of them."""
     model: str
     keywords: tuple[str, ...] = ()
     generated: str | None = None

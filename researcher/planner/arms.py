@@ -85,7 +85,10 @@ def runs(factors: int) -> list[_Signs]:
 
 
 def arm_name(factor: Factor, level: Scalar) -> str:
-    return f"{factor.name}={level_text(level)}".replace(" ", "-").replace("/", "-")
+    text = level_text(level)
+    if factor.type == "data":  # the file's own name: its whole path and digest are the level, and stand with the arm
+        text = text.partition("#")[0].rpartition("/")[2]
+    return f"{factor.name}={text}".replace(" ", "-").replace("/", "-")
 
 
 def _crossed_arm(crossed: Sequence[Crossed], signs: _Signs) -> Arm:

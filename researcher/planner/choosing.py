@@ -10,7 +10,8 @@ from researcher.planner.matching import Reading, read
 from researcher.planner.mentions import keyword_hits, split_models
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import PlanRequest
-from researcher.planner.wording import tokens
+from researcher.planner.wording import Token, tokens
+from researcher.planner.written import pieces, without_data
 
 
 def model_and_rest(request: PlanRequest) -> tuple[str | None, str]:
@@ -20,7 +21,10 @@ def model_and_rest(request: PlanRequest) -> tuple[str | None, str]:
     """
     own = [folder.instrument.model for folder in request.instruments]
     available = list(dict.fromkeys([*own, *request.options.models]))
-    rest, known, unknown = split_models(request.topic, available)
+    rest, known, unknown = "", list[str](), list[str]()
+    for piece, is_data in pieces(request.topic):
+        left, here, not_here = (piece, [], []) if is_data else split_models(piece, available)
+        rest, known, unknown = rest + left, known + here, unknown + not_here
     if unknown:
         guess = nearest(unknown[0].lower(), available)
         hint = f"did you mean {guess!r}?" if guess else f"available: {', '.join(available) or 'none'}"
@@ -36,7 +40,8 @@ def choose(topic: str, request: PlanRequest) -> tuple[InstrumentFolder, Reading]
     Raises: PlanningRefused: the one that fits best says why it does not fit.
     """
     folders = asked_for(request)
-    scores = {folder.path: keyword_hits(folder.instrument, tokens(topic)) for folder in folders}
+    said, has_data = without_data(topic)
+    scores = {folder.path: _score(folder, tokens(said), has_data=has_data) for folder in folders}
     readings: list[tuple[InstrumentFolder, Reading]] = []
     refusals: list[tuple[int, PlanningRefused]] = []
     for folder in folders:
@@ -58,6 +63,12 @@ def choose(topic: str, request: PlanRequest) -> tuple[InstrumentFolder, Reading]
         names = [folder.instrument.name for folder, _ in best]
         raise PlanningRefused(f"the topic fits {' and '.join(names)}; choose one with --instrument", names)
     return best[0] if most or request.options.instrument else _unsaid(*best[0])
+
+
+def _score(folder: InstrumentFolder, found: Sequence[Token], *, has_data: bool) -> int:
+    """Keywords that the topic contains, and data where the instrument takes some: those weigh as much as its name."""
+    takes = any(factor.type == "data" for factor in folder.instrument.factors)
+    return keyword_hits(folder.instrument, found) + 2 * (has_data and takes)
 
 
 def asked_for(request: PlanRequest) -> Sequence[InstrumentFolder]:

@@ -24,6 +24,7 @@ from researcher.planner.matching import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.saving import saver_in
 from researcher.planner.seam import Planner, PlannerChoice, PlanOptions, PlanRequest
+from researcher.planner.sources import pinned
 
 __all__ = ["BuiltinPlanner", "PlanOptions", "PlanRequest", "Planner", "PlannerChoice", "plan_study"]
 
@@ -118,6 +119,7 @@ def _graph(request: PlanRequest) -> StateGraph[_State, None, _State, _State]:
 
     def match(state: _State) -> _State:
         chosen, reading = choose(state["rest"], request)
+        reading = pinned(reading)
         return {"instrument": str(chosen.path), "reading": reading.model_dump()}
 
     def lay_out(state: _State) -> _State:

@@ -21,6 +21,7 @@ from researcher.planner.refusals import PlanningRefused
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 DECLARATION = "study.toml"
+OWN_STUDIES = Path(__file__).resolve().parents[2] / "studies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ def read_instrument(path: Path) -> InstrumentFolder:
     problems = [*_inconsistencies(instrument), *_wrong_targets(instrument)]
     if not (path / instrument.workflow).is_file():
         problems.append(f"workflow: there is no file {instrument.workflow!r} in the folder")
+    if instrument.requirements is not None and not (path / instrument.requirements).is_file():
+        problems.append(f"requirements: there is no file {instrument.requirements!r} in the folder")
     if problems:
         raise PlanningRefused(f"{file}: {'; '.join(problems)}", problems)
     return InstrumentFolder(instrument, path.resolve(), folder_digest(path))
@@ -112,6 +115,8 @@ def level_problem(factor: Factor, level: Scalar) -> str | None:
     if factor.type in ("choice", "bool"):
         allowed = factor.choices if factor.type == "choice" else (False, True)
         return None if level in allowed else f"{factor.name} is one of {', '.join(map(str, allowed))}, not {level}"
+    if factor.type in ("text", "data"):
+        return f"{factor.name} is a text, not {level}" if not isinstance(level, str) else None
     if isinstance(level, bool | str):
         return f"{factor.name} takes numbers, not {level}"
     if factor.type == "int" and level != int(level):
@@ -130,7 +135,7 @@ def nested(path: str, value: object) -> dict[str, object]:
 def _roots(environ: Mapping[str, str] | None) -> list[Path]:
     env = os.environ if environ is None else environ
     further = [Path(part).expanduser() for part in env.get("RESEARCHER_STUDIES", "").split(os.pathsep) if part]
-    return [Path(__file__).resolve().parents[2] / "studies", *further]
+    return [OWN_STUDIES, *further]
 
 
 def _declared(root: Path) -> Iterable[Path]:
@@ -160,6 +165,8 @@ def _inconsistencies(instrument: Instrument) -> Iterable[str]:
     for factor in instrument.factors:
         if factor.type == "choice" and not factor.choices:
             yield f"factors.{factor.name}.choices: a choice needs them"
+        elif factor.proper and factor.type != "choice":
+            yield f"factors.{factor.name}.proper: only a choice has names of its own"
         elif problem := level_problem(factor, factor.default):
             yield f"factors.{factor.name}.default: {problem}"
 

@@ -15,10 +15,17 @@ from researcher.models import Direction, Factor, Instrument, Metric, Scalar
 from researcher.planner.claims import CHOICES_BETWEEN, Opposition, claimed, modifiers, oppose
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, off_level, on_level, place, rounded
-from researcher.planner.mentions import Mention, inflected, mentions, misspelt, nearest_names
+from researcher.planner.mentions import Mention, inflected, is_given, mentions, misspelt, nearest_names
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.remainder import refuse_other_methods, refuse_shifts, told_apart, unread
+from researcher.planner.remainder import (
+    refuse_missing_data,
+    refuse_other_methods,
+    refuse_shifts,
+    refuse_unknown_names,
+    told_apart,
+    unread,
+)
 from researcher.planner.subject import TOGETHER, asked_about, crossed_factors, distinct, keys_of, refuse_two_subjects
 from researcher.planner.wording import (
     LESS,
@@ -29,6 +36,7 @@ from researcher.planner.wording import (
     number_text,
     tokens,
 )
+from researcher.planner.written import taken_out
 
 
 class Crossed(StrictModel):
@@ -68,15 +76,18 @@ class _Notes:
 
 def read(topic: str, instrument: Instrument) -> Reading:
     """Raises: PlanningRefused, one clear line, with the nearest things that could be asked."""
-    found = tokens(topic)
     instrument = with_steps(instrument)
-    named = mentions(instrument, found)
+    written = taken_out(topic, instrument)
+    found = tokens(written.topic)
+    named = mentions(instrument, found, written.levels)
     _refuse_misspelt(topic, instrument, found, named)
     refuse_other_methods(instrument, found, named)
     if not any(isinstance(m.what, Metric) and not m.weak for m in named):
         named += [m for m in [inflected(instrument, found, named)] if m is not None]
     placed = place(found, named)
-    factors = [m for m in named if isinstance(m.what, Factor)]
+    factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
+    refuse_unknown_names(instrument, found, named)
+    refuse_missing_data(instrument, placed)
     if not factors:
         raise _nothing_matched(topic, instrument, found)
     if placed.unplaced:
@@ -99,6 +110,11 @@ def read(topic: str, instrument: Instrument) -> Reading:
     refuse_two_subjects(found, factor, factors, placed)
     opposition = _oriented(found, factor, factors, _opposition(found, factor, factors, placed, notes), notes)
     return _reading(instrument, found, named, factor, opposition, metric, placed, notes)
+
+
+def _may_vary(factor: Factor, found: Sequence[Token], placed: Placed) -> bool:
+    """Not what a single family of tasks or file says, which sets the scene."""
+    return not is_given(factor) or len(distinct(found, placed.of(factor))) > 1
 
 
 def with_steps(instrument: Instrument) -> Instrument:
@@ -163,7 +179,8 @@ def example(instrument: Instrument) -> str:
             moved = _moved(factor, 1) or _moved(factor, -1)
             if moved is not None:
                 name, default = factor.name.replace("_", " "), level_text(factor.default)
-                return f"Does a {name} of {level_text(moved)} learn faster than {default}?"
+                data = " on train.jsonl" if any(each.type == "data" for each in instrument.factors) else ""
+                return f"Does a {name} of {level_text(moved)} learn faster than {default}{data}?"
     return f"What does {instrument.factors[0].name.replace('_', ' ')} do?"
 
 

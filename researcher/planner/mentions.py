@@ -6,7 +6,7 @@ The longest phrase wins. Misspelt names are found too, and never taken for what 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -16,6 +16,8 @@ from researcher.planner.wording import BETTER, LESS, METHODS, MORE, QUALITIES, W
 ALIKE = 0.85
 _VOID = words("schedule scheduler decay warmup warm annealing estimator normalisation normalization distribution")
 """After a factor's name these make another thing of it: a learning rate schedule is no learning rate."""
+_SMALL = words("with within which when where what that than then there their these those over under from into")
+"""Ordinary words, however much they look like a name: `with` is no misspelt `width`."""
 COMPARING = BETTER | WORSE | MORE | LESS | QUALITIES | words("how learn learning train training")
 _MODEL_NAME = re.compile(r"\b(?=[\w.\-]*\d)[A-Za-z]{3,}[\w.]*(?:-[\w.]+)*")
 
@@ -32,9 +34,11 @@ class Mention:
     """A metric recognised only by a word of comparing, such as `faster`."""
 
 
-def mentions(instrument: Instrument, found: Sequence[Token]) -> list[Mention]:
-    """Everything that the topic names, in its order, without overlaps."""
-    dictionary = _dictionary(instrument)
+def mentions(
+    instrument: Instrument, found: Sequence[Token], written: Mapping[str, tuple[Factor, str]] | None = None
+) -> list[Mention]:
+    """Everything that the topic names, in its order, without overlaps. written: levels by the words that stand for them."""
+    dictionary = _dictionary(instrument) | {(word,): level for word, level in (written or {}).items()}
     longest = max(len(keys) for keys in dictionary)
     result: list[Mention] = []
     at = 0
@@ -53,8 +57,17 @@ def mentions(instrument: Instrument, found: Sequence[Token]) -> list[Mention]:
     return [
         m
         for m in result
-        if m.choice is None or m.what.name in named or _several_choices(result, m) or _is_method(found, m)
+        if m.choice is None
+        or m.what.name in named
+        or _speaks_for_itself(m)
+        or _several_choices(result, m)
+        or _is_method(found, m)
     ]
+
+
+def is_given(factor: Factor) -> bool:
+    """Whether one level of it says what is worked on, and not what is asked: a family of tasks, a file."""
+    return factor.proper or factor.type in ("text", "data")
 
 
 def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> list[tuple[str, str]]:
@@ -76,10 +89,27 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
                     # A name in full that was not taken for it: it is part of another thing, which is shown with it.
                     end = at + len(keys) + (1 if likeness == 1 else 0)
                     result.append((likeness, " ".join(token.text for token in found[at:end]), thing.name))
+    result += [
+        hit
+        for factor in instrument.factors
+        if factor.name not in mentioned
+        for hit in _nearly_chosen(factor, found, taken)
+    ]
     best: dict[str, tuple[float, str, str]] = {}
     for hit in sorted(result, reverse=True):
         best.setdefault(hit[1], hit)
     return [(text, name) for _, text, name in best.values()]
+
+
+def _nearly_chosen(factor: Factor, found: Sequence[Token], taken: set[int]) -> Iterable[tuple[float, str, str]]:
+    """Words that are nearly one of a factor's proper names: `chan_sum`, `chainsum`."""
+    for choice in factor.choices if factor.proper else ():
+        name = phrase(str(choice))
+        for length in {1, len(name)}:
+            for at, written in _windows(found, length, taken):
+                likeness = _likeness(("".join(written),), ("".join(name),))
+                if likeness >= ALIKE and not set(written) <= COMPARING:
+                    yield likeness, " ".join(token.text for token in found[at : at + length]), str(choice)
 
 
 def inflected(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> Mention | None:
@@ -107,10 +137,16 @@ def nearest_names(instrument: Instrument, found: Sequence[Token]) -> list[str]:
 
 
 def keyword_hits(instrument: Instrument, found: Sequence[Token]) -> int:
-    """How many of the instrument's keywords, and of its own name, the topic contains."""
+    """How many of the instrument's keywords the topic contains; its own name counts twice, a proper name each of its words."""
     keys = [token.key for token in found]
     wanted = {phrase(word) for word in (instrument.name, *instrument.keywords)}
-    return sum(_contains(keys, each) for each in wanted if each)
+    proper = {phrase(str(choice)) for factor in instrument.factors if factor.proper for choice in factor.choices}
+    named = _contains(keys, phrase(instrument.name))
+    return (
+        named
+        + sum(_contains(keys, each) for each in wanted if each)
+        + sum(len(each) for each in proper if _contains(keys, each))
+    )
 
 
 def split_models(topic: str, models: Iterable[str]) -> tuple[str, list[str], list[str]]:
@@ -156,6 +192,10 @@ def _voided(found: Sequence[Token], end: int, dictionary: Container[tuple[str, .
     return end < len(found) and found[end].key in _VOID and (found[end].key,) not in dictionary
 
 
+def _speaks_for_itself(mention: Mention) -> bool:
+    return isinstance(mention.what, Factor) and is_given(mention.what)
+
+
 def _several_choices(result: Sequence[Mention], mention: Mention) -> bool:
     own = {other.choice for other in result if other.what == mention.what and other.choice is not None}
     return len(own) >= 2
@@ -176,7 +216,7 @@ def _windows(found: Sequence[Token], length: int, taken: set[int]) -> Iterable[t
 def _likeness(written: tuple[str, ...], keys: tuple[str, ...]) -> float:
     """Short names and words of comparing resemble nothing: too much else looks like them."""
     one, other = " ".join(written), " ".join(keys)
-    if len(other) < 5 or set(written) <= COMPARING:
+    if len(other) < 5 or set(written) <= COMPARING | _SMALL:
         return 0.0
     return SequenceMatcher(None, one, other).ratio()
 

@@ -5,9 +5,10 @@ Nothing is passed over in silence: a word that was not understood stands among t
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
-from researcher.models import Instrument, Scalar
+from researcher.models import Factor, Instrument, Scalar
 from researcher.planner import levels
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Placed
@@ -23,6 +24,7 @@ from researcher.planner.wording import (
     SWITCHED_ON,
     Token,
     number_text,
+    phrase,
     tokens,
     words,
 )
@@ -49,6 +51,9 @@ _ORDINARY = words(
 )
 
 
+_BEFORE_NAME = words("family task called named on")
+
+
 def refuse_other_methods(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
     """Raises: PlanningRefused where the topic compares with a method that the instrument cannot choose."""
     owned = {i for m in named for i in range(m.start, m.end)}
@@ -59,6 +64,48 @@ def refuse_other_methods(instrument: Instrument, found: Sequence[Token], named: 
             raise PlanningRefused(
                 f"{token.text!r} is nothing that {instrument.name} can vary; its factors: {', '.join(factors)}", factors
             )
+
+
+def refuse_unknown_names(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
+    """Raises: PlanningRefused where the word behind the instrument's name is none of the names that its tasks go by."""
+    left = set(unread(instrument, found, named))
+    given = {m.what.name for m in named if isinstance(m.what, Factor) and m.choice is not None}
+    for factor in instrument.factors:
+        if not factor.proper or factor.name in given:
+            continue
+        names = [str(choice) for choice in factor.choices]
+        for i in _behind_name(instrument, factor, found):
+            if found[i].text not in left:
+                continue
+            pair = "_".join(token.text for token in found[i : i + 2])
+            near = difflib.get_close_matches(pair, names, n=2) or difflib.get_close_matches(found[i].text, names, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names)}"
+            raise PlanningRefused(f"{found[i].text!r} is no {factor.name} of {instrument.name}; {hint}", near or names)
+
+
+def refuse_missing_data(instrument: Instrument, placed: Placed) -> None:
+    """Raises: PlanningRefused where the instrument works on data, and the topic names none."""
+    for factor in instrument.factors:
+        if factor.type == "data" and not factor.default and not placed.of(factor):
+            raise PlanningRefused(
+                f"{instrument.name} needs data: name a JSON lines file in the topic (on path/to/train.jsonl), or a data set "
+                "on Hugging Face's hub (on hf:owner/name)",
+                [factor.name],
+            )
+
+
+def _behind_name(instrument: Instrument, factor: Factor, found: Sequence[Token]) -> list[int]:
+    """Words that stand where a proper name is expected: `reasoning-gym NAME`, `reasoning-gym family NAME`, `the family NAME`."""
+    keys = [token.key for token in found]
+    names = {phrase(word) for word in (instrument.name, *instrument.keywords, factor.name, *factor.aliases)}
+    result = []
+    for i, token in enumerate(found):
+        j = i
+        while j > 0 and (found[j - 1].kind == "mark" or keys[j - 1] in _BEFORE_NAME | ARTICLES):
+            j -= 1
+        if token.kind == "word" and any(name and tuple(keys[max(0, j - len(name)) : j]) == name for name in names):
+            result.append(i)
+    return result
 
 
 def refuse_shifts(placed: Placed) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from foundation.clock import Clock
-from researcher.models import Plan
+from researcher.models import Instrument, Plan
 from researcher.planner.choosing import asked_for, model_and_rest
 from researcher.planner.design import checked, design, fitted, known_ids
 from researcher.planner.llm.asking import Asker, Keep, Tell
@@ -20,9 +20,11 @@ from researcher.planner.llm.choice import ChoiceWrong, reading_of, schema
 from researcher.planner.llm.endpoint import Endpoint, LlmRefused, LlmUnusable
 from researcher.planner.llm.ladder import LADDER, Malformed, Unreadable, choice_in
 from researcher.planner.llm.settings import LlmSettings
-from researcher.planner.matching import with_steps
+from researcher.planner.matching import Reading, with_steps
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import Planner, PlanRequest
+from researcher.planner.sources import pinned
+from researcher.planner.written import not_in_topic
 
 ATTEMPTS = 3
 _PROMPTS = Path(__file__).parent / "prompts"
@@ -81,6 +83,8 @@ class LlmPlanner:
             try:
                 choice = choice_in(raw, LADDER[rung])
                 folder, reading = reading_of(choice, folders)
+                _check_written(request.topic, folder.instrument, reading)
+                reading = pinned(reading)
                 model, _ = model_and_rest(request)
                 draft = design(request.topic, model or folder.instrument.model, folder, reading, request.options)
                 plan = checked(fitted(draft, folder.instrument, request.options))
@@ -133,6 +137,21 @@ class LlmPlanner:
         plan = await self._fallback.plan(request)
         note = f"The planner LLM {self.name} gave no valid plan: planned by the built-in planner. Its raw answers are recorded."
         return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})
+
+
+def _check_written(topic: str, instrument: Instrument, reading: Reading) -> None:
+    """Raises: ChoiceWrong for a file, data set or text that the topic does not hold: no LLM may name one; and where data are missing."""
+    varied = [(reading.factor, level) for level in reading.levels]
+    varied += [(each.factor, level) for each in reading.crossed for level in each.levels]
+    levels = [*varied, *reading.settings]
+    for factor in instrument.factors:
+        if factor.type == "data" and not factor.default and factor.name not in {each.name for each, _ in levels}:
+            raise ChoiceWrong(f"{instrument.name} needs its {factor.name}, as the topic names it, among the settings")
+    invented = not_in_topic(topic, instrument, levels)
+    if invented:
+        raise ChoiceWrong(
+            f"{', '.join(map(repr, invented))} does not stand in the topic as it is; texts and data are its author's to name"
+        )
 
 
 def _told(raw: dict[str, Any], wrong: str) -> list[dict[str, str]]:

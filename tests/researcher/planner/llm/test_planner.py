@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import pytest
 from foundation.clock import Clock, ManualClock, SystemClock
 from researcher.models import LlmCall, Plan
 from researcher.planner.graph import BuiltinPlanner
+from researcher.planner.instruments import available
 from researcher.planner.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmUnusable, Replayed
 from researcher.planner.llm.planner import LlmPlanner
 from researcher.planner.llm.settings import LlmSettings, llm_settings
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.seam import Planner
+from researcher.planner.seam import Planner, PlanOptions, PlanRequest
 from tests.contracts.planner_contract import PlannerContract, request
 from tests.fakes.scripted_llm import SENSIBLE, ScriptedLlm, called, completion, said
 
@@ -75,6 +77,30 @@ async def test_what_is_wrong_is_told_verbatim_and_mended() -> None:
     assert plan.planner == "some-llm"
     assert "learning_rate goes from 0 to 0.001; 5 lies outside" in llm.asked[1]["messages"][-1]["content"]
     assert "happiness" in llm.asked[2]["messages"][-1]["content"]
+
+
+async def test_only_the_author_of_a_topic_names_data_and_texts(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"prompt": "1+1?", "answer": "2"}\n')
+    topic = f"Is a group size of 8 better than 4 on {file}, whose questions are in the column prompt?"
+    factors = [{"name": "group_size", "baseline": 4, "treatments": [8]}]
+
+    def choice(**levels: str) -> dict[str, Any]:
+        settings = [{"name": name, "level": level} for name, level in levels.items()]
+        return said({**SENSIBLE, "instrument": "dataset", "factors": factors, "settings": settings})
+
+    llm = ScriptedLlm(
+        choice(question_column="prompt"),
+        choice(data="/etc/hosts.jsonl", question_column="secret"),
+        choice(data=str(file), question_column="prompt"),
+    )
+    plan = await planner(llm).plan(PlanRequest(topic=topic, options=PlanOptions(), instruments=available({})))
+    assert (plan.planner, plan.task["question_column"]) == ("some-llm", "prompt")
+    assert str(plan.task["data"]).startswith(f"{file}#sha256=")
+    assert "dataset needs its data" in llm.asked[1]["messages"][-1]["content"]
+    assert (
+        "'/etc/hosts.jsonl', 'secret' does not stand in the topic as it is" in llm.asked[2]["messages"][-1]["content"]
+    )
 
 
 async def test_after_three_attempts_the_built_in_planner_plans_and_the_plan_says_so() -> None:

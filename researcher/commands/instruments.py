@@ -1,0 +1,76 @@
+"""`researcher instruments`: what can be asked; whether an instrument is sound; its packages."""
+
+from __future__ import annotations
+
+import argparse
+
+from foundation.paths import user_data_dir
+from researcher.commands import DONE
+from researcher.commands.home import say, say_json
+from researcher.environments import install, interpreter, rehearsed
+from researcher.models import Factor, Instrument
+from researcher.planner.instruments import InstrumentFolder, available, open_instrument
+from researcher.planner.matching import example, level_text
+
+_MOST_CHOICES = 8
+
+
+def instruments_command(args: argparse.Namespace) -> int:
+    """What can be asked; with a name or folder, of this one alone."""
+    if args.check or args.install:
+        return _tend(open_instrument(args.check or args.install), args)
+    found = [open_instrument(args.name).instrument] if args.name else [each.instrument for each in available()]
+    if args.json:
+        say_json([instrument.model_dump(mode="json") for instrument in found])
+        return DONE
+    for instrument in found:
+        _say(instrument)
+    return DONE
+
+
+def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
+    """Install its packages, or draw its tasks. The declaration was read already."""
+    if args.install:
+        python = install(folder, user_data_dir())
+        say_json({"instrument": folder.instrument.name, "python": python}) if args.json else say(
+            f"{folder.instrument.name} runs under {python}"
+        )
+        return DONE
+    defaults = folder.instrument.defaults
+    python = interpreter(folder, user_data_dir())
+    (found,) = rehearsed(folder, python, [defaults.task], defaults.heldout_tasks, thorough=True)
+    if args.json:
+        say_json({"instrument": folder.instrument.name, "python": python, **found})
+        return DONE
+    say(
+        f"{folder.instrument.name}: sound. {found['train']} train and {found['heldout']} held-out tasks drawn, none in both"
+    )
+    for what, task in zip(("train", "held out"), found["examples"], strict=True):
+        say(f"    {what:9} {task['id']}: {task['query']}")
+    say(f"    ask       {example(folder.instrument)}")
+    return DONE
+
+
+def _say(instrument: Instrument) -> None:
+    say(f"{instrument.name} {instrument.version}: {instrument.title} ({instrument.model})")
+    for name, role in instrument.roles.items():
+        say(f"    role    {name:18} {role.model or instrument.model}, on a server of its own")
+    for factor in instrument.factors:
+        say(
+            f"    factor  {factor.name:18} {_range(factor):18} default {level_text(factor.default) or 'none':8} {factor.description}"
+        )
+    for metric in instrument.metrics:
+        say(f"    metric  {metric.name:18} {metric.direction:18} margin {metric.margin:<9g} {metric.description}")
+
+
+def _range(factor: Factor) -> str:
+    """Which levels it may take."""
+    if factor.low is not None and factor.high is not None:
+        return f"{factor.low:g} to {factor.high:g}"
+    if len(factor.choices) > _MOST_CHOICES:
+        return f"{len(factor.choices)} names"
+    return ", ".join(map(str, factor.choices)) or {
+        "bool": "on or off",
+        "data": "FILE or hf:NAME",
+        "text": "'TEXT'",
+    }.get(factor.type, "")

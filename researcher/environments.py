@@ -1,0 +1,171 @@
+"""The Python under which an instrument's clients run, and whether its tasks can be had there.
+
+An instrument may pin packages of its own (`requirements` in its study.toml). Where this Python has all of them, clients run
+under it; else under an environment of the instrument's own, which lies on top of this one and is made once, by
+`researcher instruments --install`. Nothing else of the product ever sees it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from researcher.executor.processes import child_environ
+from researcher.models import Plan
+from researcher.planner.instruments import InstrumentFolder
+from researcher.planner.refusals import PlanningRefused
+
+_PIN = re.compile(r"([A-Za-z0-9][\w.\-]*)==([\w.+!]+)")
+_COMPLETE = "complete"
+_INSTALL_LIMIT_S = 1800.0
+_REHEARSAL_LIMIT_S = 300.0
+
+
+def pins(folder: InstrumentFolder) -> dict[str, str]:
+    """Versions by package. Raises: PlanningRefused for a line that pins none."""
+    if folder.instrument.requirements is None:
+        return {}
+    file = folder.path / folder.instrument.requirements
+    found = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        text = line.partition("#")[0].strip()
+        pin = _PIN.fullmatch(text)
+        if text and pin is None:
+            raise PlanningRefused(f"{file}, line {number}: write name==version, got {text!r}")
+        if pin is not None:
+            found[pin[1]] = pin[2]
+    return found
+
+
+def interpreter(folder: InstrumentFolder, root: Path) -> str:
+    """The Python for this instrument's clients. root: the user's data directory.
+
+    Raises: PlanningRefused with what to do where its packages are not there.
+    """
+    wanted = pins(folder)
+    missing = [f"{name}=={pinned}" for name, pinned in wanted.items() if _installed(name) != pinned]
+    if not missing:
+        return sys.executable
+    place = _place(wanted, root)
+    if (place / _COMPLETE).is_file():
+        return str(place / "bin" / "python")
+    name = folder.instrument.name
+    raise PlanningRefused(
+        f"{name} needs {', '.join(missing)}, which this Python does not have: `researcher instruments --install {name}` puts "
+        "them into an environment of their own"
+    )
+
+
+def install(folder: InstrumentFolder, root: Path) -> str:
+    """Make the instrument's own environment, unless it is not needed or there already; returns its Python.
+
+    Raises: PlanningRefused with pip's last words.
+    """
+    wanted = pins(folder)
+    place = _place(wanted, root)
+    if all(_installed(name) == pinned for name, pinned in wanted.items()) or (place / _COMPLETE).is_file():
+        return interpreter(folder, root)
+    shutil.rmtree(place, ignore_errors=True)
+    venv.EnvBuilder(symlinks=True).create(place)
+    python = place / "bin" / "python"
+    site = next((place / "lib").glob("python*/site-packages"))
+    beneath = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
+    (site / "beneath.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in beneath))
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--no-deps",
+        "--disable-pip-version-check",
+    ]
+    done = subprocess.run(
+        [*command, *(f"{name}=={pinned}" for name, pinned in wanted.items())],
+        capture_output=True,
+        text=True,
+        timeout=_INSTALL_LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        shutil.rmtree(place, ignore_errors=True)
+        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"it ended with {done.returncode}"]
+        raise PlanningRefused(f"the packages of {folder.instrument.name} cannot be installed; pip says: {said[-1]}")
+    (place / _COMPLETE).write_text(json.dumps(wanted, indent=2) + "\n")
+    return str(python)
+
+
+def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> None:
+    """Draw a few tasks of every arm before the study begins: data, families and parameters are wrong now, or not at all.
+
+    Raises: PlanningRefused.
+    """
+    wanted: list[dict[str, Any]] = []
+    for arm in plan.arms:
+        levels = {factor.target: arm.levels[factor.name] for factor in plan.factors if factor.name in arm.levels}
+        own = {target.removeprefix("task."): level for target, level in levels.items() if target.startswith("task.")}
+        parameters = {**folder.instrument.defaults.task, **plan.task, **own}
+        if parameters not in wanted:
+            wanted.append(parameters)
+    rehearsed(folder, python, wanted, plan.heldout_tasks)
+
+
+def rehearsed(
+    folder: InstrumentFolder,
+    python: str,
+    parameters: Sequence[Mapping[str, Any]],
+    heldout: int,
+    *,
+    thorough: bool = False,
+) -> list[dict[str, Any]]:
+    """Tasks for each of these sets of parameters, drawn in a process of their own (swarm/client/rehearsal.py).
+
+    Raises: PlanningRefused with what the instrument says, or the last line of its traceback.
+    """
+    name = folder.instrument.name
+    asked = {"parameters": [dict(each) for each in parameters], "heldout": heldout, "thorough": thorough}
+    try:
+        done = subprocess.run(
+            [python, "-m", "swarm.client.rehearsal", str(folder.path), folder.instrument.workflow],
+            input=json.dumps(asked),
+            env=child_environ(),
+            capture_output=True,
+            text=True,
+            timeout=_REHEARSAL_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PlanningRefused(f"{name} draws no tasks within {_REHEARSAL_LIMIT_S:.0f} s") from error
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
+        where = next((line.strip() for line in reversed(said) if line.strip().startswith('File "')), "")
+        raise PlanningRefused(f"{name} breaks down when its tasks are drawn: {said[-1].strip()} {where}")
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    if "problem" in answer:
+        raise PlanningRefused(f"{name}: {answer['problem']}")
+    return list(answer["tasks"])
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _place(wanted: Mapping[str, str], root: Path) -> Path:
+    """One environment for each set of pins and each Python beneath it."""
+    what = json.dumps([sorted(wanted.items()), sys.version, os.path.realpath(sys.prefix)])
+    return root / "environments" / hashlib.sha256(what.encode()).hexdigest()[:16]

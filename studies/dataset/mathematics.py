@@ -1,0 +1,62 @@
+"""The value of a piece of arithmetic, as people and LaTeX write it. Exact, bounded, and nothing is ever executed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from fractions import Fraction
+
+LONGEST = 200
+LARGEST_EXPONENT = 64
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_POWER = re.compile(r"\^\s*\{([^{}]*)\}")
+_REWRITTEN = (
+    (re.compile(r"\\(?:left|right|,|!|;|\s)|\$|\\text\s*\{[^{}]*\}"), ""),
+    (re.compile(r"\\(?:times|cdot)|×|·"), "*"),
+    (re.compile(r"\\div|÷"), "/"),
+    (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"\\?%"), "/100"),
+    (re.compile(r"−|–"), "-"),
+)
+
+
+def value_of(text: str) -> Fraction | None:
+    """None for what is no arithmetic of numbers, too large, or undefined."""
+    text = text.strip().rstrip(".")
+    for pattern, instead in _REWRITTEN:
+        text = pattern.sub(instead, text)
+    while _FRACTION.search(text):
+        text = _FRACTION.sub(r"((\1)/(\2))", text)
+    text = _POWER.sub(r"^(\1)", text).replace("^", "**").strip()
+    if not text or len(text) > LONGEST:
+        return None
+    try:
+        return _worked_out(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):  # ValueError is also what anything but arithmetic raises here
+        return None
+
+
+def _worked_out(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return Fraction(str(node.value))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _worked_out(node.operand)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.BinOp):
+        return _joined(node.op, _worked_out(node.left), _worked_out(node.right))
+    raise ValueError(f"{ast.dump(node)} is no arithmetic")
+
+
+def _joined(operation: ast.operator, left: Fraction, right: Fraction) -> Fraction:
+    match operation:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+        case ast.Div():
+            return left / right
+        case ast.Pow() if right.denominator == 1 and abs(right) <= LARGEST_EXPONENT and abs(left.numerator) < 10**6:
+            return left ** int(right)
+    raise ValueError(f"{operation!r} is no arithmetic that is worked out here")

@@ -1,0 +1,94 @@
+"""An instrument's tasks, drawn before anything is run: `python -m swarm.client.rehearsal FOLDER WORKFLOW`.
+
+Reads a JSON object on standard input (`parameters`: a list of parameters for `tasks`; `heldout`: how many held-out tasks are
+wanted; `thorough`) and answers with one on standard output: `problem`, or `tasks` as they were found. Draws tasks only:
+no model is asked and no reward given. In a process of its own, since it runs the instrument's code.
+
+Exit codes: 0 answered, with or without a problem; 1 the instrument's code broke down (the traceback is on standard error).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swarm.client.errors import WorkflowFault
+from swarm.client.tasks import Task, each
+from swarm.client.workflow import Workflow, load_workflow
+from swarm.protocol.errors import SwarmError
+
+_FEW, _MANY = 3, 200
+"""Train tasks that are drawn; thoroughly, and not."""
+
+
+async def rehearse(
+    workflow: Workflow, parameters: Mapping[str, Any], heldout: int, *, thorough: bool = False
+) -> dict[str, Any]:
+    """One train and one held-out task, and how many were drawn of each.
+
+    thorough: also that streams can be repeated, and that all seeds are evaluated alike.
+    Raises: WorkflowFault naming what is wrong; whatever `tasks` raises.
+    """
+    train = await _drawn(workflow, parameters, "train", 1, _MANY if thorough else _FEW)
+    held_out = await _drawn(workflow, parameters, "heldout", 1, heldout)
+    if not train or not held_out:
+        raise WorkflowFault(f"tasks('{'heldout' if train else 'train'}', ...) gives no tasks")
+    both = {task.id for task in train} & {task.id for task in held_out}
+    if both:
+        raise WorkflowFault(f"the task {min(both)!r} is both trained and held out: its evaluation would show nothing")
+    if len({task.id for task in held_out}) < len(held_out):
+        raise WorkflowFault("tasks('heldout', ...) gives the same task twice; give every held-out task once")
+    if thorough:
+        if await _drawn(workflow, parameters, "train", 1, _MANY) != train:
+            raise WorkflowFault(
+                "tasks('train', 1, ...) gives other tasks the second time; draw from random.Random(seed)"
+            )
+        if await _drawn(workflow, parameters, "heldout", 2, heldout) != held_out:
+            raise WorkflowFault(
+                "tasks('heldout', ...) depends on the seed; every seed has to be evaluated on the same tasks"
+            )
+    return {"train": len(train), "heldout": len(held_out), "examples": [_shown(train[0]), _shown(held_out[0])]}
+
+
+async def _drawn(workflow: Workflow, parameters: Mapping[str, Any], split: str, seed: int, most: int) -> list[Task]:
+    found: list[Task] = []
+    async for task in each(workflow.tasks(split, seed, most, **parameters)):
+        if not isinstance(task, Task):
+            raise WorkflowFault(f"tasks('{split}', ...) gives {type(task).__name__}, not swarm.client.Task")
+        found.append(task)
+        if len(found) == most:
+            break
+    return found
+
+
+def _shown(task: Task) -> dict[str, str]:
+    return {"id": task.id, "query": task.query}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    folder, file = sys.argv[1:] if arguments is None else arguments
+    asked = json.load(sys.stdin)
+    found: list[dict[str, Any]] = []
+    try:
+        workflow = load_workflow(Path(folder), file)
+        for parameters in asked["parameters"]:
+            wanted = rehearse(workflow, parameters, asked["heldout"], thorough=asked["thorough"])
+            found.append(asyncio.run(wanted))
+    except (
+        SwarmError,
+        ValueError,
+        TypeError,
+    ) as error:  # what an instrument says on purpose, or parameters it does not take
+        answer: dict[str, Any] = {"problem": f"{error}"}
+    else:
+        answer = {"tasks": found}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""An instrument's packages and tasks, before a study begins: what is missing or wrong is said in one line."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from researcher.environments import check_tasks, install, interpreter, pins, rehearsed
+from researcher.planner.graph import PlanOptions, plan_study
+from researcher.planner.instruments import InstrumentFolder, read_instrument
+from researcher.planner.refusals import PlanningRefused
+
+REPEAT = Path(__file__).parents[1] / "instruments" / "repeat"
+SOUND = """
+from swarm.client import Task
+
+def tasks(split, seed, count, *, syllables=2):
+    names = (f"{split}-{number}" if split == "heldout" else f"{split}-{seed}-{number}" for number in range(500))
+    return [Task(name, name) for name in names][:count]
+
+async def rollout(episode, task):
+    return 1.0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(REPEAT, tmp_path / "repeat"))
+
+
+def with_code(folder: Path, text: str) -> InstrumentFolder:
+    (folder / "workflow.py").write_text(text)
+    return read_instrument(folder)
+
+
+def with_pins(folder: Path, text: str) -> InstrumentFolder:
+    (folder / "requirements.txt").write_text(text)
+    page = folder / "study.toml"
+    page.write_text('requirements = "requirements.txt"\n' + page.read_text())
+    return read_instrument(folder)
+
+
+def test_tasks_are_drawn_and_shown(folder: Path) -> None:
+    (found,) = rehearsed(with_code(folder, SOUND), sys.executable, [{}], 8, thorough=True)
+    assert (found["train"], found["heldout"]) == (200, 8)
+    assert found["examples"][1] == {"id": "heldout-0", "query": "heldout-0"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('f"{split}-{seed}-{number}"', 'f"heldout-{number}"', "'heldout-0' is both trained and held out"),
+        ('f"{split}-{number}" if', 'f"{split}-{seed}" if', "gives the same task twice"),
+        ('f"{split}-{number}" if', 'f"{split}-{seed}-{number}" if', "depends on the seed"),
+        ('f"{split}-{seed}-{number}"', 'f"{id(object())}-{__import__(\'os\').urandom(4).hex()}"', "other tasks the second time"),
+        ("[:count]", "[:0]", "gives no tasks"),
+        ("[Task(name, name)", "[name", "gives str, not swarm.client.Task"),
+        ("return [Task", "raise ValueError('data, line 3: is not JSON')\n    return [Task", "repeat: data, line 3: is not JSON"),
+        ("return [Task", "1 / 0\n    return [Task", "ZeroDivisionError: division by zero"),
+        ("async def rollout", "def rollout", "must be `async def rollout"),
+        ("from swarm.client import Task", "import no_such_module", "No module named 'no_such_module'"),
+        ("syllables=2", "vowels=2", "unexpected keyword argument 'syllables'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_instrument_is_said_in_one_line(folder: Path, old: str, new: str, says: str) -> None:
+    assert old in SOUND
+    wrong = with_code(folder, SOUND.replace(old, new, 1))
+    with pytest.raises(PlanningRefused) as refused:
+        rehearsed(wrong, sys.executable, [{"syllables": 2}], 8, thorough=True)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.anyio
+async def test_every_arm_of_a_plan_is_tried(folder: Path) -> None:
+    code = SOUND.replace("    names", "    if syllables == 3: raise ValueError('three are too many')\n    names", 1)
+    instrument = with_code(folder, code)
+    options = PlanOptions(planner="builtin", instrument=str(folder))
+    rate = await plan_study("Does lr 1e-3 repeat words faster than 1e-5?", options, instruments=[instrument])
+    check_tasks(rate, instrument, sys.executable)
+    length = await plan_study(
+        "Are words of 3 syllables repeated faster than 2 syllables?", options, instruments=[instrument]
+    )
+    with pytest.raises(PlanningRefused, match="three are too many"):
+        check_tasks(length, instrument, sys.executable)
+
+
+def test_an_instrument_without_packages_of_its_own_runs_under_this_python(folder: Path, tmp_path: Path) -> None:
+    assert interpreter(read_instrument(folder), tmp_path) == sys.executable
+    here = with_pins(folder, f"# what is here anyway\npytest=={pytest.__version__}  # and why\n\n")
+    assert interpreter(here, tmp_path) == install(here, tmp_path) == sys.executable
+    assert not (tmp_path / "environments").exists()
+
+
+def test_a_line_that_pins_nothing_is_refused_with_its_number(folder: Path) -> None:
+    with pytest.raises(PlanningRefused, match=r"requirements\.txt, line 2: write name==version, got 'numpy>=2'"):
+        pins(with_pins(folder, "a==1\nnumpy>=2\n"))
+
+
+def test_a_requirements_file_that_is_not_there_is_refused(folder: Path) -> None:
+    page = folder / "study.toml"
+    page.write_text('requirements = "needs.txt"\n' + page.read_text())
+    with pytest.raises(PlanningRefused, match=r"requirements: there is no file 'needs\.txt'"):
+        read_instrument(folder)
+
+
+def test_packages_are_installed_into_an_environment_on_top_of_this_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    (folder / "workflow.py").write_text(
+        "import word_maker\n" + SOUND.replace("Task(name, name)", "Task(name, word_maker.WORD)")
+    )
+    needy = with_pins(folder, "word-maker==1.0\n")
+    with pytest.raises(PlanningRefused, match=r"needs word-maker==1\.0, .* instruments --install repeat"):
+        interpreter(needy, tmp_path)
+    with pytest.raises(PlanningRefused, match=r"cannot be installed; pip says: .*word-maker"):
+        install(needy, tmp_path)
+    _wheel(tmp_path / "word_maker-1.0-py3-none-any.whl")
+    python = install(needy, tmp_path)
+    assert python == interpreter(needy, tmp_path) != sys.executable
+    (found,) = rehearsed(needy, python, [{}], 4)
+    assert found["examples"][0]["query"] == "wombat"
+    with pytest.raises(PlanningRefused, match="No module named 'word_maker'"):
+        rehearsed(needy, sys.executable, [{}], 4)
+
+
+def _wheel(file: Path) -> None:
+    facts = "word_maker-1.0.dist-info"
+    with zipfile.ZipFile(file, "w") as wheel:
+        wheel.writestr("word_maker.py", "WORD = 'wombat'\n")
+        wheel.writestr(f"{facts}/METADATA", "Metadata-Version: 2.1\nName: word-maker\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{facts}/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{facts}/RECORD", "")
