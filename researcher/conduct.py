@@ -17,10 +17,11 @@ from typing import Protocol
 from foundation.clock import Clock
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import Decision, decide
+from researcher.analysis.knowledge import findings_of
 from researcher.analysis.race import due
 from researcher.executor.trials import Executor, Progress
 from researcher.gates import Gates, Halted, heed
-from researcher.models import Finding, Plan, Stage, StudyStatus, TrialRecord, TrialStatus, Verdict
+from researcher.models import Plan, Stage, StudyStatus, TrialRecord, TrialStatus
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
@@ -196,7 +197,8 @@ class Conduct:
         for record in conclusions.verdicts:
             self._store.record_verdict(study_id, decision.after, record)
             self._view.say(f"{record.hypothesis}: {record.verdict}. {record.reason}")
-        self._store.save_findings(study_id, _findings(study_id, plan, self._store, self._clock.now()))
+        verdicts = self._store.verdicts(study_id)
+        self._store.save_findings(study_id, findings_of(study_id, plan, verdicts, self._clock.now()))
         folder = report(self._store, study_id, self._reports)
         self._store.set_study_status(study_id, StudyStatus.DONE, decision.reason)
         return folder
@@ -241,28 +243,6 @@ def report(store: Store, study_id: str, reports: Path) -> Path:
     store.save_claims(study_id, written.claims)
     store.record_report(study_id, written.files)
     return written.folder
-
-
-def _findings(study_id: str, plan: Plan, store: Store, now: float) -> list[Finding]:
-    return [
-        Finding(
-            id=f"{study_id}/{hypothesis.id}",
-            study_id=study_id,
-            plan_hash=plan.digest(),
-            instrument=plan.instrument,
-            model=plan.model.name,
-            factor=hypothesis.factor,
-            metric=hypothesis.metric,
-            statement=hypothesis.statement,
-            verdict=record.verdict,
-            effect=record.effect,
-            scope={"steps": plan.steps, "task": dict(plan.task), "run": dict(plan.run)},
-            at=now,
-        )
-        for hypothesis in plan.hypotheses
-        for record in store.verdicts(study_id)
-        if record.hypothesis == hypothesis.id and record.verdict is not Verdict.INVALID
-    ]
 
 
 def _line(trial: TrialRecord, steps: int) -> TrialLine:

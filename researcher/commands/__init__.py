@@ -31,6 +31,7 @@ _HOMES = {
     "amend": "people",
     "daemon": "carrying",
     "export": "archives",
+    "findings": "findings",
     "reproduce": "archives",
     "instruments": "look",
     "report": "documents",

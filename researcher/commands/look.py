@@ -6,6 +6,7 @@ import argparse
 import time
 from datetime import UTC, datetime
 
+from researcher.analysis.knowledge import told
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.models import Event, Plan, StudyRecord, StudyStatus, TrialRecord
@@ -108,6 +109,7 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(f"stage       {stage.id}: {kept}{', '.join(stage.arms)}; {seeds}{spends}")
     lines += [f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches]
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
+    lines += [f"already known: {each if isinstance(each, str) else told(each)}" for each in plan.known]
     lines.append(f"budget      {plan.budget.trials} trials, {plan.budget.wall_s / 60:.0f} min")
     return lines
 

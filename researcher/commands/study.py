@@ -58,6 +58,7 @@ def start_command(args: argparse.Namespace) -> int:
         budget_s=None if args.budget is None else seconds(args.budget),
         servers=max(1, len(args.server)),
         looks=args.looks,
+        first_seed=args.first_seed,
         fine=args.fine,
     )
     timetable = Timetable.of(args.window, args.days, SystemClock().now())

@@ -300,7 +300,7 @@ class AttemptRun:
         except ValueError as error:
             raise AttemptFailed(f"the recorded trial lacks something: {error}") from error
         study_id, key = self._work.study_id, self._trial.key
-        self._store.finish_trial(study_id, key, finals, collected.series, collected.evidence)
+        self._store.finish_trial(study_id, key, finals, collected.series, collected.evidence, collected.episodes)
 
     async def _leave(self, berth: Berth, run_id: str | None) -> None:
         """Interrupted: on a server of our own all is left so that it goes on later; another's is given back."""

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from researcher.executor.errors import EvidenceMissing
-from researcher.models import TrialEvidence
+from researcher.executor.sampling import sample
+from researcher.models import SampledEpisode, TrialEvidence
 from swarm.client import SwarmClient
 from swarm.protocol.blueprint import TrialBlueprint
 from swarm.protocol.episodes import DropReason, LedgerEntry
@@ -24,6 +25,8 @@ class Collected:
     series: dict[str, list[tuple[int, float]]]
     evidence: TrialEvidence
     sampled_tokens: int
+    episodes: tuple[SampledEpisode, ...] = ()
+    """A few of them, call by call; of the instrument's own model."""
 
 
 async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
@@ -35,10 +38,12 @@ async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
     if report.status != "complete":
         raise EvidenceMissing(f"the run is {report.status} at step {report.step}: {report.reason or 'no reason given'}")
     entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
+    series = _steps(report) | _evaluations(blueprint, entries, report)
     return Collected(
-        series=_steps(report) | _evaluations(blueprint, entries, report),
+        series=series,
         evidence=_evidence(report, blueprint, entries),
         sampled_tokens=sum(entry.sampled_tokens for entry in entries),
+        episodes=await sample(swarm, entries),
     )
 
 
@@ -61,7 +66,7 @@ async def collect_whole(swarm: SwarmClient, others: Mapping[str, SwarmClient], b
         tokens += own.sampled_tokens
     if roles:
         evidence = evidence.model_copy(update={"roles": roles, "changes": changes})
-    return Collected(series=series, evidence=evidence, sampled_tokens=tokens)
+    return Collected(series=series, evidence=evidence, sampled_tokens=tokens, episodes=whole.episodes)
 
 
 def points(steps: list[StepMetrics]) -> list[tuple[str, int, float]]:

@@ -8,6 +8,7 @@ StoreError
 ├── PlanFrozen          a plan version exists already and says something else
 ├── PlanTampered        a stored plan no longer has its hash
 ├── OverBudget          a reservation that does not fit
+├── FindingConflict     an imported finding says something else than what is here under its id
 ├── WrongState          a trial or attempt is not where the caller believes it to be
 └── DatabaseRefused     wrong URL, or a database made by newer code
 """
@@ -57,6 +58,13 @@ class OverBudget(StoreError):
 
 class WrongState(StoreError):
     pass
+
+
+class FindingConflict(StoreError):
+    def __init__(self, problems: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{id} {problem}" for id, problem in problems.items()))
+        self.problems = problems
+        """By the finding's id."""
 
 
 class DatabaseRefused(StoreError):
