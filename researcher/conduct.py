@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,7 +32,7 @@ _INTERIM_EVERY_S = 86_400.0
 
 
 class Sink(Protocol):
-    """A copy of the records (MLflow). An outage is its own affair: what waits is sent later."""
+    """A copy of the records (MLflow, TensorBoard, Weights & Biases). An outage is its own affair: what waits is sent later."""
 
     def drain(self, study_id: str | None = None) -> int: ...
 
@@ -49,7 +49,7 @@ class Outcome:
 class Conduct:
     """Carries out one study for its owner: `store` is fenced by the study's lease.
 
-    gates: where people are asked; None asks nobody.
+    gates: where people are asked; None asks nobody. further: sinks beside `sink`, each with its own pace and outages.
     """
 
     def __init__(
@@ -62,11 +62,12 @@ class Conduct:
         reports: Path,
         *,
         gates: Gates | None = None,
+        further: Sequence[Sink] = (),
     ) -> None:
         self._gates = gates
         self._store = store
         self._executor = executor
-        self._sink = sink
+        self._sinks = (sink, *further)
         self._view = view
         self._clock = clock
         self._reports = reports
@@ -211,28 +212,28 @@ class Conduct:
 
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str) -> AsyncIterator[None]:
-        """Keep the copy of the records up to date beside the work, and once a day the report as far as there is one.
+        """Keep the copies of the records up to date beside the work, and once a day the report as far as there is one.
 
-        One copy at a time: the last one is waited for.
+        A sink takes one copy at a time, and none waits for another; the last ones are waited for.
         """
         enough = asyncio.Event()
-        task = asyncio.create_task(self._copy(study_id, enough))
+        tasks = [asyncio.create_task(self._copy(study_id, sink, enough)) for sink in self._sinks]
         try:
             yield
         finally:
             enough.set()
-            await task
+            await asyncio.gather(*tasks)
 
-    async def _copy(self, study_id: str, enough: asyncio.Event) -> None:
+    async def _copy(self, study_id: str, sink: Sink, enough: asyncio.Event) -> None:
         ended = asyncio.create_task(enough.wait())
         interim_at = self._clock.now() + _INTERIM_EVERY_S
         while not enough.is_set():
             pause = asyncio.create_task(self._clock.sleep(_COPY_EVERY_S))
             await asyncio.wait((ended, pause), return_when=asyncio.FIRST_COMPLETED)
             pause.cancel()
-            sent = await asyncio.to_thread(self._sink.drain, study_id)
-            logging.getLogger(__name__).debug("sent %d messages to MLflow", sent)
-            if self._clock.now() >= interim_at:
+            sent = await asyncio.to_thread(sink.drain, study_id)
+            logging.getLogger(__name__).debug("sent %d messages", sent)
+            if sink is self._sinks[0] and self._clock.now() >= interim_at:
                 interim_at += _INTERIM_EVERY_S
                 self._interim(study_id)
 

@@ -53,6 +53,7 @@ def parser() -> Parser:
                 action="store_true",
                 help="as the daemon does it: leave requests to stop or pause in force, and end where a window closes",
             )
+    _add_copy(commands)
     _add_archives(commands)
     _add_findings(commands)
     daemon = commands.add_parser(
@@ -133,11 +134,32 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         default="never",
         help="where a person is waited for (default: %(default)s)",
     )
+    start.add_argument(
+        "--sink",
+        action="append",
+        default=[],
+        choices=("tensorboard", "wandb"),
+        help="copy the records there too, beside MLflow; may be repeated",
+    )
     start.add_argument("--detach", action="store_true", help="let the daemon carry the study on, and return at once")
     start.add_argument(
         "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
     )
     _json(start)
+
+
+def _add_copy(commands: argparse._SubParsersAction[Parser]) -> None:
+    text = "send what waits to MLflow and the other copies of the records, and say where they are"
+    copy = commands.add_parser("copy", help=text, description=text)
+    copy.add_argument("study", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
+    copy.add_argument(
+        "--sink",
+        action="append",
+        default=[],
+        choices=("mlflow", "tensorboard", "wandb"),
+        help="this one only; may be repeated (default: those the study was started with)",
+    )
+    _json(copy)
 
 
 def _add_archives(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -30,6 +30,7 @@ _HOMES = {
     "reject": "people",
     "amend": "people",
     "daemon": "carrying",
+    "copy": "copies",
     "export": "archives",
     "findings": "findings",
     "reproduce": "archives",

@@ -37,6 +37,7 @@ from researcher.schedule.daemon import ensure_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
 from researcher.store.mlflow_sink import MlflowSink
+from researcher.store.sinks import check_installed, open_sink
 from researcher.store.store import Store
 from researcher.view import View, silence, view_for
 
@@ -51,6 +52,7 @@ def start_command(args: argparse.Namespace) -> int:
     for url in args.server:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--server {url!r} is no address; write it as http://host:8642")
+    check_installed(args.sink)
     options = PlanOptions(
         instrument=args.instrument,
         planner=args.planner,
@@ -78,6 +80,7 @@ def start_command(args: argparse.Namespace) -> int:
         "engine": args.engine,
         "max_parallel": args.max_parallel,
         "approve": args.approve,
+        "sinks": list(dict.fromkeys(args.sink)),
     }
     _check_servers(plan, args.server)
     study_id = home.store.create_study(topic, choices)
@@ -260,7 +263,17 @@ class Sitting:
         async with pool:
             executor = Executor(self._store, pool, setup(home, folder), may_begin=self._may_begin)
             sink = MlflowSink(self._store)
-            conduct = Conduct(self._store, executor, sink, self._view, self._clock, home.studies, gates=self._gates)
+            further = [open_sink(self._store, name) for name in choices.get("sinks", ())]
+            conduct = Conduct(
+                self._store,
+                executor,
+                sink,
+                self._view,
+                self._clock,
+                home.studies,
+                gates=self._gates,
+                further=further,
+            )
             outcome = await conduct.carry_out(study_id)
         if outcome.status is StudyStatus.DONE:
             pool.discard_state()

@@ -9,6 +9,7 @@ StoreError
 ├── PlanTampered        a stored plan no longer has its hash
 ├── OverBudget          a reservation that does not fit
 ├── FindingConflict     an imported finding says something else than what is here under its id
+├── SinkMissing         no such copy of the records, or its package is not installed
 ├── WrongState          a trial or attempt is not where the caller believes it to be
 └── DatabaseRefused     wrong URL, or a database made by newer code
 """
@@ -65,6 +66,10 @@ class FindingConflict(StoreError):
         super().__init__("; ".join(f"{id} {problem}" for id, problem in problems.items()))
         self.problems = problems
         """By the finding's id."""
+
+
+class SinkMissing(StoreError):
+    pass
 
 
 class DatabaseRefused(StoreError):
