@@ -19,7 +19,7 @@ def params_of(plan: Plan | None, trial: TrialRecord) -> dict[str, object]:
 def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any]) -> dict[str, str]:
     """By which a trial is found among others: hypotheses, stage, plan, code, status."""
     tags = {"swarm.arm": trial.arm, "swarm.seed": str(trial.seed), "swarm.stage": trial.stage}
-    tags["swarm.status"] = trial.status
+    tags["swarm.status"] = trial.status.value
     tags["swarm.attempts"] = str(trial.attempt)
     if trial.reason:
         tags["swarm.reason"] = trial.reason[:_LONGEST_REASON]
