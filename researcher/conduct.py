@@ -227,10 +227,12 @@ class Conduct:
     async def _copy(self, study_id: str, sink: Sink, enough: asyncio.Event) -> None:
         ended = asyncio.create_task(enough.wait())
         interim_at = self._clock.now() + _INTERIM_EVERY_S
-        while not enough.is_set():
+        last = False
+        while not last:
             pause = asyncio.create_task(self._clock.sleep(_COPY_EVERY_S))
             await asyncio.wait((ended, pause), return_when=asyncio.FIRST_COMPLETED)
             pause.cancel()
+            last = enough.is_set()  # asked before the copy: what comes while it is made has a copy after it
             sent = await asyncio.to_thread(sink.drain, study_id)
             logging.getLogger(__name__).debug("sent %d messages", sent)
             if sink is self._sinks[0] and self._clock.now() >= interim_at:

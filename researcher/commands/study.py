@@ -15,6 +15,7 @@ from foundation import logs
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from foundation.ids import RandomIds
+from researcher.analysis.knowledge import told
 from researcher.analysis.metrics import finals
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
@@ -193,6 +194,8 @@ async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None, *
             store.save_plan(study_id, plan)
         frozen = store.plan(study_id)
         view.say(f"{study_id}: plan {frozen.digest()[:16]} by the {frozen.planner} planner; records in {home.root}")
+        for each in frozen.known:
+            view.say(f"already known: {each if isinstance(each, str) else told(each)}")
         gates = Gates(store, lambda name, question: Gate(default_url(), study_id, name).ask(question))
         sitting = Sitting(home, store, study_id, frozen, view, gates, clock)
         try:
