@@ -37,7 +37,7 @@ _HOMES = {
     "instruments": "look",
     "report": "documents",
     "verify": "documents",
-    "ui": "machine",
+    "ui": "ui",
     "doctor": "machine",
 }
 

@@ -10,6 +10,7 @@ StoreError
 ├── OverBudget          a reservation that does not fit
 ├── FindingConflict     an imported finding says something else than what is here under its id
 ├── SinkMissing         no such copy of the records, or its package is not installed
+├── MlflowAway          MLflow, the copy of the records, cannot be asked; the records themselves are whole
 ├── WrongState          a trial or attempt is not where the caller believes it to be
 └── DatabaseRefused     wrong URL, or a database made by newer code
 """
@@ -55,6 +56,10 @@ class OverBudget(StoreError):
         super().__init__(f"budget {kind!r}: {asked:g} asked for, {left:g} left")
         self.kind = kind
         self.left = left
+
+
+class MlflowAway(StoreError):
+    pass
 
 
 class WrongState(StoreError):

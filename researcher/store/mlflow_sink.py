@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from foundation.logs import redact
 from foundation.paths import user_data_dir
 from researcher.models import Plan, StudyRecord, TrialRecord, TrialStatus
-from researcher.store.errors import NotFound
+from researcher.store.errors import MlflowAway, NotFound
 from researcher.store.mlflow_traces import send_episodes
 from researcher.store.mlflow_view import page_of, view_tags
 from researcher.store.outbox import Message
@@ -85,10 +85,18 @@ class MlflowSink(CopySink):
         except self._outages() as error:
             raise CopyFailed(str(error)) from error
 
-    def page(self, study_id: str) -> str:
-        """The study's page in MLflow's UI, below its address: the arms' curves side by side."""
-        client = self._open()
-        return page_of(self._study(client, study_id).experiment_id)
+    def page(self, study_id: str, trial_key: str | None = None) -> str:
+        """The page in MLflow's UI, below its address: of a study its arms' curves, or one trial's run where that was sent already.
+
+        Raises: MlflowAway.
+        """
+        try:
+            client = self._open()
+            study = self._study(client, study_id)
+            run_id = None if trial_key is None else self._find(client, study, f"trial:{trial_key}")
+        except self._outages() as error:
+            raise MlflowAway(redact(f"MLflow at {self.tracking_uri} does not answer: {error}")) from error
+        return page_of(study.experiment_id, run_id)
 
     def _outages(self) -> tuple[type[Exception], ...]:
         """What a copy that cannot be written may raise: MLflow's own, its database's, the system's."""

@@ -26,6 +26,8 @@ def view_tags() -> dict[str, str]:
     return {_TAG: json.dumps(state), _KIND: "custom_model_development"}
 
 
-def page_of(experiment_id: str) -> str:
-    """The study's page below MLflow's address: the charts of the saved view."""
+def page_of(experiment_id: str, run_id: str | None = None) -> str:
+    """The page below MLflow's address: of one run, or of the study the charts of the saved view."""
+    if run_id is not None:
+        return f"#/experiments/{experiment_id}/runs/{run_id}"
     return f"#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}&compareRunsMode=CHART"
