@@ -5,6 +5,7 @@ trials.jsonl    a TrialRecord each, with series, finals and evidence
 attempts.jsonl  an AttemptRecord each: RunSpec and blueprint
 events.jsonl    the journal        findings.jsonl, claims.jsonl, verdicts.jsonl
 instrument/     the instrument's folder        report/   the report as it was written
+code/VERSION/   the same as it was mended, where it was while the study ran
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from foundation.paths import write_atomically
-from researcher.models import Plan, TrialRecord, TrialStatus
-from researcher.planner.instruments import InstrumentFolder, instrument_files, read_instrument
+from researcher.models import Event, Plan, RepairRecord, TrialRecord, TrialStatus
+from researcher.planner.instruments import InstrumentFolder, folder_digest, instrument_files, read_instrument
 from researcher.store.errors import StoreError
 from researcher.store.store import Store
 
@@ -45,6 +46,7 @@ class Archive:
     plan: Plan
     trials: list[TrialRecord]
     folder: Path
+    repairs: tuple[RepairRecord, ...] = ()
 
     def trial(self, wanted: str | None) -> TrialRecord:
         """The trial with that key, by default the first that was done. Raises: ArchiveRefused."""
@@ -56,21 +58,39 @@ class Archive:
             f"the archive holds no {'trial that was done' if wanted is None else wanted}; it has {known}"
         )
 
-    def instrument(self) -> InstrumentFolder:
-        """The instrument as it was. Raises: ArchiveRefused when its code is not what the plan was made with."""
-        found = read_instrument(self.folder / "instrument")
-        if found.code != self.plan.instrument_code:
+    def instrument(self, trial: TrialRecord | None = None) -> InstrumentFolder:
+        """The instrument as it was, or as the trial ended with it, where it was mended meanwhile.
+
+        Raises: ArchiveRefused when its code is not what it should be.
+        """
+        wanted, place = self.plan.instrument_code, self.folder / "instrument"
+        mended = trial.evidence.code_versions if trial is not None and trial.evidence is not None else None
+        if mended and list(mended)[-1] != wanted:
+            wanted = list(mended)[-1]
+            place = self.folder / "code" / wanted[:16]
+        if not place.is_dir():
+            raise ArchiveRefused(f"the archive does not hold the code {wanted[:12]} that the trial ended with")
+        found = read_instrument(place)
+        if found.code != wanted:
             raise ArchiveRefused("the instrument in the archive is not the one that its plan was made with")
         return found
+
+    def sandboxed(self, code: str) -> bool:
+        """Whether no person wrote that version."""
+        return any(record.new == code and not record.by_person for record in self.repairs)
 
 
 def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, reports: Path, file: Path) -> int:
     """Write the study into `file` (.tar.gz); returns its size in bytes. The same records give the same bytes."""
     data = store.study_data(study_id)
+    kept = reports / "code"
+    source = instrument.path
     if instrument.code != data.plan.instrument_code:
-        raise ArchiveRefused(
-            f"the instrument in {instrument.path} was changed after the plan was made; restore it, then export again"
-        )
+        source = kept / data.plan.instrument_code[:16]
+        if not source.is_dir() or folder_digest(source) != data.plan.instrument_code:
+            raise ArchiveRefused(
+                f"the instrument in {instrument.path} was changed after the plan was made; restore it, then export again"
+            )
     head = {
         "format": FORMAT,
         "study_id": study_id,
@@ -91,7 +111,10 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
         "claims.jsonl": _lines(store.claims(study_id)),
         "findings.jsonl": _lines(store.findings(study_id=study_id)),
     }
-    parts |= {f"instrument/{name}": path.read_bytes() for name, path in instrument_files(instrument.path)}
+    parts |= {f"instrument/{name}": path.read_bytes() for name, path in instrument_files(source)}
+    for record in data.repairs:
+        place = kept / record.new[:16]
+        parts |= {f"code/{place.name}/{name}": path.read_bytes() for name, path in instrument_files(place)}
     parts |= {f"report/{path.name}": path.read_bytes() for path in sorted(reports.glob("*.*")) if _is_report(path)}
     packed = _packed(parts)
     write_atomically(file, packed)
@@ -110,11 +133,13 @@ def read_archive(file: Path, into: Path) -> Archive:
             raise ArchiveRefused(f"{file} has format {head.get('format')!r}; this version reads {FORMAT}")
         plan = Plan.model_validate(head["plan"])
         trials = [TrialRecord.model_validate_json(line) for line in (into / "trials.jsonl").read_bytes().splitlines()]
+        events = [Event.model_validate_json(line) for line in (into / "events.jsonl").read_bytes().splitlines()]
+        repairs = tuple(RepairRecord.model_validate(each.detail) for each in events if each.kind == "repaired")
     except (OSError, EOFError, tarfile.TarError, ValidationError, ValueError, KeyError) as error:
         raise ArchiveRefused(f"{file} cannot be read as a study's archive: {error}") from error
     if plan.digest() != head["plan_hash"]:
         raise ArchiveRefused(f"the plan in {file} no longer has its hash {head['plan_hash'][:16]}")
-    return Archive(str(head["study_id"]), str(head["topic"]), plan, trials, into)
+    return Archive(str(head["study_id"]), str(head["topic"]), plan, trials, into, repairs)
 
 
 def _is_report(path: Path) -> bool:

@@ -19,6 +19,7 @@ from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import Decision, decide
 from researcher.analysis.knowledge import findings_of
 from researcher.analysis.race import due
+from researcher.executor.errors import MendByHand
 from researcher.executor.trials import Executor, Progress
 from researcher.gates import Gates, Halted, heed
 from researcher.models import Plan, Stage, StudyStatus, TrialRecord, TrialStatus
@@ -136,7 +137,10 @@ class Conduct:
             self._see(progress, plan, picture)
 
         left = [trial for trial in trials if not trial.status.ended]
-        await self._within_budget(study_id, plan, self._executor.run_trials(study_id, plan, left, on_progress))
+        try:
+            await self._within_budget(study_id, plan, self._executor.run_trials(study_id, plan, left, on_progress))
+        except MendByHand as halt:
+            raise Halted(StudyStatus.FAILED, str(halt)) from halt
         heed(self._store, study_id)
         if not all(self._store.trial(study_id, trial.key).status.ended for trial in trials):
             raise Halted(StudyStatus.WAITING, "waits for its next window")

@@ -83,7 +83,11 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument(
         "--topic", required=True, metavar="TEXT|@FILE", help="the question, or @ and a file that holds it"
     )
-    start.add_argument("--instrument", metavar="NAME|DIR", help="the study environment (default: the one that fits)")
+    start.add_argument(
+        "--instrument",
+        metavar="NAME|DIR|new",
+        help="the study environment (default: the one that fits); new: the planner LLM writes one, run in a sandbox",
+    )
     start.add_argument("--planner", choices=("auto", "llm", "builtin"), default="auto")
     _servers(start)
     start.add_argument(
@@ -127,8 +131,14 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument(
         "--approve",
         choices=("never", "plan", "stage"),
-        default="never",
-        help="where a person is waited for (default: %(default)s)",
+        help="where a person is waited for (default: never; plan, for an instrument that an LLM wrote)",
+    )
+    start.add_argument(
+        "--repairs",
+        type=_some,
+        default=3,
+        metavar="N",
+        help="how often the planner LLM may mend the instrument's code when it fails (default: %(default)s; 0: never)",
     )
     start.add_argument(
         "--sink",
@@ -243,6 +253,12 @@ def _count(text: str) -> int:
 def _seed(text: str) -> int:
     if not text.isdigit() or int(text) >= 2**31:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2147483647; got {text!r}")
+    return int(text)
+
+
+def _some(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more; got {text!r}")
     return int(text)
 
 

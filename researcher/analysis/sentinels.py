@@ -153,6 +153,33 @@ def _contention(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Sent
     return found
 
 
+def _mixed_code(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
+    """A repair of the instrument's code parts the trials before it from those after. Where that parts one side of a
+    hypothesis from the other, the code may be what makes the difference."""
+    ran = {trial.key: _code_of(plan, trial) for trial in done if trial.evidence is not None}
+    blind = [trial for trial in done if trial.evidence is None]
+    found = [_unchecked(name, blind)] if blind else []
+    if len({version for versions in ran.values() for version in versions}) < 2:
+        return found
+    for hypothesis in plan.hypotheses:
+        sides = [
+            {version for trial in done if trial.arm in arms for version in ran.get(trial.key, ())}
+            for arms in (hypothesis.baselines, hypothesis.treatments)
+        ]
+        if all(sides) and not sides[0] & sides[1]:
+            text = "the arms that are compared ran different code: no version was run by both"
+            hits = [(trial, float(len(sides[0] | sides[1]))) for trial in done if trial.arm in hypothesis.sides]
+            found.append(_finding(name, "invalid", text, hits))
+    text = "the instrument's code was mended while the study ran, and not all trials ran the same version"
+    mended = [trial for trial in done if trial.evidence is not None and trial.evidence.code_versions]
+    return [*found, _finding(name, "warning", text, [(trial, float(len(ran[trial.key]))) for trial in mended])]
+
+
+def _code_of(plan: Plan, trial: TrialRecord) -> frozenset[str]:
+    versions = trial.evidence.code_versions if trial.evidence is not None else None
+    return frozenset(versions or (plan.instrument_code,))
+
+
 # -- how they are asked ---------------------------------------------------------------------------------------------
 
 Sentinel = Callable[[str, Plan, Sequence[TrialRecord]], list[SentinelFinding]]
@@ -184,6 +211,7 @@ SENTINELS: dict[str, Sentinel] = {
     "factor_not_applied": _each(_not_applied, "invalid"),
     "unplanned_change": _each(_changed, "invalid"),
     "contention": _contention,
+    "mixed_code": _mixed_code,
     "collapse": _each(_collapse, "warning"),
     "no_signal": _each(_no_signal, "warning"),
     "heldout_gap": _each(_gap, "warning"),

@@ -9,6 +9,7 @@ import sys
 
 from foundation.commandline import UsageError
 from foundation.logs import redact
+from researcher.executor.blueprint import InstrumentChanged
 from researcher.executor.errors import ExecutorError
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.store.errors import OverBudget, StoreError
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         return _fail(args, error, OUT_OF_BUDGET)
     except (UsageError, PlanningRefused) as error:
         return _fail(args, error, USAGE)
-    except (StoreError, ExecutorError, SwarmError) as error:
+    except (StoreError, ExecutorError, InstrumentChanged, SwarmError) as error:
         return _fail(args, error, FAILED)
     except BrokenPipeError:  # the reader of our output went away, as `head` does: no fault of a command that only shows
         silence(sys.stdout)

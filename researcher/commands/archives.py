@@ -14,6 +14,7 @@ from researcher.archive import Archive, read_archive, write_archive
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.study import local_servers, setup
+from researcher.executor.blueprint import Code
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
 from researcher.models import StudyStatus, TrialRecord, TrialStatus
@@ -45,7 +46,8 @@ def reproduce_command(args: argparse.Namespace) -> int:
     home.studies.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.studies, prefix=".archive-") as folder:
         archive = read_archive(Path(args.archive), Path(folder))
-        then, instrument = archive.trial(args.trial), archive.instrument()
+        then = archive.trial(args.trial)
+        instrument = archive.instrument(then)
         topic = f"Reproduction of {then.key}: {archive.topic}"
         study_id = home.store.create_study(topic, {"servers": args.server, "engine": args.engine})
         now = asyncio.run(_again(home, study_id, archive, instrument, then, args))
@@ -86,7 +88,9 @@ async def _again(
             clock=clock,
         )
         async with pool:
-            executor = Executor(store, pool, setup(home, instrument))
+            mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None
+            code = Code(folder=instrument.path, version=instrument.code, sandboxed=mended)
+            executor = Executor(store, pool, setup(home, instrument, code=code, repairs=(instrument.code,)))
             (done,) = await executor.run_trials(study_id, archive.plan, [trial])
         store.set_study_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
     pool.discard_state()

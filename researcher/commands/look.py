@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from researcher.analysis.knowledge import told
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.models import Event, Plan, StudyRecord, StudyStatus, TrialRecord
+from researcher.models import Event, Plan, RepairRecord, StudyRecord, StudyStatus, TrialRecord
 from researcher.ownership import living_owner
 from researcher.planner.instruments import available
 from researcher.schedule.timetable import Timetable
@@ -47,11 +47,13 @@ def show_command(args: argparse.Namespace) -> int:
     home = open_home()
     if "/" in args.what:
         return _show_trial(home, args)
-    plan = home.store.plan(home.store.resolve_study(args.what))
+    study_id = home.store.resolve_study(args.what)
+    plan, repairs = home.store.plan(study_id), home.store.repairs(study_id)
     if args.json:
-        say_json({"hash": plan.digest(), **plan.model_dump(mode="json")})
+        said = [record.model_dump(mode="json") for record in repairs]
+        say_json({"hash": plan.digest(), **plan.model_dump(mode="json"), "repairs": said})
     else:
-        for line in plan_lines(plan):
+        for line in [*plan_lines(plan), *(line for record in repairs for line in repair_lines(record))]:
             say(line)
     return DONE
 
@@ -123,15 +125,30 @@ def plan_lines(plan: Plan) -> list[str]:
     return lines
 
 
+def repair_lines(record: RepairRecord) -> list[str]:
+    """A change of the code while the study ran, whole."""
+    return [
+        f"repaired    {when(record.at)} by {record.by}: {record.reason}",
+        f"            code {record.old[:12]} → {record.new[:12]} ({', '.join(record.files)}), after {record.trial}",
+        f"            failed: {record.failed}",
+        f"            {record.rehearsed}",
+        *(f"    {line}" for line in record.diff.splitlines()),
+    ]
+
+
 def _show_trial(home: Home, args: argparse.Namespace) -> int:
     for study in home.store.studies():
         for trial in home.store.trials(study.id):
             if trial.key == args.what:
                 attempts = home.store.attempts(study.id, trial.key)
+                failures = home.store.events(study.id, limit=100_000, kind="client_failed")
+                repairs = home.store.repairs(study.id)
                 say_json(
                     {
                         **trial.model_dump(mode="json"),
                         "attempts": [attempt.model_dump(mode="json") for attempt in attempts],
+                        "failures": [each.detail for each in failures if each.detail.get("trial") == trial.key],
+                        "repairs": [each.model_dump(mode="json") for each in repairs if each.trial == trial.key],
                     }
                 )
                 return DONE
@@ -152,7 +169,8 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
     worker = worker_of(home, study.id)
     lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", study.topic]
     lines += [_trial_line(trial) for trial in home.store.trials(study.id)]
-    lines += [event_text(event) for event in home.store.events(study.id, limit=100_000, kind="decision")]
+    for kind in ("repaired", "decision"):
+        lines += [event_text(event) for event in home.store.events(study.id, limit=100_000, kind=kind)]
     for record in home.store.verdicts(study.id):
         effect = record.effect
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
@@ -181,6 +199,9 @@ def event_text(event: Event) -> str:
         to = f" {detail['to']}" if detail.get("to") else ""
         seeds = f" on {detail['seeds']} seeds per arm" if detail.get("seeds") else ""
         return f"after {detail['after']}: {detail['action']}{to}{seeds} ({detail['reason']})"
+    if event.kind == "repaired":
+        files = ", ".join(detail.get("files", ()))
+        return f"the code was mended by {detail['by']} ({files}) after {detail['trial']}: {detail['reason']}"
     if event.kind == "report":
         return f"report written: {detail.get('markdown', '')}"
     told = ", ".join(f"{name} {value}" for name, value in detail.items() if value is not None)

@@ -11,6 +11,7 @@ import shutil
 from foundation.paths import memory_dir, user_data_dir
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import open_home, say, say_json
+from researcher.sandbox.launch import sandbox
 from swarm.models import cached_models
 
 _NEED_DISK_GB = 5.0
@@ -21,7 +22,15 @@ _PACKAGES = ("vllm", "torch", "transformers", "mlflow", "langgraph", "sqlalchemy
 def doctor_command(args: argparse.Namespace) -> int:
     """Check what a study on this machine needs; 1 when something is missing."""
     home = open_home()
-    rows = [*_packages(), _disk(), _memory(), _shared_memory(), _model(), ("database", True, home.store.url)]
+    rows = [
+        *_packages(),
+        _disk(),
+        _memory(),
+        _shared_memory(),
+        _model(),
+        _sandbox(),
+        ("database", True, home.store.url),
+    ]
     if args.json:
         say_json([{"check": name, "ok": ok, "detail": detail} for name, ok, detail in rows])
     else:
@@ -64,6 +73,10 @@ def _memory() -> Row:
 def _shared_memory() -> Row:
     free = shutil.disk_usage(memory_dir()).free / 1e9
     return "memory-backed files", free >= 1, f"{free:.1f} GB free at {memory_dir()}; weights pass through it"
+
+
+def _sandbox() -> Row:
+    return "sandbox", True, f"code that an LLM wrote runs {sandbox().words}"
 
 
 def _model() -> Row:

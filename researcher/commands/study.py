@@ -20,8 +20,10 @@ from researcher.analysis.metrics import finals
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines, when
+from researcher.commands.mending import workshop_of
+from researcher.commands.writing import labelled, new_instrument, settings_for_writing
 from researcher.conduct import Conduct, Outcome
-from researcher.executor.blueprint import Setup
+from researcher.executor.blueprint import Code, Setup
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
@@ -41,6 +43,7 @@ from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.sinks import check_installed, open_sink
 from researcher.store.store import Store
 from researcher.view import View, silence, view_for
+from researcher.workshop.writing import NEW
 
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 _NAP_S = 5.0
@@ -54,6 +57,10 @@ def start_command(args: argparse.Namespace) -> int:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--server {url!r} is no address; write it as http://host:8642")
     check_installed(args.sink)
+    home, calls = open_home(), list[LlmCall]()
+    if args.instrument == NEW:
+        settings = settings_for_writing()
+        args.instrument = str(asyncio.run(new_instrument(topic, home, settings, calls, _teller(args))).path)
     options = PlanOptions(
         instrument=args.instrument,
         planner=args.planner,
@@ -65,12 +72,12 @@ def start_command(args: argparse.Namespace) -> int:
         fine=args.fine,
     )
     timetable = Timetable.of(args.window, args.days, SystemClock().now())
-    home = open_home()
     place = RandomIds().new("plan")
     known = home.store.findings()
-    calls: list[LlmCall] = []
     llm = _llm_planner(args, place, calls)
     plan = asyncio.run(plan_study(topic, options, known=known, llm=llm, checkpoints=default_url(), thread=place))
+    instrument = open_instrument(args.instrument or plan.instrument)
+    plan = labelled(plan, instrument)
     if args.dry_run:
         say_json(plan.model_dump(mode="json")) if args.json else say("\n".join(plan_lines(plan)))
         return DONE
@@ -80,8 +87,9 @@ def start_command(args: argparse.Namespace) -> int:
         "servers": args.server,
         "engine": args.engine,
         "max_parallel": args.max_parallel,
-        "approve": args.approve,
         "sinks": list(dict.fromkeys(args.sink)),
+        "approve": args.approve or ("never" if instrument.instrument.generated is None else "plan"),
+        "repairs": args.repairs,
     }
     _check_servers(plan, args.server)
     study_id = home.store.create_study(topic, choices)
@@ -99,8 +107,13 @@ def _llm_planner(args: argparse.Namespace, place: str, calls: list[LlmCall]) -> 
     if settings is None:
         return None
     fallback = BuiltinPlanner(default_url(), place)
-    tell: Callable[[str], None] = (lambda _: None) if args.json else say
-    return LlmPlanner(OpenAIEndpoint(settings), settings, SystemClock(), fallback, keep=calls.append, tell=tell)
+    return LlmPlanner(
+        OpenAIEndpoint(settings), settings, SystemClock(), fallback, keep=calls.append, tell=_teller(args)
+    )
+
+
+def _teller(args: argparse.Namespace) -> Callable[[str], None]:
+    return (lambda _: None) if args.json else say
 
 
 def _check_servers(plan: Plan, urls: list[str]) -> None:
@@ -263,8 +276,11 @@ class Sitting:
         )
         servers = ", ".join(choices["servers"]) or _starting(plan)
         self._view.say(f"waiting for {servers} ...")
+        mender = workshop_of(home, self._store, study_id, plan, folder, self._clock, self._view.say)
+        arranged = setup(home, folder, code=mender.code(), repairs=mender.taken_up)
+        mender.tell_sandbox()
         async with pool:
-            executor = Executor(self._store, pool, setup(home, folder), may_begin=self._may_begin)
+            executor = Executor(self._store, pool, arranged, may_begin=self._may_begin, mender=mender)
             sink = MlflowSink(self._store)
             further = [open_sink(self._store, name) for name in choices.get("sinks", ())]
             conduct = Conduct(
@@ -306,11 +322,15 @@ def local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]
     ]
 
 
-def setup(home: Home, folder: InstrumentFolder) -> Setup:
+def setup(home: Home, folder: InstrumentFolder, *, code: Code | None = None, repairs: tuple[str, ...] = ()) -> Setup:
+    """code: where the study runs other code than the folder's. repairs: the versions that are its own."""
+    code = code or Code(folder=folder.path, version=folder.code, sandboxed=folder.instrument.generated is not None)
     return Setup(
         instrument=folder.instrument,
-        instrument_dir=folder.path,
-        code_version=folder.code,
+        instrument_dir=code.folder,
+        code_version=code.version,
+        sandboxed=code.sandboxed,
+        repairs=repairs,
         finals=finals,
         studies=home.studies,
     )

@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from pydantic import ValidationError
 
 from foundation.clock import Clock
 from foundation.logs import redact
-from foundation.paths import write_atomically
-from researcher.executor.blueprint import Work, run_spec, trial_blueprint
+from researcher.executor.blueprint import Code, Work, run_spec, trial_blueprint
+from researcher.executor.clients import Client
 from researcher.executor.collection import Collected, collect_whole, points
-from researcher.executor.errors import AttemptFailed, EvidenceMissing, ServerUnfit, StudyHalted
-from researcher.executor.processes import Berth, Berths, child_environ, started_at
+from researcher.executor.diagnosis import Diagnosis
+from researcher.executor.errors import AttemptFailed, EvidenceMissing, MendByHand, ServerUnfit, StudyHalted
+from researcher.executor.mending import Mender
+from researcher.executor.processes import Berth, Berths
 from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
 from researcher.models import AttemptRecord, Plan, TrialRecord
@@ -100,6 +99,7 @@ class AttemptRun:
         limits: TrialLimits,
         tell: Callable[[str], None] = lambda _: None,
         berths: Berths = Berth,
+        mender: Mender | None = None,
     ) -> None:
         self._work = work
         self._trial = trial
@@ -117,6 +117,7 @@ class AttemptRun:
         self._clock = clock
         self._limits = limits
         self._berths = berths
+        self._mender = mender
         self._on_sight: OnSight = lambda _: None
         self._step = 0
         self._episodes = 0
@@ -129,14 +130,15 @@ class AttemptRun:
         self._on_sight = on_sight
         attempt = self._intend()
         berth = self._berths(self._work.folder(self._trial, attempt.number), self._clock)
+        client = Client(self._work, self._trial, self._swarm, berth, self._store, self._mender)
         run_id = attempt.run_id
         try:
             report = await self._submit(attempt)
             run_id = report.run_id
-            blueprint = self._hand_over(attempt, report, berth)
-            collected = await self._follow(blueprint, berth)
+            blueprint = self._hand_over(attempt, report, client)
+            collected = await self._follow(attempt, report, blueprint, client)
             self._record(collected)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, MendByHand):
             await self._leave(berth, run_id)
             raise
         except (AttemptFailed, ServerUnfit, StudyHalted, SwarmError) as error:
@@ -181,59 +183,68 @@ class AttemptRun:
         spec = RunSpec.model_validate(attempt.spec)
         return await self._slot.start(spec, attempt.idempotency_key, self._work.plan.model.fingerprint)
 
-    def _hand_over(self, attempt: AttemptRecord, report: RunReport, berth: Berth) -> TrialBlueprint:
+    def _hand_over(self, attempt: AttemptRecord, report: RunReport, client: Client) -> TrialBlueprint:
+        """The blueprint of the client: as it has it, where one lives already; else with the newest code."""
+        if client.berth.alive() and attempt.blueprint is not None:
+            return TrialBlueprint.model_validate(attempt.blueprint)
+        return self._with_code(attempt, report, client, client.code())
+
+    def _with_code(self, attempt: AttemptRecord, report: RunReport, client: Client, code: Code) -> TrialBlueprint:
         partners = {
             role: PartnerRun(server_url=slot.server.url, run_id=self._partners[role])
             for role, slot in self._beside.items()
         }
         main = self._site.main.url
-        blueprint = trial_blueprint(self._work, self._trial, report.spec, main, report.run_id, partners)
-        write_atomically(berth.folder / "blueprint.json", (blueprint.model_dump_json(indent=2) + "\n").encode())
+        blueprint = trial_blueprint(self._work, self._trial, report.spec, main, report.run_id, partners, code)
+        client.write(blueprint)
         facts = blueprint.model_dump(mode="json")
-        if attempt.run_id is None:
+        if facts != attempt.blueprint:
             self._store.record_submitted(self._work.study_id, self._trial.key, report.run_id, facts)
         return blueprint
 
     # -- follow -------------------------------------------------------------------------------------------------------
 
-    async def _follow(self, blueprint: TrialBlueprint, berth: Berth) -> Collected:
-        """Keep a client at work until the server's records show a whole trial."""
-        deadline = self._clock.monotonic() + self._limits.attempt_s
-        reason = ""
-        for start in range(self._limits.client_restarts + 2):
+    async def _follow(
+        self, attempt: AttemptRecord, report: RunReport, blueprint: TrialBlueprint, client: Client
+    ) -> Collected:
+        """Keep a client at work until the server's records show a whole trial. Code that fails may be replaced meanwhile:
+        the run goes on, and the new client with what the old one has left.
+
+        Raises: Unmended, MendByHand, and what `_until_ended` raises.
+        """
+        berth, deadline = client.berth, self._clock.monotonic() + self._limits.attempt_s
+        reason, tries, diagnosis = "", 0, None
+        while True:
             if not berth.alive():
-                with suppress(EvidenceMissing):
+                try:
                     return await self._collect(blueprint)
-                if start > self._limits.client_restarts:
-                    break
-                if start:
-                    await self._clock.sleep(self._limits.first_backoff_s * 2 ** (start - 1))
-                self._start_client(berth)
+                except EvidenceMissing as missing:
+                    last = tries > self._limits.client_restarts
+                    if tries:
+                        began = self._clock.monotonic()
+                        diagnosis = await client.diagnosis(blueprint, stalled=bool(reason))
+                        code = await self._unless_stopped(client.other_code(blueprint, diagnosis, last=last))
+                        deadline += self._clock.monotonic() - began
+                        if code is not None:
+                            blueprint = self._with_code(attempt, report, client, code)
+                            tries, last = 0, False
+                    if last:
+                        raise AttemptFailed(_last_words(f"{reason}{missing}", diagnosis, berth)) from missing
+                if tries:
+                    await self._clock.sleep(self._limits.first_backoff_s * 2 ** (tries - 1))
+                if client.code().version != blueprint.code_version:
+                    blueprint = self._with_code(attempt, report, client, client.code())
+                client.start(blueprint)
+            tries, reason = tries + 1, ""
             try:
                 await self._until_ended(blueprint, berth, deadline)
             except _Stalled:
                 await berth.end(self._limits.grace_s)
                 reason = f"no episode ended for {self._limits.stall_s:.0f} s; "
-        try:
-            return await self._collect(blueprint)
-        except EvidenceMissing as missing:
-            code = berth.exit_code()
-            said = redact(berth.tail())
-            raise AttemptFailed(
-                f"{reason}{missing}. The client ended with code {code}; it said last: {said or 'nothing'}"
-            ) from missing
 
     async def _collect(self, blueprint: TrialBlueprint) -> Collected:
         others = {role: slot.swarm for role, slot in self._beside.items()}
         return await collect_whole(self._swarm, others, blueprint)
-
-    def _start_client(self, berth: Berth) -> None:
-        command = [sys.executable, "-m", "swarm.client.trial", str(berth.folder / "blueprint.json")]
-        environ = child_environ()
-        if "SWARM_TOKEN" not in environ and "SWARM_ADMIN_TOKEN" in os.environ:
-            environ["SWARM_TOKEN"] = os.environ["SWARM_ADMIN_TOKEN"]
-        pid = berth.start(command, environ)
-        self._store.record_client(self._work.study_id, self._trial.key, pid, started_at(pid) or 0.0)
 
     async def _until_ended(self, blueprint: TrialBlueprint, berth: Berth, deadline: float) -> None:
         """Watch until the client's process is gone. Raises what the watch raises, and then the client still lives."""
@@ -285,6 +296,21 @@ class AttemptRun:
         self._on_sight(Sight(phase=status.phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
         return moved
 
+    async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:
+        """Mending may wait for hours on an LLM that does not answer. Raises: StudyHalted, and what mending raises."""
+        task = asyncio.create_task(mending)
+        try:
+            while not task.done():
+                pause = asyncio.create_task(self._clock.sleep(self._limits.check_s))
+                await asyncio.wait((task, pause), return_when=asyncio.FIRST_COMPLETED)
+                pause.cancel()
+                if not task.done():
+                    self._check_requests()
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     def _check_requests(self) -> None:
         if self._store.study(self._work.study_id).stop_requested:
             raise StudyHalted("stop")
@@ -299,8 +325,11 @@ class AttemptRun:
             raise
         except ValueError as error:
             raise AttemptFailed(f"the recorded trial lacks something: {error}") from error
+        evidence = collected.evidence
+        if set(collected.code_versions) - {self._work.plan.instrument_code}:
+            evidence = evidence.model_copy(update={"code_versions": collected.code_versions})
         study_id, key = self._work.study_id, self._trial.key
-        self._store.finish_trial(study_id, key, finals, collected.series, collected.evidence, collected.episodes)
+        self._store.finish_trial(study_id, key, finals, collected.series, evidence, collected.episodes)
 
     async def _leave(self, berth: Berth, run_id: str | None) -> None:
         """Interrupted: on a server of our own all is left so that it goes on later; another's is given back."""
@@ -313,3 +342,9 @@ class AttemptRun:
         await self._slot.free(run_id)
         for role, slot in self._beside.items():
             await slot.free(self._partners.get(role))
+
+
+def _last_words(reason: str, diagnosis: Diagnosis | None, berth: Berth) -> str:
+    found = f" {diagnosis}." if diagnosis is not None else ""
+    said = redact(berth.tail())
+    return f"{reason}.{found} The client ended with code {berth.exit_code()}; it said last: {said or 'nothing'}"

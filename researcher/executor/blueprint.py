@@ -21,10 +21,23 @@ Finals = Callable[[Sequence[Metric], Series], dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """A version of an instrument's code. version: SHA-256 over the files of its folder.
+
+    sandboxed: no person wrote it, so that it runs nowhere but in a sandbox.
+    """
+
+    folder: Path
+    version: str
+    sandboxed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """The instrument as it is on this machine.
 
     code_version: SHA-256 over its folder as it is now. studies: where studies keep their files, a folder each.
+    repairs: versions that were recorded as repairs of this study's code.
     """
 
     instrument: Instrument
@@ -32,6 +45,12 @@ class Setup:
     code_version: str
     finals: Finals
     studies: Path
+    sandboxed: bool = False
+    repairs: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> Code:
+        return Code(folder=self.instrument_dir, version=self.code_version, sandboxed=self.sandboxed)
 
 
 class InstrumentChanged(ValueError):
@@ -47,7 +66,7 @@ class Work:
     setup: Setup
 
     def __post_init__(self) -> None:
-        if self.setup.code_version != self.plan.instrument_code:
+        if self.setup.code_version not in (self.plan.instrument_code, *self.setup.repairs):
             raise InstrumentChanged(
                 f"the instrument in {self.setup.instrument_dir} was changed since the plan was frozen; "
                 "put the old files back, or start a new study"
@@ -88,17 +107,22 @@ def trial_blueprint(
     server_url: str,
     run_id: str,
     partners: Mapping[str, PartnerRun] | None = None,
+    code: Code | None = None,
 ) -> TrialBlueprint:
-    """What `python -m swarm.client.trial` carries out. partners: the runs of further models, by role."""
+    """What `python -m swarm.client.trial` carries out. partners: the runs of further models, by role.
+
+    code: None is the setup's own.
+    """
     defaults, plan = work.setup.instrument.defaults, work.plan
+    code = code or work.setup.code
     return TrialBlueprint(
         trial_key=trial.key,
         server_url=server_url,
         run_id=run_id,
         partners=dict(partners or {}),
-        instrument_dir=str(work.setup.instrument_dir),
+        instrument_dir=str(code.folder),
         workflow=work.setup.instrument.workflow,
-        code_version=work.setup.code_version,
+        code_version=code.version,
         parameters={**defaults.task, **plan.task, **_task_levels(work, trial)},
         seed=trial.seed,
         group_size=spec.batch.group_size,

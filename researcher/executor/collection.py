@@ -5,14 +5,15 @@ Never from what a client prints, and never a part of it: either the records show
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from researcher.executor.errors import EvidenceMissing
 from researcher.executor.sampling import sample
 from researcher.models import SampledEpisode, TrialEvidence
 from swarm.client import SwarmClient
+from swarm.client.trial import client_id
 from swarm.protocol.blueprint import TrialBlueprint
 from swarm.protocol.episodes import DropReason, LedgerEntry
 from swarm.protocol.status import RunReport, StepMetrics
@@ -27,6 +28,8 @@ class Collected:
     sampled_tokens: int
     episodes: tuple[SampledEpisode, ...] = ()
     """A few of them, call by call; of the instrument's own model."""
+    code_versions: dict[str, int] = field(default_factory=dict)
+    """Versions of the client's code, and how many episodes each ended."""
 
 
 async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
@@ -44,6 +47,7 @@ async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
         evidence=_evidence(report, blueprint, entries),
         sampled_tokens=sum(entry.sampled_tokens for entry in entries),
         episodes=await sample(swarm, entries),
+        code_versions=_versions(blueprint, entries),
     )
 
 
@@ -66,7 +70,13 @@ async def collect_whole(swarm: SwarmClient, others: Mapping[str, SwarmClient], b
         tokens += own.sampled_tokens
     if roles:
         evidence = evidence.model_copy(update={"roles": roles, "changes": changes})
-    return Collected(series=series, evidence=evidence, sampled_tokens=tokens, episodes=whole.episodes)
+    return Collected(
+        series=series,
+        evidence=evidence,
+        sampled_tokens=tokens,
+        episodes=whole.episodes,
+        code_versions=whole.code_versions,
+    )
 
 
 def points(steps: list[StepMetrics]) -> list[tuple[str, int, float]]:
@@ -111,6 +121,13 @@ def _evaluation(
     series = {f"eval_reward_{when}": [(index, value) for index, value in rewards if value is not None]}
     known = [(index, float(value)) for index, value in successes if value is not None]
     return {**series, f"eval_success_{when}": known} if known else series
+
+
+def _versions(blueprint: TrialBlueprint, entries: list[LedgerEntry]) -> dict[str, int]:
+    """Of the trial's own client, not of people who joined; the first one first."""
+    mine = client_id(blueprint.trial_key)
+    own = (entry for entry in entries if entry.client_id == mine and entry.reward is not None)
+    return dict(Counter(entry.client_version for entry in own))
 
 
 def _evidence(report: RunReport, blueprint: TrialBlueprint, entries: list[LedgerEntry]) -> TrialEvidence:

@@ -124,6 +124,11 @@ class Berth:
         except FileNotFoundError:
             return ""
 
+    def size(self, name: str = "err.log") -> int:
+        """How many bytes its output has by now."""
+        file = self.folder / name
+        return file.stat().st_size if file.exists() else 0
+
     @property
     def _pid_file(self) -> Path:
         return self.folder / "pid"

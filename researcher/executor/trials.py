@@ -17,9 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from foundation.clock import Clock
+from foundation.logs import redact
 from researcher.executor.attempts import AttemptRun, Sight, TrialLimits
 from researcher.executor.blueprint import Setup, Work
-from researcher.executor.errors import AttemptFailed, NoServersLeft, ServerUnfit, StudyHalted
+from researcher.executor.errors import AttemptFailed, MendByHand, NoServersLeft, ServerUnfit, StudyHalted, Unmended
+from researcher.executor.mending import Mender
 from researcher.executor.processes import Berth, Berths
 from researcher.executor.servers import ServerPool, Site
 from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
@@ -61,13 +63,15 @@ class _Round:
     durations: list[float] = field(default_factory=list)
     over: set[str] = field(default_factory=set)
     halted: bool = False
+    by_hand: MendByHand | None = None
 
 
 class Executor:
     """attempts: how often a trial may fail, over its whole life, before it is recorded as failed.
 
     limits: None follows from the plan. may_begin: whether another trial may begin now; those that run go on to their end.
-    berths: where clients live; by default as processes of this machine.
+    berths: where clients live; by default as processes of this machine. mender: asked when a client fails by its own code;
+    None: it is started again, as after any other failure.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Executor:
         attempts: int = 3,
         may_begin: Callable[[], bool] = lambda: True,
         berths: Berths = Berth,
+        mender: Mender | None = None,
     ) -> None:
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, got {attempts}")
@@ -91,6 +96,7 @@ class Executor:
         self._attempts = attempts
         self._may_begin = may_begin
         self._berths = berths
+        self._mender = mender
 
     async def run_trials(
         self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress = lambda _: None
@@ -99,7 +105,7 @@ class Executor:
 
         Some are still planned only when a person asked for a stop (which ends what runs) or a pause (which lets it end), or when
         no more may begin.
-        Raises: NoServersLeft; OverBudget; InstrumentChanged; LeaseSuperseded when another process owns the study by now.
+        Raises: NoServersLeft; OverBudget; InstrumentChanged; MendByHand; LeaseSuperseded when another process owns the study by now.
         What was under way then goes on with the next call.
         """
         work = Work(study_id=study_id, plan=plan, setup=self._setup)
@@ -112,6 +118,8 @@ class Executor:
             if not self._pool.sites():
                 raise NoServersLeft(self._pool.reasons() or "the pool holds too few servers")
             await self._all_sites(this)
+        if this.by_hand is not None:
+            raise this.by_hand
         return [self._store.trial(study_id, trial.key) for trial in trials]
 
     async def _reconciled(self, work: Work, trials: Sequence[TrialRecord]) -> list[str]:
@@ -156,7 +164,7 @@ class Executor:
 
     async def _serve(self, this: _Round, site: Site) -> None:
         """Trial after trial, until none is left for this site or a server of it is unfit."""
-        while site.fit:
+        while site.fit and this.by_hand is None:
             key = self._next(this, site)
             if key is None:
                 return
@@ -169,6 +177,12 @@ class Executor:
                 _log.warning("%s", error)
                 if site.fit:
                     site.lost(error)
+            except MendByHand as halt:
+                this.by_hand = halt
+                raise
+            except Unmended as error:
+                self._give_up(this.work, key, str(error))
+                self._over(this, key, str(error))
             except AttemptFailed as error:
                 self._failed(this, key, str(error))
             else:
@@ -185,7 +199,9 @@ class Executor:
             self._tell(this, key, TrialStatus.RUNNING, sight.step, sight.phase)
 
         limits = self._limits_of(this.work.plan)
-        attempt = AttemptRun(this.work, trial, site, self._store, self._clock, limits, self._pool.tell, self._berths)
+        attempt = AttemptRun(
+            this.work, trial, site, self._store, self._clock, limits, self._pool.tell, self._berths, self._mender
+        )
         await attempt.carry_out(on_sight)
 
     def _failed(self, this: _Round, key: str, reason: str) -> None:
@@ -203,10 +219,12 @@ class Executor:
         failed = [attempt for attempt in attempts if attempt.outcome == "failed"]
         if trial.status is not TrialStatus.PLANNED or len(failed) < self._attempts:
             return False
-        why = f"{len(failed)} attempts failed; the last: {failed[-1].reason}"
-        self._store.fail_trial(work.study_id, trial.key, why[:4000])
-        self._spend(work, trial.key)
+        self._give_up(work, trial.key, f"{len(failed)} attempts failed; the last: {failed[-1].reason}")
         return True
+
+    def _give_up(self, work: Work, key: str, why: str) -> None:
+        self._store.fail_trial(work.study_id, key, redact(why)[:4000])
+        self._spend(work, key)
 
     def _limits_of(self, plan: Plan) -> TrialLimits:
         return self._limits or TrialLimits.expecting(plan)

@@ -35,8 +35,10 @@ from researcher.models.records import (
     TrialRecord,
     TrialStatus,
 )
+from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
+    "PERSON",
     "Arm",
     "AttemptRecord",
     "Branch",
@@ -60,6 +62,7 @@ __all__ = [
     "PlanModel",
     "PlanRole",
     "Relation",
+    "RepairRecord",
     "Role",
     "SampledCall",
     "SampledEpisode",

@@ -96,6 +96,8 @@ class Instrument(StrictModel):
     """File in the instrument's folder that defines `tasks` and `rollout`."""
     model: str
     keywords: tuple[str, ...] = ()
+    generated: str | None = None
+    """The LLM that wrote it, where no person did: then it runs nowhere but in a sandbox."""
     general: bool = False
     """Topics that name no task are asked of it."""
     roles: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,31}$")], Role] = {}

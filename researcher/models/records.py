@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from researcher.models.conclusions import VerdictRecord
 from researcher.models.plans import Plan
+from researcher.models.repairs import RepairRecord
 
 
 class StudyStatus(StrEnum):
@@ -53,6 +54,8 @@ class TrialEvidence(BaseModel):
     """What the instrument's `tasks` was called with."""
     train_tasks: list[str] | None = None
     heldout_tasks: list[str] | None = None
+    code_versions: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
+    """Versions of the instrument's code that made the episodes, and how many each; None: the plan's own alone."""
 
 
 class SampledCall(BaseModel):
@@ -182,6 +185,8 @@ class StudyData:
     """Under this plan, in the order in which they were made."""
     verdicts: tuple[VerdictRecord, ...] = ()
     events: tuple[Event, ...] = ()
+    repairs: tuple[RepairRecord, ...] = ()
+    """Changes of the instrument's code while the study ran."""
     notes: tuple[str, ...] = ()
     """What a reader must know and the records do not say: amendments, a server that was replaced."""
 
@@ -210,7 +215,7 @@ class LeaseInfo(BaseModel):
 
 
 class BudgetState(BaseModel):
-    """One kind of spending of a study (`trials`, `wall_s`, `tokens`, `llm_cost`)."""
+    """One kind of spending of a study (`trials`, `wall_s`, `tokens`, `llm_cost`, `repairs`)."""
 
     kind: str
     limit: float

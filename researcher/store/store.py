@@ -22,12 +22,13 @@ from researcher.store.errors import DatabaseRefused
 from researcher.store.findings import Findings
 from researcher.store.leases import Budgets, Leases
 from researcher.store.outbox import Outbox
+from researcher.store.repairs import Repairs
 from researcher.store.studies import Studies
 from researcher.store.trials import Trials
 
 
-class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox):
-    """See the module. Its parts: studies.py, trials.py, conclusions.py, findings.py, leases.py, outbox.py."""
+class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Repairs):
+    """See the module. Its parts: studies.py, trials.py, conclusions.py, findings.py, leases.py, outbox.py, repairs.py."""
 
     @classmethod
     def open(cls, url: str | None = None, *, clock: Clock | None = None, ids: Ids | None = None) -> Store:
@@ -61,6 +62,7 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox):
             trials=tuple(self.trials(study_id, plan_version=plan.version)),
             verdicts=tuple(self.verdicts(study_id)),
             events=tuple(self.events(study_id, limit=100_000)),
+            repairs=tuple(self.repairs(study_id)),
         )
 
     @property

@@ -36,16 +36,25 @@ def load_workflow(folder: Path, file: str) -> Workflow:
 
     Raises: WorkflowFault; whatever the file itself raises.
     """
+    return workflow_of(load_module(folder, file), str(folder / file))
+
+
+def load_module(folder: Path, file: str) -> ModuleType:
+    """The module itself, loaded anew. Raises: WorkflowFault where there is none; whatever the file itself raises."""
     path = folder / file
     if not path.is_file():
         raise WorkflowFault(f"there is no workflow file {path}")
-    module = _load_in_package(path)
+    return _load_in_package(path)
+
+
+def workflow_of(module: ModuleType, where: str) -> Workflow:
+    """What a loaded module offers. Raises: WorkflowFault."""
     for name in ("tasks", "rollout"):
         if not callable(getattr(module, name, None)):
-            raise WorkflowFault(f"{path} defines no function {name!r}")
+            raise WorkflowFault(f"{where} defines no function {name!r}")
     return Workflow(
         tasks=module.tasks,
-        rollout=_checked(module.rollout, str(path)),
+        rollout=_checked(module.rollout, where),
         close=getattr(module, "close", None),
         meet=getattr(module, "meet", None),
     )

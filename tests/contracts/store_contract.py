@@ -12,10 +12,12 @@ from foundation.clock import ManualClock
 from foundation.ids import SeededIds
 from researcher.analysis.knowledge import findings_of
 from researcher.models import (
+    PERSON,
     Claim,
     Effect,
     Finding,
     LlmCall,
+    RepairRecord,
     StudyStatus,
     TrialEvidence,
     TrialStatus,
@@ -318,6 +320,26 @@ class StoreContract:
         assert [event.detail["n"] for event in store.events(study, after=numbers[0])] == [1, 2]
         store.record_report(study, {"markdown": "report.md"})
         assert store.events(study, after=numbers[-1])[0].kind == "report"
+
+    def test_repairs_are_lines_of_the_journal_and_come_with_the_studys_data(self, store: Store, study: str) -> None:
+        record = RepairRecord(
+            trial="p/a/0",
+            attempt=1,
+            old="0" * 64,
+            new="1" * 64,
+            files=("workflow.py",),
+            diff="-a\n+ü",
+            failed="KeyError",
+            reason="misspelt",
+            by=PERSON,
+            rehearsed="no",
+        )
+        kept = store.record_repair(study, record)
+        assert kept == record.model_copy(update={"at": kept.at})
+        assert store.repairs(study) == [kept]
+        assert [event.kind for event in store.events(study)] == ["repaired"]
+        store.save_plan(study, example_plan())
+        assert store.study_data(study).repairs == (kept,)
 
     def test_llm_calls_and_schedules_are_kept(self, store: Store, study: str) -> None:
         call = LlmCall(purpose="plan", model="m", request={"q": 1}, answer={"a": "ü"}, at=2.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -139,6 +140,16 @@ def test_a_stored_metric_that_was_changed_is_found_and_its_claim_named(machine: 
     verified = machine.researcher("verify")
     assert verified.returncode == 1
     assert "auc_reward" in verified.stdout
+
+
+def test_a_copied_home_is_verified_by_its_own_files(machine: Machine, undisturbed: Machine) -> None:
+    shutil.copytree(undisturbed.home, machine.home)
+    (report,) = machine.home.glob("studies/*/report.md")
+    report.write_text(report.read_text().replace("Supported", "Refuted"))
+    verified = machine.researcher("verify")
+    assert verified.returncode == 1
+    assert "report.md" in verified.stdout
+    assert undisturbed.researcher("verify").returncode == 0
 
 
 def test_swapping_the_arms_flips_the_sign_and_equal_arms_are_not_supported(

@@ -33,6 +33,7 @@ SENTINELS = (
     "factor_not_applied",
     "unplanned_change",
     "contention",
+    "mixed_code",
     "collapse",
     "no_signal",
     "heldout_gap",

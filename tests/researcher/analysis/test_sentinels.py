@@ -94,6 +94,26 @@ def test_contention_warns_and_takes_the_verdict_of_a_wall_time_metric_only() -> 
     assert set(see("contention", [blind])) == {"unchecked"}
 
 
+def test_code_that_was_mended_warns_and_takes_the_verdict_only_where_it_parts_the_arms() -> None:
+    plan = study_plan()
+    old = plan.instrument_code
+
+    def ran(arm: str, seed: int, **versions: int) -> TrialRecord:
+        evidence = WELL.model_copy(update={"code_versions": versions or None})
+        return done_trial(plan, arm, seed, 0.3, evidence=evidence)
+
+    assert see("mixed_code", [ran("lr=base", 0), ran(TREAT, 0)]) == {}
+    assert see("mixed_code", [ran("lr=base", 0, new=8), ran(TREAT, 0, new=8)]) == {}
+    amidst = ran(TREAT, 0, **{old: 3, "new": 5})
+    assert see("mixed_code", [ran("lr=base", 0), amidst]) == {"warning": (amidst.key,)}
+    parted = [ran("lr=base", 0), ran(TREAT, 0, new=8)]
+    assert see("mixed_code", parted) == {"invalid": tuple(each.key for each in parted), "warning": (parted[1].key,)}
+    both = [*parted, ran("lr=base", 1, new=8), ran(TREAT, 1, new=8)]
+    assert set(see("mixed_code", both)) == {"warning"}
+    blind = done_trial(plan, TREAT, 0, 0.3)
+    assert see("mixed_code", [blind]) == {"unchecked": (blind.key,)}
+
+
 def test_shared_settings_of_the_plan_are_checked_as_well() -> None:
     plan = study_plan(run={"sampling": {"temperature": 0.7}}, task={"digits": 2})
     spec = {"optimizer": {"learning_rate": 4e-5}, "sampling": {"temperature": 0.7}}

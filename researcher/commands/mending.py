@@ -1,0 +1,78 @@
+"""The workshop of a study as this machine has it: which LLM may mend, and what that may cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from foundation.clock import Clock
+from foundation.commandline import UsageError
+from researcher.commands.home import Home
+from researcher.models import Plan
+from researcher.planner.instruments import InstrumentFolder
+from researcher.planner.llm.asking import Asker
+from researcher.planner.llm.endpoint import OpenAIEndpoint
+from researcher.planner.llm.settings import LlmSettings, llm_settings
+from researcher.store.store import Store
+from researcher.workshop.asking import Llm
+from researcher.workshop.checks import Unfit
+from researcher.workshop.repairs import Helpers, RepairLimits, Workshop
+
+_ANSWER_TOKENS = 16_384
+"""Of a mended version: whole files."""
+_HURRY_S = 60.0
+"""How long an opinion is worth waiting for."""
+
+Tell = Callable[[str], None]
+
+
+def workshop_of(
+    home: Home, store: Store, study_id: str, plan: Plan, folder: InstrumentFolder, clock: Clock, tell: Tell
+) -> Workshop:
+    """With what a person mended by hand taken up.
+
+    Raises: UsageError when that cannot be used; InstrumentChanged.
+    """
+    choices = store.study(study_id).options
+    most = int(choices.get("repairs", 0))
+    workshop = Workshop(
+        store,
+        study_id,
+        plan,
+        folder,
+        home.studies / study_id / "code",
+        helpers=helpers(store, study_id, choices, clock, tell, os.environ),
+        limits=RepairLimits(per_study=most),
+        tell=tell,
+    )
+    try:
+        workshop.by_hand()
+    except Unfit as error:
+        raise UsageError(f"the mended instrument cannot be used: {error}") from error
+    return workshop
+
+
+def helpers(
+    store: Store, study_id: str, choices: Mapping[str, Any], clock: Clock, tell: Tell, environ: Mapping[str, str]
+) -> Helpers:
+    """The LLM that is configured, where the study permits it. Tokens and cost count with those of its planning."""
+    if not choices.get("repairs"):
+        return Helpers(why_none="the study permits no repairs (--repairs 0)")
+    settings = llm_settings(environ)
+    if settings is None:
+        return Helpers()
+    endpoint = OpenAIEndpoint(settings)
+
+    def llm(own: LlmSettings) -> Llm:
+        asker = Asker(endpoint, own, clock, keep=lambda call: store.record_llm_call(study_id, call), tell=tell)
+        calls = store.llm_calls(study_id)
+        asker.tokens = sum(call.prompt_tokens + call.completion_tokens for call in calls)
+        asker.cost = sum(call.cost or 0.0 for call in calls)
+        return Llm(asker, own.model, own.answer_tokens)
+
+    return Helpers(
+        mending=llm(replace(settings, answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))),
+        opinion=llm(replace(settings, patience_s=min(_HURRY_S, settings.patience_s))),
+    )

@@ -1,0 +1,67 @@
+"""`--instrument new`: an instrument that the planner LLM writes for the topic, before the study is planned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from researcher.commands.home import Home
+from researcher.models import LlmCall, Plan
+from researcher.planner.instruments import InstrumentFolder
+from researcher.planner.llm.asking import Asker
+from researcher.planner.llm.endpoint import Endpoint, OpenAIEndpoint
+from researcher.planner.llm.settings import LlmSettings, llm_settings
+from researcher.sandbox.launch import sandbox
+from researcher.workshop.asking import Llm
+from researcher.workshop.writing import write_instrument
+
+_ANSWER_TOKENS = 16_384
+MODEL = "smollm2-135m"
+"""That a new instrument trains, unless the topic names another."""
+
+Tell = Callable[[str], None]
+
+
+def settings_for_writing() -> LlmSettings:
+    """Raises: UsageError where no LLM is configured; PlanningRefused for a setting that is wrong."""
+    settings = llm_settings(os.environ)
+    if settings is None:
+        raise UsageError(
+            "--instrument new needs a planner LLM to write one, and none is configured here; set RESEARCHER_LLM_MODEL and "
+            "RESEARCHER_LLM_API_KEY or RESEARCHER_LLM_BASE_URL, or name an instrument of `researcher instruments`"
+        )
+    return replace(settings, answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))
+
+
+async def new_instrument(
+    topic: str,
+    home: Home,
+    settings: LlmSettings,
+    calls: list[LlmCall],
+    tell: Tell,
+    *,
+    endpoint: Endpoint | None = None,
+    model: str = MODEL,
+) -> InstrumentFolder:
+    """calls: what was asked and answered is put there. Raises: PlanningRefused."""
+    asker = Asker(endpoint or OpenAIEndpoint(settings), settings, SystemClock(), keep=calls.append, tell=tell)
+    tell(f"asking {settings.model} to write an instrument; what it writes runs {sandbox().words}")
+    llm = Llm(asker, settings.model, settings.answer_tokens)
+    found = await write_instrument(topic, llm, home.root / "instruments", model, tell)
+    tell(f"{found.instrument.name} was written to {found.path}; read it before you approve the plan")
+    return found
+
+
+def labelled(plan: Plan, instrument: InstrumentFolder) -> Plan:
+    """The plan says whose instrument it is for. Of one that a person wrote, nothing is said."""
+    author = instrument.instrument.generated
+    if author is None:
+        return plan
+    note = (
+        f"The instrument {plan.instrument} was written by the LLM {author}, not by a person. It runs in a sandbox only; it passed "
+        "a rehearsal and the self-test of its reward: a right, a wrong and an empty answer were scored in that order."
+    )
+    return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})

@@ -1,0 +1,213 @@
+"""Why a client ended before its trial was whole: the infrastructure, or the instrument's own code. By rules, in this order:
+
+how the process ended · the server's state · the exception's kind · where it was raised · the ledger's reasons
+
+Pure: text and numbers in, a `Diagnosis` out. What no rule can tell is `UNKNOWN`; nothing is guessed here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from swarm.protocol.status import Phase
+
+
+class Cause(StrEnum):
+    INFRASTRUCTURE = "infrastructure"
+    """Machine, network, server: the same code may do it another time."""
+    CODE = "code"
+    """The instrument's own: it will go wrong again until somebody mends it."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptoms:
+    """What is known of a client that ended, or was ended.
+
+    folder: of the code that it ran. exit_code: None where nobody saw it end. said: its standard error.
+    aborted: for the episodes that it gave up, what it told the server. phase: of the server, None where it does not answer.
+    """
+
+    folder: Path
+    exit_code: int | None = None
+    said: str = ""
+    aborted: Sequence[str] = ()
+    phase: Phase | None = None
+    stalled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """cause, and who says so: `rules`, or the name of an LLM whose opinion it is."""
+
+    cause: Cause
+    why: str
+    error: str = ""
+    """The exception's last line, where there is one."""
+    place: str = ""
+    """`workflow.py:41`: the last line of the instrument's own that was running."""
+    trace: str = ""
+    by: str = "rules"
+
+    def __str__(self) -> str:
+        where = f" at {self.place}" if self.place else ""
+        what = f" ({self.error})" if self.error else ""
+        said = "" if self.by == "rules" else f", in the opinion of {self.by}"
+        return f"{self.why}{where}{what}: {_WORDS[self.cause]}{said}"
+
+
+_WORDS = {
+    Cause.INFRASTRUCTURE: "infrastructure",
+    Cause.CODE: "a fault of the instrument's code",
+    Cause.UNKNOWN: "the cause is not known",
+}
+
+_PASSING = frozenset(
+    [
+        "ServerUnreachable",
+        "NotASwarmServer",
+        "EngineFailed",
+        "StorageFull",
+        "ServerBusy",
+        "NotRolling",
+        "Draining",
+        "MixFull",
+        "LeaseLost",
+        "OverLimit",
+        "Unauthorized",
+        "Forbidden",
+        "ConfigConflict",
+        "IdempotencyConflict",
+        "TeamAborted",
+        "TeamUndecided",
+        "APIConnectionError",
+        "APITimeoutError",
+        "InternalServerError",
+        "RateLimitError",
+        "AuthenticationError",
+        "PermissionDeniedError",
+        "ConnectError",
+        "ConnectTimeout",
+        "ReadError",
+        "ReadTimeout",
+        "WriteError",
+        "WriteTimeout",
+        "CloseError",
+        "PoolTimeout",
+        "RemoteProtocolError",
+        "ConnectionError",
+        "ConnectionResetError",
+        "ConnectionRefusedError",
+        "ConnectionAbortedError",
+        "BrokenPipeError",
+        "MemoryError",
+        "TimeoutError",
+        "CancelledError",
+        "KeyboardInterrupt",
+    ]
+)
+"""Exceptions that say nothing against the code that met them, by their names."""
+_OWN = frozenset({"WorkflowFault", "EpisodeUnfinished", "SyntaxError", "IndentationError", "TabError"})
+"""Exceptions that speak of the instrument's code wherever they are raised."""
+_PASSING_ERRNO = frozenset({5, 11, 12, 23, 24, 28, 30, 104, 110, 111, 113, 122})
+"""Of an OSError: input/output, again, no memory, too many files, no space, read-only, network, quota."""
+_PASSING_STATUS = frozenset({401, 403, 404, 408, 409, 410, 425, 429})
+"""Of an answer that was an error: the lease, the run or the server, not the question."""
+
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$', re.MULTILINE)
+_ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+_STATUS = re.compile(r"\b(?:Client|Server) error '(\d{3}) ")
+_SHOWN = 6000
+"""Letters of a traceback that are kept."""
+
+
+def diagnose(seen: Symptoms) -> Diagnosis:
+    """By the first rule that tells."""
+    if seen.phase is Phase.FAILED:
+        return Diagnosis(cause=Cause.INFRASTRUCTURE, why="the server's engine failed")
+    if seen.phase is None:
+        return Diagnosis(cause=Cause.INFRASTRUCTURE, why="the server does not answer")
+    code = seen.exit_code
+    if code is not None and (code < 0 or code > 128):
+        number = -code if code < 0 else code - 128
+        return Diagnosis(cause=Cause.INFRASTRUCTURE, why=f"the client was killed by signal {number}")
+    if code == 2:
+        return Diagnosis(cause=Cause.INFRASTRUCTURE, why="the client could not use its blueprint")
+    found = _by_traceback(seen)
+    if found is not None:
+        return found
+    if seen.stalled:
+        return Diagnosis(cause=Cause.UNKNOWN, why="the client lived and ended no episode")
+    return Diagnosis(cause=Cause.UNKNOWN, why="the client ended early and left no traceback")
+
+
+def _by_traceback(seen: Symptoms) -> Diagnosis | None:
+    """What the last traceback tells; where it says that rollouts failed, what those that failed tell."""
+    blocks = seen.said.split(_TRACEBACK)[1:]
+    if not blocks:
+        return None
+    last = _judge(blocks[-1], seen.folder)
+    if _kind(last.error) != "RolloutsFailing":
+        return last
+    rollouts = [part for text in seen.aborted for part in text.split(_TRACEBACK)[1:][-1:]] or blocks[:-1]
+    judged = [_judge(block, seen.folder) for block in rollouts]
+    if not judged:
+        return replace(last, cause=Cause.UNKNOWN, why="rollouts failed, one after the other")
+    most = Counter(each.cause for each in judged).most_common(1)[0][0]
+    typical = next(each for each in reversed(judged) if each.cause is most)
+    return replace(typical, why=f"rollouts failed, one after the other: {typical.why}")
+
+
+def _judge(block: str, folder: Path) -> Diagnosis:
+    """One traceback."""
+    frames = list(_FRAME.finditer(block))
+    error = _last_line(block)
+    kind, own = _kind(error), [frame for frame in frames if _inside(frame["file"], folder)]
+    place = f"{Path(own[-1]['file']).relative_to(folder)}:{own[-1]['line']}" if own else ""
+    trace = f"{_TRACEBACK}{block[-_SHOWN:]}".strip()
+
+    def found(cause: Cause, why: str) -> Diagnosis:
+        return Diagnosis(cause=cause, why=why, error=error, place=place, trace=trace)
+
+    if kind in _PASSING or _passing_number(error):
+        return found(Cause.INFRASTRUCTURE, "something else than the code gave way")
+    if kind in _OWN or (frames and frames[-1]["function"] == "hand_in"):
+        return found(Cause.CODE, "the instrument cannot be used as it is")
+    if own:
+        return found(Cause.CODE, "the instrument raised an error")
+    return found(Cause.UNKNOWN, "an error was raised outside the instrument")
+
+
+def _passing_number(error: str) -> bool:
+    errno, status = _ERRNO.search(error), _STATUS.search(error)
+    if errno is not None:
+        return int(errno[1]) in _PASSING_ERRNO
+    return status is not None and (int(status[1]) >= 500 or int(status[1]) in _PASSING_STATUS)
+
+
+def _last_line(block: str) -> str:
+    """`KeyError: 'total'`: the first line after the frames."""
+    end = max((frame.end() for frame in _FRAME.finditer(block)), default=0)
+    for line in block[end:].splitlines():
+        if line and not line[0].isspace() and _ERROR.match(line):
+            return line[:300]
+    return ""
+
+
+def _kind(error: str) -> str:
+    """The exception's own name."""
+    return error.partition(":")[0].rpartition(".")[2]
+
+
+def _inside(file: str, folder: Path) -> bool:
+    try:
+        return Path(file).resolve().is_relative_to(folder.resolve())
+    except OSError:
+        return False

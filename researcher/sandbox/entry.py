@@ -1,0 +1,148 @@
+"""The process that becomes, or holds, sandboxed code: `python -m researcher.sandbox.entry SPEC.json`.
+
+limits      confines itself and becomes the command
+bubblewrap  relays to the servers and starts bubblewrap, in which this module runs once more (`--inside`), takes the relay's
+            other end, and starts the command, confined
+
+Ends with the command's exit code, 128 and the signal's number where one killed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from researcher.sandbox.confinement import Bounds, Confined, confine
+from researcher.sandbox.launch import Mode, SandboxSpec, packages_root, system_reads
+from researcher.sandbox.relay import Relay
+
+_RELAYS = "relay"
+"""Folder of the sockets, under the sandbox's own; inside it lies at `/run/relay`."""
+_NEEDED = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/urandom",
+    "/dev/random",
+    "/sys/devices/system/cpu",
+    "/proc/self",
+    "/proc/meminfo",
+)
+_LOWEST_PORT = 1024
+
+
+def confine_by(spec: SandboxSpec, ports: Sequence[int]) -> Confined:
+    """What the process has to take from itself in this mode: in bubblewrap files and ports are shut already."""
+    bounds = Bounds(**spec.bounds)
+    if spec.mode is Mode.BUBBLEWRAP:
+        return confine(bounds)
+    reads = [*system_reads(), *map(Path, (*_NEEDED, "/etc/hosts", "/etc/resolv.conf", *spec.reads))]
+    # Python looks into the folder of our packages to find them.
+    writes = [Path(spec.room), Path("/dev/null")]
+    named = any(not server.loopback and not server.numeric for server in spec.servers)
+    return confine(bounds, reads=reads, lists=[packages_root()], writes=writes, ports=ports, datagrams=named)
+
+
+def become(spec: SandboxSpec) -> None:
+    """Confine this process and turn it into the command. Returns never."""
+    os.chdir("/tmp" if spec.mode is Mode.BUBBLEWRAP else spec.room)
+    confine_by(spec, [server.port for server in spec.servers])
+    os.execve(spec.command[0], spec.command, dict(os.environ))
+
+
+def bubblewrap(spec: SandboxSpec, spec_file: Path, command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` in bubblewrap."""
+    words = [str(shutil.which("bwrap")), "--die-with-parent", "--unshare-all", "--cap-drop", "ALL"]
+    if spec.network:
+        words += ["--share-net"]
+    elif any(server.port < _LOWEST_PORT for server in spec.servers):
+        words += ["--cap-add", "CAP_NET_BIND_SERVICE"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--size", str(spec.bounds["file_bytes"]), "--tmpfs", "/tmp"]
+    for path in system_reads():
+        words += (
+            ["--symlink", os.readlink(path), str(path)] if path.is_symlink() else ["--ro-bind", str(path), str(path)]
+        )
+    folder = Path(spec.folder)
+    for path in (*map(Path, spec.reads), spec_file):
+        words += ["--ro-bind", str(path), str(path)]
+    words += ["--ro-bind", str(_hosts(spec, folder)), "/etc/hosts"]
+    if (folder / _RELAYS).is_dir():
+        words += ["--ro-bind", str(folder / _RELAYS), "/run/relay"]
+    return [*words, "--chdir", "/tmp", "--", *command]
+
+
+def _hosts(spec: SandboxSpec, folder: Path) -> Path:
+    """Inside, every server that is no address of its own lies at this end of the relay."""
+    names = dict.fromkeys(["localhost", *(server.host for server in spec.servers if not server.loopback)])
+    file = folder / "hosts"
+    file.write_text("".join(f"127.0.0.1 {name}\n" for name in names))
+    return file
+
+
+def _make_room(spec: SandboxSpec) -> None:
+    """Go where the sockets will be: the path of one may be no longer than a hundred letters or so."""
+    relays = Path(spec.folder) / _RELAYS
+    relays.mkdir(exist_ok=True)
+    for socket in relays.glob("*.sock"):
+        socket.unlink()
+    os.chdir(relays)
+
+
+async def _outside(spec: SandboxSpec, spec_file: Path) -> int:
+    servers = [] if spec.network else spec.servers
+    relay = Relay()
+    for number, server in enumerate(servers):
+        await relay.to_network(f"{number}.sock", server.host, server.port)
+    inner = [sys.executable, "-m", "researcher.sandbox.entry", "--inside", str(spec_file)]
+    process = await asyncio.create_subprocess_exec(*bubblewrap(spec, spec_file, inner))
+    try:
+        code = await process.wait()
+    finally:
+        await relay.close()
+    return code if code >= 0 else 128 - code
+
+
+async def _relaying(spec: SandboxSpec, child: int, go: int) -> int:
+    """Take the relay's other end, let the child go on, wait for its end."""
+    relay = Relay()
+    for number, server in enumerate(spec.servers):
+        own = server.host if server.loopback and server.host != "localhost" else "127.0.0.1"
+        await relay.to_socket(own, server.port, f"/run/relay/{number}.sock")
+    os.write(go, b".")
+    _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    await relay.close()
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _inside(spec: SandboxSpec) -> int:
+    if spec.network or not spec.servers:
+        become(spec)
+    ready, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(ready, 1)
+        become(spec)
+    os.close(ready)
+    return asyncio.run(_relaying(spec, child, go))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    file = Path(given[-1])
+    spec = SandboxSpec.model_validate_json(file.read_bytes())
+    if "--inside" in given:
+        return _inside(spec)
+    if spec.mode is Mode.BUBBLEWRAP:
+        _make_room(spec)
+        return asyncio.run(_outside(spec, file))
+    become(spec)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

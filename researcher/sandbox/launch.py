@@ -1,0 +1,225 @@
+"""From a command to the command that runs it in a sandbox, and in which words a person is told of it.
+
+    command, environ = confined(command, child_environ(), folder, reads=[code], servers=["http://127.0.0.1:8642"])
+
+bubblewrap  the system read-only, a private /tmp, no home, own processes, no network but a relay to the named servers
+limits      the process limits itself (`confinement`): how far that reaches, `sandbox()` says, since systems differ
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cache
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel
+
+import foundation
+from foundation.paths import write_atomically
+from researcher.sandbox.confinement import Bounds, landlock_version
+
+SPEC = "sandbox.json"
+_KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "SWARM_LOG_LEVEL")
+"""What a sandbox gets of the environment; all else may be a secret."""
+_SYSTEM = [
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/ssl",
+    "/etc/ca-certificates",
+    "/etc/pki",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/mime.types",
+]
+_PACKAGES = ("foundation", "swarm", "researcher")
+_PROBE_S = 10.0
+_FILES, _PORTS = 1, 4
+"""The versions of Landlock that shut files, and TCP ports."""
+
+
+class Mode(StrEnum):
+    BUBBLEWRAP = "bubblewrap"
+    LIMITS = "limits"
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """What there is on this machine. words: for the terminal, the journal and the report."""
+
+    mode: Mode
+    words: str
+
+
+class Relayed(BaseModel):
+    """A server that code in the sandbox may reach."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        return self.host == "localhost" or (self.numeric and ip_address(self.host).is_loopback)
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the host is an address, and no name."""
+        try:
+            ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+
+class SandboxSpec(BaseModel):
+    """What `researcher.sandbox.entry` carries out.
+
+    room: the one folder that can be written; in bubblewrap /tmp takes its place.
+    """
+
+    mode: Mode
+    command: list[str]
+    folder: str
+    reads: list[str]
+    room: str
+    servers: list[Relayed]
+    bounds: dict[str, int]
+
+    @property
+    def network(self) -> bool:
+        """Whether the network has to be shared: an address that no relay can stand for."""
+        return any(server.numeric and not server.loopback for server in self.servers)
+
+
+@cache
+def sandbox() -> Sandbox:
+    """The better one of those that work here; asked once."""
+    why = _no_bubblewrap()
+    if why is None:
+        words = (
+            "in bubblewrap: read-only system, private /tmp, no home, no secrets in the environment, no network but a "
+            "relay to the trial's servers, no new processes"
+        )
+        return Sandbox(Mode.BUBBLEWRAP, words)
+    return Sandbox(Mode.LIMITS, f"WITHOUT bubblewrap ({why}): {_limited()}")
+
+
+def of_mode(mode: Mode) -> Sandbox:
+    """The sandbox of that mode, whether or not a better one works."""
+    return sandbox() if sandbox().mode is mode else Sandbox(mode, f"by choice in mode {mode}: {_limited()}")
+
+
+def confined(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    folder: Path,
+    *,
+    reads: Sequence[Path],
+    servers: Sequence[str] = (),
+    mode: Mode | None = None,
+    bounds: Bounds | None = None,
+) -> tuple[list[str], dict[str, str]]:
+    """How to start `command` so that it reads the system, Python, our packages and `reads`, and reaches only `servers`.
+
+    folder: for the sandbox's own files; made where it is not there.
+    """
+    spec = spec_of(command, folder, reads=reads, servers=servers, mode=mode, bounds=bounds)
+    path = (folder / SPEC).resolve()
+    write_atomically(path, (spec.model_dump_json(indent=2) + "\n").encode())
+    return [sys.executable, "-m", "researcher.sandbox.entry", str(path)], scrubbed(environ, spec)
+
+
+def spec_of(
+    command: Sequence[str],
+    folder: Path,
+    *,
+    reads: Sequence[Path],
+    servers: Sequence[str] = (),
+    mode: Mode | None = None,
+    bounds: Bounds | None = None,
+) -> SandboxSpec:
+    """The same, as data. The room is made."""
+    room = folder.resolve() / "room"
+    room.mkdir(parents=True, exist_ok=True)
+    return SandboxSpec(
+        mode=mode or sandbox().mode,
+        command=list(command),
+        folder=str(folder.resolve()),
+        reads=[str(path.resolve()) for path in reads],
+        room=str(room),
+        servers=list({(each.host, each.port): each for each in map(_relayed, servers)}.values()),
+        bounds=asdict(bounds or Bounds()),
+    )
+
+
+def scrubbed(environ: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
+    """What is left of the environment. A client's token is, as clients need one; an admin's never."""
+    kept = {name: environ[name] for name in _KEPT if name in environ}
+    kept["PYTHONPATH"] = os.pathsep.join(part for part in (str(packages_root()), kept.get("PYTHONPATH", "")) if part)
+    token = environ.get("SWARM_CLIENT_TOKEN") or environ.get("SWARM_TOKEN")
+    if token and token != environ.get("SWARM_ADMIN_TOKEN"):
+        kept["SWARM_TOKEN"] = token
+    home = "/tmp" if spec.mode is Mode.BUBBLEWRAP else spec.room
+    return {**kept, "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def system_reads() -> list[Path]:
+    """What Python and our packages need to run at all. Places that are links stay links."""
+    own = [Path(sys.prefix), Path(sys.base_prefix), *(packages_root() / name for name in _PACKAGES)]
+    found = [path for path in (*map(Path, _SYSTEM), *own) if path.exists()]
+    return list(dict.fromkeys([*found, *(path.resolve() for path in found if path.is_symlink())]))
+
+
+def packages_root() -> Path:
+    """Where our packages lie."""
+    return Path(foundation.__file__).resolve().parents[1]
+
+
+def _limited() -> str:
+    """What the limits reach on this system."""
+    version = landlock_version()
+    held = "its memory, processor time and files are limited, secrets are taken out of its environment"
+    if sys.platform == "linux":
+        held += ", it can start no process"
+    if version >= _FILES:
+        held += ", the kernel (Landlock) shuts all files but its own and the system's"
+    if version >= _PORTS:
+        return held + " and all TCP ports but the trial's servers' (on any host)"
+    open_to = "reach the network" if version >= _FILES else "read what you can read, and reach the network"
+    return f"{held}; it CAN {open_to}: install bubblewrap"
+
+
+def _no_bubblewrap() -> str | None:
+    """Why it cannot be used; None when it can."""
+    if sys.platform != "linux":
+        return "this is no Linux"
+    found = shutil.which("bwrap")
+    if found is None:
+        return "bwrap is not installed"
+    probe = [found, "--unshare-all", "--cap-drop", "ALL", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    probe += ["--size", "1048576", "--tmpfs", "/tmp", "true"]
+    try:
+        done = subprocess.run(probe, capture_output=True, text=True, timeout=_PROBE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bwrap does not run: {error}"
+    return None if done.returncode == 0 else f"bwrap does not work here: {done.stderr.strip()[:200]}"
+
+
+def _relayed(url: str) -> Relayed:
+    parts = urlsplit(url)
+    return Relayed(host=parts.hostname or "localhost", port=parts.port or (443 if parts.scheme == "https" else 80))

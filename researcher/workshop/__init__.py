@@ -1,0 +1,1 @@
+"""Where instruments' code is mended, written and tried: checked, rehearsed without a server, kept in versions."""

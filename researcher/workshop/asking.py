@@ -1,0 +1,107 @@
+"""One question to an LLM whose answer is one JSON object: constrained where the endpoint can, prompted where it cannot."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from researcher.planner.llm.asking import Asker
+from researcher.planner.llm.endpoint import LlmRefused, LlmUnusable
+
+_PROMPTS = Path(__file__).parent / "prompts"
+_LONGEST = 400_000
+_TOLD = 8000
+
+Messages = list[dict[str, str]]
+
+
+class Unreadable(ValueError):
+    """The answer holds no such object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is asked for. field: one that every answer has. schema: of the whole."""
+
+    name: str
+    field: str
+    schema: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Llm:
+    """Who is asked. tokens: longest answer."""
+
+    asker: Asker
+    model: str
+    tokens: int
+
+
+async def ask(llm: Llm, messages: Messages, form: Form, purpose: str) -> dict[str, Any]:
+    """The raw answer. Raises: LlmUnusable, also when the endpoint takes the request in no form."""
+    request: dict[str, Any] = {"model": llm.model, "messages": messages, "max_completion_tokens": llm.tokens}
+    wanted = {"name": form.name, "strict": True, "schema": form.schema}
+    constrained = {**request, "response_format": {"type": "json_schema", "json_schema": wanted}}
+    try:
+        return await llm.asker.ask(f"{purpose}, json_schema", constrained)
+    except LlmRefused:
+        pass
+    try:
+        return await llm.asker.ask(f"{purpose}, prompted", request)
+    except LlmRefused as error:
+        raise LlmUnusable(f"the endpoint refuses the request in every form; the last: {error}") from error
+
+
+def object_in(raw: dict[str, Any], form: Form) -> dict[str, Any]:
+    """The first JSON object in the answer that has the form's field. Raises: Unreadable."""
+    text = _text(raw)[:_LONGEST]
+    decoder = json.JSONDecoder()
+    for match in re.finditer(r"\{", text):
+        try:
+            found, _ = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict) and form.field in found:
+            return found
+    raise Unreadable(f"the answer holds no whole JSON object with the field {form.field!r}; it may have been cut off")
+
+
+def told(raw: dict[str, Any], wrong: str) -> Messages:
+    """What the LLM said, and what was wrong with it, verbatim."""
+    again = f"That cannot be used: {wrong}\nAnswer again with one whole JSON object, and nothing else."
+    return [{"role": "assistant", "content": _text(raw)[:_TOLD] or "(nothing)"}, {"role": "user", "content": again}]
+
+
+def prompt(name: str) -> str:
+    return (_PROMPTS / name).read_text(encoding="utf-8")
+
+
+def filled(name: str, /, **fields: Any) -> str:
+    """A template with its fields."""
+    templates = Environment(
+        loader=FileSystemLoader(_PROMPTS),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+    return templates.get_template(name).render(**fields)
+
+
+def strict(**properties: Any) -> dict[str, Any]:
+    """The schema of an object with these properties and no others."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _text(raw: dict[str, Any]) -> str:
+    """The message's content, whatever else the answer is."""
+    choices = raw.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
+    content = message.get("content") if isinstance(message, dict) else None
+    return content if isinstance(content, str) else ""

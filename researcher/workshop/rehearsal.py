@@ -1,0 +1,152 @@
+"""An instrument's episodes without a server: its own code in a sandbox, against an endpoint with fixed answers.
+
+Shows that code runs and comes to a reward, and whether a mended version asks and rewards as the old one did wherever that
+came to an end. It shows no more: what a model will answer, nobody knows beforehand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from foundation.logs import redact
+from researcher.models import Scalar
+from researcher.sandbox.confinement import Bounds
+from researcher.sandbox.launch import SPEC, Mode, confined, sandbox
+from researcher.workshop.checks import Unfit
+from researcher.workshop.endpoint import ECHO
+
+ANSWERS = ("", "0", "7", "I think the answer is 42.", '```json\n{"answer": 1}\n```', "x" * 2000, ECHO)
+"""What the endpoint says: nothing, numbers, prose, a fence, far too much, the question itself."""
+TASKS = 3
+"""Of each split, beside those that failed."""
+LIMIT_S = 240.0
+_BOUNDS = Bounds(cpu_s=120, address_bytes=4 << 30, file_bytes=16 << 20)
+
+
+class RehearsalRequest(BaseModel):
+    """What the process gets. tasks: ids of further tasks to play. plays: False where episodes need partners."""
+
+    folder: str
+    workflow: str
+    parameters: dict[str, Scalar] = {}
+    seed: int = 0
+    heldout: int = TASKS
+    tasks: list[str] = []
+    answers: list[str] = list(ANSWERS)
+    listed: int = TASKS
+    """How many tasks of each split are listed; the first few of them are played."""
+    plays: bool = True
+    examples: bool = False
+    """Whether the answers that the workflow's own `examples(task)` names are given, too."""
+
+
+class Played(BaseModel):
+    """One rehearsed episode. answer: a number of the request's answers, or a name of the workflow's own examples.
+    asked: hashes of its calls."""
+
+    split: str
+    task: str
+    answer: int | str
+    reward: float | None = None
+    success: bool | None = None
+    asked: list[str] = []
+    error: str = ""
+
+    @property
+    def name(self) -> tuple[str, str, int | str]:
+        return self.split, self.task, self.answer
+
+
+class Rehearsal(BaseModel):
+    """What came of it. error: why nothing could be played at all."""
+
+    error: str = ""
+    tasks: dict[str, list[str]] = {}
+    played: list[Played] = []
+
+
+async def rehearse(request: RehearsalRequest, *, mode: Mode | None = None, limit_s: float = LIMIT_S) -> Rehearsal:
+    """Play it in a process of its own, in the sandbox.
+
+    Raises: Unfit when it takes too long, or ends without a result.
+    """
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as place:
+        command, environ = _command(request, place, mode or sandbox().mode)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=environ,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            out, said = await asyncio.wait_for(process.communicate(), limit_s)
+        except TimeoutError as error:
+            raise Unfit(f"its rehearsal took longer than {limit_s:.0f} s") from error
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    with suppress(ValueError):
+        return Rehearsal.model_validate_json(out)
+    words = redact(said.decode(errors="replace"))[-2000:].strip()
+    raise Unfit(f"its rehearsal ended with code {process.returncode} and no result; it said last: {words or 'nothing'}")
+
+
+def check(after: Rehearsal) -> None:
+    """Raises: Unfit unless every episode came to a reward."""
+    if after.error:
+        raise Unfit(f"it cannot be played: {after.error}")
+    for split in ("train", "heldout"):
+        if not after.tasks.get(split):
+            raise Unfit(f"tasks({split!r}, …) gives none")
+    for each in after.played:
+        if each.error or each.reward is None:
+            raise Unfit(f"the rehearsed episode of {each.split} task {each.task!r} failed: {each.error or 'no reward'}")
+
+
+def compare(before: Rehearsal, after: Rehearsal) -> str:
+    """In words, what was compared. Raises: Unfit when something changed that was no failure."""
+    for split, tasks in before.tasks.items():
+        if tasks and tasks != after.tasks.get(split):
+            raise Unfit(f"it has other {split} tasks than before; mend the fault and change nothing else")
+    now = {each.name: each for each in after.played}
+    same = 0
+    for old in before.played:
+        if old.error or old.reward is None:
+            continue
+        new = now.get(old.name)
+        if new is None or (new.reward, new.success) != (old.reward, old.success):
+            raise Unfit(
+                f"{old.split} task {old.task!r} is rewarded {new.reward if new else None} where the old code gave "
+                f"{old.reward}; mend the fault and change no reward"
+            )
+        if new.asked != old.asked:
+            raise Unfit(f"{old.split} task {old.task!r} is asked in other words than before; mend the fault alone")
+        same += 1
+    played = len(after.played)
+    if not played:
+        return "its tasks were listed; its episodes were not rehearsed, as they need further models"
+    kept = f"{same} of them had ended before too, with the same calls and rewards" if same else "none ended before"
+    return f"{played} episodes were rehearsed against fixed answers and came to a reward; {kept}"
+
+
+def _command(request: RehearsalRequest, place: str, mode: Mode) -> tuple[list[str], dict[str, str]]:
+    """In bubblewrap from outside; else the process confines itself, once it has its port."""
+    folder = Path(place).resolve()
+    file = folder / "request.json"
+    file.write_text(request.model_dump_json())
+    command = [sys.executable, "-m", "researcher.workshop.rehearse", str(file), str(folder / SPEC)]
+    wrapped, environ = confined(
+        command, os.environ, folder, reads=[Path(request.folder), file], mode=mode, bounds=_BOUNDS
+    )
+    return (wrapped if mode is Mode.BUBBLEWRAP else command), environ

@@ -1,0 +1,170 @@
+"""An instrument that an LLM writes for a topic: declared by code, tried in the sandbox, kept only where it holds.
+
+ask → parses, defines what is called → every rehearsed episode comes to a reward → a right answer is worth more than a wrong one,
+and a wrong one no less than none → held-out tasks are the same for every seed, and none of them is trained on
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from foundation.strict import StrictModel, explain
+from researcher.planner.instruments import DECLARATION, InstrumentFolder, read_instrument
+from researcher.planner.llm.endpoint import LlmUnusable
+from researcher.planner.refusals import PlanningRefused
+from researcher.workshop.asking import Form, Llm, Unreadable, ask, filled, object_in, prompt, strict, told
+from researcher.workshop.checks import Unfit, check_entries, parsed, public
+from researcher.workshop.rehearsal import Played, Rehearsal, RehearsalRequest, check, rehearse
+
+NEW = "new"
+"""As an instrument's name: one that is yet to be written."""
+ANSWERS = 3
+EXAMPLES = ("right", "wrong", "empty")
+_WORKFLOW, _REWARD = "workflow.py", "reward.py"
+_HELDOUT, _LISTED = 24, 500
+
+_TEXT, _COUNT = {"type": "string"}, {"type": "integer"}
+_FORM = Form(
+    "instrument",
+    "workflow",
+    strict(
+        name=_TEXT,
+        title=_TEXT,
+        description=_TEXT,
+        keywords={"type": "array", "items": _TEXT},
+        max_tokens=_COUNT,
+        workflow=_TEXT,
+        reward=_TEXT,
+    ),
+)
+
+Line = Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=r"^[^\n]*$")]
+
+
+class WrittenInstrument(StrictModel):
+    """What the LLM says."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{1,31}$")]
+    title: Line
+    description: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
+    keywords: Annotated[tuple[Line, ...], Field(min_length=1, max_length=40)]
+    max_tokens: Annotated[int, Field(ge=1, le=512)]
+    workflow: Annotated[str, StringConstraints(min_length=1)]
+    reward: Annotated[str, StringConstraints(min_length=1)]
+
+
+async def write_instrument(
+    topic: str,
+    llm: Llm,
+    root: Path,
+    model: str,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    answers: int = ANSWERS,
+) -> InstrumentFolder:
+    """A new instrument in a folder of its own under `root`, marked as generated.
+
+    Raises: PlanningRefused with the last reason, when no answer holds or the LLM cannot be used.
+    """
+    messages = [
+        {"role": "system", "content": prompt("instrument.md")},
+        {"role": "user", "content": f"The question of the study: {topic}"},
+    ]
+    wrong = ""
+    for answer in range(1, answers + 1):
+        try:
+            raw = await ask(llm, messages, _FORM, f"instrument, answer {answer}")
+        except LlmUnusable as error:
+            raise PlanningRefused(f"the planner LLM {llm.model} wrote no instrument: {error}") from error
+        try:
+            written = WrittenInstrument.model_validate(object_in(raw, _FORM))
+            return await _tried(written, llm.model, root, model)
+        except ValidationError as error:
+            wrong = "; ".join(str(problem) for problem in explain(error, WrittenInstrument))
+        except (Unreadable, Unfit, PlanningRefused) as error:
+            wrong = str(error)
+        tell(f"answer {answer} of {llm.model} is no instrument: {wrong.splitlines()[-1][:200]}")
+        messages = [*messages, *told(raw, wrong)]
+    raise PlanningRefused(
+        f"{llm.model} wrote no instrument that holds, in {answers} answers; the last: {wrong}. Ask of one that there is: "
+        "`researcher instruments`"
+    )
+
+
+async def _tried(written: WrittenInstrument, author: str, root: Path, model: str) -> InstrumentFolder:
+    """The instrument in its place. Raises: Unfit; PlanningRefused for a declaration that does not hold."""
+    parsed(_REWARD, written.reward)
+    check_entries(_WORKFLOW, written.workflow)
+    if "examples" not in public(parsed(_WORKFLOW, written.workflow)):
+        raise Unfit(f"{_WORKFLOW} defines no function 'examples'")
+    place = _laid_down(written, author, root, model)
+    try:
+        found = read_instrument(place)
+        await _self_test(found.path)
+        return _moved(found, root / f"{written.name}-{found.code[:8]}")
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _laid_down(written: WrittenInstrument, author: str, root: Path, model: str) -> Path:
+    """The three files, in a folder that is not yet an instrument's."""
+    root.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
+    fields = written.model_dump(include={"name", "title", "description", "keywords", "max_tokens"})
+    declaration = filled("study.toml.jinja", **fields, model=model, generated=author)
+    for name, text in ((DECLARATION, declaration), (_WORKFLOW, written.workflow), (_REWARD, written.reward)):
+        (place / name).write_text(text, encoding="utf-8")
+    return place
+
+
+def _moved(found: InstrumentFolder, home: Path) -> InstrumentFolder:
+    """The same where it stays. One that was written before in the same words is the same."""
+    if not home.exists():
+        found.path.chmod(0o755)
+        found.path.rename(home)
+    return read_instrument(home)
+
+
+async def _self_test(folder: Path) -> None:
+    """folder: a whole path. Raises: Unfit."""
+    request = RehearsalRequest(folder=str(folder), workflow=_WORKFLOW, examples=True, heldout=_HELDOUT, listed=_LISTED)
+    first = await rehearse(request)
+    check(first)
+    check_scores(first)
+    other = await rehearse(request.model_copy(update={"seed": 1, "plays": False}))
+    if other.tasks.get("heldout") != first.tasks["heldout"]:
+        raise Unfit("tasks('heldout', …) differ with the seed; every seed is evaluated on the same")
+    shared = {*first.tasks["heldout"]} & {*first.tasks["train"], *other.tasks.get("train", [])}
+    if shared:
+        raise Unfit(f"held-out tasks are among the train tasks: {', '.join(sorted(shared))}")
+
+
+def check_scores(rehearsal: Rehearsal) -> None:
+    """The self-test of the reward, on every rehearsed task. Raises: Unfit unless right > wrong >= empty."""
+    by_task: dict[tuple[str, str], dict[str, Played]] = {}
+    for each in rehearsal.played:
+        if isinstance(each.answer, str):
+            by_task.setdefault((each.split, each.task), {})[each.answer] = each
+    if not by_task:
+        raise Unfit("examples(task) names no answers")
+    for (_, task), given in by_task.items():
+        missing = [name for name in EXAMPLES if name not in given]
+        if missing:
+            raise Unfit(f"examples of task {task!r} lack {', '.join(missing)}")
+        right, wrong, empty = (_worth(given[name]) for name in EXAMPLES)
+        if not right > wrong >= empty:
+            raise Unfit(
+                f"the reward does not hold on task {task!r}: the right answer is worth {right:g}, the wrong one {wrong:g}, "
+                f"an empty one {empty:g}; it has to be right > wrong >= empty"
+            )
+
+
+def _worth(played: Played) -> float:
+    return math.nan if played.reward is None else played.reward

@@ -1,0 +1,71 @@
+"""Episodes without a server, in both kinds of sandbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from researcher.sandbox.launch import Mode, sandbox
+from researcher.workshop.checks import Unfit
+from researcher.workshop.rehearsal import Played, Rehearsal, RehearsalRequest, check, compare, rehearse
+from tests.fakes.repeat_study import FOLDER
+
+pytestmark = pytest.mark.anyio
+
+WORKFLOW = (FOLDER / "workflow.py").read_text()
+
+
+def request(folder: Path, **changes: object) -> RehearsalRequest:
+    fields = {"folder": str(folder), "workflow": "workflow.py", "heldout": 4, **changes}
+    return RehearsalRequest.model_validate(fields)
+
+
+def instrument(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "workflow.py").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("mode", [Mode.BUBBLEWRAP, Mode.LIMITS])
+async def test_every_task_is_played_with_every_answer_and_comes_to_its_reward(mode: Mode) -> None:
+    if mode is Mode.BUBBLEWRAP and sandbox().mode is not Mode.BUBBLEWRAP:
+        pytest.skip(sandbox().words)
+    found = await rehearse(request(FOLDER, answers=["", "@echo"], parameters={"syllables": 2}), mode=mode)
+    check(found)
+    assert [len(line) for line in found.tasks.values()] == [3, 3]
+    assert len(found.played) == 2 * 3 * 2
+    assert {(each.reward, each.success, len(each.asked)) for each in found.played} == {(0.0, False, 1)}
+
+
+async def test_tasks_that_were_named_are_played_too(tmp_path: Path) -> None:
+    all_of_them = await rehearse(request(FOLDER, answers=["x"], listed=60, plays=False))
+    wanted = all_of_them.tasks["train"][50]
+    found = await rehearse(request(FOLDER, answers=["x"], tasks=[wanted]))
+    assert [each.task for each in found.played if each.split == "train"][3:] == [wanted]
+    assert compare(found, found).startswith("7 episodes were rehearsed")
+
+
+async def test_code_that_cannot_be_loaded_or_never_ends_is_said_to(tmp_path: Path) -> None:
+    broken = await rehearse(request(instrument(tmp_path, "import nothing_of_that_name\n")))
+    with pytest.raises(Unfit, match="nothing_of_that_name"):
+        check(broken)
+    with pytest.raises(Unfit, match="took longer than 8 s"):
+        await rehearse(request(instrument(tmp_path, "while True:\n    pass\n")), limit_s=8)
+    with pytest.raises(Unfit, match="no result"):
+        await rehearse(request(instrument(tmp_path, "import os\nos._exit(3)\n")))
+
+
+def test_what_changed_and_was_no_failure_is_found() -> None:
+    def rehearsal(reward: float | None = 1.0, asked: str = "a", task: str = "t") -> Rehearsal:
+        played = Played(split="train", task=task, answer=0, reward=reward, asked=[asked], error="" if reward else "no")
+        return Rehearsal(tasks={"train": [task], "heldout": ["h"]}, played=[played])
+
+    assert "1 of them had ended before too" in compare(rehearsal(), rehearsal())
+    assert "none ended before" in compare(rehearsal(None), rehearsal())
+    for other, why in (
+        (rehearsal(0.5), "change no reward"),
+        (rehearsal(asked="b"), "in other words"),
+        (rehearsal(task="u"), "other train tasks"),
+    ):
+        with pytest.raises(Unfit, match=why):
+            compare(rehearsal(), other)
