@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,11 +17,12 @@ from typing import Protocol
 from foundation.clock import Clock
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import Decision, decide
+from researcher.analysis.knowledge import findings_of
 from researcher.analysis.race import due
 from researcher.executor.errors import MendByHand
 from researcher.executor.trials import Executor, Progress
 from researcher.gates import Gates, Halted, heed
-from researcher.models import Finding, Plan, Stage, StudyStatus, TrialRecord, TrialStatus, Verdict
+from researcher.models import Plan, Stage, StudyStatus, TrialRecord, TrialStatus
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
@@ -32,7 +33,7 @@ _INTERIM_EVERY_S = 86_400.0
 
 
 class Sink(Protocol):
-    """A copy of the records (MLflow). An outage is its own affair: what waits is sent later."""
+    """A copy of the records (MLflow, TensorBoard, Weights & Biases). An outage is its own affair: what waits is sent later."""
 
     def drain(self, study_id: str | None = None) -> int: ...
 
@@ -49,7 +50,7 @@ class Outcome:
 class Conduct:
     """Carries out one study for its owner: `store` is fenced by the study's lease.
 
-    gates: where people are asked; None asks nobody.
+    gates: where people are asked; None asks nobody. further: sinks beside `sink`, each with its own pace and outages.
     """
 
     def __init__(
@@ -62,11 +63,12 @@ class Conduct:
         reports: Path,
         *,
         gates: Gates | None = None,
+        further: Sequence[Sink] = (),
     ) -> None:
         self._gates = gates
         self._store = store
         self._executor = executor
-        self._sink = sink
+        self._sinks = (sink, *further)
         self._view = view
         self._clock = clock
         self._reports = reports
@@ -200,7 +202,8 @@ class Conduct:
         for record in conclusions.verdicts:
             self._store.record_verdict(study_id, decision.after, record)
             self._view.say(f"{record.hypothesis}: {record.verdict}. {record.reason}")
-        self._store.save_findings(study_id, _findings(study_id, plan, self._store, self._clock.now()))
+        verdicts = self._store.verdicts(study_id)
+        self._store.save_findings(study_id, findings_of(study_id, plan, verdicts, self._clock.now()))
         folder = report(self._store, study_id, self._reports)
         self._store.set_study_status(study_id, StudyStatus.DONE, decision.reason)
         return folder
@@ -213,28 +216,30 @@ class Conduct:
 
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str) -> AsyncIterator[None]:
-        """Keep the copy of the records up to date beside the work, and once a day the report as far as there is one.
+        """Keep the copies of the records up to date beside the work, and once a day the report as far as there is one.
 
-        One copy at a time: the last one is waited for.
+        A sink takes one copy at a time, and none waits for another; the last ones are waited for.
         """
         enough = asyncio.Event()
-        task = asyncio.create_task(self._copy(study_id, enough))
+        tasks = [asyncio.create_task(self._copy(study_id, sink, enough)) for sink in self._sinks]
         try:
             yield
         finally:
             enough.set()
-            await task
+            await asyncio.gather(*tasks)
 
-    async def _copy(self, study_id: str, enough: asyncio.Event) -> None:
+    async def _copy(self, study_id: str, sink: Sink, enough: asyncio.Event) -> None:
         ended = asyncio.create_task(enough.wait())
         interim_at = self._clock.now() + _INTERIM_EVERY_S
-        while not enough.is_set():
+        last = False
+        while not last:
             pause = asyncio.create_task(self._clock.sleep(_COPY_EVERY_S))
             await asyncio.wait((ended, pause), return_when=asyncio.FIRST_COMPLETED)
             pause.cancel()
-            sent = await asyncio.to_thread(self._sink.drain, study_id)
-            logging.getLogger(__name__).debug("sent %d messages to MLflow", sent)
-            if self._clock.now() >= interim_at:
+            last = enough.is_set()  # asked before the copy: what comes while it is made has a copy after it
+            sent = await asyncio.to_thread(sink.drain, study_id)
+            logging.getLogger(__name__).debug("sent %d messages", sent)
+            if sink is self._sinks[0] and self._clock.now() >= interim_at:
                 interim_at += _INTERIM_EVERY_S
                 self._interim(study_id)
 
@@ -245,28 +250,6 @@ def report(store: Store, study_id: str, reports: Path) -> Path:
     store.save_claims(study_id, written.claims)
     store.record_report(study_id, written.files)
     return written.folder
-
-
-def _findings(study_id: str, plan: Plan, store: Store, now: float) -> list[Finding]:
-    return [
-        Finding(
-            id=f"{study_id}/{hypothesis.id}",
-            study_id=study_id,
-            plan_hash=plan.digest(),
-            instrument=plan.instrument,
-            model=plan.model.name,
-            factor=hypothesis.factor,
-            metric=hypothesis.metric,
-            statement=hypothesis.statement,
-            verdict=record.verdict,
-            effect=record.effect,
-            scope={"steps": plan.steps, "task": dict(plan.task), "run": dict(plan.run)},
-            at=now,
-        )
-        for hypothesis in plan.hypotheses
-        for record in store.verdicts(study_id)
-        if record.hypothesis == hypothesis.id and record.verdict is not Verdict.INVALID
-    ]
 
 
 def _line(trial: TrialRecord, steps: int) -> TrialLine:

@@ -53,8 +53,10 @@ def parser() -> Parser:
                 action="store_true",
                 help="as the daemon does it: leave requests to stop or pause in force, and end where a window closes",
             )
+    _add_copy(commands)
     _add_archives(commands)
     _add_instruments(commands)
+    _add_findings(commands)
     daemon = commands.add_parser(
         "daemon",
         help="carry studies on by themselves",
@@ -95,6 +97,13 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         "--seeds", type=_count, metavar="N", help="seeds per arm (default: what the noise floor asks for)"
     )
     start.add_argument(
+        "--first-seed",
+        type=_seed,
+        default=0,
+        metavar="N",
+        help="count seeds from N on, so that a replication shares none with the study before it (default: 0)",
+    )
+    start.add_argument(
         "--looks",
         type=_count,
         default=1,
@@ -131,6 +140,13 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="N",
         help="how often the planner LLM may mend the instrument's code when it fails (default: %(default)s; 0: never)",
     )
+    start.add_argument(
+        "--sink",
+        action="append",
+        default=[],
+        choices=("tensorboard", "wandb"),
+        help="copy the records there too, beside MLflow; may be repeated",
+    )
     start.add_argument("--detach", action="store_true", help="let the daemon carry the study on, and return at once")
     start.add_argument(
         "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
@@ -148,6 +164,20 @@ def _add_instruments(commands: argparse._SubParsersAction[Parser]) -> None:
         "--install", metavar="NAME|DIR", help="put the packages that it needs into an environment of their own"
     )
     _json(instruments)
+
+
+def _add_copy(commands: argparse._SubParsersAction[Parser]) -> None:
+    text = "send what waits to MLflow and the other copies of the records, and say where they are"
+    copy = commands.add_parser("copy", help=text, description=text)
+    copy.add_argument("study", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
+    copy.add_argument(
+        "--sink",
+        action="append",
+        default=[],
+        choices=("mlflow", "tensorboard", "wandb"),
+        help="this one only; may be repeated (default: those the study was started with)",
+    )
+    _json(copy)
 
 
 def _add_ui(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -187,6 +217,34 @@ def _add_archives(commands: argparse._SubParsersAction[Parser]) -> None:
     _json(reproduce)
 
 
+def _add_findings(commands: argparse._SubParsersAction[Parser]) -> None:
+    text = "what studies have found, nulls too, and what contradicts what"
+    findings = commands.add_parser("findings", help=text, description=f"Show {text}; share findings with others.")
+    _finding_filters(findings)
+    actions = findings.add_subparsers(dest="action", metavar="export|import")
+    findings.set_defaults(action="list")
+    export = actions.add_parser("export", help="write findings as JSON lines", description="Write findings to a file.")
+    export.add_argument("file", metavar="FILE", help="`-` is standard output")
+    export.add_argument("--by", metavar="NAME", help="whose findings these are (default: RESEARCHER_GROUP)")
+    export.add_argument("--all", action="store_true", help="imported ones too, under the names they came with")
+    export.add_argument("--force", action="store_true", help="write over a file that exists")
+    _finding_filters(export)
+    taking = "Take findings of others, all or none. They are shown when planning, and marked as not recomputable here."
+    imported = actions.add_parser("import", help="take the findings of others", description=taking)
+    imported.add_argument("file", metavar="FILE", help="what `researcher findings export` wrote; `-` is standard input")
+    imported.add_argument(
+        "--replace", action="store_true", help="where the same group now says something else, take its new word"
+    )
+    _json(imported)
+
+
+def _finding_filters(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--instrument", metavar="NAME", help="of this instrument only")
+    command.add_argument("--factor", metavar="NAME", help="on this factor only")
+    command.add_argument("--model", metavar="NAME", help="with this model only")
+    _json(command)
+
+
 def _servers(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--server",
@@ -201,6 +259,12 @@ def _servers(command: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least 1; got {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit() or int(text) >= 2**31:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2147483647; got {text!r}")
     return int(text)
 
 

@@ -6,6 +6,7 @@ import argparse
 import time
 from datetime import UTC, datetime
 
+from researcher.analysis.knowledge import told
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.models import Event, Plan, RepairRecord, StudyRecord, StudyStatus, TrialRecord
@@ -91,6 +92,7 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(f"stage       {stage.id}: {kept}{', '.join(stage.arms)}; {seeds}{spends}")
     lines += [f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches]
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
+    lines += [f"already known: {each if isinstance(each, str) else told(each)}" for each in plan.known]
     if plan.trial_s is not None:
         from researcher.planner.stages import cost  # scipy takes longer to import than most commands take
 

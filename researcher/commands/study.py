@@ -15,6 +15,7 @@ from foundation import logs
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from foundation.ids import RandomIds
+from researcher.analysis.knowledge import told
 from researcher.analysis.metrics import finals
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
@@ -40,6 +41,7 @@ from researcher.schedule.daemon import ensure_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
 from researcher.store.mlflow_sink import MlflowSink
+from researcher.store.sinks import check_installed, open_sink
 from researcher.store.store import Store
 from researcher.view import View, silence, view_for
 from researcher.workshop.writing import NEW
@@ -55,6 +57,7 @@ def start_command(args: argparse.Namespace) -> int:
     for url in args.server:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--server {url!r} is no address; write it as http://host:8642")
+    check_installed(args.sink)
     home, calls = open_home(), list[LlmCall]()
     if args.instrument == NEW:
         settings = settings_for_writing()
@@ -66,6 +69,7 @@ def start_command(args: argparse.Namespace) -> int:
         budget_s=None if args.budget is None else seconds(args.budget),
         servers=max(1, len(args.server)),
         looks=args.looks,
+        first_seed=args.first_seed,
         fine=args.fine,
     )
     timetable = Timetable.of(args.window, args.days, SystemClock().now())
@@ -86,6 +90,7 @@ def start_command(args: argparse.Namespace) -> int:
         "servers": args.server,
         "engine": args.engine,
         "max_parallel": args.max_parallel,
+        "sinks": list(dict.fromkeys(args.sink)),
         "approve": args.approve or ("never" if instrument.instrument.generated is None else "plan"),
         "repairs": args.repairs,
     }
@@ -205,6 +210,8 @@ async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None, *
             store.save_plan(study_id, plan)
         frozen = store.plan(study_id)
         view.say(f"{study_id}: plan {frozen.digest()[:16]} by the {frozen.planner} planner; records in {home.root}")
+        for each in frozen.known:
+            view.say(f"already known: {each if isinstance(each, str) else told(each)}")
         gates = Gates(store, lambda name, question: Gate(default_url(), study_id, name).ask(question))
         sitting = Sitting(home, store, study_id, frozen, view, gates, clock)
         try:
@@ -278,7 +285,17 @@ class Sitting:
         async with pool:
             executor = Executor(self._store, pool, arranged, may_begin=self._may_begin, mender=mender)
             sink = MlflowSink(self._store)
-            conduct = Conduct(self._store, executor, sink, self._view, self._clock, home.studies, gates=self._gates)
+            further = [open_sink(self._store, name) for name in choices.get("sinks", ())]
+            conduct = Conduct(
+                self._store,
+                executor,
+                sink,
+                self._view,
+                self._clock,
+                home.studies,
+                gates=self._gates,
+                further=further,
+            )
             outcome = await conduct.carry_out(study_id)
         if outcome.status is StudyStatus.DONE:
             pool.discard_state()

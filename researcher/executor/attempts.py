@@ -328,7 +328,8 @@ class AttemptRun:
         evidence = collected.evidence
         if set(collected.code_versions) - {self._work.plan.instrument_code}:
             evidence = evidence.model_copy(update={"code_versions": collected.code_versions})
-        self._store.finish_trial(self._work.study_id, self._trial.key, finals, collected.series, evidence)
+        study_id, key = self._work.study_id, self._trial.key
+        self._store.finish_trial(study_id, key, finals, collected.series, evidence, collected.episodes)
 
     async def _leave(self, berth: Berth, run_id: str | None) -> None:
         """Interrupted: on a server of our own all is left so that it goes on later; another's is given back."""

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from researcher.executor.errors import EvidenceMissing
-from researcher.models import TrialEvidence
+from researcher.executor.sampling import sample
+from researcher.models import SampledEpisode, TrialEvidence
 from swarm.client import SwarmClient
 from swarm.client.trial import client_id
 from swarm.protocol.blueprint import TrialBlueprint
@@ -25,6 +26,8 @@ class Collected:
     series: dict[str, list[tuple[int, float]]]
     evidence: TrialEvidence
     sampled_tokens: int
+    episodes: tuple[SampledEpisode, ...] = ()
+    """A few of them, call by call; of the instrument's own model."""
     code_versions: dict[str, int] = field(default_factory=dict)
     """Versions of the client's code, and how many episodes each ended."""
 
@@ -38,10 +41,12 @@ async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
     if report.status != "complete":
         raise EvidenceMissing(f"the run is {report.status} at step {report.step}: {report.reason or 'no reason given'}")
     entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
+    series = _steps(report) | _evaluations(blueprint, entries, report)
     return Collected(
-        series=_steps(report) | _evaluations(blueprint, entries, report),
+        series=series,
         evidence=_evidence(report, blueprint, entries),
         sampled_tokens=sum(entry.sampled_tokens for entry in entries),
+        episodes=await sample(swarm, entries),
         code_versions=_versions(blueprint, entries),
     )
 
@@ -65,7 +70,13 @@ async def collect_whole(swarm: SwarmClient, others: Mapping[str, SwarmClient], b
         tokens += own.sampled_tokens
     if roles:
         evidence = evidence.model_copy(update={"roles": roles, "changes": changes})
-    return Collected(series=series, evidence=evidence, sampled_tokens=tokens, code_versions=whole.code_versions)
+    return Collected(
+        series=series,
+        evidence=evidence,
+        sampled_tokens=tokens,
+        episodes=whole.episodes,
+        code_versions=whole.code_versions,
+    )
 
 
 def points(steps: list[StepMetrics]) -> list[tuple[str, int, float]]:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from researcher.models.instruments import Direction, Scalar
+
 
 class Verdict(StrEnum):
     INVALID = "invalid"
@@ -61,13 +63,31 @@ class Finding(BaseModel):
 
     id: str
     study_id: str
+    """Of an imported finding: a study elsewhere."""
     plan_hash: str
+    question: str = ""
+    """What the study was asked; asked again, it is a replication."""
     instrument: str
+    instrument_version: str = ""
     model: str
     factor: str
     metric: str
     statement: str
+    direction: Direction = "increase"
+    margin: float | None = None
+    """Smallest effect of interest, in the metric's unit. None: not recorded."""
+    baseline: tuple[dict[str, Scalar], ...] = ()
+    """Levels of each arm on that side; empty where they were not recorded."""
+    treatment: tuple[dict[str, Scalar], ...] = ()
     verdict: Verdict
     effect: Effect | None = None
     scope: dict[str, Any] = {}
+    """Everything else that a trial was: steps, run, task, further models, how held-out tasks were asked."""
     at: float
+    origin: str | None = None
+    """Whose it is, where it was imported: the trials behind it are not here, so that it cannot be recomputed. None: our own."""
+    imported_at: float | None = None
+
+    @property
+    def recomputable(self) -> bool:
+        return self.origin is None

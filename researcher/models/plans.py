@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
+from researcher.models.conclusions import Verdict
 from researcher.models.instruments import Direction, Factor, Metric, Scalar
 from swarm.protocol.runspec import merge_patch
 
@@ -159,6 +160,28 @@ class PlanRole(StrictModel):
     """Merged over what the arm makes of the plan's own `run`."""
 
 
+class Known(StrictModel):
+    """A finding of an earlier study as it stood when the plan was made. The numbers are None where there was no effect."""
+
+    id: str
+    statement: str
+    verdict: Verdict
+    direction: Direction
+    margin: float | None = None
+    diff: float | None = None
+    low: float | None = None
+    high: float | None = None
+    level: float | None = None
+    """Confidence of the interval low … high."""
+    n_baseline: int | None = None
+    n_treatment: int | None = None
+    plan_hash: str
+    origin: Annotated[str | None, Field(exclude_if=_is_unset)] = None
+    """Whose it is, where it was imported: not recomputable here."""
+    same_as: dict[str, Literal[1, -1]] = {}
+    """Hypotheses of this plan that ask the same: 1 the same way round, -1 with baseline and treatment exchanged."""
+
+
 class Plan(StrictModel):
     """Everything that decides a study, fixed before its first trial (invariant I6)."""
 
@@ -195,8 +218,8 @@ class Plan(StrictModel):
     """One-sided confidence of the upper bound on σ that the noise floor gives; seeds are counted on that bound."""
     sentinels: tuple[str, ...] = ()
     budget: Budget
-    known: tuple[str, ...] = ()
-    """Ids of findings that were known when planning."""
+    known: tuple[Known | str, ...] = ()
+    """Findings that were known when planning. Plans of the first release hold bare ids."""
     planner: str
     """`builtin`, or the LLM's name."""
     assumptions: tuple[str, ...] = ()

@@ -58,6 +58,48 @@ class TrialEvidence(BaseModel):
     """Versions of the instrument's code that made the episodes, and how many each; None: the plan's own alone."""
 
 
+class SampledCall(BaseModel):
+    """One LLM call of a sampled episode; what was said is cut to a bounded size."""
+
+    index: int
+    agent: str | None
+    request: Any
+    answer: Any
+    prompt_tokens: int
+    sampled_tokens: int
+    mean_logprob: float | None
+    temperature: float
+    step: int | None
+    """Of the weights that sampled its first token."""
+    finish_reason: str | None
+    complete: bool
+    fork_cause: str | None
+    started_at: float
+    latency_s: float
+
+
+class SampledEpisode(BaseModel):
+    """One of the few episodes of a trial that are kept whole enough to be read."""
+
+    id: str
+    kind: Literal["train", "eval"]
+    task_id: str
+    step: int
+    """Of the weights that were served when it began."""
+    fate: str
+    """What the ledger says became of it."""
+    reward: float | None
+    agent_rewards: dict[str, float] | None
+    success: bool | None
+    prompt_tokens: int
+    sampled_tokens: int
+    claimed_at: float
+    ended_at: float | None
+    calls: int
+    """All of them; `sampled` may have fewer."""
+    sampled: tuple[SampledCall, ...]
+
+
 class TrialRecord(BaseModel):
     """One trial with its finals and series, as analysis and report see it."""
 

@@ -19,7 +19,6 @@ from researcher.models import (
     Arm,
     Budget,
     Factor,
-    Finding,
     Hypothesis,
     Instrument,
     Plan,
@@ -56,6 +55,7 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
     hypotheses = hypotheses_of(reading, arms)
     seeds = _seeds(instrument, reading, options)
     arms, hypotheses, stages = _laid_out(reading, arms, hypotheses, seeds, options)
+    stages = tuple(each.model_copy(update={"first_seed": each.first_seed + options.first_seed}) for each in stages)
     budget_s = options.budget_s or reading.budget_s or DEFAULT_BUDGET_S
     settings = dict(_by_target(reading.settings))
     plan = Plan(
@@ -164,12 +164,6 @@ def checked(plan: Plan) -> Plan:
     if astray:
         raise ValueError(f"branches lead to stages that do not exist: {astray}")
     return Plan.model_validate(plan.model_dump())
-
-
-def known_ids(known: Sequence[Finding], plan: Plan) -> tuple[str, ...]:
-    """Earlier findings on the same instrument and factor."""
-    varied = {factor.name for factor in plan.factors}
-    return tuple(each.id for each in known if each.instrument == plan.instrument and each.factor in varied)
 
 
 def _laid_out(

@@ -16,9 +16,10 @@ from typing import Any, TypedDict
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
 
+from researcher.analysis.knowledge import known_to
 from researcher.models import Finding, Plan
 from researcher.planner.choosing import choose, model_and_rest
-from researcher.planner.design import checked, design, fitted, known_ids
+from researcher.planner.design import checked, design, fitted
 from researcher.planner.instruments import InstrumentFolder, available, read_instrument
 from researcher.planner.matching import Reading
 from researcher.planner.refusals import PlanningRefused
@@ -136,7 +137,7 @@ def _graph(request: PlanRequest) -> StateGraph[_State, None, _State, _State]:
 
     def write(state: _State) -> _State:
         draft = Plan.model_validate(state["draft"])
-        plan = draft.model_copy(update={"known": known_ids(request.known, draft)})
+        plan = draft.model_copy(update={"known": known_to(draft, request.known)})
         return {"plan": plan.model_dump(mode="json")}
 
     graph: StateGraph[_State, None, _State, _State] = StateGraph(_State)

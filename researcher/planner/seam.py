@@ -22,6 +22,7 @@ class PlanOptions:
     instrument: name or folder. models: names that are available beside the instruments' own. seeds: per arm, fixed.
     budget_s: wall time. servers: how many trials run at once. allow_underpowered: run although the noise may be too loud.
     looks: how often the effect is looked at, alpha being spent over the looks; 1 is only at the end.
+    first_seed: from which seeds are counted; a replication takes others than the study before it.
     fine: how many levels between those that are compared Optuna may try, before the best is confirmed; 0 is none.
     """
 
@@ -33,11 +34,14 @@ class PlanOptions:
     models: tuple[str, ...] = ()
     allow_underpowered: bool = False
     looks: int = 1
+    first_seed: int = 0
     fine: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.looks <= 5:
             raise ValueError(f"looks must be 1 to 5, got {self.looks}")
+        if self.first_seed < 0:
+            raise ValueError(f"first_seed must not be negative, got {self.first_seed}")
         if not 0 <= self.fine <= 50:
             raise ValueError(f"fine must be 0 to 50, got {self.fine}")
 

@@ -9,7 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from researcher.analysis.samples import deciding_stage
-from researcher.models import Arm, Claim, Effect, Hypothesis, Metric, Plan, Stage, StudyData, TrialRecord, TrialStatus
+from researcher.models import (
+    Arm,
+    Claim,
+    Effect,
+    Hypothesis,
+    Known,
+    Metric,
+    Plan,
+    Stage,
+    StudyData,
+    TrialRecord,
+    TrialStatus,
+)
 from researcher.report.claims import Ledger, Style, decimals_of
 from researcher.report.drawing import Interval, effects, learning_curves, sparkline
 from researcher.report.expressions import call
@@ -69,6 +81,20 @@ class SentinelPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPart:
+    """An earlier finding that the plan quotes."""
+
+    known: Known
+    claims: Claims
+    agreements: list[tuple[str, Claim]]
+    """For each hypothesis that asks the same: what its verdict says to it."""
+
+    @property
+    def contradicted(self) -> bool:
+        return any(str(claim.value).startswith("contradicts") for _, claim in self.agreements)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """All of a report but its words."""
 
@@ -79,6 +105,7 @@ class Page:
     study: Claims
     budget: Claims
     stages: list[tuple[Stage, Claims]]
+    known: list[KnownPart]
     hypotheses: list[HypothesisPart]
     arms: list[ArmPart]
     trials: list[TrialPart]
@@ -125,6 +152,7 @@ def page(records: Records) -> Page:
         study=study,
         budget=_budget(ledger, plan),
         stages=[(stage, _stage(ledger, stage)) for stage in plan.stages],
+        known=[_known(ledger, known) for known in plan.known if isinstance(known, Known)],
         hypotheses=hypotheses,
         arms=[_arm(ledger, arm, metrics) for arm in plan.arms],
         trials=trials,
@@ -197,6 +225,30 @@ def _stage(ledger: Ledger, stage: Stage) -> Claims:
     }
     made = call("count_trials", stage=stage.id)
     return {**claims, "trials": ledger.claim(f"stage.{stage.id}.trials", made, Style.COUNT)}
+
+
+_KNOWN = {
+    "verdict": Style.WORD,
+    "diff": Style.PLAIN,
+    "low": Style.PLAIN,
+    "high": Style.PLAIN,
+    "level": Style.PERCENT,
+    "n_baseline": Style.COUNT,
+    "n_treatment": Style.COUNT,
+}
+
+
+def _known(ledger: Ledger, known: Known) -> KnownPart:
+    name = f"known.{known.id}"
+    claims = {
+        field: ledger.claim(f"{name}.{field}", f"{call('known', known.id)}.{field}", style)
+        for field, style in _KNOWN.items()
+    }
+    agreements = [
+        (hypothesis, ledger.claim(f"{name}.{hypothesis}", call("agreement", known.id, hypothesis), Style.WORD))
+        for hypothesis in known.same_as
+    ]
+    return KnownPart(known=known, claims=claims, agreements=agreements)
 
 
 _EFFECT = {

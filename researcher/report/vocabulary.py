@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from researcher.analysis.comparisons import iqm
+from researcher.analysis.knowledge import agreement
 from researcher.analysis.metrics import never_reached
 from researcher.analysis.power import (
     NoiseFloor,
@@ -22,7 +23,7 @@ from researcher.analysis.power import (
     planning_alpha,
 )
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, seeds_of
-from researcher.models import Effect, Hypothesis, Metric, Stage, StageKind, TrialRecord, TrialStatus, Verdict
+from researcher.models import Effect, Hypothesis, Known, Metric, Stage, StageKind, TrialRecord, TrialStatus, Verdict
 from researcher.report.records import Records, fingerprint
 
 Value = float | int | str | None
@@ -226,6 +227,18 @@ class Vocabulary:
         names = ("after", "action", "to", "seeds", "seeds_needed", "power", "reason")
         return {name: getattr(found, name) for name in names}
 
+    # -- what was known beforehand ------------------------------------------------------------------------------------
+
+    def known(self, id: str) -> Answer:
+        """Fields of an earlier finding (researcher.models.Known) as the frozen plan quotes it."""
+        return self._known(id).model_dump(exclude={"same_as"})
+
+    def agreement(self, id: str, hypothesis: str) -> Value:
+        """What this study's verdict says to an earlier finding (researcher.analysis.knowledge.agreement)."""
+        self._check(hypothesis)
+        record = self._records.conclusions.verdict(hypothesis)
+        return agreement(self._known(id), self._hypothesis(hypothesis), record)
+
     # -- the plan -----------------------------------------------------------------------------------------------------
 
     def plan(self, field: str) -> Value:
@@ -273,6 +286,12 @@ class Vocabulary:
         """Everything that an effect rests on: Holm's adjustment ties each hypothesis to all others."""
         self._hypothesis(hypothesis)
         self._records.check_all()
+
+    def _known(self, id: str) -> Known:
+        quoted = {known.id: known for known in self._plan.known if isinstance(known, Known)}
+        if id not in quoted:
+            raise UnknownName(f"the plan quotes no finding {id!r}; it quotes {sorted(quoted)}")
+        return quoted[id]
 
     def _metric(self, name: str) -> Metric:
         known = {metric.name: metric for metric in self._plan.metrics}

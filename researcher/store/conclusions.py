@@ -1,4 +1,4 @@
-"""What was concluded and how it came about: verdicts, claims, findings, the journal, LLM calls, schedules."""
+"""What was concluded and how it came about: verdicts, claims, the journal, LLM calls, schedules."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import delete, func, select
 
-from researcher.models import Claim, Effect, Event, Finding, LlmCall, Verdict, VerdictRecord
+from researcher.models import Claim, Effect, Event, LlmCall, Verdict, VerdictRecord
 from researcher.store.sessions import Sessions
-from researcher.store.tables import ClaimRow, EventRow, FindingRow, LlmCallRow, PlanRow, ScheduleRow, VerdictRow
+from researcher.store.tables import ClaimRow, EventRow, LlmCallRow, PlanRow, ScheduleRow, VerdictRow
 
 
 class Conclusions(Sessions):
@@ -80,25 +80,6 @@ class Conclusions(Sessions):
         """Where the newest report's files are; empty before there is one."""
         reports = [event.detail for event in self.events(study_id, limit=100_000, kind="report")]
         return {str(name): str(path) for name, path in reports[-1].items()} if reports else {}
-
-    # -- findings -----------------------------------------------------------------------------------------------------
-
-    def save_findings(self, study_id: str, findings: Iterable[Finding]) -> None:
-        """What this study leaves behind; earlier findings of the same study are replaced."""
-        with self._owning(study_id) as session:
-            session.execute(delete(FindingRow).where(FindingRow.study_id == study_id))
-            for finding in findings:
-                session.add(FindingRow(**finding.model_dump(mode="json")))
-
-    def findings(self, *, study_id: str | None = None, instrument: str | None = None) -> list[Finding]:
-        """Findings of all studies, oldest first, or of one study or instrument."""
-        with self._reading() as session:
-            chosen = select(FindingRow).order_by(FindingRow.at, FindingRow.id)
-            if study_id is not None:
-                chosen = chosen.where(FindingRow.study_id == study_id)
-            if instrument is not None:
-                chosen = chosen.where(FindingRow.instrument == instrument)
-            return [Finding.model_validate(row, from_attributes=True) for row in session.scalars(chosen)]
 
     # -- the journal --------------------------------------------------------------------------------------------------
 

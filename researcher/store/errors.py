@@ -8,6 +8,8 @@ StoreError
 ├── PlanFrozen          a plan version exists already and says something else
 ├── PlanTampered        a stored plan no longer has its hash
 ├── OverBudget          a reservation that does not fit
+├── FindingConflict     an imported finding says something else than what is here under its id
+├── SinkMissing         no such copy of the records, or its package is not installed
 ├── MlflowAway          MLflow, the copy of the records, cannot be asked; the records themselves are whole
 ├── WrongState          a trial or attempt is not where the caller believes it to be
 └── DatabaseRefused     wrong URL, or a database made by newer code
@@ -61,6 +63,17 @@ class MlflowAway(StoreError):
 
 
 class WrongState(StoreError):
+    pass
+
+
+class FindingConflict(StoreError):
+    def __init__(self, problems: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{id} {problem}" for id, problem in problems.items()))
+        self.problems = problems
+        """By the finding's id."""
+
+
+class SinkMissing(StoreError):
     pass
 
 

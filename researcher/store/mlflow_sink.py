@@ -1,8 +1,8 @@
 """MLflow's copy of the records: one experiment per study, a run per stage, a child run per trial, the report as artifact.
 
 SQL is the truth. What changed is read from the outbox, and looked up again when it is sent; sending the same thing twice
-leaves one run, so a crash or an outage costs nothing but time. The only importer of mlflow, which takes seconds: nothing
-is imported before the first `drain`.
+leaves one run, so a crash or an outage costs nothing but time. With `mlflow_traces.py` the only importer of mlflow, which
+takes seconds: nothing is imported before the first `drain`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,19 @@ from foundation.logs import redact
 from foundation.paths import user_data_dir
 from researcher.models import Plan, StudyRecord, TrialRecord, TrialStatus
 from researcher.store.errors import MlflowAway, NotFound
+from researcher.store.mlflow_traces import send_episodes
+from researcher.store.mlflow_view import page_of, view_tags
 from researcher.store.outbox import Message
+from researcher.store.sink import CopyFailed, CopySink
 from researcher.store.store import Store
+from researcher.store.trial_card import params_of, points_of, tags_of
 
 KEY = "swarm.key"
 """The tag by which a run is found again: `stage:<id>`, `trial:<key>` or `report`."""
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """MLflow would retry for minutes by itself; here the outbox does that, and nobody waits."""
+_NOTE, _COLOUR = "mlflow.note.content", "mlflow.runColor"
+_PALETTE = ("#077A9D", "#C82D4C", "#00875C", "#B45F06", "#8A63BF", "#5D7283", "#AC9A2D", "#E65B77")
 _METRICS_PER_BATCH = 1000  # MLflow refuses more
 
 
@@ -52,42 +58,35 @@ class _Study:
     """Run ids by key."""
 
 
-class MlflowSink:
-    """`drain` now and then, and at the end. Safe to call from a thread of its own."""
+class MlflowSink(CopySink):
+    """See the module."""
+
+    name = "mlflow"
 
     def __init__(self, store: Store, tracking_uri: str | None = None) -> None:
-        self._store = store
+        super().__init__(store)
         self.tracking_uri = tracking_uri or default_tracking_uri()
         self._client: Any = None
+        self._studies: dict[str, _Study] = {}
+
+    def place(self) -> str:
+        return redact(self.tracking_uri)
 
     def drain(self, study_id: str | None = None) -> int:
-        """Send what waits, oldest first; returns how many messages were sent.
+        self._studies.clear()  # what was looked up for the last drain may have changed
+        return super().drain(study_id)
 
-        An outage ends the attempt, not the caller: the rest waits, and `store.outbox_state` has the error.
-        """
-        waiting = self._store.unsent(study_id)
-        if not waiting:
-            return 0
-        studies: dict[str, _Study] = {}
-        sent = 0
-        for messages in _same(waiting):
-            first = messages[0]
-            try:
-                client = self._open()
-                if first.study_id not in studies:
-                    studies[first.study_id] = self._study(client, first.study_id)
-                self._send(client, studies[first.study_id], first)
-            except self._outages() as error:
-                logging.getLogger(__name__).warning("MLflow did not take %s: %s", first.kind, error)
-                self._store.mark_unsent(first.seq, redact(str(error))[:500])
-                break
-            for message in messages:
-                self._store.mark_sent(message.seq)
-            sent += len(messages)
-        return sent
+    def _send(self, message: Message) -> None:
+        try:
+            client = self._open()
+            if message.study_id not in self._studies:
+                self._studies[message.study_id] = self._study(client, message.study_id)
+            self._send_kind(client, self._studies[message.study_id], message)
+        except self._outages() as error:
+            raise CopyFailed(str(error)) from error
 
     def page(self, study_id: str, trial_key: str | None = None) -> str:
-        """The page in MLflow's UI, below its address: of a study, or of one trial's run where that was sent already.
+        """The page in MLflow's UI, below its address: of a study its arms' curves, or one trial's run where that was sent already.
 
         Raises: MlflowAway.
         """
@@ -97,7 +96,7 @@ class MlflowSink:
             run_id = None if trial_key is None else self._find(client, study, f"trial:{trial_key}")
         except self._outages() as error:
             raise MlflowAway(redact(f"MLflow at {self.tracking_uri} does not answer: {error}")) from error
-        return f"#/experiments/{study.experiment_id}" + ("" if run_id is None else f"/runs/{run_id}")
+        return page_of(study.experiment_id, run_id)
 
     def _outages(self) -> tuple[type[Exception], ...]:
         """What a copy that cannot be written may raise: MLflow's own, its database's, the system's."""
@@ -136,7 +135,7 @@ class MlflowSink:
             return None
         return (Path(self.tracking_uri.removeprefix("sqlite:///")).parent / "mlartifacts").as_uri()
 
-    def _send(self, client: Any, study: _Study, message: Message) -> None:
+    def _send_kind(self, client: Any, study: _Study, message: Message) -> None:
         if message.kind == "study":
             self._send_study(client, study)
         elif message.kind == "stage":
@@ -156,7 +155,8 @@ class MlflowSink:
         tags = {
             "swarm.study": study.record.id,
             "swarm.status": study.record.status,
-            "mlflow.note.content": self._note(study),
+            _NOTE: self._note(study),
+            **view_tags(),
         }
         if study.plan is not None:
             tags["swarm.plan_hash"] = study.plan.digest()
@@ -172,6 +172,7 @@ class MlflowSink:
 
     def _send_stage(self, client: Any, study: _Study, stage: str) -> None:
         run_id = self._run(client, study, f"stage:{stage}", stage, study.record.created_at, {})
+        client.set_tag(run_id, _NOTE, _stage_note(study.plan, stage))
         if self._store.stage_status(study.record.id).get(stage) == "done":
             client.set_terminated(run_id, "FINISHED")
 
@@ -190,15 +191,22 @@ class MlflowSink:
         )
         attempts = self._store.attempts(study.record.id, trial.key)
         blueprint = (attempts[-1].blueprint or {}) if attempts else {}
-        params = [Param(name, str(value)) for name, value in _params(study.plan, trial).items()]
-        tags = [RunTag(name, value) for name, value in _tags(study.plan, trial, blueprint).items()]
+        params = [Param(name, str(value)) for name, value in params_of(study.plan, trial).items()]
+        told = {
+            **tags_of(study.plan, trial, blueprint),
+            _COLOUR: _colour(study.plan, trial),
+            _NOTE: _trial_note(study, trial),
+        }
+        tags = [RunTag(name, value) for name, value in told.items()]
         client.log_batch(run_id, params=params, tags=tags)
-        points = [Metric(name, value, at, step) for name, value, at, step in _points(trial, started)]
+        points = [Metric(name, value, at, step) for name, value, at, step in points_of(trial, started)]
         for begin in range(0, len(points), _METRICS_PER_BATCH):
             client.log_batch(run_id, metrics=points[begin : begin + _METRICS_PER_BATCH])
         if attempts:
             client.log_dict(run_id, attempts[-1].spec, "spec.json")
             client.log_dict(run_id, blueprint, "blueprint.json")
+        episodes = self._store.sampled_episodes(study.record.id, trial.key)
+        send_episodes(self.tracking_uri, study.experiment_id, run_id, trial, episodes)
         status = {TrialStatus.DONE: "FINISHED", TrialStatus.FAILED: "FAILED"}.get(trial.status)
         if status is not None:
             client.set_terminated(run_id, status, int((trial.ended_at or started) * 1000))
@@ -243,42 +251,25 @@ class MlflowSink:
         return study.runs[key]
 
 
-def _same(waiting: list[Message]) -> Iterator[list[Message]]:
-    """Messages about the same thing, together: it is looked up when it is sent, so once is enough."""
-    grouped: dict[tuple[str, str, str], list[Message]] = {}
-    for message in waiting:
-        grouped.setdefault((message.study_id, message.kind, message.ref), []).append(message)
-    yield from grouped.values()
+def _colour(plan: Plan | None, trial: TrialRecord) -> str:
+    """One colour per arm, so that the seeds of an arm stand together in every chart."""
+    arms = [] if plan is None else [arm.name for arm in plan.arms]
+    return _PALETTE[arms.index(trial.arm) % len(_PALETTE) if trial.arm in arms else 0]
 
 
-def _params(plan: Plan | None, trial: TrialRecord) -> dict[str, object]:
-    levels = {} if plan is None else next((arm.levels for arm in plan.arms if arm.name == trial.arm), {})
-    return {"arm": trial.arm, "seed": trial.seed, **levels}
+def _stage_note(plan: Plan | None, stage: str) -> str:
+    planned = [] if plan is None else [each for each in plan.stages if each.id == stage]
+    return "\n".join(
+        f"{each.kind.replace('_', ' ')}: {each.seeds} to {each.max_seeds} seeds from {each.first_seed} on of {', '.join(each.arms)}"
+        for each in planned
+    )
 
 
-def _tags(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any]) -> dict[str, str]:
-    tags = {"swarm.arm": trial.arm, "swarm.seed": str(trial.seed), "swarm.stage": trial.stage}
-    tags["swarm.status"] = trial.status
-    tags["swarm.attempts"] = str(trial.attempt)
-    if trial.reason:
-        tags["swarm.reason"] = trial.reason[:5000]
-    if plan is not None:
-        concerned = [one.id for one in plan.hypotheses if trial.arm in one.sides]
-        tags["swarm.hypothesis"] = ",".join(concerned)
-        tags["swarm.plan_hash"] = plan.digest()
-    if "code_version" in blueprint:
-        tags["swarm.code_version"] = str(blueprint["code_version"])
-    return tags
-
-
-def _points(trial: TrialRecord, started: float) -> Iterator[tuple[str, float, int, int]]:
-    """Name, value, time in ms, step. Times are spread over the trial, and equal whenever it is sent again."""
-    began, ended = int(started * 1000), int((trial.ended_at or started) * 1000)
-    for name, value in trial.finals.items():
-        yield f"final.{name}", value, ended, 0
-    for name, line in trial.series.items():
-        for index, (step, value) in enumerate(line, start=1):
-            yield name, value, began + (ended - began) * index // len(line), step
+def _trial_note(study: _Study, trial: TrialRecord) -> str:
+    levels = ", ".join(f"{name} = {value}" for name, value in params_of(study.plan, trial).items() if name != "arm")
+    asked = [] if study.plan is None else [one for one in study.plan.hypotheses if trial.arm in one.sides]
+    lines = [f"Stage {trial.stage}; {levels}.", *(f"- {one.id}: {one.statement}" for one in asked)]
+    return "\n".join([*lines, f"`researcher show {trial.key}` has its blueprint."])
 
 
 def _made_whole(database: Path, client: Callable[[str], Any]) -> None:

@@ -1,13 +1,18 @@
-"""What a copy of the records (MLflow) has still to be told. SQL first, always."""
+"""What copies of the records (MLflow and others) have still to be told. SQL first, always.
+
+Every sink has its own book of deliveries, so that the outage of one neither delays nor repeats what another gets. A sink
+that is asked for late has missed nothing: all that ever changed waits for it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session
 
 from researcher.store.sessions import Sessions
-from researcher.store.tables import OutboxRow
+from researcher.store.tables import DeliveryRow, OutboxRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,34 +28,41 @@ class Message:
 class Outbox(Sessions):
     """Delivery is at least once: whoever sends must be able to send the same thing twice."""
 
-    def unsent(self, study_id: str | None = None) -> list[Message]:
-        """Oldest first."""
+    def unsent(self, sink: str, study_id: str | None = None) -> list[Message]:
+        """What this sink has not taken yet, oldest first."""
         with self._reading() as session:
-            chosen = select(OutboxRow).where(OutboxRow.sent_at.is_(None)).order_by(OutboxRow.seq)
-            if study_id is not None:
-                chosen = chosen.where(OutboxRow.study_id == study_id)
-            return [Message(row.seq, row.study_id, row.kind, row.ref) for row in session.scalars(chosen)]
+            rows = session.scalars(_waiting(sink, study_id).order_by(OutboxRow.seq))
+            return [Message(row.seq, row.study_id, row.kind, row.ref) for row in rows]
 
-    def mark_sent(self, seq: int) -> None:
+    def mark_sent(self, sink: str, seq: int) -> None:
         with self._writing() as session:
-            session.execute(update(OutboxRow).where(OutboxRow.seq == seq).values(sent_at=self._clock.now(), error=None))
+            row = _delivery(session, sink, seq)
+            row.sent_at, row.error = self._clock.now(), None
 
-    def mark_unsent(self, seq: int, error: str) -> None:
+    def mark_unsent(self, sink: str, seq: int, error: str) -> None:
         """Sending failed; it stays in the box."""
         with self._writing() as session:
-            session.execute(
-                update(OutboxRow).where(OutboxRow.seq == seq).values(tries=OutboxRow.tries + 1, error=error)
-            )
+            row = _delivery(session, sink, seq)
+            row.tries, row.error = row.tries + 1, error
 
-    def outbox_state(self, study_id: str) -> tuple[int, str | None]:
-        """How many messages wait, and the newest error among them."""
+    def outbox_state(self, sink: str, study_id: str) -> tuple[int, str | None]:
+        """How many messages wait for this sink, and the newest error among them."""
         with self._reading() as session:
-            waits = (OutboxRow.study_id == study_id, OutboxRow.sent_at.is_(None))
-            count = session.scalar(select(func.count()).where(*waits)) or 0
-            error = session.scalar(
-                select(OutboxRow.error)
-                .where(*waits, OutboxRow.error.is_not(None))
-                .order_by(OutboxRow.seq.desc())
-                .limit(1)
-            )
-            return count, error
+            waiting = _waiting(sink, study_id)
+            count = session.scalar(select(func.count()).select_from(waiting.subquery())) or 0
+            failed = waiting.with_only_columns(DeliveryRow.error).where(DeliveryRow.error.is_not(None))
+            return count, session.scalar(failed.order_by(OutboxRow.seq.desc()).limit(1))
+
+
+def _waiting(sink: str, study_id: str | None) -> Select[OutboxRow]:
+    delivered = (DeliveryRow.seq == OutboxRow.seq) & (DeliveryRow.sink == sink)
+    chosen = select(OutboxRow).outerjoin(DeliveryRow, delivered).where(DeliveryRow.sent_at.is_(None))
+    return chosen if study_id is None else chosen.where(OutboxRow.study_id == study_id)
+
+
+def _delivery(session: Session, sink: str, seq: int) -> DeliveryRow:
+    row = session.get(DeliveryRow, (sink, seq))
+    if row is None:
+        row = DeliveryRow(sink=sink, seq=seq, tries=0)
+        session.add(row)
+    return row

@@ -62,8 +62,4 @@ class Sessions:
 
     def _tell(self, session: Session, study_id: str, kind: str, ref: str) -> None:
         """Put something into the outbox, in the transaction of the change itself."""
-        session.add(
-            OutboxRow(
-                study_id=study_id, kind=kind, ref=ref, tries=0, error=None, created_at=self._clock.now(), sent_at=None
-            )
-        )
+        session.add(OutboxRow(study_id=study_id, kind=kind, ref=ref, created_at=self._clock.now()))

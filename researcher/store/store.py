@@ -19,6 +19,7 @@ from researcher.models import StudyData
 from researcher.store.conclusions import Conclusions
 from researcher.store.database import connect, default_url, upgrade
 from researcher.store.errors import DatabaseRefused
+from researcher.store.findings import Findings
 from researcher.store.leases import Budgets, Leases
 from researcher.store.outbox import Outbox
 from researcher.store.repairs import Repairs
@@ -26,8 +27,8 @@ from researcher.store.studies import Studies
 from researcher.store.trials import Trials
 
 
-class Store(Studies, Trials, Conclusions, Leases, Budgets, Outbox, Repairs):
-    """See the module. Its parts: studies.py, trials.py, conclusions.py, leases.py, outbox.py, repairs.py."""
+class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Repairs):
+    """See the module. Its parts: studies.py, trials.py, conclusions.py, findings.py, leases.py, outbox.py, repairs.py."""
 
     @classmethod
     def open(cls, url: str | None = None, *, clock: Clock | None = None, ids: Ids | None = None) -> Store:

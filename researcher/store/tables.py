@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Float, ForeignKey, ForeignKeyConstraint, Index, Integer, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0005"
 """The newest migration that this code knows."""
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
@@ -182,20 +182,30 @@ class ClaimRow(Base):
 
 
 class FindingRow(Base):
+    """Of our studies and of others': where `origin` is set, the finding was imported and `study_id` is a study elsewhere."""
+
     __tablename__ = "findings"
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"), index=True)
+    study_id: Mapped[str] = mapped_column(index=True)
     plan_hash: Mapped[str]
+    question: Mapped[str]
     instrument: Mapped[str] = mapped_column(index=True)
+    instrument_version: Mapped[str]
     model: Mapped[str]
     factor: Mapped[str]
     metric: Mapped[str]
     statement: Mapped[str]
+    direction: Mapped[str]
+    margin: Mapped[float | None]
+    baseline: Mapped[Any]
+    treatment: Mapped[Any]
     verdict: Mapped[str]
     effect: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     scope: Mapped[dict[str, Any]]
     at: Mapped[float]
+    origin: Mapped[str | None]
+    imported_at: Mapped[float | None]
 
 
 class EventRow(Base):
@@ -273,16 +283,40 @@ class ScheduleRow(Base):
 
 
 class OutboxRow(Base):
-    """Something that MLflow has still to be told. Written with the change it tells of, in one transaction."""
+    """Something that copies of the records have to be told. Written with the change it tells of, in one transaction."""
 
     __tablename__ = "outbox"
-    __table_args__ = (Index("outbox_open", "sent_at", "seq"),)
+    __table_args__ = (Index("outbox_of_study", "study_id", "seq"),)
 
     seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
     study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"))
     kind: Mapped[str]
     ref: Mapped[str]
+    created_at: Mapped[float]
+
+
+class DeliveryRow(Base):
+    """What one sink (`mlflow`, `tensorboard`, `wandb`) took of the outbox, or why it did not. No row: not tried yet."""
+
+    __tablename__ = "deliveries"
+
+    sink: Mapped[str] = mapped_column(primary_key=True)
+    seq: Mapped[int] = mapped_column(Serial, ForeignKey("outbox.seq"), primary_key=True, autoincrement=False)
     tries: Mapped[int]
     error: Mapped[str | None]
-    created_at: Mapped[float]
     sent_at: Mapped[float | None]
+
+
+class EpisodeRow(Base):
+    """A sample of a finished trial's episodes, call by call, cut to a bounded size."""
+
+    __tablename__ = "episodes"
+    __table_args__ = (
+        ForeignKeyConstraint(["study_id", "trial_key"], ["trials.study_id", "trials.key"], name="episodes_trial"),
+    )
+
+    study_id: Mapped[str] = mapped_column(primary_key=True)
+    trial_key: Mapped[str] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    detail: Mapped[dict[str, Any]]

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from researcher.models import AttemptRecord, TrialEvidence, TrialRecord, TrialStatus, trial_key
+from researcher.models import AttemptRecord, SampledEpisode, TrialEvidence, TrialRecord, TrialStatus, trial_key
 from researcher.store.errors import NotFound, WrongState
 from researcher.store.sessions import Sessions
-from researcher.store.tables import AttemptRow, MetricRow, PlanRow, TrialRow
+from researcher.store.tables import AttemptRow, EpisodeRow, MetricRow, PlanRow, TrialRow
 
 Point = tuple[str, int, float]
 """A metric's name, its step (or an episode's index), its value."""
@@ -167,6 +167,7 @@ class Trials(Sessions):
         finals: Mapping[str, float],
         series: Mapping[str, Sequence[tuple[int, float]]],
         evidence: TrialEvidence | None = None,
+        episodes: Sequence[SampledEpisode] = (),
     ) -> None:
         """Everything that came out of a trial, in one transaction; what was recorded on the way is replaced.
 
@@ -182,11 +183,19 @@ class Trials(Sessions):
             points: list[tuple[str, int | None, float]] = [(name, None, value) for name, value in finals.items()]
             points += [(name, step, value) for name, line in series.items() for step, value in line]
             _add_metrics(session, trial, points)
+            _keep_episodes(session, study_id, key, episodes)
             now = self._clock.now()
             attempt.outcome, attempt.ended_at, attempt.heartbeat_at = "done", now, now
             trial.status, trial.reason, trial.ended_at = TrialStatus.DONE, None, now
             trial.evidence = None if evidence is None else evidence.model_dump(mode="json")
             self._tell(session, study_id, "trial", key)
+
+    def sampled_episodes(self, study_id: str, key: str) -> list[SampledEpisode]:
+        """What was kept of a finished trial's episodes, in the order in which it was given."""
+        with self._reading() as session:
+            chosen = select(EpisodeRow).where(EpisodeRow.study_id == study_id, EpisodeRow.trial_key == key)
+            rows = session.scalars(chosen.order_by(EpisodeRow.position))
+            return [SampledEpisode.model_validate(row.detail) for row in rows]
 
     def fail_attempt(self, study_id: str, key: str, reason: str) -> None:
         """This attempt came to nothing; the trial may be tried again, as often as its executor allows."""
@@ -249,6 +258,13 @@ def _add_metrics(session: Session, trial: TrialRow, points: Sequence[tuple[str, 
     rows = [{**of_trial, "name": name, "step": step, "value": float(value)} for name, step, value in points]
     if rows:
         session.execute(insert(MetricRow), rows)
+
+
+def _keep_episodes(session: Session, study_id: str, key: str, episodes: Sequence[SampledEpisode]) -> None:
+    session.execute(delete(EpisodeRow).where(EpisodeRow.study_id == study_id, EpisodeRow.trial_key == key))
+    for position, episode in enumerate(episodes):
+        detail = episode.model_dump(mode="json")
+        session.add(EpisodeRow(study_id=study_id, trial_key=key, id=episode.id, position=position, detail=detail))
 
 
 def _metrics(

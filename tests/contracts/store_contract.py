@@ -10,6 +10,7 @@ from sqlalchemy import create_engine
 
 from foundation.clock import ManualClock
 from foundation.ids import SeededIds
+from researcher.analysis.knowledge import findings_of
 from researcher.models import (
     PERSON,
     Claim,
@@ -26,6 +27,7 @@ from researcher.models import (
 from researcher.store.errors import (
     Ambiguous,
     DatabaseRefused,
+    FindingConflict,
     LeaseHeld,
     LeaseSuperseded,
     NotFound,
@@ -36,6 +38,7 @@ from researcher.store.errors import (
 )
 from researcher.store.store import Store
 from tests.fakes.example_plan import ARMS, example_plan
+from tests.fakes.sampled import an_episode
 
 EFFECT = Effect(
     hypothesis="H1",
@@ -183,6 +186,12 @@ class StoreContract:
         with pytest.raises(WrongState):
             store.finish_trial(study, key, {}, {})
 
+    def test_a_finished_trial_keeps_a_sample_of_its_episodes(self, store: Store, study: str, key: str) -> None:
+        episodes = [an_episode("ep-2", prompt="grüße ☃"), an_episode("ep-1")]
+        store.record_intent(study, key, 1, "http://a", "k#1", {})
+        store.finish_trial(study, key, {"a": 1.0}, {}, None, episodes)
+        assert store.sampled_episodes(study, key) == episodes
+
     def test_a_number_that_is_not_finite_is_refused_and_nothing_is_written(
         self, store: Store, study: str, key: str
     ) -> None:
@@ -272,6 +281,39 @@ class StoreContract:
         store.save_findings(study, [finding])
         assert store.findings() == store.findings(instrument="repeat") == store.findings(study_id=study) == [finding]
         assert store.findings(instrument="other") == []
+
+    def test_imported_findings_stand_beside_our_own_and_no_study_replaces_them(self, store: Store, study: str) -> None:
+        record = VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="", effect=EFFECT)
+        own = findings_of(study, example_plan(), [record], 1.0)
+        theirs = [
+            each.model_copy(update={"origin": "Group 7", "imported_at": 9.0})
+            for each in findings_of("st-elsewhere", example_plan(), [record], 2.0)
+        ]
+        store.save_findings(study, own)
+        assert store.import_findings(theirs) == 1
+        assert store.import_findings([each.model_copy(update={"imported_at": 10.0}) for each in theirs]) == 0
+        assert store.findings() == [*own, *theirs]
+        store.save_findings(study, [])
+        assert store.findings() == theirs
+        with pytest.raises(ValueError, match="whose they are"):
+            store.import_findings(own)
+
+    def test_findings_are_imported_all_or_none(self, store: Store, study: str) -> None:
+        record = VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="", effect=EFFECT)
+        mark = {"origin": "Group 7", "imported_at": 9.0}
+        first, second = (findings_of(name, example_plan(), [record], 2.0)[0].model_copy(update=mark) for name in "ab")
+        store.import_findings([first])
+        changed = first.model_copy(update={"margin": 0.5})
+        with pytest.raises(FindingConflict) as refused:
+            store.import_findings([second, changed])
+        assert list(refused.value.problems) == ["a/H1"]
+        with pytest.raises(FindingConflict, match="came from 'Group 7' before"):
+            store.import_findings([changed.model_copy(update={"origin": "Group 8"})], replace=True)
+        with pytest.raises(FindingConflict, match="a study of this home"):
+            store.import_findings([second.model_copy(update={"study_id": study})])
+        assert store.findings() == [first]
+        assert store.import_findings([second, changed], replace=True) == 2
+        assert store.findings() == [changed, second]
 
     def test_the_journal_is_read_from_where_one_stopped(self, store: Store, study: str) -> None:
         numbers = [store.record_event(study, "note", {"n": n}) for n in range(3)]
@@ -403,13 +445,22 @@ class StoreContract:
     def test_what_changed_waits_in_the_outbox_until_it_is_sent(self, store: Store, study: str, key: str) -> None:
         store.record_intent(study, key, 1, "http://a", "k#1", {})
         store.finish_trial(study, key, {"a": 1.0}, {})
-        waiting = store.unsent(study)
+        waiting = store.unsent("mlflow", study)
         assert [message.kind for message in waiting] == ["study", "study", "trial"]
-        store.mark_unsent(waiting[0].seq, "no route")
-        assert store.outbox_state(study) == (3, "no route")
+        store.mark_unsent("mlflow", waiting[0].seq, "no route")
+        assert store.outbox_state("mlflow", study) == (3, "no route")
         for message in waiting:
-            store.mark_sent(message.seq)
-        assert store.outbox_state(study) == (0, None)
+            store.mark_sent("mlflow", message.seq)
+        assert store.outbox_state("mlflow", study) == (0, None)
+
+    def test_what_one_sink_took_still_waits_for_another(self, store: Store, study: str) -> None:
+        first, last = store.unsent("mlflow", study)
+        store.mark_sent("mlflow", first.seq)
+        store.mark_unsent("tensorboard", first.seq, "disk full")
+        assert store.unsent("mlflow", study) == [last]
+        assert store.unsent("tensorboard", study) == store.unsent("wandb") == [first, last]
+        assert store.outbox_state("mlflow", study) == (1, None)
+        assert store.outbox_state("tensorboard", study) == (2, "disk full")
 
     # -- the database itself ------------------------------------------------------------------------------------------
 

@@ -101,6 +101,21 @@ def test_a_study_ends_with_a_verdict_and_a_report_that_recomputes(undisturbed: M
     assert "http" not in "".join(line for line in (folder / "report.html").read_text().splitlines() if "src=" in line)
 
 
+def test_what_a_study_found_is_known_to_the_next_and_its_copies_are_whole(undisturbed: Machine) -> None:
+    [found] = json.loads(undisturbed.researcher("findings", "--json").stdout)["findings"]
+    assert (found["verdict"], found["recomputable"], found["effect"]["n_treatment"]) == ("supported", True, 3)
+    asked = ("start", "--topic", TOPIC, "--instrument", str(REPEAT), "--dry-run", "--json")
+    [known] = json.loads(undisturbed.researcher(*asked).stdout)["known"]
+    assert (known["id"], known["same_as"]) == (found["id"], {"H1": 1})
+    copied = undisturbed.researcher("copy", "--sink", "mlflow", "--sink", "tensorboard", "--json")
+    assert copied.returncode == 0, copied.stderr
+    mlflow, tensorboard = json.loads(copied.stdout)["sinks"]
+    assert (mlflow["sent"], mlflow["waiting"], tensorboard["waiting"]) == (0, 0, 0)
+    assert len(list((undisturbed.home / "tensorboard").glob("*/*/*/seed-*/events.*"))) == 6
+    with sqlite3.connect(undisturbed.home / "mlflow.db") as database:
+        assert database.execute("SELECT count(*) FROM trace_info").fetchall() == [(6 * 8,)]
+
+
 @pytest.mark.parametrize("moment", list(MOMENTS))
 def test_a_study_killed_at_any_moment_resumes_to_the_same_verdict(
     moment: str, machine: Machine, undisturbed: Machine

@@ -12,9 +12,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from foundation.clock import Clock
+from researcher.analysis.knowledge import known_to, told_of
 from researcher.models import Instrument, Plan
 from researcher.planner.choosing import asked_for, model_and_rest
-from researcher.planner.design import checked, design, fitted, known_ids
+from researcher.planner.design import checked, design, fitted
 from researcher.planner.llm.asking import Asker, Keep, Tell
 from researcher.planner.llm.choice import ChoiceWrong, reading_of, schema
 from researcher.planner.llm.endpoint import Endpoint, LlmRefused, LlmUnusable
@@ -30,6 +31,8 @@ ATTEMPTS = 3
 _PROMPTS = Path(__file__).parent / "prompts"
 _KNOWN = 50
 """Findings that fit into a prompt."""
+_LONGEST = 700
+"""Characters of one finding there: an imported one may say much."""
 
 
 class LlmPlanner:
@@ -93,7 +96,7 @@ class LlmPlanner:
                 rung = min(rung + isinstance(error, Unreadable), len(LADDER) - 1)
                 messages = [*messages, *_told(raw, wrong)]
             else:
-                return plan.model_copy(update={"planner": self.name, "known": known_ids(request.known, plan)}), ""
+                return plan.model_copy(update={"planner": self.name, "known": known_to(plan, request.known)}), ""
         return None, f"no valid plan in {ATTEMPTS} attempts; the last: {wrong}"
 
     async def _answer(
@@ -124,7 +127,7 @@ class LlmPlanner:
         )
         question = templates.get_template("question.md.jinja").render(
             instruments=[with_steps(folder.instrument) for folder in asked_for(request)],
-            known=request.known[-_KNOWN:],
+            known=[json.dumps(told_of(each)[:_LONGEST], ensure_ascii=False) for each in request.known[-_KNOWN:]],
             schema=json.dumps(wanted),
             topic=json.dumps(request.topic, ensure_ascii=False),
         )

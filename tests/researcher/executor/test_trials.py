@@ -127,6 +127,9 @@ async def test_every_trial_is_run_and_recorded_from_the_servers_records(lab: Lab
         assert trial.evidence.changes == []
         assert len(trial.evidence.heldout_tasks or []) == 8
         assert not set(trial.evidence.heldout_tasks or []) & set(trial.evidence.train_tasks or [])
+        sampled = lab.store.sampled_episodes(lab.study, trial.key)
+        assert [episode.kind for episode in sampled] == ["eval"] * 2 + ["train"] * 4 + ["eval"] * 2
+        assert all(call.request["messages"] and call.sampled_tokens for episode in sampled for call in episode.sampled)
         attempt = lab.store.attempts(lab.study, trial.key)[0]
         assert (attempt.outcome, attempt.step) == ("done", 4)
         assert (lab.client_of(trial).folder / "blueprint.json").is_file()

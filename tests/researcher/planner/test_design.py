@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from researcher.models import Arm, Effect, Finding, Plan, Verdict
+from researcher.models import Arm, Effect, Finding, Known, Plan, Verdict
 from researcher.planner.design import checked
 from researcher.planner.graph import NO_LLM, plan_study
 from researcher.planner.refusals import PlanningRefused
@@ -128,7 +128,13 @@ async def test_earlier_findings_on_the_same_factor_are_named() -> None:
         )  # fmt: skip
 
     plan = await planned(known=[finding("f-1", "learning_rate"), finding("f-2", "temperature")])
-    assert plan.known == ("f-1",)
+    assert [each.id for each in plan.known if isinstance(each, Known)] == ["f-1"]
+
+
+async def test_a_replication_counts_its_seeds_from_elsewhere() -> None:
+    plan = await planned(first_seed=500)
+    assert {stage.first_seed for stage in plan.stages} == {500}
+    assert plan.budget == (await planned()).budget
 
 
 async def test_a_planner_llm_is_asked_for_only_where_there_is_one() -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, text
 
+from researcher.analysis.knowledge import findings_of
+from researcher.models import Verdict, VerdictRecord
 from researcher.store.database import connect, migrations_dir, upgrade
+from researcher.store.store import Store
 from researcher.store.tables import SCHEMA_REVISION, Base
+from tests.contracts.store_contract import EFFECT
+from tests.fakes.example_plan import example_plan
 from tests.fakes.postgres import fresh_database
 
 
@@ -34,6 +42,70 @@ def test_an_empty_database_is_brought_to_what_the_models_say(url: str) -> None:
         assert context.get_current_revision() == SCHEMA_REVISION
         assert compare_metadata(context, Base.metadata) == []
     engine.dispose()
+
+
+def at_revision(url: str, revision: str) -> Engine:
+    """The database as an earlier release left it."""
+    engine = connect(url)
+    config = Config()
+    config.set_main_option("script_location", str(migrations_dir()))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+    return engine
+
+
+def insert(engine: Engine, table: str, **values: object) -> None:
+    names = ", ".join(f'"{name}"' for name in values)
+    with engine.begin() as connection:
+        connection.execute(
+            text(f"INSERT INTO {table} ({names}) VALUES ({', '.join(f':{name}' for name in values)})"), values
+        )
+
+
+def a_first_study(engine: Engine) -> None:
+    plan = example_plan()
+    insert(
+        engine, "studies", id="st-1", topic="t", options="{}", status="done", stop_requested=False,
+        pause_requested=False, created_at=1.0, updated_at=1.0,
+    )  # fmt: skip
+    insert(
+        engine, "plans", study_id="st-1", version=1, digest=plan.digest(), canonical=plan.canonical(), created_at=1.0
+    )
+
+
+def test_findings_of_the_first_release_learn_what_they_compared_from_their_plans(url: str) -> None:
+    engine, plan = at_revision(url, "0001"), example_plan()
+    a_first_study(engine)
+    fields = {
+        "study_id": "st-1", "instrument": "repeat", "model": "echo", "factor": "learning_rate",
+        "metric": "heldout_accuracy", "verdict": "supported", "at": 3.0, "scope": json.dumps({"steps": 6}),
+        "statement": plan.hypotheses[0].statement,
+    }  # fmt: skip
+    insert(engine, "findings", id="st-1/H1", plan_hash=plan.digest(), effect=json.dumps(EFFECT.model_dump()), **fields)
+    insert(engine, "findings", id="st-1/H9", plan_hash="gone", **fields)
+    engine.dispose()
+    store = Store.open(url)
+    record = VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="", effect=EFFECT)
+    whole, bare = store.findings()
+    assert [whole] == findings_of("st-1", plan, [record], 3.0)
+    assert (bare.id, bare.baseline, bare.margin, bare.scope, bare.effect) == ("st-1/H9", (), None, {"steps": 6}, None)
+    store.close()
+
+
+def test_what_mlflow_had_taken_stays_taken_and_the_rest_still_waits_for_every_sink(url: str) -> None:
+    engine = at_revision(url, "0001")
+    a_first_study(engine)
+    common = {"study_id": "st-1", "kind": "study", "ref": "st-1", "created_at": 1.0}
+    insert(engine, "outbox", seq=1, tries=0, sent_at=2.0, **common)
+    insert(engine, "outbox", seq=2, tries=3, error="no route", **common)
+    insert(engine, "outbox", seq=3, tries=0, **common)
+    engine.dispose()
+    store = Store.open(url)
+    assert [message.seq for message in store.unsent("mlflow", "st-1")] == [2, 3]
+    assert store.outbox_state("mlflow", "st-1") == (2, "no route")
+    assert [message.seq for message in store.unsent("tensorboard")] == [1, 2, 3]
+    store.close()
 
 
 def test_the_code_names_the_newest_migration() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from researcher.store.errors import MlflowAway
 from researcher.store.mlflow_sink import MlflowSink, default_tracking_uri, experiment_name
 from researcher.store.store import Store
 from tests.fakes.example_plan import ARMS, example_plan
+from tests.fakes.sampled import an_episode
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations, which are not ours to mend
 
@@ -53,7 +55,9 @@ def a_study(store: Store) -> tuple[str, str, str]:
     for key in (done, failed):
         store.record_intent(study, key, 1, "http://a", f"{study}/{key}#1", {"seed": 0})
         store.record_submitted(study, key, "run-1", {"code_version": "c0de"})
-    store.finish_trial(study, done, {"heldout_accuracy": 0.5}, {"reward_mean": [(1, 0.1), (2, 0.4)]})
+    series = {"reward_mean": [(1, 0.1), (2, 0.4)]}
+    episodes = [an_episode("ep-1"), an_episode("ep-2", kind="eval", reward=0.0)]
+    store.finish_trial(study, done, {"heldout_accuracy": 0.5}, series, None, episodes)
     store.fail_attempt(study, failed, "no reason")
     store.fail_trial(study, failed, "gave up")
     return study, done, failed
@@ -72,7 +76,7 @@ def test_a_study_is_copied_with_its_curves_and_artifacts(
 ) -> None:
     study, done, failed = a_study(store)
     assert sink.drain(study) > 0
-    assert store.outbox_state(study) == (0, None)
+    assert store.outbox_state("mlflow", study) == (0, None)
     runs = runs_of(mlflow, store, study)
     assert set(runs) == {"stage:compare", f"trial:{done}", f"trial:{failed}"}
     good, bad = runs[f"trial:{done}"], runs[f"trial:{failed}"]
@@ -93,16 +97,75 @@ def test_a_study_is_copied_with_its_curves_and_artifacts(
 
 def test_sending_everything_again_leaves_one_of_each(store: Store, sink: MlflowSink, mlflow: Any) -> None:
     study, done, _ = a_study(store)
-    waiting = store.unsent(study)
+    waiting = store.unsent("mlflow", study)
     sink.drain(study)
     before = runs_of(mlflow, store, study)
     again = MlflowSink(store, sink.tracking_uri)
-    known = again._study(mlflow, study)
     for message in waiting:  # as after a crash between sending and marking
-        again._send(mlflow, known, message)
+        again._send(message)
     after = runs_of(mlflow, store, study)
     assert {key: run.info.run_id for key, run in after.items()} == {key: run.info.run_id for key, run in before.items()}
     assert len(mlflow.get_metric_history(after[f"trial:{done}"].info.run_id, "reward_mean")) == 2
+
+
+def test_sampled_episodes_are_traces_of_the_trials_run_and_sent_again_they_are_the_same(
+    store: Store, sink: MlflowSink, mlflow: Any
+) -> None:
+    study, done, failed = a_study(store)
+    waiting = store.unsent("mlflow", study)
+    sink.drain(study)
+    for message in waiting:  # as after a crash between sending and marking
+        sink._send(message)
+    runs = runs_of(mlflow, store, study)
+    where = {"locations": [runs["stage:compare"].info.experiment_id]}
+    traces = {trace.info.client_request_id: trace for trace in mlflow.search_traces(**where)}
+    assert set(traces) == {"ep-1", "ep-2"}
+    assert len(mlflow.search_traces(**where)) == 2
+    of_run = mlflow.search_traces(**where, run_id=runs[f"trial:{done}"].info.run_id)
+    assert {trace.info.client_request_id for trace in of_run} == {"ep-1", "ep-2"}
+    assert mlflow.search_traces(**where, run_id=runs[f"trial:{failed}"].info.run_id) == []
+    trace = traces["ep-1"]
+    assert (trace.info.tags["swarm.reward"], trace.info.tags["swarm.arm"], trace.info.tags["swarm.fate"]) == (
+        "1", ARMS[0], "trained"
+    )  # fmt: skip
+    assert (trace.info.request_time, trace.info.execution_duration) == (100_000, 2000)
+    assert trace.info.token_usage == {"input_tokens": 14, "output_tokens": 5, "total_tokens": 19}
+    root, first, last = trace.data.spans
+    assert (root.span_type, root.parent_id, root.outputs["reward"]) == ("AGENT", None, 1.0)
+    assert (first.parent_id, first.name, last.name) == (root.span_id, "solver", "agent")
+    assert first.inputs == {"messages": [{"role": "user", "content": "2 + 2 = ?"}]}
+    assert first.outputs["content"] == "4"
+    assert last.attributes["mlflow.chat.tokenUsage"] == {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
+    assert (first.end_time_ns - first.start_time_ns, first.attributes["swarm.weights_step"]) == (250_000_000, 3)
+
+
+def test_one_filter_finds_the_best_of_an_arm(store: Store, sink: MlflowSink, mlflow: Any) -> None:
+    study, done, _ = a_study(store)
+    sink.drain(study)
+    experiment = mlflow.get_experiment_by_name(experiment_name(store.study(study)))
+    asked = f"params.arm = '{ARMS[0]}' and tags.`swarm.stage` = 'compare' and tags.`swarm.hypothesis` LIKE '%H1%'"
+    [found] = mlflow.search_runs([experiment.experiment_id], asked, order_by=["metrics.`final.heldout_accuracy` DESC"])
+    assert found.data.tags["swarm.key"] == f"trial:{done}"
+
+
+def test_the_saved_view_shows_the_arms_curves_and_nothing_has_to_be_arranged(
+    store: Store, sink: MlflowSink, mlflow: Any
+) -> None:
+    study, done, failed = a_study(store)
+    sink.drain(study)
+    experiment = mlflow.get_experiment_by_name(experiment_name(store.study(study)))
+    key = re.search(r"viewStateShareKey=(\w+)", sink.page(study))
+    assert key is not None
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{key[1]}"])
+    assert view["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "arm"}]
+    shown = mlflow.search_runs([experiment.experiment_id], view["searchFilter"])
+    assert {run.data.tags["swarm.key"] for run in shown} == {f"trial:{done}", f"trial:{failed}"}
+    assert len({run.data.tags["mlflow.runColor"] for run in shown}) == 2
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert "4e-5 learns faster" in shown[0].data.tags["mlflow.note.content"]
+    stage = runs_of(mlflow, store, study)["stage:compare"]
+    assert stage.data.tags["mlflow.note.content"] == f"compare: 3 to 5 seeds from 0 on of {ARMS[0]}, {ARMS[1]}"
+    assert experiment.tags["mlflow.note.content"].startswith("Does it work?")
 
 
 def test_verdict_and_report_are_added_to_what_is_there(
@@ -132,7 +195,7 @@ def test_an_outage_is_noted_and_caught_up(store: Store, sink: MlflowSink, mlflow
     study, done, _ = a_study(store)
     away = MlflowSink(store, "http://127.0.0.1:9")
     assert away.drain(study) == 0
-    waiting, error = store.outbox_state(study)
+    waiting, error = store.outbox_state("mlflow", study)
     assert waiting > 0
     assert error
     assert sink.drain(study) == waiting
@@ -162,7 +225,7 @@ def test_pages_of_a_study_and_of_its_trials_are_found(store: Store, sink: Mlflow
     assert sink.page(study, done) == experiment  # nothing of it was sent yet
     sink.drain(study)
     run = sink.page(study, done)
-    assert run.startswith(f"{experiment}/runs/")
+    assert run.startswith(f"{experiment.partition('?')[0]}/")
     assert mlflow.get_run(run.rpartition("/")[2]).data.tags["swarm.key"] == f"trial:{done}"
 
 

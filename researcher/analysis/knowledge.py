@@ -1,0 +1,305 @@
+"""What findings say together: which of them speak of the same thing, which contradict each other, what would settle it.
+
+Pure: no SQL, no clock. A finding whose levels were not recorded, or whose sides have equal levels, is compared with none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from researcher.models import Direction, Effect, Finding, Hypothesis, Known, Plan, Scalar, Verdict, VerdictRecord
+
+MOST_KNOWN = 50
+"""Findings that a plan quotes: those that ask the same first, then the newest."""
+SEEDS_APART = 1000
+"""A replication draws its seeds this far from those of the study before it."""
+_CROSSED = " x "
+
+
+# -- from a study to its findings ---------------------------------------------------------------------------------------
+
+
+def findings_of(study_id: str, plan: Plan, verdicts: Sequence[VerdictRecord], at: float) -> list[Finding]:
+    """One for each hypothesis with a verdict. What a sentinel called invalid is no finding."""
+    given = {record.hypothesis: record for record in verdicts if record.verdict is not Verdict.INVALID}
+    return [
+        Finding(
+            id=f"{study_id}/{hypothesis.id}",
+            study_id=study_id,
+            plan_hash=plan.digest(),
+            question=plan.question,
+            instrument=plan.instrument,
+            instrument_version=plan.instrument_version,
+            model=plan.model.name,
+            factor=hypothesis.factor,
+            metric=hypothesis.metric,
+            statement=hypothesis.statement,
+            direction=hypothesis.direction,
+            margin=hypothesis.margin,
+            baseline=_levels(plan, hypothesis.baselines),
+            treatment=_levels(plan, hypothesis.treatments),
+            verdict=given[hypothesis.id].verdict,
+            effect=given[hypothesis.id].effect,
+            scope=scope_of(plan),
+            at=at,
+        )
+        for hypothesis in plan.hypotheses
+        if hypothesis.id in given
+    ]
+
+
+def scope_of(plan: Plan) -> dict[str, Any]:
+    """What was held fixed in all arms, and how trials were evaluated."""
+    return {
+        "steps": plan.steps,
+        "run": dict(plan.run),
+        "task": dict(plan.task),
+        "roles": {name: role.model_dump(mode="json") for name, role in plan.roles.items()},
+        "heldout_tasks": plan.heldout_tasks,
+        "heldout_episodes": plan.heldout_episodes,
+        "heldout_temperature": plan.heldout_temperature,
+    }
+
+
+def _levels(plan: Plan, arms: Iterable[str]) -> tuple[dict[str, Scalar], ...]:
+    return tuple(dict(plan.arm(name).levels) for name in arms)
+
+
+# -- which speak of the same thing --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """key: equal where the same two sides are compared under the same conditions. way: -1 where they are exchanged."""
+
+    key: str
+    way: Literal[1, -1]
+
+
+def scope(finding: Finding) -> Scope | None:
+    """None for what cannot be compared with anything."""
+    sides = [sorted(_canonical(levels) for levels in side) for side in (finding.baseline, finding.treatment)]
+    if not all(sides) or sides[0] == sides[1]:
+        return None
+    fixed = {
+        "instrument": [finding.instrument, finding.instrument_version],
+        "model": finding.model,
+        "metric": finding.metric,
+        "sides": sorted(sides),
+        "scope": finding.scope,
+    }
+    return Scope(_canonical(fixed), 1 if sides[0] < sides[1] else -1)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """8 and 8.0 are the same level, whoever wrote them."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return int(value) if isinstance(value, float) and math.isfinite(value) and value == int(value) else value
+
+
+# -- which contradict each other ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A verdict with its interval, turned so that two answers to the same question can be compared."""
+
+    verdict: Verdict
+    sign: Literal[-1, 0, 1]
+    """Of the effect that the verdict claims; 0 where it claims none."""
+    size: float
+    margin: float | None
+    low: float
+    high: float
+
+    @classmethod
+    def of(
+        cls, verdict: Verdict, direction: Direction, margin: float | None, effect: Effect | None, way: int
+    ) -> Self | None:
+        """None where nothing was measured."""
+        if effect is None:
+            return None
+        return cls.from_interval(verdict, direction, margin, (effect.low, effect.diff, effect.high), way)
+
+    @classmethod
+    def from_interval(
+        cls,
+        verdict: Verdict,
+        direction: Direction,
+        margin: float | None,
+        interval: tuple[float, float, float],
+        way: int,
+    ) -> Self:
+        """interval: low, difference, high."""
+        claimed = {Verdict.SUPPORTED: 1, Verdict.REFUTED: -1}.get(verdict, 0)
+        sign = claimed * (1 if direction == "increase" else -1) * way
+        low, diff, high = interval if way == 1 else (-interval[2], -interval[1], -interval[0])
+        turned: Literal[-1, 0, 1] = 0 if sign == 0 else 1 if sign > 0 else -1
+        return cls(verdict=verdict, sign=turned, size=abs(diff), margin=margin, low=low, high=high)
+
+    def rules_out(self, other: Answer) -> bool:
+        """Whether this one found no difference of the size that the other claims."""
+        small = self.verdict is Verdict.EQUIVALENT and self.margin is not None
+        return small and other.sign != 0 and self.margin is not None and other.size >= self.margin
+
+
+def disagreement(one: Answer, other: Answer) -> str | None:
+    """Why two answers to the same question cannot both be right; None where they can."""
+    if one.sign * other.sign < 0:
+        return "their verdicts are opposite"
+    if one.rules_out(other) or other.rules_out(one):
+        return "one finds a difference that the other rules out"
+    if one.high < other.low or other.high < one.low:
+        return "their intervals do not meet"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replication:
+    """The same question again: more seeds per arm than both studies had together, and none that they had."""
+
+    topic: str
+    instrument: str
+    seeds: int
+    first_seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """Two findings of different studies that cannot both be right. settled_by: a later one with the seeds to tell."""
+
+    one: Finding
+    other: Finding
+    why: str
+    replication: Replication
+    settled_by: Finding | None = None
+
+
+def contradictions(findings: Sequence[Finding]) -> list[Contradiction]:
+    """Every pair, oldest first."""
+    alike: dict[str, list[tuple[Finding, Answer]]] = defaultdict(list)
+    for finding in sorted(findings, key=lambda each: (each.at, each.id)):
+        where, answer = scope(finding), None
+        if where is not None:
+            answer = Answer.of(finding.verdict, finding.direction, finding.margin, finding.effect, where.way)
+        if where is not None and answer is not None:
+            alike[where.key].append((finding, answer))
+    return [found for group in alike.values() for found in _within(group)]
+
+
+def _within(group: Sequence[tuple[Finding, Answer]]) -> Iterator[Contradiction]:
+    for (one, first), (other, second) in itertools.combinations(group, 2):
+        why = None if one.study_id == other.study_id else disagreement(first, second)
+        if why is not None:
+            proposed = Replication(
+                topic=one.question or one.statement,
+                instrument=one.instrument,
+                seeds=seeds_of(one) + seeds_of(other),
+                first_seed=SEEDS_APART * len({finding.study_id for finding, _ in group}),
+            )
+            yield Contradiction(
+                one=one, other=other, why=why, replication=proposed, settled_by=_settled(group, other, proposed.seeds)
+            )
+
+
+def _settled(group: Sequence[tuple[Finding, Answer]], after: Finding, seeds: int) -> Finding | None:
+    later = [finding for finding, _ in group if finding.at > after.at and finding.study_id != after.study_id]
+    return next((each for each in later if seeds_of(each) >= seeds and each.verdict is not Verdict.INCONCLUSIVE), None)
+
+
+def seeds_of(finding: Finding) -> int:
+    """Per arm: of the arm that had more."""
+    return 0 if finding.effect is None else max(finding.effect.n_baseline, finding.effect.n_treatment)
+
+
+# -- what a new plan is told --------------------------------------------------------------------------------------------
+
+
+def known_to(plan: Plan, findings: Sequence[Finding]) -> tuple[Known, ...]:
+    """Earlier findings on the plan's instrument and a factor that it varies."""
+    varied = {factor.name for factor in plan.factors}
+    asked = [(hypothesis, _asked(plan, hypothesis)) for hypothesis in plan.hypotheses]
+    found = [
+        _known(finding, asked)
+        for finding in sorted(findings, key=lambda each: (-each.at, each.id))
+        if finding.instrument == plan.instrument and varied & set(finding.factor.split(_CROSSED))
+    ]
+    return tuple(sorted(found, key=lambda known: not known.same_as)[:MOST_KNOWN])
+
+
+def _asked(plan: Plan, hypothesis: Hypothesis) -> Scope | None:
+    record = VerdictRecord(hypothesis=hypothesis.id, verdict=Verdict.INCONCLUSIVE, reason="", effect=None)
+    return scope(findings_of("", plan.model_copy(update={"hypotheses": (hypothesis,)}), [record], 0.0)[0])
+
+
+def _known(finding: Finding, asked: Sequence[tuple[Hypothesis, Scope | None]]) -> Known:
+    own, effect = scope(finding), finding.effect
+    same: dict[str, Literal[1, -1]] = {}
+    for hypothesis, where in asked:
+        if own is not None and where is not None and own.key == where.key:
+            same[hypothesis.id] = 1 if own.way == where.way else -1
+    return Known(
+        id=finding.id,
+        statement=finding.statement,
+        verdict=finding.verdict,
+        direction=finding.direction,
+        margin=finding.margin,
+        diff=None if effect is None else effect.diff,
+        low=None if effect is None else effect.low,
+        high=None if effect is None else effect.high,
+        level=None if effect is None else effect.level,
+        n_baseline=None if effect is None else effect.n_baseline,
+        n_treatment=None if effect is None else effect.n_treatment,
+        plan_hash=finding.plan_hash,
+        origin=finding.origin,
+        same_as=same,
+    )
+
+
+def agreement(known: Known, hypothesis: Hypothesis, record: VerdictRecord) -> str:
+    """What a study's own verdict says to what was known: `agrees`, `contradicts: …`, or why it cannot be said."""
+    if hypothesis.id not in known.same_as:
+        return "asks something else"
+    if known.low is None or known.diff is None or known.high is None or record.effect is None:
+        return "not measured"
+    interval = (known.low, known.diff, known.high)
+    way = known.same_as[hypothesis.id]
+    before = Answer.from_interval(known.verdict, known.direction, known.margin, interval, way)
+    effect = record.effect
+    now = Answer.from_interval(
+        record.verdict, hypothesis.direction, hypothesis.margin, (effect.low, effect.diff, effect.high), 1
+    )
+    if record.verdict is Verdict.INVALID:
+        return "not measured"
+    why = disagreement(before, now)
+    return f"contradicts: {why}" if why else "agrees"
+
+
+def told(known: Known) -> str:
+    """`lr=4e-05 beats lr=1e-05: supported, +0.3 [+0.2, +0.4] at 95 % confidence, n = 3 against 3 (st-1/H1)`."""
+    numbers = "nothing was measured"
+    if known.diff is not None and known.low is not None and known.high is not None and known.level is not None:
+        numbers = (
+            f"{known.diff:+.3g} [{known.low:+.3g}, {known.high:+.3g}] at {100 * known.level:g} % confidence, "
+            f"n = {known.n_treatment} against {known.n_baseline}"
+        )
+    whose = "" if known.origin is None else f", by {known.origin}: not recomputable here"
+    return f"{known.statement}: {known.verdict}, {numbers} ({known.id}{whose})"
+
+
+def told_of(finding: Finding) -> str:
+    """As `told`, of a finding that no plan quotes."""
+    return told(_known(finding, ()))

@@ -1,0 +1,142 @@
+"""Findings as JSON lines, so that groups can share them: one finding a line, versioned, read strictly.
+
+What a line says is checked here, down to its numbers; whether the finding is known already, the store decides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from foundation.strict import StrictModel, explain
+from researcher.models import Direction, Effect, Finding, Scalar, Verdict
+
+SCHEMA = 1
+LONGEST_LINE = 200_000
+_SHOWN = 10
+_Name = Annotated[str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_Text = Annotated[str, StringConstraints(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_Side = Annotated[tuple[dict[_Name, Scalar], ...], Field(max_length=64)]
+
+
+class FindingsRefused(ValueError):
+    """A file of findings is not what this version reads; every line that is wrong is named. Nothing was taken from it."""
+
+
+class SharedEffect(Effect):
+    """An effect, nothing else."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    n_baseline: Annotated[int, Field(ge=0)]
+    n_treatment: Annotated[int, Field(ge=0)]
+    level: Annotated[float, Field(gt=0, lt=1)]
+
+    @model_validator(mode="after")
+    def _within_its_interval(self) -> Self:
+        if not self.low <= self.diff <= self.high:
+            raise ValueError(f"the difference {self.diff:g} is not within its interval {self.low:g} to {self.high:g}")
+        return self
+
+
+class SharedFinding(StrictModel):
+    """One line. `by`: whose finding it is. `plan_hash`: of the study's frozen plan, which that group can show."""
+
+    schema_version: Literal[1]
+    id: _Name
+    by: _Name
+    study_id: _Name
+    plan_hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    question: Annotated[str, StringConstraints(max_length=20_000)]
+    instrument: _Name
+    instrument_version: Annotated[str, StringConstraints(max_length=60)]
+    model: _Name
+    factor: _Name
+    metric: _Name
+    statement: _Text
+    direction: Direction
+    margin: Annotated[float, Field(gt=0)] | None
+    baseline: _Side
+    treatment: _Side
+    verdict: Verdict
+    effect: SharedEffect | None
+    scope: dict[str, Any]
+    at: float
+
+    @model_validator(mode="after")
+    def _a_verdict_has_its_effect(self) -> Self:
+        if self.verdict is Verdict.INVALID:
+            raise ValueError("an invalid study leaves no finding")
+        if self.effect is None and self.verdict is not Verdict.INCONCLUSIVE:
+            raise ValueError(f"the verdict is {self.verdict}, but there is no effect")
+        if self.effect is not None and self.effect.metric != self.metric:
+            raise ValueError(f"the effect is on {self.effect.metric!r}, the finding on {self.metric!r}")
+        return self
+
+
+def written(findings: Iterable[Finding], by: str) -> str:
+    """The lines. by: whose our own findings are; what was imported keeps the name under which it came.
+
+    Raises: ValueError when a finding cannot be written as a line of this schema.
+    """
+    return "".join(f"{_shared(finding, by).model_dump_json()}\n" for finding in findings)
+
+
+def _shared(finding: Finding, by: str) -> SharedFinding:
+    fields = finding.model_dump(mode="json", exclude={"origin", "imported_at"})
+    return SharedFinding.model_validate({**fields, "schema_version": SCHEMA, "by": finding.origin or by})
+
+
+def read(text: str, *, at: float) -> list[tuple[int, Finding]]:
+    """Every finding with the number of its line. at: now, which becomes the time of import.
+
+    Raises: FindingsRefused when any line is wrong, or two lines say different things under one id.
+    """
+    problems: list[str] = []
+    found: dict[str, tuple[int, Finding]] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            finding = _finding(line, at)
+        except FindingsRefused as error:
+            problems.append(f"line {number}: {error}")
+            continue
+        first, same = found.setdefault(finding.id, (number, finding))
+        if same != finding:
+            problems.append(f"line {number}: {finding.id} says something else than in line {first}")
+    if problems:
+        more = [f"... and {len(problems) - _SHOWN} more lines"] if len(problems) > _SHOWN else []
+        raise FindingsRefused("\n".join([*problems[:_SHOWN], *more]))
+    return list(found.values())
+
+
+def _finding(line: str, at: float) -> Finding:
+    if len(line) > LONGEST_LINE:
+        raise FindingsRefused(f"a finding has at most {LONGEST_LINE} characters, this one has {len(line)}")
+    try:
+        fields = json.loads(line, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise FindingsRefused(f"this is no JSON object on one line ({error})") from error
+    if not isinstance(fields, dict):
+        raise FindingsRefused("this is no JSON object")
+    version = fields.get("schema_version")
+    if version != SCHEMA or isinstance(version, bool):
+        newer = isinstance(version, int) and version > SCHEMA
+        raise FindingsRefused(
+            f"schema_version is {version!r}; this version reads {SCHEMA}"
+            + (": update swarm-researcher" if newer else ": `researcher findings export` writes such files")
+        )
+    try:
+        shared = SharedFinding.model_validate_json(line)
+    except ValidationError as error:
+        raise FindingsRefused("; ".join(str(each) for each in explain(error, SharedFinding))) from error
+    own = shared.model_dump(exclude={"schema_version", "by"})
+    return Finding.model_validate({**own, "origin": shared.by, "imported_at": at})
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number in JSON")

@@ -1,0 +1,126 @@
+"""A few of a trial's episodes, call by call, so that a person sees what the numbers are about. Bounded, without secrets.
+
+An extra: no trial fails for it. Which episodes are taken follows from the ledger's order alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from foundation.logs import redact
+from researcher.models import SampledCall, SampledEpisode
+from swarm.client import SwarmClient
+from swarm.protocol.episodes import EpisodeTrace, LedgerEntry, RecordedCall
+from swarm.protocol.errors import SwarmError
+
+TRAIN, EVAL = 4, 2
+"""Episodes taken of training, and of each evaluation."""
+MOST_CALLS = 16
+"""Of one episode: the first and the last of them."""
+MOST_CHARACTERS = 6000
+"""Of one request or answer, as JSON."""
+_LONGEST_TEXT = 1500
+_MOST_ITEMS = 24
+_DEEPEST = 8
+
+
+async def sample(swarm: SwarmClient, entries: Sequence[LedgerEntry]) -> tuple[SampledEpisode, ...]:
+    """The episodes, oldest first; fewer where the server no longer has them."""
+    taken = []
+    for entry in chosen(entries):
+        try:
+            trace = await swarm.trace(entry.episode_id)
+        except SwarmError as error:  # whatever it is: the trial itself is whole
+            logging.getLogger(__name__).info("episode %s is not in the sample: %s", entry.episode_id, error)
+            continue
+        taken.append(_episode(trace))
+    return tuple(taken)
+
+
+def chosen(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    """Spread evenly over training, and over the evaluations before and after it."""
+    played = [entry for entry in entries if entry.reward is not None and entry.calls]
+    train = [entry for entry in played if entry.kind == "train"]
+    evaluated = [entry for entry in played if entry.kind == "eval"]
+    steps = sorted({entry.claimed_step for entry in evaluated})
+    ends = [
+        [entry for entry in evaluated if entry.claimed_step == step] for step in dict.fromkeys(steps[:1] + steps[-1:])
+    ]
+    found = [*_spread(train, TRAIN), *(entry for end in ends for entry in _spread(end, EVAL))]
+    return sorted(found, key=lambda entry: (entry.claimed_at, entry.episode_id))
+
+
+def _spread(entries: Sequence[LedgerEntry], most: int) -> list[LedgerEntry]:
+    if len(entries) <= most:
+        return list(entries)
+    return [entries[round(place * (len(entries) - 1) / (most - 1))] for place in range(most)]
+
+
+def _episode(trace: EpisodeTrace) -> SampledEpisode:
+    entry, calls = trace.entry, trace.calls
+    half = MOST_CALLS // 2
+    kept = calls if len(calls) <= MOST_CALLS else [*calls[:half], *calls[-half:]]
+    return SampledEpisode(
+        id=entry.episode_id,
+        kind=entry.kind,
+        task_id=bounded_text(entry.task_id),
+        step=entry.claimed_step,
+        fate=entry.reason.value if entry.reason else entry.state.value,
+        reward=entry.reward,
+        agent_rewards=entry.agent_rewards,
+        success=entry.success,
+        prompt_tokens=entry.prompt_tokens,
+        sampled_tokens=entry.sampled_tokens,
+        claimed_at=entry.claimed_at,
+        ended_at=entry.ended_at,
+        calls=len(calls),
+        sampled=tuple(_call(call) for call in kept),
+    )
+
+
+def _call(call: RecordedCall) -> SampledCall:
+    return SampledCall(
+        index=call.index,
+        agent=None if call.agent is None else bounded_text(call.agent),
+        request=bounded(call.request),
+        answer=bounded(call.answer),
+        prompt_tokens=len(call.prompt_ids),
+        sampled_tokens=len(call.sampled_ids),
+        mean_logprob=sum(call.logprobs) / len(call.logprobs) if call.logprobs else None,
+        temperature=call.sampling.temperature,
+        step=call.versions[0].version.step if call.versions else None,
+        finish_reason=call.finish_reason,
+        complete=call.complete,
+        fork_cause=call.fork_cause,
+        started_at=call.started_at,
+        latency_s=call.latency_s,
+    )
+
+
+def bounded(value: Any) -> Any:
+    """Any JSON value, cut to at most `MOST_CHARACTERS`, without secrets and without what a database refuses."""
+    cut = _cut(value, 0)
+    text = json.dumps(cut, ensure_ascii=False)
+    return cut if len(text) <= MOST_CHARACTERS else {"cut": text[: MOST_CHARACTERS // 2]}
+
+
+def _cut(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return bounded_text(value)
+    if isinstance(value, dict | list) and depth >= _DEEPEST:
+        return "…"
+    if isinstance(value, dict):
+        return {bounded_text(str(name)): _cut(each, depth + 1) for name, each in list(value.items())[:_MOST_ITEMS]}
+    if isinstance(value, list):
+        half = _MOST_ITEMS // 2
+        kept = value if len(value) <= _MOST_ITEMS else [*value[:half], "…", *value[-half:]]
+        return [_cut(each, depth + 1) for each in kept]
+    return value
+
+
+def bounded_text(text: str) -> str:
+    clean = redact(text).encode("utf-8", "replace").decode().replace("\x00", "�")
+    return clean if len(clean) <= _LONGEST_TEXT else f"{clean[:_LONGEST_TEXT]} …"

@@ -1,0 +1,88 @@
+"""Findings: those of our studies, replaced by their study alone, and those of others, imported all or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from researcher.models import Finding
+from researcher.store.errors import FindingConflict
+from researcher.store.sessions import Sessions
+from researcher.store.tables import FindingRow, StudyRow
+
+
+class Findings(Sessions):
+    """What a study leaves behind is written by its owner; importing needs no lease, and touches no study."""
+
+    def save_findings(self, study_id: str, findings: Iterable[Finding]) -> None:
+        """What this study leaves behind; earlier findings of the same study are replaced."""
+        with self._owning(study_id) as session:
+            session.execute(delete(FindingRow).where(FindingRow.study_id == study_id, FindingRow.origin.is_(None)))
+            for finding in findings:
+                session.add(_row(finding))
+
+    def findings(self, *, study_id: str | None = None, instrument: str | None = None) -> list[Finding]:
+        """Findings of all studies, imported ones too, oldest first; or of one study or instrument."""
+        with self._reading() as session:
+            chosen = select(FindingRow).order_by(FindingRow.at, FindingRow.id)
+            if study_id is not None:
+                chosen = chosen.where(FindingRow.study_id == study_id)
+            if instrument is not None:
+                chosen = chosen.where(FindingRow.instrument == instrument)
+            return [_finding(row) for row in session.scalars(chosen)]
+
+    def import_findings(self, findings: Sequence[Finding], *, replace: bool = False) -> int:
+        """Take findings of others, all or none; returns how many are new. What is here already, word for word, is no news.
+
+        replace: what the same group says otherwise than before takes the place of what it said.
+        Raises: FindingConflict, by id, for what says something else than what is here, or is of a study of this home.
+        """
+        unnamed = [finding.id for finding in findings if finding.origin is None]
+        if unnamed:
+            raise ValueError(f"imported findings say whose they are; these do not: {unnamed}")
+        with self._writing() as session:
+            told = [(finding, _problem(session, finding, replace=replace)) for finding in findings]
+            problems = {finding.id: problem for finding, problem in told if problem}
+            if problems:
+                raise FindingConflict(problems)
+            fresh = [finding for finding in findings if not _is_here(session, finding)]
+            for finding in fresh:
+                session.merge(_row(finding))
+        return len(fresh)
+
+
+def _is_here(session: Session, finding: Finding) -> bool:
+    row = session.get(FindingRow, finding.id)
+    return row is not None and _said(_finding(row)) == _said(finding)
+
+
+def _problem(session: Session, finding: Finding, *, replace: bool) -> str | None:
+    row = session.get(FindingRow, finding.id)
+    if row is None:
+        if session.get(StudyRow, finding.study_id) is None:
+            return None
+        return f"is of {finding.study_id}, a study of this home, which has no such finding"
+    if _said(_finding(row)) == _said(finding):
+        return None
+    if row.origin is None:
+        return "says something else than our own study found; our records count"
+    if row.origin != finding.origin:
+        return f"came from {row.origin!r} before, now from {finding.origin!r}, and says something else"
+    return (
+        None if replace else f"says something else than what {row.origin!r} said before; --replace takes the new word"
+    )
+
+
+def _said(finding: Finding) -> Finding:
+    """Without how it came here."""
+    return finding.model_copy(update={"origin": None, "imported_at": None})
+
+
+def _row(finding: Finding) -> FindingRow:
+    return FindingRow(**finding.model_dump(mode="json"))
+
+
+def _finding(row: FindingRow) -> Finding:
+    return Finding.model_validate(row, from_attributes=True)

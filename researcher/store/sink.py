@@ -1,0 +1,68 @@
+"""A copy of the records elsewhere: what changed is read from the outbox, looked up again when it is sent, and may be sent twice.
+
+SQL is the truth. An outage ends an attempt, not the caller, and concerns one sink alone: each has its own deliveries.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+from foundation.logs import redact
+from researcher.store.outbox import Message
+from researcher.store.store import Store
+
+_LONGEST_ERROR = 500
+
+
+class CopyFailed(Exception):
+    """A sink could not take something now; it waits in the outbox. The text says why."""
+
+
+class CopySink(ABC):
+    """`drain` now and then, and at the end. Safe to call from a thread of its own."""
+
+    name: ClassVar[str]
+    """Under which its deliveries are kept, for ever."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def drain(self, study_id: str | None = None) -> int:
+        """Send what waits, oldest first; returns how many messages were sent.
+
+        What cannot be sent now waits, with all that came after it; `store.outbox_state` has the error.
+        """
+        waiting = self._store.unsent(self.name, study_id)
+        if not waiting:
+            return 0
+        sent = 0
+        for messages in _same(waiting):
+            try:
+                self._send(messages[0])
+            except CopyFailed as error:
+                logging.getLogger(__name__).warning("%s did not take %s: %s", self.name, messages[0].kind, error)
+                self._store.mark_unsent(self.name, messages[0].seq, redact(str(error))[:_LONGEST_ERROR])
+                break
+            for message in messages:
+                self._store.mark_sent(self.name, message.seq)
+            sent += len(messages)
+        return sent
+
+    @abstractmethod
+    def _send(self, message: Message) -> None:
+        """Copy what the message is about as it stands now. Raises: CopyFailed; then nothing is marked as sent."""
+
+    @abstractmethod
+    def place(self) -> str:
+        """Where the copy is, for a person to open."""
+
+
+def _same(waiting: list[Message]) -> Iterator[list[Message]]:
+    """Messages about the same thing, together: it is looked up when it is sent, so once is enough."""
+    grouped: dict[tuple[str, str, str], list[Message]] = {}
+    for message in waiting:
+        grouped.setdefault((message.study_id, message.kind, message.ref), []).append(message)
+    yield from grouped.values()

@@ -1,0 +1,37 @@
+"""Which copies of the records there are: MLflow always, others where they are asked for by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+
+from researcher.store.errors import SinkMissing
+from researcher.store.mlflow_sink import MlflowSink
+from researcher.store.sink import CopySink
+from researcher.store.store import Store
+from researcher.store.tensorboard_sink import TensorboardSink
+from researcher.store.wandb_sink import WandbSink
+
+_KINDS: dict[str, Callable[[Store], CopySink]] = {
+    MlflowSink.name: MlflowSink,
+    TensorboardSink.name: TensorboardSink,
+    WandbSink.name: WandbSink,
+}
+OPTIONAL = (TensorboardSink.name, WandbSink.name)
+"""Each an extra of the same name, whose package has that name too."""
+
+
+def open_sink(store: Store, name: str) -> CopySink:
+    """Raises: SinkMissing for a name that is no sink's."""
+    if name not in _KINDS:
+        raise SinkMissing(f"there is no sink {name!r}; there are {', '.join(_KINDS)}")
+    return _KINDS[name](store)
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Raises: SinkMissing, naming the extra, when a sink's package is not here."""
+    for name in names:
+        if name in OPTIONAL and importlib.util.find_spec(name) is None:
+            raise SinkMissing(
+                f"--sink {name} needs the package {name}, which is not installed: pip install 'swarm-researcher[{name}]'"
+            )

@@ -1,0 +1,140 @@
+"""TensorBoard's copy of the records: `STUDY/STAGE/ARM/seed-N` below one log directory, and a page of text per study.
+
+Every trial is one event file, written whole under a name that follows from the trial, and put in place at once: sending it
+again replaces it by the same bytes. Needs the package tensorboard, not torch or tensorflow; imported when first needed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from foundation.logs import redact
+from foundation.paths import user_data_dir, write_atomically
+from researcher.models import Plan, TrialRecord
+from researcher.store.errors import NotFound
+from researcher.store.outbox import Message
+from researcher.store.sink import CopyFailed, CopySink
+from researcher.store.store import Store
+from researcher.store.trial_card import params_of, points_of, tags_of
+
+FOLDER = "RESEARCHER_TENSORBOARD_DIR"
+"""Environment variable: the log directory; by default `tensorboard` in the user data directory."""
+_ODD = re.compile(r"[^\w.,=+@-]+")
+
+
+def default_folder(environ: Mapping[str, str] | None = None) -> Path:
+    env = os.environ if environ is None else environ
+    return Path(env[FOLDER]).expanduser().resolve() if env.get(FOLDER) else user_data_dir(env) / "tensorboard"
+
+
+class TensorboardSink(CopySink):
+    """See the module."""
+
+    name = "tensorboard"
+
+    def __init__(self, store: Store, folder: Path | None = None) -> None:
+        super().__init__(store)
+        self.folder = folder or default_folder()
+
+    def place(self) -> str:
+        return str(self.folder)
+
+    def _send(self, message: Message) -> None:
+        try:
+            if message.kind == "trial":
+                self._send_trial(self._store.trial(message.study_id, message.ref))
+            else:
+                self._send_study(message)
+        except ImportError as error:
+            raise CopyFailed(f"the package tensorboard cannot be imported ({error})") from error
+        except OSError as error:
+            raise CopyFailed(f"{self.folder} cannot be written: {error}") from error
+
+    def _send_trial(self, trial: TrialRecord) -> None:
+        study = self._store.study(trial.study_id)
+        plan = self._plan(trial.study_id)
+        started = trial.started_at or study.created_at
+        folder = self.folder / _safe(trial.study_id) / _safe(trial.stage) / _safe(trial.arm) / f"seed-{trial.seed}"
+        write_atomically(folder / _file_name(int(started)), _records(_trial_events(plan, trial, started)))
+
+    def _send_study(self, message: Message) -> None:
+        """The newest page of text. It gets a new name each time: a TensorBoard that runs looks at no file twice."""
+        folder = self.folder / _safe(message.study_id)
+        made = folder / _file_name(message.seq)
+        study = self._store.study(message.study_id)
+        write_atomically(made, _records(iter([_text_event("study", self._page(message.study_id), study.created_at)])))
+        for older in folder.glob(_file_name(0).replace("0" * 10, "*")):
+            if older.is_file() and older.name < made.name:
+                older.unlink(missing_ok=True)
+
+    def _page(self, study_id: str) -> str:
+        study, plan = self._store.study(study_id), self._plan(study_id)
+        lines = [f"# {study.topic}", "", f"Status: {study.status}"]
+        lines += [] if plan is None else [f"Plan: {plan.digest()}, planner {plan.planner}", ""]
+        lines += [f"- {one.hypothesis}: {one.verdict}. {one.reason}" for one in self._store.verdicts(study_id)]
+        report = self._store.report_files(study_id).get("markdown")
+        if report is not None and Path(report).is_file():
+            lines += ["", Path(report).read_text(encoding="utf-8")]
+        return redact("\n".join(lines))
+
+    def _plan(self, study_id: str) -> Plan | None:
+        try:
+            return self._store.plan(study_id)
+        except NotFound:
+            return None
+
+
+def _safe(name: str) -> str:
+    """As the name of a folder."""
+    return _ODD.sub("_", name).lstrip(".") or "_"
+
+
+def _file_name(number: int) -> str:
+    """TensorBoard knows event files by their name, and reads those of a folder in its order."""
+    return f"events.out.tfevents.{number:010d}.swarm"
+
+
+def _records(events: Iterator[Any]) -> bytes:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    buffer = io.BytesIO()
+    writer = RecordWriter(buffer)
+    for event in [Event(file_version="brain.Event:2"), *events]:
+        writer.write(event.SerializeToString(deterministic=True))
+    return buffer.getvalue()
+
+
+def _trial_events(plan: Plan | None, trial: TrialRecord, started: float) -> Iterator[Any]:
+    """Levels and seed for the HParams page, tags as text, every point as a scalar."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+    levels = {
+        name: value if isinstance(value, bool | int | float) else str(value)
+        for name, value in params_of(plan, trial).items()
+    }
+    yield Event(wall_time=started, step=0, summary=hparams_pb(levels, trial_id=trial.key, start_time_secs=started))
+    tags = "\n".join(f"- {name}: {value}" for name, value in tags_of(plan, trial, {}).items())
+    yield _text_event("tags", redact(tags), started)
+    for name, value, at_ms, step in points_of(trial, started):
+        point = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+        yield Event(wall_time=at_ms / 1000, step=step, summary=point)
+
+
+def _text_event(tag: str, text: str, at: float) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.text.metadata import create_summary_metadata
+
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
+    value = Summary.Value(tag=tag, metadata=create_summary_metadata(tag, ""), tensor=tensor)
+    return Event(wall_time=at, step=0, summary=Summary(value=[value]))

@@ -1,0 +1,42 @@
+"""What every copy of the records says of a trial: its parameters, its tags, its points. Plain values; knows no sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from researcher.models import Plan, TrialRecord
+
+_LONGEST_REASON = 5000
+
+
+def params_of(plan: Plan | None, trial: TrialRecord) -> dict[str, object]:
+    """Arm, seed, and the level of each factor."""
+    levels = {} if plan is None else next((arm.levels for arm in plan.arms if arm.name == trial.arm), {})
+    return {"arm": trial.arm, "seed": trial.seed, **levels}
+
+
+def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any]) -> dict[str, str]:
+    """By which a trial is found among others: hypotheses, stage, plan, code, status."""
+    tags = {"swarm.arm": trial.arm, "swarm.seed": str(trial.seed), "swarm.stage": trial.stage}
+    tags["swarm.status"] = trial.status.value
+    tags["swarm.attempts"] = str(trial.attempt)
+    if trial.reason:
+        tags["swarm.reason"] = trial.reason[:_LONGEST_REASON]
+    if plan is not None:
+        concerned = [one.id for one in plan.hypotheses if trial.arm in one.sides]
+        tags["swarm.hypothesis"] = ",".join(concerned)
+        tags["swarm.plan_hash"] = plan.digest()
+    if "code_version" in blueprint:
+        tags["swarm.code_version"] = str(blueprint["code_version"])
+    return tags
+
+
+def points_of(trial: TrialRecord, started: float) -> Iterator[tuple[str, float, int, int]]:
+    """Name, value, time in ms, step. Times are spread over the trial, and equal whenever it is sent again."""
+    began, ended = int(started * 1000), int((trial.ended_at or started) * 1000)
+    for name, value in trial.finals.items():
+        yield f"final.{name}", value, ended, 0
+    for name, line in trial.series.items():
+        for index, (step, value) in enumerate(line, start=1):
+            yield name, value, began + (ended - began) * index // len(line), step

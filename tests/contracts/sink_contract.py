@@ -1,0 +1,112 @@
+"""What every copy of the records must do. Subclass, and give `sink`, `away` (the same kind, where nothing can be written) and `copied`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from foundation.clock import ManualClock
+from researcher.models import StudyStatus, Verdict, VerdictRecord
+from researcher.store.sink import CopySink
+from researcher.store.store import Store
+from tests.fakes.example_plan import ARMS, example_plan
+from tests.fakes.sampled import an_episode
+
+CURVE = [(1, 0.125), (2, 0.5)]
+
+
+@dataclass
+class CopiedTrial:
+    """What a reader of the copy finds of one trial."""
+
+    arm: str
+    seed: str
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    finals: dict[str, float] = field(default_factory=dict)
+
+
+def a_study(store: Store) -> tuple[str, str, str]:
+    """A study with one trial done and one failed."""
+    study = store.create_study("Does it work?", {})
+    store.save_plan(study, example_plan())
+    store.set_stage_status(study, "compare", "running")
+    done, failed = (trial.key for trial in store.ensure_trials(study, "compare", [(ARMS[0], 0), (ARMS[1], 0)]))
+    for key in (done, failed):
+        store.record_intent(study, key, 1, "http://a", f"{study}/{key}#1", {"seed": 0})
+        store.record_submitted(study, key, "run-1", {"code_version": "c0de"})
+    series = {"reward_mean": CURVE, "eval_reward_after": [(0, 1.0), (1, 0.0)]}
+    store.finish_trial(study, done, {"heldout_accuracy": 0.5}, series, None, [an_episode()])
+    store.fail_attempt(study, failed, "no reason")
+    store.fail_trial(study, failed, "gave up")
+    return study, done, failed
+
+
+class SinkContract:
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=ManualClock())
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def sink(self, store: Store, tmp_path: Path) -> CopySink:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def away(self, store: Store, tmp_path: Path) -> CopySink:
+        raise NotImplementedError
+
+    def copied(self, sink: CopySink, store: Store, study: str) -> list[CopiedTrial]:
+        """Every trial in the copy, in the order of arms."""
+        raise NotImplementedError
+
+    def test_trials_are_copied_with_their_curves_once(self, store: Store, sink: CopySink) -> None:
+        study, _, _ = a_study(store)
+        assert sink.drain(study) > 0
+        assert sink.drain(study) == 0
+        assert store.outbox_state(sink.name, study) == (0, None)
+        done, failed = self.copied(sink, store, study)
+        assert (done.arm, done.seed, done.curve) == (ARMS[0], "0", CURVE)
+        assert done.finals == {"heldout_accuracy": 0.5}
+        assert (failed.arm, failed.curve, failed.finals) == (ARMS[1], [], {})
+
+    def test_sending_everything_again_leaves_one_of_each(self, store: Store, sink: CopySink) -> None:
+        study, _, _ = a_study(store)
+        waiting = store.unsent(sink.name, study)
+        sink.drain(study)
+        before = self.copied(sink, store, study)
+        for message in waiting:  # as after a crash between sending and marking
+            sink._send(message)
+        assert self.copied(sink, store, study) == before
+
+    def test_an_outage_loses_nothing_and_concerns_this_sink_alone(
+        self, store: Store, sink: CopySink, away: CopySink
+    ) -> None:
+        study, _, _ = a_study(store)
+        for _ in range(2):
+            assert away.drain(study) == 0
+        waiting, error = store.outbox_state(sink.name, study)
+        assert waiting == len(store.unsent("another")) > 0
+        assert error
+        assert store.outbox_state("another", study) == (waiting, None)
+        assert sink.drain(study) == waiting
+        assert len(self.copied(sink, store, study)) == 2
+
+    def test_verdict_and_report_follow_later(self, store: Store, sink: CopySink, tmp_path: Path) -> None:
+        study, _, _ = a_study(store)
+        sink.drain(study)
+        report = tmp_path / "report.md"
+        report.write_text("# Yes")
+        verdict = VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="clear", effect=None)
+        store.record_verdict(study, "compare", verdict)
+        store.record_report(study, {"markdown": str(report)})
+        store.set_study_status(study, StudyStatus.DONE)
+        assert sink.drain(study) == 3
+        assert store.outbox_state(sink.name, study) == (0, None)
+        assert len(self.copied(sink, store, study)) == 2
+
+    def test_it_says_where_the_copy_is(self, sink: CopySink) -> None:
+        assert sink.place()
