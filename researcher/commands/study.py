@@ -19,7 +19,7 @@ from researcher.analysis.metrics import finals
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines, when
-from researcher.conduct import Conduct, Outcome
+from researcher.conduct import Conduct, Outcome, Sink
 from researcher.executor.blueprint import Setup
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
@@ -175,22 +175,35 @@ def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = No
     logs.configure("WARNING")
     view = view_for(as_json=as_json)
     try:
-        outcome = asyncio.run(_carry_out(home, study_id, view, plan, wait=wait))
+        outcome = asyncio.run(sit(home, study_id, view, plan, wait=wait))
     finally:
         view.close()
     return _close(outcome, study_id, as_json=as_json)
 
 
-async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None, *, wait: bool) -> Outcome:
-    """Conduct the study in its windows. wait: sit through the times between them; else return when one closes."""
-    clock = SystemClock()
+async def sit(
+    home: Home,
+    study_id: str,
+    view: View,
+    plan: Plan | None = None,
+    *,
+    wait: bool,
+    clock: Clock | None = None,
+    copy: Callable[[Store], Sink] = MlflowSink,
+) -> Outcome:
+    """Own the study and conduct it in its windows. plan: to be frozen first. wait: sit through the times between windows;
+    else return when one closes. copy: of the records.
+
+    Raises: LeaseHeld when another process works on it; OverBudget.
+    """
+    clock = clock or SystemClock()
     async with owned(home.store, study_id, clock) as store:
         if plan is not None:
             store.save_plan(study_id, plan)
         frozen = store.plan(study_id)
         view.say(f"{study_id}: plan {frozen.digest()[:16]} by the {frozen.planner} planner; records in {home.root}")
         gates = Gates(store, lambda name, question: Gate(default_url(), study_id, name).ask(question))
-        sitting = Sitting(home, store, study_id, frozen, view, gates, clock)
+        sitting = Sitting(home, store, study_id, frozen, view, gates, clock, copy)
         try:
             gates.before_plan(study_id, frozen)
             return await sitting.through(wait=wait)
@@ -203,7 +216,15 @@ class Sitting:
     """One process's work on a study: window after window, on servers that it holds only while a window is open."""
 
     def __init__(
-        self, home: Home, store: Store, study_id: str, plan: Plan, view: View, gates: Gates, clock: Clock
+        self,
+        home: Home,
+        store: Store,
+        study_id: str,
+        plan: Plan,
+        view: View,
+        gates: Gates,
+        clock: Clock,
+        copy: Callable[[Store], Sink],
     ) -> None:
         self._home = home
         self._store = store
@@ -212,6 +233,7 @@ class Sitting:
         self._view = view
         self._gates = gates
         self._clock = clock
+        self._copy = copy
         detail = store.schedule(study_id)
         self._timetable = Timetable(zone="UTC") if detail is None else Timetable.of_record(detail)
 
@@ -257,15 +279,15 @@ class Sitting:
         servers = ", ".join(choices["servers"]) or _starting(plan)
         self._view.say(f"waiting for {servers} ...")
         async with pool:
-            executor = Executor(self._store, pool, setup(home, folder), may_begin=self._may_begin)
-            sink = MlflowSink(self._store)
+            executor = Executor(self._store, pool, setup(home, folder), may_run=self._may_run)
+            sink = self._copy(self._store)
             conduct = Conduct(self._store, executor, sink, self._view, self._clock, home.studies, gates=self._gates)
             outcome = await conduct.carry_out(study_id)
         if outcome.status is StudyStatus.DONE:
             pool.discard_state()
         return outcome
 
-    def _may_begin(self) -> bool:
+    def _may_run(self) -> bool:
         return self._timetable.open(self._clock.now())
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from foundation.clock import Clock
 from researcher.executor.attempts import AttemptRun, Sight, TrialLimits
 from researcher.executor.blueprint import Setup, Work
-from researcher.executor.errors import AttemptFailed, NoServersLeft, ServerUnfit, StudyHalted
+from researcher.executor.errors import AttemptFailed, NoServersLeft, RunLost, ServerUnfit, StudyHalted, Wish
 from researcher.executor.processes import Berth, Berths
 from researcher.executor.servers import ServerPool, Site
 from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
@@ -66,7 +66,7 @@ class _Round:
 class Executor:
     """attempts: how often a trial may fail, over its whole life, before it is recorded as failed.
 
-    limits: None follows from the plan. may_begin: whether another trial may begin now; those that run go on to their end.
+    limits: None follows from the plan. may_run: whether trials may run now; when they may not, those that do are paused.
     berths: where clients live; by default as processes of this machine.
     """
 
@@ -78,7 +78,7 @@ class Executor:
         *,
         limits: TrialLimits | None = None,
         attempts: int = 3,
-        may_begin: Callable[[], bool] = lambda: True,
+        may_run: Callable[[], bool] = lambda: True,
         berths: Berths = Berth,
     ) -> None:
         if attempts < 1:
@@ -89,16 +89,17 @@ class Executor:
         self._clock: Clock = pool.clock
         self._limits = limits
         self._attempts = attempts
-        self._may_begin = may_begin
+        self._may_run = may_run
         self._berths = berths
+        self._wish: Wish | None = None
 
     async def run_trials(
         self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress = lambda _: None
     ) -> list[TrialRecord]:
         """The same trials, in the same order, each done or failed with its reason.
 
-        Some are still planned only when a person asked for a stop (which ends what runs) or a pause (which lets it end), or when
-        no more may begin.
+        Some are not when a person asked for a stop (which ends what runs), or when the study is halted in another way (a
+        pause, its window, `halt`): what runs then is paused with a checkpoint, and goes on with the next call.
         Raises: NoServersLeft; OverBudget; InstrumentChanged; LeaseSuperseded when another process owns the study by now.
         What was under way then goes on with the next call.
         """
@@ -113,6 +114,10 @@ class Executor:
                 raise NoServersLeft(self._pool.reasons() or "the pool holds too few servers")
             await self._all_sites(this)
         return [self._store.trial(study_id, trial.key) for trial in trials]
+
+    def halt(self, wish: Wish) -> None:
+        """Have `run_trials` return soon, and every later call at once."""
+        self._wish = wish
 
     async def _reconciled(self, work: Work, trials: Sequence[TrialRecord]) -> list[str]:
         """Keys of the trials that are not over, those under way first. Attempts whose server is gone are ended."""
@@ -169,6 +174,10 @@ class Executor:
                 _log.warning("%s", error)
                 if site.fit:
                     site.lost(error)
+            except RunLost as error:
+                _log.warning("%s: %s", key, error)
+                this.queue.append(key)
+                self._tell(this, key, TrialStatus.PLANNED, 0, str(error))
             except AttemptFailed as error:
                 self._failed(this, key, str(error))
             else:
@@ -184,8 +193,13 @@ class Executor:
             this.curves[key] += [(step, value) for name, step, value in sight.fresh if name == "reward_mean"]
             self._tell(this, key, TrialStatus.RUNNING, sight.step, sight.phase)
 
+        def heed() -> None:
+            self._check_requests(this.work)
+
         limits = self._limits_of(this.work.plan)
-        attempt = AttemptRun(this.work, trial, site, self._store, self._clock, limits, self._pool.tell, self._berths)
+        attempt = AttemptRun(
+            this.work, trial, site, self._store, self._clock, limits, heed, self._pool.tell, self._berths
+        )
         await attempt.carry_out(on_sight)
 
     def _failed(self, this: _Round, key: str, reason: str) -> None:
@@ -237,8 +251,10 @@ class Executor:
             raise StudyHalted("stop")
         if study.pause_requested:
             raise StudyHalted("pause")
-        if not self._may_begin():
+        if not self._may_run():
             raise StudyHalted("window")
+        if self._wish is not None:
+            raise StudyHalted(self._wish)
 
     def _tell(self, this: _Round, key: str, status: TrialStatus, step: int, note: str) -> None:
         attempts = self._store.attempts(this.work.study_id, key)

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Float, ForeignKey, ForeignKeyConstraint, Index, Integer, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 """The newest migration that this code knows."""
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
@@ -270,6 +270,16 @@ class ScheduleRow(Base):
     study_id: Mapped[str] = mapped_column(ForeignKey("studies.id"), primary_key=True)
     detail: Mapped[dict[str, Any]]
     updated_at: Mapped[float]
+
+
+class ReceiptRow(Base):
+    """The number of a writer's last transaction, part of that transaction: see outages.py. A writer is a thread."""
+
+    __tablename__ = "receipts"
+
+    writer: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger)
+    at: Mapped[float]
 
 
 class OutboxRow(Base):
