@@ -350,7 +350,7 @@ def test_a_database_that_is_restarted_every_few_seconds_loses_nothing_and_double
     assert sitting.returncode == 0, play.said()
     assert restarts >= 3
     play.assert_each_trial_once_and_whole()
-    assert {count for count in Counter(detail["trial"] for detail in play.events("trial_begun")).values()} == {1}
+    assert set(Counter(detail["trial"] for detail in play.events("trial_begun")).values()) == {1}
     assert play.finals() == undisturbed.finals()
     assert play.verdicts() == undisturbed.verdicts()
     assert play.store.outbox_state(play.study) == (0, None)

@@ -35,7 +35,7 @@ class TownClock:
 
     async def sleep(self, seconds: float) -> None:
         deadline = self.monotonic() + seconds
-        while (left_s := deadline - self.monotonic()) > 0:
+        while (left_s := deadline - self.monotonic()) > 0:  # noqa: ASYNC110 - a file wakes nobody
             await asyncio.sleep(min(_LOOK_S, left_s))
         await asyncio.sleep(0)
 

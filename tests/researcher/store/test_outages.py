@@ -44,7 +44,7 @@ def _interrupted(store: Store, monkeypatch: pytest.MonkeyPatch, *, committed: bo
         lost.append(True)
         if committed:
             real(connection)
-        connection.close()
+        connection.dbapi_connection.close()
         raise psycopg.OperationalError("server closed the connection unexpectedly")
 
     monkeypatch.setattr(dialect, "do_commit", commit)
