@@ -32,9 +32,24 @@ pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 TOPIC = "Does a learning rate of 1e-3 repeat words faster than 1e-5?"
-LATENCY = ("--echo-latency-s", "0.15")
+LATENCY = ("--echo-latency-s", "0.4")
 HOUR_S = 3600.0
-STEPS = 6
+STEPS, SEEDS = 6, 4
+LIMIT_S = 900.0
+"""For anything that is waited for: machines are shared."""
+
+
+def _make_light(declaration: Path) -> None:
+    """Eight episodes a step: what is tested here is everything around them. Such loud trials need a wide margin."""
+    text = declaration.read_text()
+    for heavy, light in (
+        ("tasks = 4\ngroup_size = 8", "tasks = 2\ngroup_size = 4"),
+        ("heldout_tasks = 8", "heldout_tasks = 4"),
+        ("margin = 0.2", "margin = 0.4"),
+    ):
+        assert text.count(heavy) == 1
+        text = text.replace(heavy, light)
+    declaration.write_text(text)
 
 
 def at(text: str) -> float:
@@ -51,6 +66,7 @@ class Play:
         self.clock = self.town.clock
         self.instrument = folder / "repeat"
         shutil.copytree(REPEAT, self.instrument, ignore=shutil.ignore_patterns("__pycache__"))
+        _make_light(self.instrument / "study.toml")
         arranged = {"seeds": 3, "windows": [], "days": None, "budget_s": 30 * HOUR_S, **facts}
         known = {"instrument": str(self.instrument), "servers": servers, **arranged}
         (folder / "town.json").write_text(json.dumps(known))
@@ -85,7 +101,7 @@ class Play:
 
     def until(self, what: str, found: Callable[[], T], meanwhile: Callable[[], None] = lambda: None) -> T:
         """What `found` gives, once that is something."""
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + LIMIT_S
         while not (seen := found()):
             assert time.monotonic() < deadline, f"waited in vain until {what}:\n{self.said()[-5000:]}\n{self.journal()}"
             meanwhile()
@@ -135,7 +151,7 @@ class Play:
             outcomes = Counter(attempt.outcome for attempt in self.store.attempts(self.study, trial.key))
             assert (trial.status, outcomes["done"], outcomes["open"]) == (TrialStatus.DONE, 1, 0), trial
             assert [step for step, _ in trial.series["reward_mean"]] == [*range(1, STEPS + 1)]
-            assert len(trial.series["eval_reward_before"]) == len(trial.series["eval_reward_after"]) == 8
+            assert len(trial.series["eval_reward_before"]) == len(trial.series["eval_reward_after"]) == 4
         done = Counter(detail["trial"] for detail in self.events("trial_done"))
         assert set(done.values()) == {1}
 
@@ -172,10 +188,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("undisturbed")
         servers = [server(stack, folder / name).url for name in ("a", "b")]
-        play = Play(folder / "town", stack, servers, seeds=5)
+        play = Play(folder / "town", stack, servers, seeds=SEEDS)
         play.plan()
         sitting = play.begin("sit", play.study)
-        assert sitting.wait(timeout=180) == 0, play.said()
+        assert sitting.wait(timeout=LIMIT_S) == 0, play.said()
         play.assert_each_trial_once_and_whole()
         yield play
 
@@ -184,7 +200,7 @@ def test_three_days_of_trouble_end_within_budget_in_the_verdict_of_a_quiet_study
     tmp_path: Path, stack: ExitStack, undisturbed: Play
 ) -> None:
     one, other = (server(stack, tmp_path / name, *LATENCY) for name in ("a", "b"))
-    facts = {"windows": ["22:00-07:00"], "days": 3, "seeds": 5, "llm_back_at": at("2026-03-02 14:00")}
+    facts = {"windows": ["22:00-07:00"], "days": 3, "seeds": SEEDS, "llm_back_at": at("2026-03-02 14:00")}
     play = Play(tmp_path / "town", stack, [one.url, other.url], **facts)
     workflow = play.instrument / "workflow.py"
     sound = workflow.read_bytes()
@@ -240,7 +256,7 @@ def test_three_days_of_trouble_end_within_budget_in_the_verdict_of_a_quiet_study
     play.until("the lost server is missed", lambda: f"{other.url} does not answer" in play.said())
     play.clock.pass_time(31)
     play.until("it is done", lambda: play.store.study(play.study).status is StudyStatus.DONE)
-    assert daemon.wait(timeout=60) == 0  # nothing is left in its care: but it looks only now and then
+    assert daemon.wait(timeout=LIMIT_S) == 0  # nothing is left in its care: but it looks only now and then
 
     _assert_as_good_as_quiet(play, undisturbed)
     _assert_the_journal_explains_it(play, other)
@@ -302,11 +318,11 @@ def _assert_the_journal_explains_it(play: Play, lost: ServerProcess) -> None:
 def test_of_two_orchestrators_one_owns_the_study_and_the_other_says_so_and_takes_over_when_it_dies(
     tmp_path: Path, stack: ExitStack, undisturbed: Play
 ) -> None:
-    play = Play(tmp_path / "town", stack, [server(stack, tmp_path / "a", *LATENCY).url], seeds=5)
+    play = Play(tmp_path / "town", stack, [server(stack, tmp_path / "a", *LATENCY).url], seeds=SEEDS)
     play.plan()
     first = play.begin("sit", play.study)
     play.until("it trains", lambda: play.running(1))
-    assert play.begin("sit", play.study, log="second.log").wait(timeout=60) == 1
+    assert play.begin("sit", play.study, log="second.log").wait(timeout=LIMIT_S) == 1
     said = play.said("second.log")
     assert "LeaseHeld" in said
     assert f"/{first.pid}/" in said
@@ -321,11 +337,11 @@ def test_of_two_orchestrators_one_owns_the_study_and_the_other_says_so_and_takes
     # On another, only the end of its lease says so.
     play.kill(second)
     elsewhere = ("sit", play.study, "--host", "elsewhere")
-    assert play.begin(*elsewhere, log="elsewhere.log").wait(timeout=60) == 1
+    assert play.begin(*elsewhere, log="elsewhere.log").wait(timeout=LIMIT_S) == 1
     assert "s more; wait, or stop that process" in play.said("elsewhere.log")
     play.clock.pass_time(61)
     third = play.begin(*elsewhere, log="elsewhere.log")
-    assert third.wait(timeout=180) == 0, play.said("elsewhere.log")
+    assert third.wait(timeout=LIMIT_S) == 0, play.said("elsewhere.log")
     assert len(play.events("taken_over")) == 2
     play.assert_each_trial_once_and_whole()
     assert play.finals() == undisturbed.finals()
@@ -337,7 +353,7 @@ def test_a_database_that_is_restarted_every_few_seconds_loses_nothing_and_double
 ) -> None:
     database = stack.enter_context(postgres_server())
     servers = [server(stack, tmp_path / name, *LATENCY).url for name in ("a", "b")]
-    play = Play(tmp_path / "town", stack, servers, seeds=5, database=database.url)
+    play = Play(tmp_path / "town", stack, servers, seeds=SEEDS, database=database.url)
     play.plan()
     sitting = play.begin("sit", play.study)
     play.until("it works", lambda: play.running(1))
