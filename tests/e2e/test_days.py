@@ -202,18 +202,38 @@ def test_three_days_of_trouble_end_within_budget_in_the_verdict_of_a_quiet_study
     one, other = (server(stack, tmp_path / name, *LATENCY) for name in ("a", "b"))
     facts = {"windows": ["22:00-07:00"], "days": 3, "seeds": SEEDS, "llm_back_at": at("2026-03-02 14:00")}
     play = Play(tmp_path / "town", stack, [one.url, other.url], **facts)
-    workflow = play.instrument / "workflow.py"
-    sound = workflow.read_bytes()
+    daemon = _monday(play)
+    daemon = _first_night(play, daemon, one, other)
+    play.kill(daemon)
+    play.clock.until(at("2026-03-03 12:00"))
+    play.town.copy_is_away.unlink()
+    daemon = play.begin("daemon")
+    _second_night(play, one, other)
+    play.kill(daemon)
+    daemon = play.begin("daemon")
+    play.clock.until(at("2026-03-04 22:00"))
+    play.until("the lost server is missed", lambda: f"{other.url} does not answer" in play.said())
+    play.clock.pass_time(31)
+    play.until("it is done", lambda: play.store.study(play.study).status is StudyStatus.DONE)
+    assert daemon.wait(timeout=LIMIT_S) == 0  # nothing is left in its care: but it looks only now and then
+    _assert_as_good_as_quiet(play, undisturbed)
+    _assert_the_journal_explains_it(play, other)
 
-    # Monday: the planner's LLM is out for two hours; the daemon is killed before it had anything to do.
+
+def _monday(play: Play) -> subprocess.Popen[bytes]:
+    """The planner's LLM is out for two hours; the daemon is killed before it had anything to do."""
     play.plan(meanwhile=lambda: play.clock.pass_time(30) if "does not answer" in play.said("plan.log") else None)
     assert at("2026-03-02 14:00") <= play.clock.now() < at("2026-03-02 22:00")
     daemon = play.begin("daemon")
     play.until("the daemon looks", lambda: "the daemon looks" in play.said())
     play.kill(daemon)
-    daemon = play.begin("daemon")
+    return play.begin("daemon")
 
-    # The first night: daemon and worker are killed in mid-trial, and the records' copy is away until noon.
+
+def _first_night(
+    play: Play, daemon: subprocess.Popen[bytes], one: ServerProcess, other: ServerProcess
+) -> subprocess.Popen[bytes]:
+    """Daemon and worker are killed in mid-trial, and the records' copy goes away."""
     play.clock.until(at("2026-03-02 22:00"))
     play.until("both servers train", lambda: play.running(2, one.url) and play.running(2, other.url))
     play.kill(daemon)
@@ -224,14 +244,13 @@ def test_three_days_of_trouble_end_within_budget_in_the_verdict_of_a_quiet_study
     play.until("others are at it", lambda: play.running(1))
     play.clock.until(at("2026-03-03 07:00"))
     _assert_rests(play, one, other)
+    return daemon
 
-    # Tuesday: the daemon is killed again, and the copy comes back.
-    play.kill(daemon)
-    play.clock.until(at("2026-03-03 12:00"))
-    play.town.copy_is_away.unlink()
-    daemon = play.begin("daemon")
 
-    # The second night: an edit breaks the client, and is taken back; a server is lost for good.
+def _second_night(play: Play, one: ServerProcess, other: ServerProcess) -> None:
+    """An edit breaks the client, and is taken back; a server is lost for good."""
+    workflow = play.instrument / "workflow.py"
+    sound = workflow.read_bytes()
     play.clock.until(at("2026-03-03 22:00"))
     play.until("a trial goes on", lambda: play.events("trial_continued"))
     workflow.write_bytes(sound.replace(b"said = answer.json()", b"said = answer.jason()"))
@@ -248,18 +267,6 @@ def test_three_days_of_trouble_end_within_budget_in_the_verdict_of_a_quiet_study
     play.until("the last server trains", lambda: play.running(1, one.url))
     play.clock.until(at("2026-03-04 07:00"))
     _assert_rests(play, one)
-    play.kill(daemon)
-    daemon = play.begin("daemon")
-
-    # The third night.
-    play.clock.until(at("2026-03-04 22:00"))
-    play.until("the lost server is missed", lambda: f"{other.url} does not answer" in play.said())
-    play.clock.pass_time(31)
-    play.until("it is done", lambda: play.store.study(play.study).status is StudyStatus.DONE)
-    assert daemon.wait(timeout=LIMIT_S) == 0  # nothing is left in its care: but it looks only now and then
-
-    _assert_as_good_as_quiet(play, undisturbed)
-    _assert_the_journal_explains_it(play, other)
 
 
 def _assert_rests(play: Play, *servers: ServerProcess) -> None:
