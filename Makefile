@@ -37,7 +37,7 @@ $(VENV)/.ready: requirements/cpu.txt pyproject.toml
 	@$(PIP) --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev-ready: $(VENV)/.ready requirements/dev.txt
+$(VENV)/.dev-ready: $(VENV)/.ready $(VENV)/.verl-ready requirements/dev.txt
 	@$(PIP) -r requirements/dev.txt
 	@touch $@
 

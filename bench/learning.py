@@ -1,11 +1,12 @@
 """Does an agent learn here, on two cores: do held-out rewards rise, against a control with a learning rate of zero?
 
-`python -m bench.learning --what mix|team [--seeds N] [--limit-s S] [--engine echo] [--results DIR]`: the instrument
-`cocktail` (three families of tasks, 40/30/30) or `team` (two models, a server each), as `researcher start` runs its trials:
-held-out tasks before and after training, equal for every seed. Trials come in turn (the first seed, then its control, then
-the next seed), so that both meet the same conditions.
+`python -m bench.learning --what NAME [--seeds N] [--limit-s S] [--engine echo] [--results DIR]`: *mix* is the instrument
+`cocktail` (three families of tasks, 40/30/30), *team* two models with a server each; *grpo*, *rloo*, *ppo*, *dapo* and *lora*
+(GRPO on adapters) are `arithmetic`. Trials run as `researcher start` runs them: held-out tasks before and after training,
+equal for every seed. They come in turn (the first seed, then its control, then the next seed), so that both meet the same
+conditions; what trains nothing is the same for all algorithms, which share their controls.
 
-One JSON line per trial, kept in DIR/learning-WHAT.jsonl; what stands there already, for the same instrument and settings,
+One JSON line per trial, kept in DIR/learning-INSTRUMENT.jsonl; what stands there already, for the same instrument and settings,
 is not run again, so that the whole may be done in pieces (`--limit-s`: no trial begins after that). The last line sums up:
 gain is held-out reward after training less before, mean over seeds; against is the mean of gain less the control's gain at
 the same seed, with its 95 % t interval over seeds.
@@ -39,7 +40,17 @@ from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
 from swarm.protocol.runspec import merge_patch
 
 ROOT = Path(__file__).parents[1]
-INSTRUMENTS = {"mix": "cocktail", "team": "team"}
+_SUMS = "arithmetic"
+WHAT: dict[str, tuple[str, dict[str, Any]]] = {
+    "mix": ("cocktail", {}),
+    "team": ("team", {}),
+    "grpo": (_SUMS, {}),
+    "rloo": (_SUMS, {"algorithm": {"name": "rloo"}}),
+    "ppo": (_SUMS, {"algorithm": {"name": "ppo"}}),
+    "dapo": (_SUMS, {"algorithm": {"name": "dapo"}}),
+    "lora": (_SUMS, {"parameters": {"rank": 16, "alpha": 32.0}, "optimizer": {"learning_rate": 1e-3}}),
+}
+"""An instrument, and changes to its run's defaults."""
 ARMS = ("learning", "control")
 CONTROL = {"optimizer": {"learning_rate": 0.0}}
 MAIN = ""
@@ -48,7 +59,7 @@ MAIN = ""
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One seed of one arm. changes: to the instrument's own defaults, by a person who tries something."""
+    """One seed of one arm. changes: to the instrument's own defaults."""
 
     folder: InstrumentFolder
     arm: str
@@ -147,10 +158,13 @@ def summary(what: str, lines: Sequence[dict[str, Any]], role: str = MAIN) -> dic
     return told
 
 
-def trials(folder: InstrumentFolder, seeds: int, changes: dict[str, Any]) -> Iterator[Trial]:
+def trials(
+    folder: InstrumentFolder, seeds: int, changes: dict[str, Any], learning: dict[str, Any] | None = None
+) -> Iterator[Trial]:
+    """changes: of both arms. learning: of the arm that learns alone."""
     for seed in range(seeds):
         for arm in ARMS:
-            yield Trial(folder, arm, seed, changes)
+            yield Trial(folder, arm, seed, changes if arm == "control" else merge_patch(changes, learning or {}))
 
 
 def serve(folder: InstrumentFolder, engine: str, scratch: Path, stack: ExitStack) -> dict[str, str]:
@@ -177,7 +191,7 @@ async def _ready(url: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=sorted(INSTRUMENTS), required=True)
+    parser.add_argument("--what", choices=sorted(WHAT), required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--engine", choices=("local", "echo"), default="local")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no trial after that")
@@ -185,10 +199,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results")
     args = parser.parse_args()
     began = time.monotonic()
-    folder = read_instrument(ROOT / "studies" / INSTRUMENTS[args.what])
-    wanted = list(trials(folder, args.seeds, args.set))
+    study, learning = WHAT[args.what]
+    folder = read_instrument(ROOT / "studies" / study)
+    wanted = list(trials(folder, args.seeds, args.set, learning))
     args.results.mkdir(parents=True, exist_ok=True)
-    file = args.results / f"learning-{args.what}.jsonl"
+    file = args.results / f"learning-{study}.jsonl"
     known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     lines = {line["key"]: line for line in known if line["key"] in {trial.key for trial in wanted}}
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:

@@ -5,6 +5,7 @@ Pure arithmetic on rewards; knows neither tokens' meaning nor tensors.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +15,7 @@ from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.base import Algorithm
 from swarm.engine.algorithms.rewards import Credit, Trajectory
 from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup
-from swarm.engine.tree import Branch, merged_tokens
+from swarm.engine.tree import Branch, merged_tokens, timeline_numbers
 from swarm.protocol.episodes import DropReason
 from swarm.protocol.runspec import AlgorithmSpec
 
@@ -116,21 +117,33 @@ def branches(lessons: Sequence[Lesson], spec: AlgorithmSpec) -> list[Branch]:
     Calls that cannot move the weights are left out; the others keep the weight that they have among all.
     """
     tokens = sum(len(call.sampled_ids) for lesson in lessons for call in lesson.calls)
-    calls = sum(len(lesson.calls) for lesson in lessons)
     all_count = not algorithm_of(spec).rewards_alone
+    units = [_units(lesson.calls, spec) for lesson in lessons]
+    number_of_units = sum(len(set(own)) for own in units)
     made = []
-    for lesson in lessons:
-        own_tokens = sum(len(call.sampled_ids) for call in lesson.calls)
-        for call, advantage in zip(lesson.calls, lesson.advantages, strict=True):
+    for lesson, own in zip(lessons, units, strict=True):
+        size_of: Counter[int] = Counter()
+        for unit, call in zip(own, lesson.calls, strict=True):
+            size_of[unit] += len(call.sampled_ids)
+        for call, unit, advantage in zip(lesson.calls, own, lesson.advantages, strict=True):
             per_token = {
                 "token": 1.0 / tokens,
-                "call": 1.0 / (calls * len(call.sampled_ids)),
-                "episode": 1.0 / (len(lessons) * own_tokens),
                 "constant": 1.0 / (len(lessons) * spec.loss_length),
-            }[spec.loss_agg]
+            }.get(spec.loss_agg, 1.0 / (number_of_units * size_of[unit]))
             if advantage or all_count:
                 made.append(Branch(call=call, advantage=advantage, weight=per_token))
     return made
+
+
+def _units(calls: Sequence[TrainCall], spec: AlgorithmSpec) -> list[int]:
+    """Which of the episode's parts each call belongs to, where the loss is a mean over the means of parts."""
+    match spec.loss_agg:
+        case "call":
+            return list(range(len(calls)))
+        case "timeline":
+            return timeline_numbers(calls)
+        case _:
+            return [0] * len(calls)
 
 
 def reward_metrics(batch: TrainBatch) -> dict[str, float]:

@@ -167,6 +167,22 @@ def merged_tokens(calls: Iterable[TrainCall]) -> int:
     return sum(map(len, paths)) - sum(shared_length(first, second) for first, second in pairwise(paths))
 
 
+def timeline_numbers(calls: Sequence[TrainCall]) -> list[int]:
+    """Which timeline each call of an episode belongs to, counted from 0.
+
+    A call continues the longest timeline whose tokens, sampled ones included, its prompt begins with; else it begins one.
+    """
+    found = [0] * len(calls)
+    ends: list[list[int]] = []
+    for index in sorted(range(len(calls)), key=lambda index: len(calls[index].prompt_ids)):
+        call = calls[index]
+        begun = [number for number, ids in enumerate(ends) if call.prompt_ids[: len(ids)] == ids]
+        number = max(begun, key=lambda number: len(ends[number]), default=len(ends))
+        ends[number : number + 1] = [call.prompt_ids + call.sampled_ids]
+        found[index] = number
+    return found
+
+
 def cut(tree: PrefixTree, segment_tokens: int) -> list[Segment]:
     """Segments of at most `segment_tokens` tokens that together hold each head exactly once.
 

@@ -54,9 +54,10 @@ class AlgorithmSpec(StrictModel):
     kl_in: Literal["loss", "reward"] = "loss"
     """loss: the k3 estimator is added to the loss. reward: the k1 estimator is taken from the rewards, token by token."""
     entropy: NonNegative = 0.0
-    loss_agg: Literal["token", "call", "episode", "constant"] = "episode"
-    """token: mean over all trained tokens. call / episode: mean inside each, then mean over them. constant: sum inside each
-    episode divided by loss_length, then mean over episodes."""
+    loss_agg: Literal["token", "call", "timeline", "episode", "constant"] = "episode"
+    """token: mean over all trained tokens. call / timeline / episode: mean inside each, then mean over them. A timeline is the
+    calls of an episode that continue one another. constant: sum inside each episode divided by loss_length, then mean over
+    episodes."""
     loss_length: Count = 256
     """Tokens that `loss_agg: constant` divides by; sampling.max_tokens keeps the loss's size."""
     advantage_norm: Literal["std", "none"] = "std"

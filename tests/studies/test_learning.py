@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.learning import ARMS, INSTRUMENTS, MAIN, summary, trials
+from bench.learning import ARMS, MAIN, WHAT, summary, trials
 from researcher.planner.instruments import read_instrument
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -18,7 +18,7 @@ def line(arm: str, seed: int, before: float, after: float) -> dict[str, Any]:
     return {"arm": arm, "seed": seed, "heldout_before": before, "heldout_after": after, "planner": planner}
 
 
-@pytest.mark.parametrize("name", INSTRUMENTS.values())
+@pytest.mark.parametrize("name", sorted({study for study, _ in WHAT.values()}))
 def test_a_control_differs_from_its_trial_in_the_learning_rate_alone(name: str) -> None:
     folder = read_instrument(STUDIES / name)
     learning, control, *_ = trials(folder, 3, {"limits": {"steps": 4}})
@@ -28,6 +28,15 @@ def test_a_control_differs_from_its_trial_in_the_learning_rate_alone(name: str) 
         assert one.optimizer.learning_rate > 0
         assert one.model_dump(exclude={"optimizer"}) == other.model_dump(exclude={"optimizer"})
     assert len({trial.key for trial in trials(folder, 3, {})}) == 3 * len(ARMS)
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_what_an_algorithm_changes_is_valid_and_leaves_the_control_alone(what: str) -> None:
+    study, changes = WHAT[what]
+    folder = read_instrument(STUDIES / study)
+    learning, control, *_ = trials(folder, 1, {}, changes)
+    assert learning.spec(MAIN).optimizer.learning_rate > 0
+    assert control.key == list(trials(folder, 1, {}))[1].key
 
 
 def test_gains_are_compared_with_the_controls_of_the_same_seeds() -> None:

@@ -42,6 +42,9 @@ _BOOT_LIMIT_S = 900.0
 _PROBE_EVERY_S = 0.2
 _PUBLISH_LIMIT_S = 120.0
 _MAX_SOCKET_PATH = 107
+_SOCKET = "vllm.sock"
+_LONGEST_SOCKET = "x" * 36
+"""As long as the names of vLLM's own sockets, beside ours."""
 _SOCKET_DIR_PREFIX = "swarm-"
 
 
@@ -236,7 +239,7 @@ class VllmInference:
         _LOG.info("starting inference: about %.1f GiB", self.settings.memory_needed() / GIB)
         await self._drop_client()
         self._socket_dir = _private_dir(self.settings.log_path.with_suffix(".socket-dir"))
-        socket = self._socket_dir / "vllm.sock"
+        socket = self._socket_dir / _SOCKET
         self._client = VllmClient(socket)
         self._adapter_room = None if self._adapter is None else self._adapter.room
         return await ChildProcess.start(self.settings.command(socket, self._adapter))
@@ -286,7 +289,7 @@ def _private_dir(note: Path) -> Path:
         shutil.rmtree(left, ignore_errors=True)
     for parent in (None, "/tmp"):
         directory = Path(tempfile.mkdtemp(prefix=_SOCKET_DIR_PREFIX, dir=parent))
-        if len(str(directory / "vllm.sock")) <= _MAX_SOCKET_PATH:
+        if len(str(directory / _LONGEST_SOCKET)) <= _MAX_SOCKET_PATH:
             note.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(note, str(directory).encode())
             return directory

@@ -116,7 +116,10 @@ class VllmSettings:
         check(self.model_name, self.memory_needed())
 
     def command(self, socket: Path, adapter: ServedAdapter | None = None) -> ChildCommand:
-        """The child that serves at `socket`. With an adapter, that one goes by the model's name."""
+        """The child that serves at `socket`. With an adapter, that one goes by the model's name.
+
+        Its temporary files, further sockets among them, lie in the socket's directory and go with it.
+        """
         name = self.model_name if adapter is None else f"{self.model_name}:hosted"
         argv = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
@@ -139,9 +142,8 @@ class VllmSettings:
             module = {"name": self.model_name, "path": str(adapter.folder)}
             argv += ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "1"]
             argv += ["--max-lora-rank", str(adapter.room), "--lora-modules", json.dumps(module)]
-        return ChildCommand(
-            name="inference (vLLM)", argv=argv, env=child_environment(os.environ), log_path=self.log_path
-        )
+        env = child_environment(os.environ) | {"TMPDIR": str(socket.parent)}
+        return ChildCommand(name="inference (vLLM)", argv=argv, env=env, log_path=self.log_path)
 
     @cached_property
     def tool_parser(self) -> str | None:

@@ -27,11 +27,23 @@ def test_equal_rewards_have_no_advantage_whatever_rounding_does() -> None:
     assert group_relative([0.1 + 0.2] * 3, "std") == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("unit", ["token", "call", "episode"])
+@pytest.mark.parametrize("unit", ["token", "call", "timeline", "episode"])
 def test_the_weights_of_all_tokens_add_up_to_one(unit: str) -> None:
     algorithm = AlgorithmSpec.model_validate({"loss_agg": unit, "entropy": 0.1})
     made = branches(select(branching_batch(algorithm={"entropy": 0.1})).lessons, algorithm)
     assert sum(branch.weight * len(branch.call.sampled_ids) for branch in made) == pytest.approx(1.0)
+
+
+def test_timelines_weigh_the_same_however_many_calls_they_have() -> None:
+    first = call("long/0", PROMPT, [70, 71])
+    second = call("long/1", [*PROMPT, 70, 71, 9], [72, 73])
+    fork = call("fork/0", [*PROMPT, 70, 75, 9], [74])
+    algorithm = AlgorithmSpec.model_validate({"loss_agg": "timeline", "entropy": 0.1})
+    made = branches(
+        select(batch(group("a", episode("e", 1.0, fork, second, first)), algorithm={"entropy": 0.1})).lessons, algorithm
+    )
+    weights = {branch.call.call_id: branch.weight for branch in made}
+    assert weights == {"long/0": 1 / 8, "long/1": 1 / 8, "fork/0": 1 / 2}
 
 
 def test_calls_without_advantage_are_left_out_and_the_others_keep_their_weight() -> None:
