@@ -124,7 +124,7 @@ def patient(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
     """The method, tried again while the database is away."""
 
     @functools.wraps(method)
-    def tried(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+    def tried(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._line.patiently(functools.partial(method, self, *args, **kwargs))
 
     return tried

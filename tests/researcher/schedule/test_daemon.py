@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -12,9 +14,10 @@ import pytest
 from foundation.clock import ManualClock
 from researcher.models import StudyStatus
 from researcher.ownership import this_process
-from researcher.schedule.daemon import Carrier, only_daemon
+from researcher.schedule.daemon import Carrier, carry, only_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
+from tests.fakes.postgres import postgres
 from tests.fakes.study import study_plan
 
 _ZONE = "Europe/Berlin"
@@ -152,6 +155,19 @@ def test_a_laptop_that_slept_through_a_window_misses_it_and_meets_the_next(house
     house.until("2026-03-03 23:10")
     house.carrier.look()
     assert house.launched == [study]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_daemon_without_work_looks_and_ends_whatever_holds_the_records(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    with ExitStack() as stack:
+        url = stack.enter_context(postgres()) if kind == "postgresql" else f"sqlite:///{tmp_path}/records.db"
+        monkeypatch.setenv("RESEARCHER_DATABASE_URL", url)
+        async with asyncio.timeout(120):
+            await carry(until_idle=True)
 
 
 def test_there_is_one_daemon_for_a_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
