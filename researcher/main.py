@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from foundation.commandline import Parser
 
@@ -67,12 +68,7 @@ def parser() -> Parser:
         "what", nargs="?", default=LATEST, help="a study (its plan), or a trial's key as `status` prints it"
     )
     _json(show)
-    ui = commands.add_parser(
-        "ui", help="open MLflow on a study", description="Start MLflow's UI and open it on a study."
-    )
-    ui.add_argument("study", nargs="?", default=LATEST)
-    ui.add_argument("--port", type=int, default=5000, help="default %(default)s")
-    ui.add_argument("--no-browser", action="store_true", help="print the address and leave the browser alone")
+    _add_ui(commands)
     return root
 
 
@@ -132,6 +128,25 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     _json(start)
 
 
+def _add_ui(commands: argparse._SubParsersAction[Parser]) -> None:
+    ui = commands.add_parser(
+        "ui",
+        help="the studies as a web page: trials as they run, gates to answer, reports, MLflow",
+        description="Serve a web page of the studies until interrupted, and open it. MLflow starts when its link is followed.",
+    )
+    ui.add_argument("study", nargs="?", help="open the page of this study (default: the list of all)")
+    ui.add_argument("--host", default="127.0.0.1", help="other than loopback needs a token (default: %(default)s)")
+    ui.add_argument("--port", type=_port, default=8643, help="0 takes a free one (default: %(default)s)")
+    ui.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="what browsers must give (default: RESEARCHER_UI_TOKEN)"
+    )
+    ui.add_argument("--public-url", metavar="URL", help="how browsers call the page, where a proxy stands in front")
+    ui.add_argument("--mlflow", action="store_true", help="open MLflow itself, on the study or the latest one")
+    ui.add_argument("--mlflow-port", type=_port, default=5000, help="0 takes a free one (default: %(default)s)")
+    ui.add_argument("--no-browser", action="store_true", help="print the address and leave the browser alone")
+    _json(ui)
+
+
 def _add_archives(commands: argparse._SubParsersAction[Parser]) -> None:
     text = "write a study with its data and code into one file"
     export = commands.add_parser("export", help=text, description=text)
@@ -164,6 +179,12 @@ def _servers(command: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least 1; got {text!r}")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and int(text) <= 65_535):
+        raise argparse.ArgumentTypeError(f"a port lies between 0 and 65535, got {text!r}")
     return int(text)
 
 

@@ -35,7 +35,7 @@ _HOMES = {
     "instruments": "look",
     "report": "documents",
     "verify": "documents",
-    "ui": "machine",
+    "ui": "ui",
     "doctor": "machine",
 }
 

@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 _GRACE_S = 15.0
 
 
 @contextmanager
-def child(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+def child(command: Sequence[str], environ: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """The process, in a group of its own, which ends with all that it started when the block is left.
 
     SIGTERM leaves the block too, by SystemExit with the code that a shell gives it. Use it in the main thread.
@@ -26,9 +26,7 @@ def child(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     # Until the process is known, a signal is only remembered: else nobody would be there to end it.
     earlier = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     try:
-        started = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        started = begin(command, environ)
         try:
             signal.signal(signal.SIGTERM, leave)
             if told:
@@ -36,12 +34,23 @@ def child(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
             yield started
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            _end(started)
+            end(started)
     finally:
         signal.signal(signal.SIGTERM, earlier)
 
 
-def _end(started: subprocess.Popen[bytes]) -> None:
+def begin(command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """The process, in a group of its own. Whoever begins it ends it. environ: what it is told beside our own."""
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, **(environ or {})},
+    )
+
+
+def end(started: subprocess.Popen[bytes]) -> None:
     """The whole group, whether or not its first process lives: by SIGTERM, and what stays by SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):

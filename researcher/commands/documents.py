@@ -37,7 +37,11 @@ def verify_command(args: argparse.Namespace) -> int:
     claims = home.store.claims(study_id)
     if not claims:
         raise NotFound(f"{study_id} has no report to verify yet; `researcher status {study_id}` says how it is doing")
-    differences = verify(home.store.study_data(study_id), claims, home.store.report_files(study_id))
+    files = {
+        kind: str(_own_copy(home.studies / study_id, Path(path)))
+        for kind, path in home.store.report_files(study_id).items()
+    }
+    differences = verify(home.store.study_data(study_id), claims, files)
     if args.json:
         rows = [difference.model_dump() for difference in differences]
         say_json({"study": study_id, "claims": len(claims), "differences": rows})
@@ -49,3 +53,9 @@ def verify_command(args: argparse.Namespace) -> int:
         verdict = f"{len(differences)} differ" if differences else "all recompute"
         say(f"{study_id}: {len(claims)} claims, {verdict}")
     return FAILED if differences else DONE
+
+
+def _own_copy(folder: Path, recorded: Path) -> Path:
+    """A home that was copied or moved has its reports in its own folders, wherever they were when they were recorded."""
+    own = folder / recorded.name
+    return own if own.is_file() else recorded

@@ -13,7 +13,7 @@ from researcher.ownership import living_owner
 from researcher.planner.instruments import available
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
-from researcher.view import sparkline
+from researcher.view import duration, sparkline
 
 
 def list_command(args: argparse.Namespace) -> int:
@@ -108,7 +108,16 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(f"stage       {stage.id}: {kept}{', '.join(stage.arms)}; {seeds}{spends}")
     lines += [f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches]
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
-    lines.append(f"budget      {plan.budget.trials} trials, {plan.budget.wall_s / 60:.0f} min")
+    if plan.trial_s is not None:
+        from researcher.planner.stages import cost  # scipy takes longer to import than most commands take
+
+        each = dict.fromkeys((arm.name for arm in plan.arms), plan.trial_s)
+        (few, least_s), (many, most_s) = (cost(plan, each, at_most=at_most) for at_most in (False, True))
+        lines.append(
+            f"price       {few} to {many} trials of about {duration(plan.trial_s)}: {duration(least_s)} to {duration(most_s)} "
+            "one after the other"
+        )
+    lines.append(f"budget      at the most {plan.budget.trials} trials, {duration(plan.budget.wall_s)}")
     return lines
 
 
@@ -147,11 +156,11 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
     if not study.status.ended:
-        lines.append(f"worked on by {worker}" if worker else _unattended(home, study))
+        lines.append(f"worked on by {worker}" if worker else unattended(home, study))
     return lines
 
 
-def _unattended(home: Home, study: StudyRecord) -> str:
+def unattended(home: Home, study: StudyRecord) -> str:
     """Who will go on with a study that nobody works on, and when."""
     detail = home.store.schedule(study.id)
     if study.pause_requested or detail is None or not detail.get("carried"):

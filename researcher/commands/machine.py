@@ -1,4 +1,4 @@
-"""`researcher doctor` and `researcher ui`."""
+"""`researcher doctor`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,14 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-import webbrowser
 
 from foundation.paths import memory_dir, user_data_dir
 from researcher.commands import DONE, FAILED
-from researcher.commands.child import child
 from researcher.commands.home import open_home, say, say_json
-from researcher.store.mlflow_sink import MlflowSink
 from swarm.models import cached_models
 
 _NEED_DISK_GB = 5.0
 _NEED_MEMORY_GB = 10.0
-_UI_LIMIT_S = 90.0
 _PACKAGES = ("vllm", "torch", "transformers", "mlflow", "langgraph", "sqlalchemy")
 
 
@@ -78,40 +69,3 @@ def _shared_memory() -> Row:
 def _model() -> Row:
     cached = [folder.name for folder in cached_models()]
     return "models", True, ", ".join(cached) or "none yet; `swarm models get smollm2-135m` (a study does it by itself)"
-
-
-def ui_command(args: argparse.Namespace) -> int:
-    """Start MLflow's UI over the records and open it on the study; runs until interrupted."""
-    home = open_home()
-    study_id = home.store.resolve_study(args.study)
-    sink = MlflowSink(home.store)
-    sink.drain(study_id)
-    path = sink.page(study_id)
-    if sink.tracking_uri.startswith(("http://", "https://")):
-        _open(f"{sink.tracking_uri.rstrip('/')}/{path}", args.no_browser)
-        return DONE
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", sink.tracking_uri, "--port", str(args.port)]
-    with child(command) as server:
-        if not _answers(f"http://127.0.0.1:{args.port}/health", server):
-            sys.stderr.write(f"researcher ui: MLflow does not answer on port {args.port}; try another --port\n")
-            return FAILED
-        _open(f"http://127.0.0.1:{args.port}/{path}", args.no_browser)
-        return server.wait()
-
-
-def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:
-    """Whether MLflow's server is up, and is ours, within the limit."""
-    end = time.monotonic() + _UI_LIMIT_S
-    while time.monotonic() < end and server.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return server.poll() is None
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(0.3)
-    return False
-
-
-def _open(url: str, no_browser: bool) -> None:
-    say(url)
-    if not no_browser:
-        webbrowser.open(url)

@@ -339,4 +339,4 @@ def _tell(outcome: Outcome, study_id: str, *, as_json: bool) -> None:
     say(f"{study_id}: {outcome.status}. {outcome.reason}")
     if outcome.report is not None:
         say(f"report: {outcome.report / 'report.md'}\n        {outcome.report / 'report.html'}")
-        say("`researcher verify` recomputes every number in it; `researcher ui` opens MLflow")
+        say("`researcher verify` recomputes every number in it; `researcher ui` shows it in a browser")

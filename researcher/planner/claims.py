@@ -28,6 +28,9 @@ _BEATEN = words("beaten outperformed surpassed exceeded")
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
+_EQUAL = words("same equal equally equivalent identical alike")
+CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
+"""`difference between A and B` names two levels; `between A and B` alone may mean a range."""
 _TO_SCALES = words("that which by a factor of as many much long high large")
 """Between a factor's name and what it is multiplied by, or the other way round."""
 
@@ -90,7 +93,25 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
         said = None if i in taken else _direction_at(found, i, metric.direction)
         if said is not None:
             return _denied(found, i, said, metric.direction)
+    if _says_equal(found):
+        return Stated(
+            None, "The topic claims that nothing differs: equivalent bears it out, supported and refuted deny it."
+        )
     return Stated(None)
+
+
+def _says_equal(found: Sequence[Token]) -> bool:
+    """`no difference between`, `the same reward`, `as fast as`."""
+    keys = [token.key for token in found]
+    no_difference = any(
+        key in ("difference", "differ", "effect") and set(keys[max(0, i - 3) : i]) & _DENIALS
+        for i, key in enumerate(keys)
+    )
+    as_as = any(
+        key == "as" and keys[i + 2 : i + 3] == ["as"] and keys[i + 1] not in ("well", "soon", "long")
+        for i, key in enumerate(keys)
+    )
+    return no_difference or as_as or bool(_EQUAL & set(keys))
 
 
 def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Direction | None:
@@ -117,8 +138,11 @@ def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) 
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
         )
-    if any(key in _DENIALS or key.endswith("n't") for key in near) or _key(found, 0).endswith("n't"):
-        return Stated(said, "The topic has a 'not': what is tested is the claim without it.")
+    denied = any(key in _DENIALS for key in near) or any(
+        token.key in ("not", "never", "cannot") or token.key.endswith("n't") for token in found[:i]
+    )
+    if denied:
+        return Stated(said, "The topic has a 'not': the claim without it is tested, so refuted bears the topic out.")
     return Stated(said)
 
 

@@ -1,7 +1,7 @@
 """Gates at which a person decides: a LangGraph interrupt per gate, kept in the study's database until it is answered.
 
-gate = Gate(url, "st-1", "plan")
-answer = gate.answer()          # None: nobody has answered yet
+gate = Gate(url, "st-1", "plan/1")
+answer = gate.ask({"hash": …})  # None: nobody has answered yet; so says gate.answer()
 gate.give(Answer(verdict="approve", by="ada"))
 """
 
@@ -48,6 +48,11 @@ class Gate:
             if not graph.get_state(self._config).values:
                 graph.invoke(_State(question=question), self._config)
             return _answer(graph.get_state(self._config).values)
+
+    def answer(self) -> Answer | None:
+        """What was answered; None while nobody has."""
+        with saver_in(self._checkpoints) as saver:
+            return _answer(_graph(saver).get_state(self._config).values)
 
     def give(self, answer: Answer) -> Answer:
         """Answer; returns the answer that counts, which is an earlier one where there is one.

@@ -137,7 +137,8 @@ class _Placing:
             if following == "random" and self._key(i + 2) == "seed":
                 following = "seed"
             limits = any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
-            if following == "seed":
+            behind = self._key(i - 2) if self._key(i - 1) in ("=", ":") else self._key(i - 1)
+            if following == "seed" or (behind == "seed" and i in self.numbers):
                 self.placed.seeds = int(value)
             elif following in _HOURS and limits and i + 1 not in self.owner:
                 self.placed.budget_s = value * _HOURS[following]
@@ -244,14 +245,25 @@ class _Placing:
             if later is not None and all(self._key(j) in _LISTING for j in range(i + 1, later)):
                 self.levels[i] = self.levels[later]
         for i in sorted({*self.numbers, *self.spelled} - set(self.levels)):
-            earlier = next((j for j in sorted(self.levels, reverse=True) if j < i), None)
-            if earlier is None or any(
-                m.what != self.levels[earlier] for j in range(earlier, i) if (m := self._factor_at(j)) is not None
-            ):
+            earlier = self._begun(i)
+            if earlier is None:
                 continue
             listed = all(self._key(j) in SEPARATORS for j in range(earlier + 1, i))
             if listed or (i in self.numbers and self._unnamed(i, self.levels[earlier])):
                 self.levels[i] = self.levels[earlier]
+
+    def _begun(self, i: int) -> int | None:
+        """The level before `i` whose list it may go on with: over `one-digit` and the like, which cannot take the number."""
+        before = [j for j in sorted(self.levels, reverse=True) if j < i]
+        whole = self.found[i].value == int(self.found[i].value or 0)
+        for j in before:
+            factor = self.levels[j]
+            if factor.type == "int" and not whole and self._key(j + 1) not in SEPARATORS:
+                continue
+            between = [m.what for k in range(j, i) if (m := self._factor_at(k)) is not None]
+            passed = [self.levels[k] for k in before if k > j]
+            return j if all(other == factor or other in passed for other in between) else None
+        return None
 
     def _settle_leftovers(self) -> None:
         """`Is 4e-5 a better learning rate`: the next factor that can take it, else the last one without a level."""

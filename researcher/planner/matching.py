@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from foundation.strict import StrictModel
 from researcher.models import Direction, Factor, Instrument, Metric, Scalar
-from researcher.planner.claims import Opposition, claimed, modifiers, oppose
+from researcher.planner.claims import CHOICES_BETWEEN, Opposition, claimed, modifiers, oppose
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, off_level, on_level, place, rounded
 from researcher.planner.mentions import Mention, inflected, mentions, misspelt, nearest_names
@@ -327,12 +327,13 @@ def _reading(
         for t in range(len(opposition.treatments))
         for b in range(len(opposition.baselines))
     ]
-    if any(level.at > 2 and "between" in keys_of(found, level.at - 3, level.at) for level in placed.of(factor)[:1]):
+    spans = [keys_of(found, max(0, level.at - 5), level.at) for level in placed.of(factor)[:1]]
+    if any("between" in keys and not keys & CHOICES_BETWEEN for keys in map(set, spans)):
         notes.add(f"The ends of the range of {factor.name} are compared, and nothing between them.")
     stated = claimed(found, named, metric, [level.at for level in placed.levels])
     if stated.note is not None:
         notes.add(stated.note)
-    if stated.direction is None:
+    if stated.direction is None and stated.note is None:
         better = "more" if metric.direction == "increase" else "less"
         notes.add(f"The topic claims no direction: tested as {better} {metric.name}; the other way reads as refuted.")
     settings = _settings(factor, named, placed, notes)

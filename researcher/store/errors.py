@@ -8,6 +8,7 @@ StoreError
 ├── PlanFrozen          a plan version exists already and says something else
 ├── PlanTampered        a stored plan no longer has its hash
 ├── OverBudget          a reservation that does not fit
+├── MlflowAway          MLflow, the copy of the records, cannot be asked; the records themselves are whole
 ├── WrongState          a trial or attempt is not where the caller believes it to be
 ├── DatabaseAway        it did not answer for as long as it was tried
 └── DatabaseRefused     wrong URL, or a database made by newer code
@@ -58,6 +59,10 @@ class OverBudget(StoreError):
         super().__init__(text)
         self.kind = kind
         self.left = left
+
+
+class MlflowAway(StoreError):
+    pass
 
 
 class WrongState(StoreError):

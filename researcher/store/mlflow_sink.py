@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from foundation.logs import redact
 from foundation.paths import user_data_dir
 from researcher.models import Plan, StudyRecord, TrialRecord, TrialStatus
-from researcher.store.errors import NotFound
+from researcher.store.errors import MlflowAway, NotFound
 from researcher.store.outbox import Message
 from researcher.store.store import Store
 
@@ -86,10 +86,18 @@ class MlflowSink:
             sent += len(messages)
         return sent
 
-    def page(self, study_id: str) -> str:
-        """The study's page in MLflow's UI, below its address."""
-        client = self._open()
-        return f"#/experiments/{self._study(client, study_id).experiment_id}"
+    def page(self, study_id: str, trial_key: str | None = None) -> str:
+        """The page in MLflow's UI, below its address: of a study, or of one trial's run where that was sent already.
+
+        Raises: MlflowAway.
+        """
+        try:
+            client = self._open()
+            study = self._study(client, study_id)
+            run_id = None if trial_key is None else self._find(client, study, f"trial:{trial_key}")
+        except self._outages() as error:
+            raise MlflowAway(redact(f"MLflow at {self.tracking_uri} does not answer: {error}")) from error
+        return f"#/experiments/{study.experiment_id}" + ("" if run_id is None else f"/runs/{run_id}")
 
     def _outages(self) -> tuple[type[Exception], ...]:
         """What a copy that cannot be written may raise: MLflow's own, its database's, the system's."""

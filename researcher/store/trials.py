@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import delete, func, insert, select
@@ -20,6 +20,8 @@ from researcher.store.tables import AttemptRow, MetricRow, PlanRow, TrialRow
 
 Point = tuple[str, int, float]
 """A metric's name, its step (or an episode's index), its value."""
+_Point = tuple[str, int | None, float]
+"""The same of a recorded metric, whose step is None for a final."""
 _OPEN = (TrialStatus.SUBMITTED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
@@ -48,8 +50,17 @@ class Trials(Sessions):
                     position += 1
         return [self.trial(study_id, key) for key in keys]
 
-    def trials(self, study_id: str, stage: str | None = None, plan_version: int | None = None) -> list[TrialRecord]:
-        """Trials of a study (of one stage, of one plan) in the order they were made, with finals and series."""
+    def trials(
+        self,
+        study_id: str,
+        stage: str | None = None,
+        plan_version: int | None = None,
+        series: Collection[str] | None = None,
+    ) -> list[TrialRecord]:
+        """Trials of a study (of one stage, of one plan) in the order they were made, with finals and series.
+
+        series: only those of these names; all unless stated.
+        """
         with self._reading() as session:
             chosen = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.position)
             if stage is not None:
@@ -57,7 +68,7 @@ class Trials(Sessions):
             if plan_version is not None:
                 chosen = chosen.where(TrialRow.plan_version == plan_version)
             rows = session.scalars(chosen).all()
-            metrics = _metrics(session, study_id, None)
+            metrics = _metrics(session, study_id, None, series)
             return [_record(row, metrics.get((row.key, row.attempt), [])) for row in rows]
 
     def trial(self, study_id: str, key: str) -> TrialRecord:
@@ -74,6 +85,15 @@ class Trials(Sessions):
                 .order_by(AttemptRow.number)
             )
             return [_attempt(row) for row in rows]
+
+    def attempts_of_study(self, study_id: str) -> dict[str, list[AttemptRecord]]:
+        """Every attempt at every trial, by the trial's key, the first one first."""
+        found: dict[str, list[AttemptRecord]] = defaultdict(list)
+        with self._reading() as session:
+            chosen = select(AttemptRow).where(AttemptRow.study_id == study_id)
+            for row in session.scalars(chosen.order_by(AttemptRow.trial_key, AttemptRow.number)):
+                found[row.trial_key].append(_attempt(row))
+        return dict(found)
 
     # -- one attempt, from intent to end ------------------------------------------------------------------------------
 
@@ -258,24 +278,30 @@ def _add_metrics(session: Session, trial: TrialRow, points: Sequence[tuple[str, 
         session.execute(insert(MetricRow), rows)
 
 
-def _metrics(session: Session, study_id: str, key: str | None) -> dict[tuple[str, int], list[MetricRow]]:
-    chosen = select(MetricRow).where(MetricRow.study_id == study_id).order_by(MetricRow.name, MetricRow.step)
+def _metrics(
+    session: Session, study_id: str, key: str | None, series: Collection[str] | None = None
+) -> dict[tuple[str, int], list[_Point]]:
+    """By trial and attempt. Columns, not objects: a study has hundreds of thousands of them."""
+    columns = (MetricRow.trial_key, MetricRow.attempt, MetricRow.name, MetricRow.step, MetricRow.value)
+    chosen = select(*columns).where(MetricRow.study_id == study_id).order_by(MetricRow.name, MetricRow.step)
     if key is not None:
         chosen = chosen.where(MetricRow.trial_key == key)
-    found: dict[tuple[str, int], list[MetricRow]] = defaultdict(list)
-    for row in session.scalars(chosen):
-        found[row.trial_key, row.attempt].append(row)
+    if series is not None:
+        chosen = chosen.where(MetricRow.step.is_(None) | MetricRow.name.in_(series))
+    found: dict[tuple[str, int], list[_Point]] = defaultdict(list)
+    for trial, attempt, name, step, value in session.execute(chosen):
+        found[trial, attempt].append((name, step, value))
     return found
 
 
-def _record(row: TrialRow, metrics: list[MetricRow]) -> TrialRecord:
+def _record(row: TrialRow, metrics: list[_Point]) -> TrialRecord:
     series: dict[str, list[tuple[int, float]]] = defaultdict(list)
     finals = {}
-    for metric in metrics:
-        if metric.step is None:
-            finals[metric.name] = metric.value
+    for name, step, value in metrics:
+        if step is None:
+            finals[name] = value
         else:
-            series[metric.name].append((metric.step, metric.value))
+            series[name].append((step, value))
     return TrialRecord(
         key=row.key,
         study_id=row.study_id,

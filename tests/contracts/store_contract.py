@@ -239,6 +239,19 @@ class StoreContract:
         store.record_intent(study, key, 2, "http://a", "k#2", {})
         assert [attempt.outcome for attempt in store.attempts(study, key)] == ["withdrawn", "open"]
 
+    def test_what_a_watcher_needs_is_read_at_once_and_without_the_rest(
+        self, store: Store, study: str, key: str
+    ) -> None:
+        store.record_intent(study, key, 1, "http://a", "k#1", {})
+        store.fail_attempt(study, key, "no reason")
+        store.record_intent(study, key, 2, "http://b", "k#2", {})
+        store.finish_trial(study, key, {"final": 0.5}, {"reward_mean": [(1, 0.1)], "loss": [(1, 2.0)]})
+        (trial,) = store.trials(study, series=("reward_mean",))
+        assert (trial.series, trial.finals) == ({"reward_mean": [(1, 0.1)]}, {"final": 0.5})
+        (bare,) = store.trials(study, series=())
+        assert (bare.series, bare.finals) == ({}, {"final": 0.5})
+        assert store.attempts_of_study(study) == {key: store.attempts(study, key)}
+
     def test_a_person_can_change_one_number_by_hand(self, store: Store, study: str, key: str, url: str) -> None:
         store.record_intent(study, key, 1, "http://a", "k#1", {})
         store.finish_trial(study, key, {"heldout_accuracy": 0.5}, {})

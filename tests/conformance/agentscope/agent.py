@@ -58,7 +58,7 @@ async def main() -> None:
     agent = Agent(
         "adder", "Be brief.", model, Toolkit(tools=[FunctionTool(add, permission=allowed)]), middlewares=[first]
     )
-    answer = await agent.reply(UserMsg("user", "What is 17 + 25? Use the tool."))
+    answer = await agent.reply(UserMsg("user", "What is 17 + 25? Call add."))
     told = any(isinstance(block, ToolResultBlock) for message in agent.state.context for block in message.content)
     assert told, agent.state.context
     assert first.steps >= 2

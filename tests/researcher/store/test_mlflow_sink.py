@@ -12,6 +12,7 @@ import pytest
 
 from foundation.clock import ManualClock
 from researcher.models import StudyStatus, TrialStatus, Verdict, VerdictRecord
+from researcher.store.errors import MlflowAway
 from researcher.store.mlflow_sink import MlflowSink, default_tracking_uri, experiment_name
 from researcher.store.store import Store
 from tests.fakes.example_plan import ARMS, example_plan
@@ -153,3 +154,19 @@ def test_a_kill_while_mlflow_makes_its_database_leaves_none_rather_than_half_of_
         warnings.simplefilter("ignore")
         assert MlflowSink(store, f"sqlite:///{tmp_path}/mlflow.db").drain(study) > 0
     assert not half_made.exists()
+
+
+def test_pages_of_a_study_and_of_its_trials_are_found(store: Store, sink: MlflowSink, mlflow: Any) -> None:
+    study, done, _ = a_study(store)
+    experiment = sink.page(study)
+    assert sink.page(study, done) == experiment  # nothing of it was sent yet
+    sink.drain(study)
+    run = sink.page(study, done)
+    assert run.startswith(f"{experiment}/runs/")
+    assert mlflow.get_run(run.rpartition("/")[2]).data.tags["swarm.key"] == f"trial:{done}"
+
+
+def test_an_outage_is_said_when_a_page_is_asked_for(store: Store) -> None:
+    study, _, _ = a_study(store)
+    with pytest.raises(MlflowAway, match="does not answer"):
+        MlflowSink(store, "http://127.0.0.1:9").page(study)

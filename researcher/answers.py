@@ -1,0 +1,121 @@
+"""What people decide about a study, however they say it: the answer at its open gate, and a new version of its plan.
+
+The first answer stays. Whoever comes second is told what was answered, and by whom.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from foundation.paths import user_data_dir
+from researcher.gates import Gates, Halted, open_gate
+from researcher.models import Plan
+from researcher.ownership import owned_now
+from researcher.planner.gate import Answer, Gate
+from researcher.store.errors import WrongState
+from researcher.store.store import Store
+
+_WORDS = {"approve": "approved", "reject": "rejected"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amendment:
+    """What a new version of a plan changes; None leaves it. Raises: ValueError when it changes nothing, or to nothing."""
+
+    seeds: int | None = None
+    """Per arm, in every stage."""
+    wall_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.seeds is None and self.wall_s is None:
+            raise ValueError("say what to amend: the seeds per arm, or the budget")
+        if (self.seeds is not None and self.seeds < 1) or (self.wall_s is not None and not self.wall_s > 0):
+            raise ValueError("seeds and budget must be above zero")
+
+
+def answer_gate(store: Store, checkpoints: str, study_id: str, answer: Answer, *, gate: str | None = None) -> str:
+    """Answer where the study waits; returns the gate's name.
+
+    gate: the one that the person was shown. Another one by now is not answered in its place.
+    Raises: WrongState when the study waits for no answer, for one at another gate, or was answered before.
+    """
+    with _one_at_a_time():
+        name = open_gate(store, study_id)
+        if gate is not None and name != gate:
+            now = f"waits at {name}" if name else f"is {store.study(study_id).status}"
+            raise WrongState(f"{study_id} no longer waits at {gate}: it {now}; nothing was answered, look again")
+        if name is None:
+            raise WrongState(f"{study_id} waits for no answer; it is {store.study(study_id).status}")
+        asked = Gate(checkpoints, study_id, name)
+        earlier = asked.answer()
+        if earlier is not None:
+            raise WrongState(f"{name} of {study_id} was answered already: {answer_text(earlier)}")
+        try:
+            asked.give(answer)
+        except LookupError as error:  # its process died between the journal and the question
+            raise WrongState(f"{name} of {study_id} is not asked yet; `researcher resume {study_id}` asks") from error
+    return name
+
+
+def amend(
+    store: Store,
+    checkpoints: str,
+    study_id: str,
+    change: Amendment,
+    *,
+    because: str,
+    by: str,
+    version: int | None = None,
+) -> Plan:
+    """Make a new version of a plan of which no trial has begun; a gate that was open asks about the new version.
+
+    version: of the plan that the person was shown. Where another one stands by now, nothing is amended.
+    Raises: WrongState; LeaseHeld while somebody works on the study.
+    """
+    study, plan = store.study(study_id), store.plan(study_id)
+    if study.status.ended:
+        raise WrongState(f"{study.id} is {study.status}; what it found stays as it is. Start another study")
+    if store.trials(study_id, series=()):
+        raise WrongState(
+            f"trials of {study.id} have begun: their plan is what makes their numbers evidence. Stop it and start another study"
+        )
+    if version is not None and version != plan.version:
+        raise WrongState(f"{study.id} has plan version {plan.version} by now, not {version}; look again")
+    amended = _amended(plan, change)
+    with owned_now(store, study_id) as mine:
+        mine.save_plan(study_id, amended)
+        mine.record_event(study_id, "amended", {"version": amended.version, "because": because, "by": by})
+        if open_gate(mine, study_id) is not None:  # what was asked about is no more: ask about what is now
+            gates = Gates(mine, lambda name, asked: Gate(checkpoints, study_id, name).ask(asked))
+            with suppress(Halted):
+                gates.before_plan(study_id, amended)
+    return amended
+
+
+def answer_text(answer: Answer) -> str:
+    """`approved by ada: go ahead`."""
+    by = f" by {answer.by}" if answer.by else ""
+    return f"{_WORDS[answer.verdict]}{by}{f': {answer.words}' if answer.words else ''}"
+
+
+def _amended(plan: Plan, change: Amendment) -> Plan:
+    stages, budget = plan.stages, plan.budget
+    if change.seeds is not None:
+        most = {"seeds": change.seeds, "max_seeds": change.seeds}
+        stages = tuple(stage.model_copy(update=most) for stage in stages)
+        trials = max(len(stage.arms) for stage in stages) * change.seeds
+        budget = budget.model_copy(update={"trials": max(budget.trials, trials)})
+    if change.wall_s is not None:
+        budget = budget.model_copy(update={"wall_s": change.wall_s})
+    return plan.model_copy(update={"version": plan.version + 1, "stages": stages, "budget": budget})
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """On this machine: between looking at a gate and answering it nobody else answers."""
+    with (user_data_dir() / "answers.lock").open("a") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,358 @@
+"""What stands on the page: the list of studies, and one study, read from the store and put into words.
+
+Several browsers that ask at once are answered from one reading, which is at most a second old.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from foundation.clock import Clock
+from foundation.logs import redact
+from researcher.analysis.sentinels import SentinelFinding, inspect
+from researcher.answers import answer_text
+from researcher.commands.home import Home
+from researcher.commands.look import event_text, unattended, when
+from researcher.gates import open_gate
+from researcher.models import (
+    AttemptRecord,
+    Event,
+    Hypothesis,
+    Plan,
+    Stage,
+    StudyRecord,
+    StudyStatus,
+    TrialRecord,
+    TrialStatus,
+    VerdictRecord,
+)
+from researcher.ownership import living_owner
+from researcher.planner.gate import Answer, Gate
+from researcher.store.errors import NotFound
+from researcher.view import duration
+from researcher.web import curves
+
+_FRESH_S = 1.0
+_PAGE = 50
+_JOURNAL = 40
+_KEPT = 64
+"""Readings that are kept at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatePart:
+    """A gate that is open in the records. answer: what somebody said already, which nobody who works has met yet."""
+
+    name: str
+    question: list[tuple[str, str]]
+    answer: Answer | None
+    told: str
+    """The answer in words, and what comes next."""
+    can_amend: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyLine:
+    """A study in the list."""
+
+    record: StudyRecord
+    verdicts: list[VerdictRecord]
+    done: int
+    failed: int
+    trials: int
+    waits: bool
+    """For a person's word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListSheet:
+    studies: list[StudyLine]
+    page: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPart:
+    record: TrialRecord
+    server: str
+    step: int
+    steps: int
+    reward: float | None
+    """Mean reward of the newest step."""
+    spark: str
+    colour: int
+    finals: list[tuple[str, float]]
+
+    @property
+    def rank(self) -> int:
+        """Those that run come first."""
+        return int(self.record.status.ended or self.record.status is TrialStatus.PLANNED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictPart:
+    record: VerdictRecord
+    hypothesis: Hypothesis | None
+    """None where the newest plan has none of that name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendingPart:
+    """One kind of spending, in words; share: of the limit, None where there is none."""
+
+    name: str
+    text: str
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentinelPart:
+    name: str
+    state: str
+    """`invalid`, `warning`, `unchecked`, `quiet`; `waiting` before a trial is done."""
+    findings: list[SentinelFinding]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySheet:
+    """All of one study's page. plan: None while it is being made."""
+
+    record: StudyRecord
+    worker: str
+    gate: GatePart | None
+    plan: Plan | None
+    digest: str
+    whole: bool
+    """Whether the plan still has the hash that it was frozen with."""
+    stages: list[tuple[Stage, str]]
+    verdicts: list[VerdictPart]
+    trials: list[TrialPart]
+    arms: dict[str, int]
+    """Colours by arm, in the plan's order."""
+    curves: str
+    spending: list[SpendingPart]
+    sentinels: list[SentinelPart]
+    decisions: list[str]
+    journal: list[tuple[str, str]]
+    """Time and sentence, newest first."""
+    events: int
+    reported: bool
+
+    @property
+    def done(self) -> int:
+        return sum(part.record.status is TrialStatus.DONE for part in self.trials)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A reading, and the lock under which it is made anew."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    at: float = -_FRESH_S
+    sheet: Any = None
+
+
+Sheet = TypeVar("Sheet")
+
+
+class Sheets:
+    """Reads for any number of threads. checkpoints: the database in which gates are kept."""
+
+    def __init__(self, home: Home, checkpoints: str, clock: Clock) -> None:
+        self._home = home
+        self._store = home.store
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: dict[str, _Kept] = {}
+        self._journals: dict[str, list[Event]] = {}
+        self._sentinels: dict[str, tuple[tuple[str, int], list[SentinelPart]]] = {}
+
+    def studies(self, page: int) -> ListSheet:
+        """The newest studies first; page: from 1, beyond the last one it is the last one."""
+        return self._shared(f"list {page}", lambda: self._list(page))
+
+    def study(self, study_id: str) -> StudySheet:
+        """Raises: NotFound."""
+        return self._shared(study_id, lambda: self._study(study_id))
+
+    def forget(self, study_id: str) -> None:
+        """Something was just changed here: whoever asks next sees it."""
+        with self._lock:
+            for name in [name for name in self._kept if name == study_id or name.startswith("list ")]:
+                del self._kept[name]
+
+    def _shared(self, name: str, make: Callable[[], Sheet]) -> Sheet:
+        with self._lock:
+            if len(self._kept) > _KEPT:
+                self._kept.clear()
+            kept = self._kept.setdefault(name, _Kept())
+        with kept.lock:
+            if self._clock.monotonic() - kept.at >= _FRESH_S:
+                kept.sheet = make()
+                kept.at = self._clock.monotonic()
+            found: Sheet = kept.sheet
+            return found
+
+    # -- the list -----------------------------------------------------------------------------------------------------
+
+    def _list(self, page: int) -> ListSheet:
+        studies = self._store.studies()
+        pages = max(1, -(-len(studies) // _PAGE))
+        page = min(max(page, 1), pages)
+        shown = studies[(page - 1) * _PAGE : page * _PAGE]
+        return ListSheet(studies=[self._line(study) for study in shown], page=page, pages=pages)
+
+    def _line(self, study: StudyRecord) -> StudyLine:
+        trials = self._store.trials(study.id, series=())
+        return StudyLine(
+            record=study,
+            verdicts=self._store.verdicts(study.id),
+            done=sum(trial.status is TrialStatus.DONE for trial in trials),
+            failed=sum(trial.status is TrialStatus.FAILED for trial in trials),
+            trials=len(trials),
+            waits=self._waits(study),
+        )
+
+    def _waits(self, study: StudyRecord) -> bool:
+        name = None if study.status is StudyStatus.DONE else open_gate(self._store, study.id)
+        return name is not None and Gate(self._checkpoints, study.id, name).answer() is None
+
+    # -- one study ----------------------------------------------------------------------------------------------------
+
+    def _study(self, study_id: str) -> StudySheet:
+        store, record = self._store, self._store.study(study_id)
+        try:
+            plan, digest = store.frozen_plan(study_id)
+        except NotFound:
+            plan, digest = None, ""
+        trials = store.trials(study_id, series=(curves.CURVE,))
+        attempts = store.attempts_of_study(study_id)
+        events = self._journal(study_id)
+        arms = {arm.name: number for number, arm in enumerate(plan.arms)} if plan else {}
+        for trial in trials:  # of an earlier version of the plan
+            arms.setdefault(trial.arm, len(arms))
+        known = {} if plan is None else {one.id: one for one in plan.hypotheses}
+        stages = store.stage_status(study_id)
+        return StudySheet(
+            record=record,
+            worker=self._worker(record),
+            gate=self._gate(record, plan, bool(trials)),
+            plan=plan,
+            digest=digest,
+            whole=plan is None or plan.digest() == digest,
+            stages=[] if plan is None else [(stage, stages.get(stage.id, "planned")) for stage in plan.stages],
+            verdicts=[
+                VerdictPart(record=one, hypothesis=known.get(one.hypothesis)) for one in store.verdicts(study_id)
+            ],
+            trials=[_trial(trial, attempts.get(trial.key, []), plan, arms) for trial in trials],
+            arms=arms,
+            curves=curves.large(trials, arms, 0 if plan is None else plan.steps),
+            spending=self._spending(study_id, plan, attempts),
+            sentinels=self._watch(study_id, plan, trials),
+            decisions=[redact(event_text(event)) for event in events if event.kind == "decision"],
+            journal=[(when(event.at), redact(event_text(event))) for event in events[: -_JOURNAL - 1 : -1]],
+            events=len(events),
+            reported=(self._home.studies / study_id / "report.html").is_file(),
+        )
+
+    def _journal(self, study_id: str) -> list[Event]:
+        """All of it. Nothing in it ever changes, so only what came since the last look is read."""
+        known = self._journals.get(study_id, [])
+        new = self._store.events(study_id, after=known[-1].seq if known else 0, limit=100_000)
+        self._journals[study_id] = [*known, *new]
+        return self._journals[study_id]
+
+    def _worker(self, study: StudyRecord) -> str:
+        if study.status.ended:
+            return ""
+        owner = living_owner(self._store, study.id, self._clock.now())
+        return f"worked on by {owner}" if owner else unattended(self._home, study)
+
+    def _gate(self, study: StudyRecord, plan: Plan | None, begun: bool) -> GatePart | None:
+        name = None if study.status is StudyStatus.DONE else open_gate(self._store, study.id)
+        if name is None:
+            return None
+        asked = [e for e in self._store.events(study.id, limit=100_000, kind="asked") if e.detail["gate"] == name]
+        answer = Gate(self._checkpoints, study.id, name).answer()
+        carried = (self._store.schedule(study.id) or {}).get("carried")
+        then = "the daemon goes on with it" if carried else f"`researcher resume {study.id}` goes on with it"
+        return GatePart(
+            name=name,
+            question=[(key, _told(value)) for key, value in asked[-1].detail.items() if key != "gate"],
+            answer=answer,
+            told="" if answer is None else f"{redact(answer_text(answer))}; {then}",
+            can_amend=plan is not None and not begun and not study.status.ended,
+        )
+
+    def _spending(
+        self, study_id: str, plan: Plan | None, attempts: dict[str, list[AttemptRecord]]
+    ) -> list[SpendingPart]:
+        parts = []
+        if plan is not None:
+            tries = [attempt for line in attempts.values() for attempt in line]
+            spent_s = sum((one.ended_at or one.heartbeat_at) - one.intent_at for one in tries)
+            limit_s = plan.budget.wall_s
+            text = f"{duration(spent_s)} of {duration(limit_s)}"
+            parts.append(SpendingPart(name="wall time of trials", text=text, share=min(1.0, spent_s / limit_s)))
+        for state in self._store.budget(study_id):
+            reserved = f", {state.reserved:g} reserved" if state.reserved else ""
+            used = min(1.0, (state.spent + state.reserved) / state.limit) if state.limit else None
+            text = f"{state.spent:g} of {state.limit:g}{reserved}"
+            parts.append(SpendingPart(name=state.kind.replace("_", " "), text=text, share=used))
+        calls = self._store.llm_calls(study_id)
+        if calls:
+            tokens = sum(call.prompt_tokens + call.completion_tokens for call in calls)
+            text = f"{len(calls)} calls, {tokens} tokens"
+            parts.append(SpendingPart(name="planner LLM", text=text, share=None))
+        return parts
+
+    def _watch(self, study_id: str, plan: Plan | None, trials: Sequence[TrialRecord]) -> list[SentinelPart]:
+        """The plan's sentinels over the finished trials; they read every series, so only when another one has finished."""
+        done = sum(trial.status is TrialStatus.DONE for trial in trials)
+        if plan is None or not done:
+            names = () if plan is None else plan.sentinels
+            return [SentinelPart(name=name, state="waiting", findings=[]) for name in names]
+        key = (plan.digest(), done)
+        known = self._sentinels.get(study_id)
+        if known is None or known[0] != key:
+            found = _inspected(plan, self._store.trials(study_id, plan_version=plan.version))
+            known = self._sentinels[study_id] = (key, [_sentinel(name, found) for name in plan.sentinels])
+        return known[1]
+
+
+def _trial(trial: TrialRecord, attempts: Sequence[AttemptRecord], plan: Plan | None, arms: dict[str, int]) -> TrialPart:
+    newest = attempts[-1] if attempts else None
+    line = trial.series.get(curves.CURVE, [])
+    limits = {} if newest is None else newest.spec.get("limits", {})
+    wanted = [] if plan is None else list(dict.fromkeys(one.metric for one in plan.hypotheses))
+    return TrialPart(
+        record=trial.model_copy(update={"reason": redact(trial.reason) if trial.reason else None}),
+        server=redact(newest.server_url) if newest else "",
+        step=max(len(line), newest.step if newest else 0),
+        steps=int(limits.get("steps") or (0 if plan is None else plan.steps)),
+        reward=line[-1][1] if line else None,
+        spark=curves.small(line, arms[trial.arm]),
+        colour=arms[trial.arm] % curves.COLOURS,
+        finals=[(name, trial.finals[name]) for name in wanted if name in trial.finals],
+    )
+
+
+def _inspected(plan: Plan, trials: Sequence[TrialRecord]) -> list[SentinelFinding]:
+    try:
+        return inspect(plan, trials)
+    except ValueError as error:  # a plan that names a sentinel which this version does not have
+        return [SentinelFinding(name=name, severity="unchecked", text=str(error)) for name in plan.sentinels]
+
+
+def _sentinel(name: str, found: Sequence[SentinelFinding]) -> SentinelPart:
+    own = [finding for finding in found if finding.name == name]
+    worst = next((s for s in ("invalid", "warning", "unchecked") if any(f.severity == s for f in own)), "quiet")
+    return SentinelPart(name=name, state=worst, findings=own)
+
+
+def _told(value: object) -> str:
+    return redact(", ".join(map(str, value)) if isinstance(value, list) else str(value))

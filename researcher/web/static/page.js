@@ -1,0 +1,85 @@
+// Looks again every few seconds and puts in what changed. Without it the page is whole, and stays as it was loaded.
+"use strict";
+
+const LIMIT_MS = 20000;
+const news = document.getElementById("news");
+const shown = new Map(parts(document).map((part) => [part.id, part.outerHTML]));
+let tag = null;
+let timer = null;
+let seen = new Date();
+
+function parts(page) {
+  return [...page.querySelectorAll("[data-live]")];
+}
+
+async function look() {
+  const answer = await fetch(location.href, {
+    headers: tag === null ? {} : { "If-None-Match": tag },
+    cache: "no-store",
+    signal: AbortSignal.timeout(LIMIT_MS),
+  });
+  if (answer.redirected) {
+    location.reload(); // the session is over: the browser is sent to the login page
+    return;
+  }
+  if (answer.status !== 304) {
+    if (!answer.ok) throw new Error(`the answer is ${answer.status}`);
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    tag = answer.headers.get("etag");
+    document.title = page.title;
+    document.body.dataset.everyS = page.body.dataset.everyS;
+    for (const fresh of parts(page)) put(fresh);
+  }
+  seen = new Date();
+  say("", "");
+}
+
+// A part that did not change is left alone, and so is what a person typed, opened or scrolled in one that did.
+function put(fresh) {
+  const html = fresh.outerHTML;
+  const old = document.getElementById(fresh.id);
+  if (old === null || shown.get(fresh.id) === html) return;
+  shown.set(fresh.id, html);
+  for (const opened of old.querySelectorAll("details[id][open]")) {
+    const same = fresh.querySelector(`#${opened.id}`);
+    if (same !== null) same.open = true;
+  }
+  for (const typed of old.querySelectorAll("input:not([type=hidden])")) {
+    const form = typed.form.getAttribute("action");
+    const same = fresh.querySelector(`form[action="${form}"] [name="${typed.name}"]`);
+    if (same !== null) same.value = typed.value;
+  }
+  const scrolled = [...old.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
+  old.replaceWith(document.adoptNode(fresh));
+  fresh.querySelectorAll(".scroll").forEach((box, number) => (box.scrollLeft = scrolled[number] ?? 0));
+}
+
+function say(text, kind) {
+  if (news.textContent !== text) news.textContent = text;
+  news.className = kind;
+}
+
+async function follow() {
+  clearTimeout(timer);
+  if (document.hidden) return;
+  try {
+    await look();
+  } catch (error) {
+    say(`no connection to the page's server; this is how it was at ${seen.toLocaleTimeString()}`, "lost");
+  }
+  timer = setTimeout(follow, 1000 * Number(document.body.dataset.everyS));
+}
+
+// A second click on the same button is no second answer.
+document.addEventListener("submit", (event) => {
+  if (event.target.dataset.sent) event.preventDefault();
+  event.target.dataset.sent = "yes";
+});
+window.addEventListener("pageshow", () => {
+  for (const form of document.forms) delete form.dataset.sent;
+});
+
+if (document.body.dataset.everyS) {
+  document.addEventListener("visibilitychange", follow);
+  timer = setTimeout(follow, 1000 * Number(document.body.dataset.everyS));
+}

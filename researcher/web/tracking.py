@@ -1,0 +1,133 @@
+"""MLflow beside the page: the server that is configured, or one that is started here when its link is first followed.
+
+Starting takes ten seconds and half a gigabyte, so nobody pays for it who does not look.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass
+
+from researcher.commands.child import begin, end
+from researcher.ownership import living_owner
+from researcher.store.mlflow_sink import MlflowSink
+from researcher.store.store import Store
+
+START_LIMIT_S = 180.0
+MLFLOW_ENVIRON = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""Nobody runs jobs there: seven processes fewer."""
+_LOOK_EVERY_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Where to go: to `url`; or nowhere yet, while `starting`; or nowhere, for `reason`."""
+
+    url: str | None = None
+    starting: bool = False
+    reason: str = ""
+
+
+class Tracking:
+    """`link` never waits for MLflow to start. port: of the one that is started, 0 for any. local: whether browsers are on
+    this machine; others could not reach what is started here, and nobody would ask them for a token.
+    """
+
+    def __init__(self, store: Store, *, port: int, local: bool, start_limit_s: float = START_LIMIT_S) -> None:
+        self._store = store
+        self._sink = MlflowSink(store)
+        self._wanted_port = port
+        self._local = local
+        self._start_limit_s = start_limit_s
+        self._lock = threading.Lock()
+        self._base: str | None = None
+        self._fault = ""
+        self.started: threading.Thread | None = None
+        """What starts MLflow; over once it answers, or does not."""
+        self._server: subprocess.Popen[bytes] | None = None
+        self._closed = threading.Event()
+        if self._sink.tracking_uri.startswith(("http://", "https://")):
+            self._base = self._sink.tracking_uri.rstrip("/")
+
+    def link(self, study_id: str, trial_key: str | None = None) -> Link:
+        """To a study's experiment, or to the run of one of its trials. Raises: MlflowAway."""
+        if self._base is None and not self._local:
+            how = "run an MLflow server, and set MLFLOW_TRACKING_URI for all commands"
+            return Link(reason=f"MLflow's own page would listen on this machine only: {how}")
+        with self._lock:
+            if self._server is not None and self._server.poll() is not None:
+                self._base, self._server = None, None
+            if self._base is None:
+                return self._begin()
+            base = self._base
+            # Whoever works on the study sends by itself; two that send the same at once could make two runs of it.
+            if living_owner(self._store, study_id, time.time()) is None:
+                self._sink.drain(study_id)
+            return Link(url=f"{base}/{self._sink.page(study_id, trial_key)}")
+
+    def close(self) -> None:
+        """End what was started here."""
+        self._closed.set()
+        if self.started is not None:
+            self.started.join()
+        if self._server is not None:
+            end(self._server)
+
+    def _begin(self) -> Link:
+        if self.started is not None and self.started.is_alive():
+            return Link(starting=True)
+        fault, self._fault = self._fault, ""
+        if fault:
+            return Link(reason=fault)
+        self.started = threading.Thread(target=self._start, name="mlflow")
+        self.started.start()
+        return Link(starting=True)
+
+    def _start(self) -> None:
+        port = free_port(self._wanted_port)
+        if port is None:
+            self._fault = f"port {self._wanted_port} is taken: give `researcher ui` another --mlflow-port, or 0 for any"
+            return
+        server = begin(mlflow_command(self._sink.tracking_uri, port), MLFLOW_ENVIRON)
+        if answers(f"http://127.0.0.1:{port}/health", server, self._closed, self._start_limit_s):
+            self._server, self._base = server, f"http://127.0.0.1:{port}"
+            return
+        end(server)
+        self._fault = (
+            f"MLflow did not answer on port {port} within {self._start_limit_s:.0f} s; `researcher doctor` may say why"
+        )
+
+
+def mlflow_command(tracking_uri: str, port: int) -> list[str]:
+    """MLflow's own server over the records' copy, on this machine alone."""
+    where = ["--backend-store-uri", tracking_uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    return [sys.executable, "-m", "mlflow", "ui", *where]
+
+
+def answers(url: str, server: subprocess.Popen[bytes], closed: threading.Event, limit_s: float = START_LIMIT_S) -> bool:
+    """Whether MLflow's server is up, and is ours, within the limit; not waited for any longer once `closed` is set."""
+    limit = time.monotonic() + limit_s
+    while time.monotonic() < limit and server.poll() is None:
+        with suppress(urllib.error.URLError, TimeoutError, ConnectionError), urllib.request.urlopen(url, timeout=2):
+            return server.poll() is None
+        if closed.wait(_LOOK_EVERY_S):
+            return False
+    return False
+
+
+def free_port(wanted: int) -> int | None:
+    """That port, or any for 0; None where somebody has it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            return None
+        return int(probe.getsockname()[1])

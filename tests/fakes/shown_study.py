@@ -1,0 +1,93 @@
+"""Studies in a store at the moments that a page shows: at a gate, with trials that run, done with a report."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from researcher.analysis.conclusions import conclude
+from researcher.commands.home import Home
+from researcher.conduct import report
+from researcher.gates import Gates, Halted
+from researcher.models import Plan, StudyStatus, TrialRecord
+from researcher.planner.gate import Gate
+from researcher.store.store import Store
+from tests.fakes.study import SENTINELS, done_trial, study_plan
+
+TOPIC = "Does a higher learning rate learn faster?"
+ARM = "lr=4e-05"
+SERVER = "http://10.0.0.7:8642"
+
+
+def opened(folder: Path) -> tuple[Home, str]:
+    """A home in that folder, and its database's address."""
+    folder.mkdir(parents=True, exist_ok=True)
+    url = f"sqlite:///{folder / 'researcher.db'}"
+    return Home(folder, Store.open(url)), url
+
+
+def planned(store: Store, topic: str = TOPIC, *, approve: str = "never", plan: Plan | None = None) -> str:
+    study = store.create_study(topic, {"approve": approve, "servers": [SERVER]})
+    store.save_plan(study, plan or study_plan(sentinels=SENTINELS))
+    return study
+
+
+def at_gate(store: Store, url: str, topic: str = TOPIC, *, plan: Plan | None = None) -> str:
+    """It waits for a person's word on its plan, as a conductor would have left it."""
+    study = planned(store, topic, approve="plan", plan=plan)
+    meet_gate(store, url, study)
+    return study
+
+
+def meet_gate(store: Store, url: str, study: str) -> StudyStatus:
+    """What whoever resumes the study does first; returns how the study stands then."""
+    try:
+        Gates(store, lambda name, asked: Gate(url, study, name).ask(asked)).before_plan(study, store.plan(study))
+        store.set_study_status(study, StudyStatus.RUNNING)
+    except Halted as halt:
+        store.set_study_status(study, halt.status, halt.reason)
+    return store.study(study).status
+
+
+def running(store: Store, topic: str = TOPIC) -> tuple[str, TrialRecord]:
+    """One trial is done, one runs at step 2; returns the study and the trial that runs."""
+    study = planned(store, topic)
+    store.set_study_status(study, StudyStatus.RUNNING)
+    store.set_budget(study, "trials", 20)
+    store.set_stage_status(study, "floor", "running")
+    first, second = store.ensure_trials(study, "floor", [("lr=base", 0), ("lr=base", 1)])
+    finish(store, study, first, 0.3)
+    store.record_intent(study, second.key, 1, SERVER, "k#1", {"limits": {"steps": 40}})
+    store.record_submitted(study, second.key, "run-2", {})
+    store.record_progress(study, second.key, 2, [("reward_mean", 1, 0.1), ("reward_mean", 2, 0.25)])
+    return study, store.trial(study, second.key)
+
+
+def finish(store: Store, study: str, trial: TrialRecord, value: float) -> None:
+    """Carry a planned trial to its end with a flat curve at `value`."""
+    made = done_trial(store.plan(study), trial.arm, trial.seed, value)
+    store.record_intent(study, trial.key, 1, SERVER, f"{trial.key}#1", {"limits": {"steps": 4}})
+    store.finish_trial(study, trial.key, made.finals, made.series)
+
+
+def done(home: Home, topic: str = TOPIC) -> str:
+    """Every trial done, a verdict, a report."""
+    store = home.store
+    study = planned(store, topic, plan=study_plan())
+    plan = store.plan(study)
+    for stage, arm, values in (
+        ("floor", "lr=base", (0.30, 0.31, 0.32)),
+        ("compare", ARM, (0.55, 0.56, 0.54)),
+    ):
+        for trial, value in zip(store.ensure_trials(study, stage, [(arm, s) for s in range(3)]), values, strict=True):
+            finish(store, study, trial, value)
+        store.set_stage_status(study, stage, "done")
+    for record in conclude(plan, store.trials(study)).verdicts:
+        store.record_verdict(study, "compare", record)
+    detail = {"after": "compare", "action": "stop", "to": None, "seeds": None, "reason": "all questions were asked"}
+    with suppress(FileExistsError):
+        home.studies.mkdir(parents=True)
+    store.record_event(study, "decision", detail)
+    report(store, study, home.studies)
+    store.set_study_status(study, StudyStatus.DONE, "all questions were asked")
+    return study

@@ -1,0 +1,61 @@
+"""The web page over a store of its own, asked without a network by any number of browsers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import httpx
+
+from foundation.clock import ManualClock
+from researcher.commands.home import Home
+from researcher.web.access import Access
+from researcher.web.app import create_app
+from researcher.web.guard import Guard
+from researcher.web.sheets import Sheets
+from researcher.web.tracking import Tracking
+
+PORT = 8643
+BASE = f"http://127.0.0.1:{PORT}"
+
+
+@dataclass
+class WebPage:
+    """url: of the database."""
+
+    home: Home
+    url: str
+    access: Access = field(default_factory=lambda: Access(host="127.0.0.1", port=PORT))
+    clock: ManualClock = field(default_factory=ManualClock)
+    app: Guard = field(init=False)
+    tracking: Tracking = field(init=False)
+
+    def __post_init__(self) -> None:
+        sheets = Sheets(self.home, self.url, self.clock)
+        self.tracking = Tracking(self.home.store, port=0, local=self.access.local, start_limit_s=600)
+        self.app = create_app(self.home, self.url, self.access, sheets, self.tracking)
+
+    def browser(self, base: str = BASE) -> httpx.AsyncClient:
+        """One person's browser, with cookies of its own. It tells where its forms come from, as browsers do."""
+        origin = {"origin": base, "sec-fetch-site": "same-origin"}
+
+        async def tell(request: httpx.Request) -> None:
+            if request.method == "POST":
+                request.headers.update({name: value for name, value in origin.items() if name not in request.headers})
+
+        transport = httpx.ASGITransport(app=self.app)
+        return httpx.AsyncClient(transport=transport, base_url=base, event_hooks={"request": [tell]})
+
+
+async def answer(browser: httpx.AsyncClient, study: str, verdict: str, **fields: str) -> httpx.Response:
+    """Look at the study's page and send its form."""
+    page = await browser.get(f"/studies/{study}")
+    given = {"token": form_token(page.text), "gate": "plan/1", "verdict": verdict, "by": "ada", **fields}
+    return await browser.post(f"/studies/{study}/answer", data=given)
+
+
+def form_token(html: str) -> str:
+    """What the page's own forms carry."""
+    found = re.search(r'name="token" value="(\w+)"', html)
+    assert found is not None, html
+    return found[1]

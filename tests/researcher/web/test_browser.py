@@ -1,0 +1,147 @@
+"""The page in a real browser: a study from its gate to its report, curves that grow, and what an enemy wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.browser import Browser, Tab, browser, chromium
+from tests.fakes.shown_study import at_gate, finish, opened, running
+from tests.fakes.study import study_plan
+
+PROGRAM = chromium()
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here: install Debian's `chromium`")
+
+ROOT = Path(__file__).parents[3]
+REPEAT = ROOT / "tests" / "instruments" / "repeat"
+TOPIC = "Does a learning rate of 1e-3 repeat words faster than 1e-5?"
+NASTY = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+LIMIT_S = 300
+
+
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert PROGRAM is not None
+    with browser(PROGRAM, tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+def environ(home: Path) -> dict[str, str]:
+    mine = {"RESEARCHER_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    others = ("RESEARCHER_DATABASE_URL", "MLFLOW_TRACKING_URI", "RESEARCHER_UI_TOKEN")
+    return {**{name: value for name, value in os.environ.items() if name not in others}, **mine}
+
+
+def researcher(home: Path, *words: str) -> int:
+    command = [sys.executable, "-m", "researcher.main", *words]
+    return subprocess.run(command, env=environ(home), capture_output=True, timeout=LIMIT_S, check=False).returncode
+
+
+@contextmanager
+def served(home: Path, *words: str) -> Iterator[str]:
+    """`researcher ui` over that home; its address."""
+    command = [sys.executable, "-m", "researcher.main", "ui", "--port", "0", "--no-browser", "--json", *words]
+    with subprocess.Popen(command, env=environ(home), stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield json.loads(server.stdout.readline())["url"]
+        finally:
+            server.send_signal(signal.SIGTERM)
+            ended = server.wait(LIMIT_S)
+    assert ended == 0
+
+
+def _harmless(tab: Tab) -> None:
+    assert tab.complaints() == []
+    assert tab.run("window.hacked") is None
+
+
+def test_a_study_from_its_gate_to_its_report_without_a_reload(chrome: Browser, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    words = ("--instrument", str(REPEAT), "--engine", "echo", "--seeds", "3", "--approve", "plan")
+    assert researcher(home, "start", "--topic", TOPIC, *words) == 3
+    with served(home) as url:
+        tab = chrome.tab()
+        tab.go(url)
+        tab.wait("document.querySelector('.study .asks')")
+        tab.click(".study")
+        tab.wait("document.querySelector('#gate button[value=approve]')")
+        assert TOPIC in tab.text()
+        tab.type("#gate input[name=by]", "ada")
+        tab.type("#gate input[name=words]", "worth it")
+        tab.click("#gate button[value=approve]")
+        tab.wait("document.querySelector('#told')?.innerText.includes('approved by ada: worth it')")
+        assert tab.run("document.querySelector('#status').innerText") == "waiting"
+        tab.run("window.loadedOnce = true")
+        assert researcher(home, "resume") == 0
+        tab.wait("document.querySelector('#status').innerText === 'done'")
+        tab.wait("document.querySelector('.verdict .number')")
+        assert tab.run("window.loadedOnce") is True
+        assert tab.run("document.querySelectorAll('#trials .spark').length") == 6
+        assert "supported" in tab.text()
+        tab.click("#head .links a")
+        tab.wait("document.title.startsWith('Does a')")
+        assert tab.run("document.querySelector('section.answer') !== null")
+        _harmless(tab)
+
+
+def test_curves_grow_and_trials_appear_while_somebody_looks(chrome: Browser, tmp_path: Path) -> None:
+    home, _ = opened(tmp_path / "home")
+    study, trial = running(home.store)
+    with served(home.root, study) as url:
+        tab = chrome.tab()
+        tab.go(url)
+        tab.run("window.loadedOnce = true")
+        points = "document.querySelectorAll('#trials tbody tr')[0].querySelector('polyline').points.length"
+        assert tab.run(points) == 2
+        home.store.record_progress(study, trial.key, 5, [("reward_mean", step, 0.1 * step) for step in range(3, 6)])
+        tab.wait(f"{points} === 5")
+        (new,) = home.store.ensure_trials(study, "floor", [("lr=base", 2)])
+        finish(home.store, study, new, 0.4)
+        tab.wait("document.querySelectorAll('#trials tbody tr').length === 3")
+        assert tab.run("window.loadedOnce") is True
+        _harmless(tab)
+    tab.wait("document.querySelector('#news').className === 'lost'")  # the page says that it is old
+    home.store.close()
+
+
+def test_what_a_person_types_outlives_what_changes_around_it(chrome: Browser, tmp_path: Path) -> None:
+    home, url = opened(tmp_path / "home")
+    study = at_gate(home.store, url)
+    with served(home.root, study) as address:
+        first, second = chrome.tab(), chrome.tab(apart=True)
+        for tab in (first, second):
+            tab.go(address)
+        first.type("#gate input[name=words]", "half a sentence")
+        home.store.record_event(study, "note", {"text": "something happened"})
+        first.wait("document.querySelector('#journal').innerText.includes('something happened')")
+        assert first.run("document.querySelector('#gate input[name=words]').value") == "half a sentence"
+        second.type("#gate input[name=by]", "bob")
+        second.click("#gate button[value=approve]")
+        first.wait("document.querySelector('#told')?.innerText.includes('approved by bob')")
+    home.store.close()
+
+
+def test_what_others_wrote_does_nothing_in_a_browser(chrome: Browser, tmp_path: Path) -> None:
+    home, url = opened(tmp_path / "home")
+    plan = study_plan().model_copy(update={"question": NASTY, "assumptions": (NASTY,)})
+    study = at_gate(home.store, url, NASTY, plan=plan)
+    with served(home.root) as address:
+        tab = chrome.tab()
+        tab.go(address)
+        assert NASTY in tab.text()
+        tab.click(".study")
+        tab.wait("document.querySelector('#gate button')")
+        assert NASTY in tab.run("document.querySelector('h1').innerText")
+        home.store.record_event(study, "note", {"text": NASTY})
+        tab.wait("document.querySelector('#journal').innerText.includes('window.hacked')")
+        _harmless(tab)
+    home.store.close()
