@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +29,8 @@ from researcher.store.store import Store
 from researcher.view import StudyPicture, TrialLine, View
 
 _COPY_EVERY_S = 10.0
+_COUNT_EVERY_S = 30.0
+"""How often the wall time that was spent is written down: what a crash may forget."""
 _INTERIM_EVERY_S = 86_400.0
 
 
@@ -82,10 +84,12 @@ class Conduct:
         )
         self._store.set_study_status(study_id, StudyStatus.RUNNING)
         self._store.set_budget(study_id, "trials", plan.budget.trials)
+        self._store.set_budget(study_id, "wall_s", plan.budget.wall_s)
         async with self._copying(study_id):
             try:
                 decision = await self._stages(study_id, plan, picture)
             except OverBudget as error:
+                self._interim(study_id)
                 self._store.set_study_status(study_id, StudyStatus.STOPPED, str(error))
                 raise
             except Halted as halt:
@@ -137,38 +141,54 @@ class Conduct:
             self._see(progress, plan, picture)
 
         left = [trial for trial in trials if not trial.status.ended]
+        work = lambda: self._executor.run_trials(study_id, plan, left, on_progress)  # noqa: E731
         try:
-            await self._within_budget(study_id, plan, self._executor.run_trials(study_id, plan, left, on_progress))
+            await self._within_budget(study_id, work)
         except MendByHand as halt:
             raise Halted(StudyStatus.FAILED, str(halt)) from halt
         heed(self._store, study_id)
         if not all(self._store.trial(study_id, trial.key).status.ended for trial in trials):
             raise Halted(StudyStatus.WAITING, "waits for its next window")
 
-    async def _within_budget(self, study_id: str, plan: Plan, work: Awaitable[object]) -> None:
-        """Wait for work no longer than the wall time that is left. Time in which no trial ran does not count.
+    async def _within_budget(self, study_id: str, work: Callable[[], Awaitable[object]]) -> None:
+        """Do the work, and write down the wall time that it takes. Time in which nobody works on trials does not count, be
+        it outside of windows, in a pause, after a crash or while the machine sleeps.
 
-        Raises: OverBudget.
+        Raises: OverBudget once the time is spent, with what runs paused.
         """
-        spent_s = sum(self._worked_s(study_id, trial) for trial in self._store.trials(study_id))
-        working, timer = (
-            asyncio.ensure_future(work),
-            asyncio.create_task(self._clock.sleep(plan.budget.wall_s - spent_s)),
-        )
+        left_s = self._wall_left_s(study_id)
+        item, began, ran_s = f"since {self._clock.now():.3f}", self._clock.monotonic(), 0.0
+        if left_s <= 0:
+            raise OverBudget("wall_s", 0.0, left_s)
+        working = asyncio.ensure_future(work())
         try:
-            await asyncio.wait((working, timer), return_when=asyncio.FIRST_COMPLETED)
+            while not working.done() and ran_s < left_s:
+                await self._either(working, min(_COUNT_EVERY_S, left_s - ran_s))
+                ran_s = self._clock.monotonic() - began
+                self._store.spend(study_id, "wall_s", item, ran_s)
             if not working.done():
-                raise OverBudget("wall_s", plan.budget.wall_s, 0.0)
+                self._executor.halt("budget")
+                await working
+                ran_s = self._clock.monotonic() - began
+                self._store.spend(study_id, "wall_s", item, ran_s)
+                raise OverBudget("wall_s", ran_s, left_s)
             await working
         finally:
-            timer.cancel()
             working.cancel()
-            await asyncio.gather(working, timer, return_exceptions=True)
+            await asyncio.gather(working, return_exceptions=True)
 
-    def _worked_s(self, study_id: str, trial: TrialRecord) -> float:
-        """Seconds of work on a trial, up to its last sign of life."""
-        attempts = self._store.attempts(study_id, trial.key)
-        return sum((attempt.ended_at or attempt.heartbeat_at) - attempt.intent_at for attempt in attempts)
+    async def _either(self, working: asyncio.Future[object], limit_s: float) -> None:
+        """Return when the work is done, or after `limit_s`."""
+        pause = asyncio.create_task(self._clock.sleep(limit_s))
+        try:
+            await asyncio.wait((working, pause), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+            await asyncio.gather(pause, return_exceptions=True)
+
+    def _wall_left_s(self, study_id: str) -> float:
+        [wall] = [budget for budget in self._store.budget(study_id) if budget.kind == "wall_s"]
+        return wall.limit - wall.spent
 
     def _see(self, progress: Progress, plan: Plan, picture: StudyPicture) -> None:
         line = picture.trials[progress.key]

@@ -31,7 +31,7 @@ def parser() -> Parser:
         ("status", "how a study is doing, and what happens next"),
         ("watch", "follow a study until it ends"),
         ("stop", "ask a study to stop at the next safe point"),
-        ("pause", "let the trials that run end, and begin no other"),
+        ("pause", "have a study rest: trials that run keep a checkpoint and go on with `resume`"),
         ("approve", "say yes where a study waits for a person"),
         ("reject", "say no where a study waits for a person, and why"),
         ("amend", "make a new version of a plan before its first trial, and say why"),
@@ -125,7 +125,7 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         action="append",
         default=[],
         metavar="22:00-07:00",
-        help="when trials may begin, in local time; 'sat,sun 00:00-24:00'; may be repeated (default: always)",
+        help="when trials may run, in local time; 'sat,sun 00:00-24:00'; may be repeated (default: always)",
     )
     start.add_argument("--days", type=_count, metavar="N", help="days after which the study ends with what it has")
     start.add_argument(

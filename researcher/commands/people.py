@@ -18,7 +18,7 @@ from researcher.store.errors import WrongState
 
 
 def pause_command(args: argparse.Namespace) -> int:
-    """Leave the wish to pause: trials that run go on to their end, no other begins."""
+    """Leave the wish to pause: trials that run keep a checkpoint and go on from there after `resume`."""
     home, study = _study(args)
     if study.status.ended:
         raise WrongState(f"{study.id} is {study.status}; there is nothing to pause")

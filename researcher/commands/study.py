@@ -22,7 +22,7 @@ from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines, when
 from researcher.commands.mending import workshop_of
 from researcher.commands.writing import labelled, new_instrument, settings_for_writing
-from researcher.conduct import Conduct, Outcome
+from researcher.conduct import Conduct, Outcome, Sink
 from researcher.environments import check_tasks, interpreter
 from researcher.executor.blueprint import Code, Setup
 from researcher.executor.local_server import LocalServer
@@ -196,15 +196,28 @@ def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = No
     logs.configure("WARNING")
     view = view_for(as_json=as_json)
     try:
-        outcome = asyncio.run(_carry_out(home, study_id, view, plan, wait=wait))
+        outcome = asyncio.run(sit(home, study_id, view, plan, wait=wait))
     finally:
         view.close()
     return _close(outcome, study_id, as_json=as_json)
 
 
-async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None, *, wait: bool) -> Outcome:
-    """Conduct the study in its windows. wait: sit through the times between them; else return when one closes."""
-    clock = SystemClock()
+async def sit(
+    home: Home,
+    study_id: str,
+    view: View,
+    plan: Plan | None = None,
+    *,
+    wait: bool,
+    clock: Clock | None = None,
+    copy: Callable[[Store], Sink] = MlflowSink,
+) -> Outcome:
+    """Own the study and conduct it in its windows. plan: to be frozen first. wait: sit through the times between windows;
+    else return when one closes. copy: of the records.
+
+    Raises: LeaseHeld when another process works on it; OverBudget.
+    """
+    clock = clock or SystemClock()
     async with owned(home.store, study_id, clock) as store:
         if plan is not None:
             store.save_plan(study_id, plan)
@@ -213,7 +226,7 @@ async def _carry_out(home: Home, study_id: str, view: View, plan: Plan | None, *
         for each in frozen.known:
             view.say(f"already known: {each if isinstance(each, str) else told(each)}")
         gates = Gates(store, lambda name, question: Gate(default_url(), study_id, name).ask(question))
-        sitting = Sitting(home, store, study_id, frozen, view, gates, clock)
+        sitting = Sitting(home, store, study_id, frozen, view, gates, clock, copy)
         try:
             gates.before_plan(study_id, frozen)
             return await sitting.through(wait=wait)
@@ -226,7 +239,15 @@ class Sitting:
     """One process's work on a study: window after window, on servers that it holds only while a window is open."""
 
     def __init__(
-        self, home: Home, store: Store, study_id: str, plan: Plan, view: View, gates: Gates, clock: Clock
+        self,
+        home: Home,
+        store: Store,
+        study_id: str,
+        plan: Plan,
+        view: View,
+        gates: Gates,
+        clock: Clock,
+        copy: Callable[[Store], Sink],
     ) -> None:
         self._home = home
         self._store = store
@@ -235,6 +256,7 @@ class Sitting:
         self._view = view
         self._gates = gates
         self._clock = clock
+        self._copy = copy
         detail = store.schedule(study_id)
         self._timetable = Timetable(zone="UTC") if detail is None else Timetable.of_record(detail)
 
@@ -283,8 +305,8 @@ class Sitting:
         arranged = setup(home, folder, code=mender.code(), repairs=mender.taken_up)
         mender.tell_sandbox()
         async with pool:
-            executor = Executor(self._store, pool, arranged, may_begin=self._may_begin, mender=mender)
-            sink = MlflowSink(self._store)
+            executor = Executor(self._store, pool, arranged, may_run=self._may_run, mender=mender)
+            sink = self._copy(self._store)
             further = [open_sink(self._store, name) for name in choices.get("sinks", ())]
             conduct = Conduct(
                 self._store,
@@ -301,7 +323,7 @@ class Sitting:
             pool.discard_state()
         return outcome
 
-    def _may_begin(self) -> bool:
+    def _may_run(self) -> bool:
         return self._timetable.open(self._clock.now())
 
 

@@ -5,6 +5,9 @@
 
 Each arrow may be cut by a SIGKILL. What was done before is found, not done again; a client that ended too early is started
 again with the same blueprint, and goes on where it stopped. Nothing a client prints is believed.
+
+An attempt that is halted before its end is paused: its run rests on its server with a checkpoint, the server is free for
+others, and a later call goes on in the same run.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -23,12 +27,12 @@ from researcher.executor.blueprint import Code, Work, run_spec, trial_blueprint
 from researcher.executor.clients import Client
 from researcher.executor.collection import Collected, collect_whole, points
 from researcher.executor.diagnosis import Diagnosis
-from researcher.executor.errors import AttemptFailed, EvidenceMissing, MendByHand, ServerUnfit, StudyHalted
+from researcher.executor.errors import AttemptFailed, EvidenceMissing, MendByHand, RunLost, ServerUnfit, StudyHalted
 from researcher.executor.mending import Mender
 from researcher.executor.processes import Berth, Berths
 from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
-from researcher.models import AttemptRecord, Plan, TrialRecord
+from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
 from researcher.store.store import Store
 from swarm.client import ServerUnreachable
 from swarm.protocol.blueprint import PartnerRun, TrialBlueprint
@@ -80,6 +84,8 @@ class Sight:
 
 
 OnSight = Callable[[Sight], None]
+Heed = Callable[[], None]
+"""Asked now and then while an attempt runs. Raises: StudyHalted when it is to end or to pause."""
 
 
 class _Stalled(Exception):
@@ -97,11 +103,13 @@ class AttemptRun:
         store: Store,
         clock: Clock,
         limits: TrialLimits,
+        heed: Heed,
         tell: Callable[[str], None] = lambda _: None,
         berths: Berths = Berth,
         mender: Mender | None = None,
     ) -> None:
         self._work = work
+        self._heed = heed
         self._trial = trial
         self._site = site
         self._swarm = site.main.swarm
@@ -125,10 +133,11 @@ class AttemptRun:
     async def carry_out(self, on_sight: OnSight) -> TrialRecord:
         """The finished trial.
 
-        Raises: AttemptFailed (recorded), ServerUnfit (recorded), StudyHalted (the trial is planned again).
+        Raises: AttemptFailed, ServerUnfit, RunLost (each recorded); StudyHalted (the trial is paused, or, after a stop,
+        planned again).
         """
         self._on_sight = on_sight
-        attempt = self._intend()
+        attempt, begun_before = self._intend()
         berth = self._berths(self._work.folder(self._trial, attempt.number), self._clock)
         client = Client(self._work, self._trial, self._swarm, berth, self._store, self._mender)
         run_id = attempt.run_id
@@ -136,12 +145,17 @@ class AttemptRun:
             report = await self._submit(attempt)
             run_id = report.run_id
             blueprint = self._hand_over(attempt, report, client)
+            if begun_before:
+                await self._go_on(blueprint, berth)
             collected = await self._follow(attempt, report, blueprint, client)
             self._record(collected)
         except (asyncio.CancelledError, MendByHand):
             await self._leave(berth, run_id)
             raise
-        except (AttemptFailed, ServerUnfit, StudyHalted, SwarmError) as error:
+        except (AttemptFailed, ServerUnfit, RunLost, StudyHalted, SwarmError) as error:
+            if isinstance(error, StudyHalted) and error.wish != "stop" and run_id is not None:
+                await self._pause(berth, run_id, str(error))
+                raise
             if isinstance(error, ServerUnreachable):
                 self._site.lost(error)
             await berth.end(self._limits.grace_s)
@@ -162,26 +176,34 @@ class AttemptRun:
 
     # -- submit -------------------------------------------------------------------------------------------------------
 
-    def _intend(self) -> AttemptRecord:
-        """The open attempt, or a new one, in SQL before the server hears of it."""
+    def _intend(self) -> tuple[AttemptRecord, bool]:
+        """The open attempt, or a new one, in SQL before the server hears of it; and whether it was begun before."""
         study_id, key = self._work.study_id, self._trial.key
         earlier = self._store.attempts(study_id, key)
         if earlier and earlier[-1].outcome == "open":
-            return earlier[-1]
+            return earlier[-1], True
         number = len(earlier) + 1
         spec = run_spec(self._work, self._trial).model_dump(mode="json")
         spec["labels"] |= self._site.labels()
         # The study is part of the key: another study may run the same plan on the same server.
         idempotency_key = f"{study_id}/{key}#{number}"
-        return self._store.record_intent(study_id, key, number, self._site.main.url, idempotency_key, spec)
+        intent = self._store.record_intent(study_id, key, number, self._site.main.url, idempotency_key, spec)
+        return intent, False
 
     async def _submit(self, attempt: AttemptRecord) -> RunReport:
-        """The attempt's runs, started now or found again: of every model, or of none."""
+        """The attempt's runs, started now or found again: of every model, or of none.
+
+        Raises: RunLost when the server knows nothing any more of a run that it had.
+        """
         keys = {role: f"{attempt.idempotency_key}/{role}" for role in self._beside}
         for role, slot in self._beside.items():
             self._partners[role] = (await slot.start(run_spec(self._work, self._trial, role), keys[role])).run_id
         spec = RunSpec.model_validate(attempt.spec)
-        return await self._slot.start(spec, attempt.idempotency_key, self._work.plan.model.fingerprint)
+        report = await self._slot.start(spec, attempt.idempotency_key, self._work.plan.model.fingerprint)
+        if attempt.run_id not in (None, report.run_id):
+            await self._free(report.run_id)
+            raise RunLost(f"{attempt.server_url} has forgotten run {attempt.run_id}; the trial starts afresh")
+        return report
 
     def _hand_over(self, attempt: AttemptRecord, report: RunReport, client: Client) -> TrialBlueprint:
         """The blueprint of the client: as it has it, where one lives already; else with the newest code."""
@@ -201,6 +223,19 @@ class AttemptRun:
         if facts != attempt.blueprint:
             self._store.record_submitted(self._work.study_id, self._trial.key, report.run_id, facts)
         return blueprint
+
+    async def _go_on(self, blueprint: TrialBlueprint, berth: Berth) -> None:
+        """Put an attempt that was paused, or left, back where it stood. Raises: RunLost."""
+        if self._trial.status is TrialStatus.PAUSED:
+            await self._rest(berth, blueprint.run_id)  # a pause that was cut short is made whole first
+        if not berth.alive():
+            with suppress(EvidenceMissing):
+                await self._collect(blueprint)
+                return
+        rested = await asyncio.gather(*(slot.go_on(run_id) for slot, run_id in self._runs(blueprint.run_id)))
+        if any(rested) or self._trial.status is TrialStatus.PAUSED:
+            step = (await self._swarm.run(blueprint.run_id, since_step=self._work.plan.steps)).step
+            self._store.continue_attempt(self._work.study_id, self._trial.key, step)
 
     # -- follow -------------------------------------------------------------------------------------------------------
 
@@ -269,7 +304,7 @@ class AttemptRun:
             now = self._clock.monotonic()
             if status.step > self._step or now - checked_at >= self._limits.check_s:
                 checked_at = now
-                self._check_requests()
+                self._heed()
                 for role, slot in self._beside.items():
                     slot.check(await slot.swarm.status(), self._partners[role])
                 if await self._note(run_id, status) or status.phase is Phase.BOOTING:
@@ -281,19 +316,21 @@ class AttemptRun:
             await self._clock.sleep(self._limits.look_s)
             status = await self._swarm.status(since=status.revision, wait_s=self._limits.check_s)
 
-    async def _note(self, run_id: str, status: ServerStatus) -> bool:
-        """Record and tell what is new; whether anything is."""
+    async def _note(self, run_id: str, status: ServerStatus | None) -> bool:
+        """Record and tell what is new; whether anything is. status: None for a run that rests."""
         episodes = sum(task.ended for task in await self._swarm.tasks(run_id=run_id))
         moved = episodes > self._episodes
         self._episodes = max(self._episodes, episodes)
         fresh: list[tuple[str, int, float]] = []
-        if status.run_id == run_id and status.step > self._step:
+        if status is None or (status.run_id == run_id and status.step > self._step):
             report = await self._swarm.run(run_id, since_step=self._step)
             fresh = points(report.steps)
-            self._step, moved = max(self._step, report.step), True
+            moved = moved or report.step > self._step
+            self._step = max(self._step, report.step)
         if moved:
             self._store.record_progress(self._work.study_id, self._trial.key, self._step, fresh)
-        self._on_sight(Sight(phase=status.phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
+        phase = "paused" if status is None else status.phase
+        self._on_sight(Sight(phase=phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
         return moved
 
     async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:
@@ -305,15 +342,11 @@ class AttemptRun:
                 await asyncio.wait((task, pause), return_when=asyncio.FIRST_COMPLETED)
                 pause.cancel()
                 if not task.done():
-                    self._check_requests()
+                    self._heed()
             return await task
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-    def _check_requests(self) -> None:
-        if self._store.study(self._work.study_id).stop_requested:
-            raise StudyHalted("stop")
 
     # -- end ----------------------------------------------------------------------------------------------------------
 
@@ -331,10 +364,35 @@ class AttemptRun:
         study_id, key = self._work.study_id, self._trial.key
         self._store.finish_trial(study_id, key, finals, collected.series, evidence, collected.episodes)
 
+    async def _pause(self, berth: Berth, run_id: str, why: str) -> None:
+        """Have the run rest, so that the trial goes on from there. What cannot be done now is done when it goes on."""
+        self._store.pause_attempt(self._work.study_id, self._trial.key, why)
+        try:
+            await self._rest(berth, run_id)
+        except (SwarmError, ServerUnfit) as error:
+            _log.warning("run %s was not brought to rest: %s", run_id, error)
+            await berth.end(self._limits.grace_s)
+        else:
+            self._store.record_rest(self._work.study_id, self._trial.key, why)
+
+    async def _rest(self, berth: Berth, run_id: str) -> None:
+        """Stop the runs with a checkpoint. Their client lives on meanwhile: it ends its open episodes, and gets no others."""
+        await asyncio.gather(*(slot.rest(one) for slot, one in self._runs(run_id)))
+        await berth.end(self._limits.grace_s)
+        await self._note(run_id, None)
+
+    def _runs(self, run_id: str) -> list[tuple[Slot, str]]:
+        """Every run of the attempt, with its server; run_id: of the main one."""
+        return [(self._slot, run_id), *((self._beside[role], partner) for role, partner in self._partners.items())]
+
     async def _leave(self, berth: Berth, run_id: str | None) -> None:
         """Interrupted: on a server of our own all is left so that it goes on later; another's is given back."""
         await berth.end(self._limits.grace_s)
-        if not self._site.main.owned:
+        if self._site.main.owned:
+            return
+        if run_id is not None:
+            await self._pause(berth, run_id, "interrupted")
+        else:
             self._store.withdraw_attempt(self._work.study_id, self._trial.key, "interrupted")
             await self._free(run_id)
 

@@ -3,8 +3,9 @@
 ExecutorError
 ├── ServerUnfit       this server cannot be used; another may
 ├── NoServersLeft     none can; trials are left as they are
-├── StudyHalted       a stop or a pause was asked for, or the study's window closed
+├── StudyHalted       a stop or a pause was asked for, the study's window closed, or its budget is spent
 │   └── MendByHand    the instrument's code fails, and nobody but a person may mend it
+├── RunLost           the run that an attempt was to go on with is no more: the trial starts afresh
 ├── EvidenceMissing   the server's records do not show a whole trial (yet)
 └── AttemptFailed     this attempt came to nothing; the trial may be tried again
     └── Unmended      the instrument's code fails and could not be mended: no other attempt will do better
@@ -33,11 +34,21 @@ class NoServersLeft(ExecutorError):
     pass
 
 
+Wish = Literal["stop", "pause", "window", "budget"]
+_WHY: dict[Wish, str] = {
+    "stop": "a stop was asked for",
+    "pause": "a pause was asked for",
+    "window": "its window closed",
+    "budget": "its budget of wall time is spent",
+}
+
+
 class StudyHalted(ExecutorError):
-    def __init__(self, wish: Literal["stop", "pause", "window", "mend"]) -> None:
-        why = "the study is outside its windows" if wish == "window" else f"a {wish} was asked for"
-        super().__init__(f"{why}; `researcher resume` goes on")
-        self.wish = wish
+    """A stop ends the trials that run; whatever else halts a study pauses them."""
+
+    def __init__(self, wish: Wish) -> None:
+        super().__init__(_WHY[wish])
+        self.wish: Wish | Literal["mend"] = wish
 
 
 class MendByHand(StudyHalted):
@@ -46,6 +57,10 @@ class MendByHand(StudyHalted):
     def __init__(self, text: str) -> None:
         Exception.__init__(self, text)
         self.wish = "mend"
+
+
+class RunLost(ExecutorError):
+    pass
 
 
 class EvidenceMissing(ExecutorError):

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 
 from foundation.clock import Clock
-from researcher.executor.errors import AttemptFailed, ServerUnfit
+from researcher.executor.errors import AttemptFailed, RunLost, ServerUnfit
 from researcher.executor.servers import Server
 from researcher.models import StudyStatus
 from researcher.store.errors import NotFound as NoStudy
 from researcher.store.store import Store
-from swarm.client import IdempotencyConflict, InvalidSpec, NotFound, Refusal, ServerBusy
+from swarm.client import IdempotencyConflict, InvalidSpec, NotFound, OverLimit, Refusal, ServerBusy
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, RunReport, ServerStatus
@@ -75,6 +75,34 @@ class Slot:
             self.server.check()
         if status.run_id != run_id and status.phase is not Phase.BOOTING:
             raise AttemptFailed(f"the run is not on its server any more (there is {status.run_id or 'none'})")
+
+    async def rest(self, run_id: str) -> None:
+        """Have the run stopped with a checkpoint; its open episodes may end first, as long as its drain limit says.
+
+        Again, or for a run that rests already: nothing. Raises: ServerUnfit when it does not come to rest; SwarmError.
+        """
+        report = await self.swarm.stop_run(run_id)
+        await self._released(run_id, self._clock.monotonic() + report.spec.limits.drain_limit_s + self._busy_s)
+        if (await self.swarm.status()).run_id == run_id:
+            raise ServerUnfit(f"{self.server.url}: run {run_id} was asked to stop and does not", self.server.url)
+
+    async def go_on(self, run_id: str) -> bool:
+        """Have a run that rests go on where it stopped; whether it rested.
+
+        Raises: RunLost when its server has it no more, or did something else since; SwarmError.
+        """
+        if (await self.swarm.status()).run_id == run_id:
+            return False
+        try:
+            report = await self.swarm.run(run_id)
+            if report.status == "failed":
+                raise RunLost(f"run {run_id} failed on {self.server.url}: {report.reason}; the trial starts afresh")
+            await self.swarm.restore(run_id, report.step)
+        except (NotFound, OverLimit) as refusal:
+            raise RunLost(
+                f"{self.server.url} cannot go on with run {run_id}: {refusal.detail}; the trial starts afresh"
+            ) from refusal
+        return True
 
     async def free(self, run_id: str | None) -> None:
         """Stop the run, so that the engine is warm and free. What cannot be stopped now is stopped by the next run."""

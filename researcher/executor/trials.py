@@ -20,7 +20,16 @@ from foundation.clock import Clock
 from foundation.logs import redact
 from researcher.executor.attempts import AttemptRun, Sight, TrialLimits
 from researcher.executor.blueprint import Setup, Work
-from researcher.executor.errors import AttemptFailed, MendByHand, NoServersLeft, ServerUnfit, StudyHalted, Unmended
+from researcher.executor.errors import (
+    AttemptFailed,
+    MendByHand,
+    NoServersLeft,
+    RunLost,
+    ServerUnfit,
+    StudyHalted,
+    Unmended,
+    Wish,
+)
 from researcher.executor.mending import Mender
 from researcher.executor.processes import Berth, Berths
 from researcher.executor.servers import ServerPool, Site
@@ -69,7 +78,7 @@ class _Round:
 class Executor:
     """attempts: how often a trial may fail, over its whole life, before it is recorded as failed.
 
-    limits: None follows from the plan. may_begin: whether another trial may begin now; those that run go on to their end.
+    limits: None follows from the plan. may_run: whether trials may run now; when they may not, those that do are paused.
     berths: where clients live; by default as processes of this machine. mender: asked when a client fails by its own code;
     None: it is started again, as after any other failure.
     """
@@ -82,7 +91,7 @@ class Executor:
         *,
         limits: TrialLimits | None = None,
         attempts: int = 3,
-        may_begin: Callable[[], bool] = lambda: True,
+        may_run: Callable[[], bool] = lambda: True,
         berths: Berths = Berth,
         mender: Mender | None = None,
     ) -> None:
@@ -94,17 +103,18 @@ class Executor:
         self._clock: Clock = pool.clock
         self._limits = limits
         self._attempts = attempts
-        self._may_begin = may_begin
+        self._may_run = may_run
         self._berths = berths
         self._mender = mender
+        self._wish: Wish | None = None
 
     async def run_trials(
         self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress = lambda _: None
     ) -> list[TrialRecord]:
         """The same trials, in the same order, each done or failed with its reason.
 
-        Some are still planned only when a person asked for a stop (which ends what runs) or a pause (which lets it end), or when
-        no more may begin.
+        Some are not when a person asked for a stop (which ends what runs), or when the study is halted in another way (a
+        pause, its window, `halt`): what runs then is paused with a checkpoint, and goes on with the next call.
         Raises: NoServersLeft; OverBudget; InstrumentChanged; MendByHand; LeaseSuperseded when another process owns the study by now.
         What was under way then goes on with the next call.
         """
@@ -121,6 +131,10 @@ class Executor:
         if this.by_hand is not None:
             raise this.by_hand
         return [self._store.trial(study_id, trial.key) for trial in trials]
+
+    def halt(self, wish: Wish) -> None:
+        """Have `run_trials` return soon, and every later call at once."""
+        self._wish = wish
 
     async def _reconciled(self, work: Work, trials: Sequence[TrialRecord]) -> list[str]:
         """Keys of the trials that are not over, those under way first. Attempts whose server is gone are ended."""
@@ -183,6 +197,10 @@ class Executor:
             except Unmended as error:
                 self._give_up(this.work, key, str(error))
                 self._over(this, key, str(error))
+            except RunLost as error:
+                _log.warning("%s: %s", key, error)
+                this.queue.append(key)
+                self._tell(this, key, TrialStatus.PLANNED, 0, str(error))
             except AttemptFailed as error:
                 self._failed(this, key, str(error))
             else:
@@ -198,9 +216,12 @@ class Executor:
             this.curves[key] += [(step, value) for name, step, value in sight.fresh if name == "reward_mean"]
             self._tell(this, key, TrialStatus.RUNNING, sight.step, sight.phase)
 
+        def heed() -> None:
+            self._check_requests(this.work)
+
         limits = self._limits_of(this.work.plan)
         attempt = AttemptRun(
-            this.work, trial, site, self._store, self._clock, limits, self._pool.tell, self._berths, self._mender
+            this.work, trial, site, self._store, self._clock, limits, heed, self._pool.tell, self._berths, self._mender
         )
         await attempt.carry_out(on_sight)
 
@@ -255,8 +276,10 @@ class Executor:
             raise StudyHalted("stop")
         if study.pause_requested:
             raise StudyHalted("pause")
-        if not self._may_begin():
+        if not self._may_run():
             raise StudyHalted("window")
+        if self._wish is not None:
+            raise StudyHalted(self._wish)
 
     def _tell(self, this: _Round, key: str, status: TrialStatus, step: int, note: str) -> None:
         attempts = self._store.attempts(this.work.study_id, key)

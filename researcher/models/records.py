@@ -32,6 +32,8 @@ class TrialStatus(StrEnum):
     SUBMITTED = "submitted"
     """Intent is written; the server may or may not have heard of it."""
     RUNNING = "running"
+    PAUSED = "paused"
+    """Its run rests on its server with a checkpoint, and goes on from there."""
     DONE = "done"
     FAILED = "failed"
 

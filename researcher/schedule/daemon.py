@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,12 +26,13 @@ from foundation.clock import Clock, SystemClock
 from foundation.paths import user_data_dir
 from researcher.executor.processes import child_environ
 from researcher.models import StudyRecord
-from researcher.ownership import living_owner
+from researcher.ownership import is_dead, living_owner
 from researcher.schedule.timetable import Timetable
-from researcher.store.database import default_url
+from researcher.store.database import connect, default_url
 from researcher.store.store import Store
 
 _LOOK_EVERY_S = 20
+_WAKE_EVERY_S = 60.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 3600.0
 _QUIET_S = 900.0
 """A study that worked for so long is not taken for one that dies at once."""
@@ -62,6 +63,8 @@ class Carrier:
         self._launch = launch
         self._clock = clock
         self._starts: dict[str, _Starts] = {}
+        self._lapsed: dict[str, int] = {}
+        """Leases that had run out at the last look, by their token."""
 
     def look(self) -> list[str]:
         """Start what should run and does not. Returns the studies that are still in care."""
@@ -79,7 +82,7 @@ class Carrier:
         if table is None or study.status.ended:
             return False
         now = self._clock.now()
-        if living_owner(self._store, study.id, now) is not None:
+        if self._is_owned(study.id, now):
             self._starts.setdefault(study.id, _Starts()).last = now
             return True
         if study.pause_requested or study.plan_version is None:
@@ -88,8 +91,21 @@ class Carrier:
             self._begin(study.id, now)
         return True
 
+    def _is_owned(self, study_id: str, now: float) -> bool:
+        """Whether somebody works on it. A lease that ran out since the last look still counts: when the clock was put
+        forward, or the machine slept, its owner lives all the same, and renews it in a moment."""
+        before = self._lapsed.pop(study_id, None)
+        if living_owner(self._store, study_id, now) is not None:
+            return True
+        lease = self._store.lease(study_id)
+        if lease is None or is_dead(lease.owner):
+            return False
+        self._lapsed[study_id] = lease.token
+        return before != lease.token
+
     def _begin(self, study_id: str, now: float) -> None:
         starts = self._starts.setdefault(study_id, _Starts())
+        starts.last = min(starts.last, now)  # the clock was put back
         if starts.count and now - starts.last > _QUIET_S + starts.backoff_s:
             starts.count = 0
         if now < starts.last + starts.backoff_s:
@@ -108,8 +124,9 @@ async def carry(*, until_idle: bool) -> None:
     idle = asyncio.Event()
     _Current.carrier = Carrier(Store.open(), _launch, SystemClock())
     _Current.idle = idle if until_idle else None
+    jobs = connect(default_url())
     scheduler = AsyncIOScheduler(
-        jobstores={"default": SQLAlchemyJobStore(url=default_url(), tablename=_jobs_table())},
+        jobstores={"default": SQLAlchemyJobStore(engine=jobs, tablename=_jobs_table())},
         job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1},
         timezone=UTC,
     )
@@ -118,9 +135,14 @@ async def carry(*, until_idle: bool) -> None:
     try:
         now = datetime.now(UTC)
         scheduler.add_job(look, "interval", seconds=_LOOK_EVERY_S, id="look", replace_existing=True, next_run_time=now)
-        await idle.wait()
+        while not idle.is_set():  # a database that went away may have cost the scheduler its own alarm
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WAKE_EVERY_S):
+                    await idle.wait()
+            scheduler.wakeup()
     finally:
         scheduler.shutdown(wait=False)
+        jobs.dispose()
 
 
 class _Current:

@@ -12,6 +12,7 @@ StoreError
 ├── SinkMissing         no such copy of the records, or its package is not installed
 ├── MlflowAway          MLflow, the copy of the records, cannot be asked; the records themselves are whole
 ├── WrongState          a trial or attempt is not where the caller believes it to be
+├── DatabaseAway        it did not answer for as long as it was tried
 └── DatabaseRefused     wrong URL, or a database made by newer code
 """
 
@@ -53,7 +54,11 @@ class PlanTampered(StoreError):
 
 class OverBudget(StoreError):
     def __init__(self, kind: str, asked: float, left: float) -> None:
-        super().__init__(f"budget {kind!r}: {asked:g} asked for, {left:g} left")
+        if kind == "wall_s":
+            text = "the budget of wall time is spent; what was found so far is in the report"
+        else:
+            text = f"budget {kind!r}: {asked:g} asked for, {left:g} left"
+        super().__init__(text)
         self.kind = kind
         self.left = left
 
@@ -75,6 +80,11 @@ class FindingConflict(StoreError):
 
 class SinkMissing(StoreError):
     pass
+
+
+class DatabaseAway(StoreError):
+    def __init__(self, waited_s: float, words: str) -> None:
+        super().__init__(f"the database does not answer for {waited_s:.0f} s ({words}); go on when it is back")
 
 
 class DatabaseRefused(StoreError):

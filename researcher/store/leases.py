@@ -30,7 +30,11 @@ class Leases(Sessions):
         """
         with self._writing() as session:
             self._study_row(session, study_id)
-            return self._acquire(session, study_resource(study_id), owner, ttl_s, dead_owner)
+            before = _lease_row(session, study_resource(study_id)).owner
+            token = self._acquire(session, study_resource(study_id), owner, ttl_s, dead_owner)
+            if before not in (None, owner):
+                self._journal(session, study_id, "taken_over", by=owner, of=before)
+            return token
 
     def renew_lease(self, study_id: str, token: int, ttl_s: float) -> None:
         """Raises: LeaseSuperseded when the study has another owner by now."""

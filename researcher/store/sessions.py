@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
 
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
@@ -11,7 +13,8 @@ from sqlalchemy.orm import Session
 from foundation.clock import Clock
 from foundation.ids import Ids
 from researcher.store.errors import LeaseSuperseded, NotFound
-from researcher.store.tables import LeaseRow, OutboxRow, StudyRow
+from researcher.store.outages import Line, patient
+from researcher.store.tables import EventRow, LeaseRow, OutboxRow, StudyRow
 
 
 def study_resource(study_id: str) -> str:
@@ -19,9 +22,22 @@ def study_resource(study_id: str) -> str:
 
 
 class Sessions:
-    """What every part of the store stands on. `tokens` are the fencing tokens of the studies that it may write."""
+    """What every part of the store stands on. `tokens` are the fencing tokens of the studies that it may write.
 
-    def __init__(self, engine: Engine, clock: Clock, ids: Ids, tokens: dict[str, int] | None = None) -> None:
+    A public method of a part is one transaction, or several of which each may be repeated; it is tried again when the
+    database goes away meanwhile.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, method in list(vars(cls).items()):
+            if isinstance(method, FunctionType) and not name.startswith("_"):
+                setattr(cls, name, patient(method))
+
+    def __init__(
+        self, engine: Engine, clock: Clock, ids: Ids, tokens: dict[str, int] | None = None, line: Line | None = None
+    ) -> None:
+        self._line = line or Line(engine, clock, ids)
         self._engine = engine
         self._reader = engine.execution_options(read_only=True)
         self._clock = clock
@@ -36,8 +52,9 @@ class Sessions:
     @contextmanager
     def _writing(self) -> Iterator[Session]:
         """One transaction, outside the fence: for what people and newcomers may do (requests, leases, new studies)."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self._engine) as session:
             yield session
+            self._line.commit(session)
 
     @contextmanager
     def _owning(self, study_id: str) -> Iterator[Session]:
@@ -59,6 +76,10 @@ class Sessions:
         if row is None:
             raise NotFound(f"there is no study {study_id!r}; `researcher list` shows all")
         return row
+
+    def _journal(self, session: Session, study_id: str, kind: str, **detail: Any) -> None:
+        """A line of the journal, in the transaction of what it tells of."""
+        session.add(EventRow(study_id=study_id, at=self._clock.now(), kind=kind, detail=detail))
 
     def _tell(self, session: Session, study_id: str, kind: str, ref: str) -> None:
         """Put something into the outbox, in the transaction of the change itself."""

@@ -21,6 +21,7 @@ from researcher.store.database import connect, default_url, upgrade
 from researcher.store.errors import DatabaseRefused
 from researcher.store.findings import Findings
 from researcher.store.leases import Budgets, Leases
+from researcher.store.outages import PATIENCE_S, Line
 from researcher.store.outbox import Outbox
 from researcher.store.repairs import Repairs
 from researcher.store.studies import Studies
@@ -31,8 +32,15 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
     """See the module. Its parts: studies.py, trials.py, conclusions.py, findings.py, leases.py, outbox.py, repairs.py."""
 
     @classmethod
-    def open(cls, url: str | None = None, *, clock: Clock | None = None, ids: Ids | None = None) -> Store:
-        """Open the database, made or upgraded where needed.
+    def open(
+        cls,
+        url: str | None = None,
+        *,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> Store:
+        """Open the database, made or upgraded where needed. patience_s: how long it may be away later on.
 
         Raises: DatabaseRefused when it cannot be reached, is no database of ours, or was made by newer code.
         """
@@ -42,11 +50,12 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
         except DatabaseRefused:
             engine.dispose()
             raise
-        return cls(engine, clock or SystemClock(), ids or RandomIds())
+        clock, ids = clock or SystemClock(), ids or RandomIds()
+        return cls(engine, clock, ids, line=Line(engine, clock, ids, patience_s))
 
     def fenced(self, study_id: str, token: int) -> Store:
         """The same store for the holder of that lease: its writes to the study are refused once it is superseded."""
-        return Store(self._engine, self._clock, self._ids, {**self._tokens, study_id: token})
+        return Store(self._engine, self._clock, self._ids, {**self._tokens, study_id: token}, self._line)
 
     def study_data(self, study_id: str) -> StudyData:
         """What analysis and report need: the newest plan with the trials under it, verdicts and journal.

@@ -75,6 +75,8 @@ class Studies(Sessions):
         now = self._clock.now()
         with self._owning(study_id) as session:
             row = self._study_row(session, study_id)
+            if (row.status, row.reason) != (status, reason):
+                self._journal(session, study_id, "study", status=status, because=reason)
             row.status, row.reason, row.updated_at = status, reason, now
             row.ended_at = now if status.ended else None
             self._tell(session, study_id, "study", study_id)

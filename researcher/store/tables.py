@@ -282,6 +282,16 @@ class ScheduleRow(Base):
     updated_at: Mapped[float]
 
 
+class ReceiptRow(Base):
+    """The number of a writer's last transaction, part of that transaction: see outages.py. A writer is a thread."""
+
+    __tablename__ = "receipts"
+
+    writer: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger)
+    at: Mapped[float]
+
+
 class OutboxRow(Base):
     """Something that copies of the records have to be told. Written with the change it tells of, in one transaction."""
 

@@ -22,7 +22,7 @@ Point = tuple[str, int, float]
 """A metric's name, its step (or an episode's index), its value."""
 _Point = tuple[str, int | None, float]
 """The same of a recorded metric, whose step is None for a final."""
-_OPEN = (TrialStatus.SUBMITTED, TrialStatus.RUNNING)
+_OPEN = (TrialStatus.SUBMITTED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
 class Trials(Sessions):
@@ -124,6 +124,7 @@ class Trials(Sessions):
             session.add(row)
             trial.status, trial.attempt, trial.reason = TrialStatus.SUBMITTED, attempt, None
             trial.started_at = trial.started_at or now
+            self._journal(session, study_id, "trial_begun", trial=key, attempt=attempt, server=server_url)
             session.flush()
             return _attempt(row)
 
@@ -134,6 +135,29 @@ class Trials(Sessions):
             attempt.run_id, attempt.blueprint = run_id, dict(blueprint)
             attempt.heartbeat_at = self._clock.now()
             trial.status = TrialStatus.RUNNING
+
+    def pause_attempt(self, study_id: str, key: str, reason: str) -> None:
+        """Say that the attempt is about to rest: its run is stopped with a checkpoint, and goes on from there later."""
+        with self._owning(study_id) as session:
+            trial, attempt = _open_attempt(session, study_id, key)
+            attempt.heartbeat_at = self._clock.now()
+            trial.status, trial.reason = TrialStatus.PAUSED, reason
+
+    def record_rest(self, study_id: str, key: str, reason: str) -> None:
+        """The paused attempt rests at its step: its checkpoint is kept and its server is free."""
+        with self._owning(study_id) as session:
+            _, attempt = _open_attempt(session, study_id, key)
+            detail = {"trial": key, "attempt": attempt.number, "step": attempt.step, "because": reason}
+            self._journal(session, study_id, "trial_paused", **detail)
+
+    def continue_attempt(self, study_id: str, key: str, step: int) -> None:
+        """The attempt goes on in the same run, from this step."""
+        with self._owning(study_id) as session:
+            trial, attempt = _open_attempt(session, study_id, key)
+            attempt.heartbeat_at = self._clock.now()
+            trial.status, trial.reason = TrialStatus.RUNNING, None
+            detail = {"trial": key, "attempt": attempt.number, "step": step, "server": attempt.server_url}
+            self._journal(session, study_id, "trial_continued", **detail)
 
     def record_client(self, study_id: str, key: str, pid: int, started: float) -> None:
         """The client process that carries the trial out."""
@@ -188,6 +212,7 @@ class Trials(Sessions):
             attempt.outcome, attempt.ended_at, attempt.heartbeat_at = "done", now, now
             trial.status, trial.reason, trial.ended_at = TrialStatus.DONE, None, now
             trial.evidence = None if evidence is None else evidence.model_dump(mode="json")
+            self._journal(session, study_id, "trial_done", trial=key, attempt=attempt.number)
             self._tell(session, study_id, "trial", key)
 
     def sampled_episodes(self, study_id: str, key: str) -> list[SampledEpisode]:
@@ -210,6 +235,7 @@ class Trials(Sessions):
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.outcome, attempt.reason, attempt.ended_at = outcome, reason, self._clock.now()
             trial.status, trial.reason = TrialStatus.PLANNED, reason
+            self._journal(session, study_id, f"attempt_{outcome}", trial=key, attempt=attempt.number, because=reason)
 
     def fail_trial(self, study_id: str, key: str, reason: str) -> None:
         """The trial is given up for good; the statistics will see the missing seed."""
@@ -218,6 +244,7 @@ class Trials(Sessions):
             if trial.status != TrialStatus.PLANNED:
                 raise WrongState(f"{key} is {trial.status}; end its attempt before giving the trial up")
             trial.status, trial.reason, trial.ended_at = TrialStatus.FAILED, reason, self._clock.now()
+            self._journal(session, study_id, "trial_failed", trial=key, because=reason)
             self._tell(session, study_id, "trial", key)
 
 

@@ -192,6 +192,29 @@ class StoreContract:
         store.finish_trial(study, key, {"a": 1.0}, {}, None, episodes)
         assert store.sampled_episodes(study, key) == episodes
 
+    def test_a_paused_attempt_goes_on_as_the_same_one_and_the_journal_says_where(
+        self, store: Store, study: str, key: str
+    ) -> None:
+        store.record_intent(study, key, 1, "http://a", "k#1", {})
+        store.record_submitted(study, key, "run-1", {})
+        store.pause_attempt(study, key, "its window closed")
+        store.record_progress(study, key, 2, [("reward_mean", 1, 0.25), ("reward_mean", 2, 0.5)])
+        store.record_rest(study, key, "its window closed")
+        paused = store.trial(study, key)
+        assert (paused.status, paused.reason, paused.status.ended) == (TrialStatus.PAUSED, "its window closed", False)
+        with pytest.raises(WrongState):
+            store.record_intent(study, key, 2, "http://a", "k#2", {})
+        store.continue_attempt(study, key, 2)
+        store.record_progress(study, key, 3, [("reward_mean", 2, 0.5), ("reward_mean", 3, 0.75)])
+        running = store.trial(study, key)
+        assert (running.status, running.attempt, running.reason) == (TrialStatus.RUNNING, 1, None)
+        assert running.series == {"reward_mean": [(1, 0.25), (2, 0.5), (3, 0.75)]}
+        told = [(event.kind, event.detail.get("step")) for event in store.events(study)]
+        assert told == [("trial_begun", None), ("trial_paused", 2), ("trial_continued", 2)]
+        store.pause_attempt(study, key, "again")
+        store.withdraw_attempt(study, key, "its server is gone")
+        assert store.trial(study, key).status == TrialStatus.PLANNED
+
     def test_a_number_that_is_not_finite_is_refused_and_nothing_is_written(
         self, store: Store, study: str, key: str
     ) -> None:
@@ -391,6 +414,8 @@ class StoreContract:
                 lambda s: s.finish_trial(study, key, {"a": 1.0}, {}),
                 lambda s: s.fail_attempt(study, key, "x"),
                 lambda s: s.record_progress(study, key, 9),
+                lambda s: s.pause_attempt(study, key, "x"),
+                lambda s: s.continue_attempt(study, key, 9),
                 lambda s: s.record_submitted(study, key, "run-9", {}),
                 lambda s: s.ensure_trials(study, "compare", [(ARMS[1], 9)]),
                 lambda s: s.save_plan(study, example_plan(version=2)),

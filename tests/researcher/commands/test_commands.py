@@ -95,7 +95,10 @@ def test_watching_shows_lines_that_a_person_can_read(study: str, capsys: pytest.
 def test_watching_as_json_is_an_object_per_line(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", study, "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [next(iter(line)) for line in lines] == ["trial", "event", "study"]
+    kinds = [next(iter(line)) for line in lines]
+    assert (kinds.count("trial"), kinds.count("study"), kinds[-1]) == (1, 1, "study")
+    told = [line["event"]["kind"] for line in lines if "event" in line]
+    assert told == ["trial_begun", "trial_done", "decision", "study"]
     assert lines[-1] == {"study": {"id": study, "status": "done"}}
 
 

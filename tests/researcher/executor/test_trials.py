@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -69,10 +69,10 @@ class Lab:
         limits: TrialLimits = LIMITS,
         attempts: int = 2,
         on_progress: Callable[[Progress], None] | None = None,
+        may_run: Callable[[], bool] = lambda: True,
     ) -> list[TrialRecord]:
-        executor = Executor(
-            self.store, pool, repeat_setup(self.home / "studies", instrument), limits=limits, attempts=attempts
-        )
+        setup = repeat_setup(self.home / "studies", instrument)
+        executor = Executor(self.store, pool, setup, limits=limits, attempts=attempts, may_run=may_run)
         return await executor.run_trials(self.study, self.plan, trials, on_progress or self.seen.append)
 
     def client_of(self, trial: TrialRecord, attempt: int = 1) -> Berth:
@@ -281,15 +281,109 @@ async def test_a_stop_ends_what_runs_and_a_later_call_goes_on(lab: Lab) -> None:
     assert [(trial.status, trial.attempt) for trial in done] == [(TrialStatus.DONE, 2), (TrialStatus.DONE, 1)]
 
 
-async def test_a_pause_lets_what_runs_end(lab: Lab) -> None:
+def assert_whole(trial: TrialRecord, steps: int = 4) -> None:
+    """Done, with a curve that has neither a gap nor a step twice, and every evaluation."""
+    assert trial.status == TrialStatus.DONE, trial.reason
+    assert [step for step, _ in trial.series["reward_mean"]] == [*range(1, steps + 1)]
+    assert len(trial.series["eval_reward_before"]) == len(trial.series["eval_reward_after"]) == 8
+
+
+def told(lab: Lab, kind: str) -> list[dict[str, object]]:
+    return [event.detail for event in lab.store.events(lab.study, limit=1000, kind=kind)]
+
+
+async def test_a_pause_keeps_a_checkpoint_and_the_trial_goes_on_in_the_same_run(lab: Lab) -> None:
     trials = lab.trials()
 
     def pause(_: Progress) -> None:
         lab.store.request_pause(lab.study)
 
-    async with lab.pool() as pool:
+    async with lab.pool(arguments=SLOW) as pool:
         paused = await lab.run(pool, trials, on_progress=lab.at_step(1, pause))
-    assert [trial.status for trial in paused] == [TrialStatus.DONE, TrialStatus.PLANNED]
+        assert (await pool.servers[0].swarm.status()).run_id is None
+    assert [trial.status for trial in paused] == [TrialStatus.PAUSED, TrialStatus.PLANNED]
+    assert not lab.client_of(trials[0]).alive()
+    [rested] = told(lab, "trial_paused")
+    step = lab.store.attempts(lab.study, trials[0].key)[0].step
+    assert rested["step"] == step == len(paused[0].series["reward_mean"]) >= 1
+    lab.store.clear_requests(lab.study)
+    async with lab.pool() as pool:  # the server was ended, and is started again from its folder
+        done = await lab.run(pool, trials)
+        report = await pool.servers[0].swarm.run(str(lab.store.attempts(lab.study, trials[0].key)[0].run_id))
+    assert {trial.attempt for trial in done} == {1}
+    for trial in done:
+        assert_whole(trial)
+    assert {step.branch for step in report.steps} == {0, 1}
+    assert [each["step"] for each in told(lab, "trial_continued")] == [step]
+    assert set(paused[0].series["reward_mean"]) <= set(done[0].series["reward_mean"])
+
+
+async def test_when_its_window_closes_a_trial_leaves_its_server_free_and_goes_on_in_the_next(
+    lab: Lab, tmp_path: Path
+) -> None:
+    trials, shut = lab.trials(), asyncio.Event()
+    with ServerProcess(tmp_path / "a", *SLOW) as server:
+        async with lab.pool(server.url) as pool:
+            await lab.run(
+                pool, trials, on_progress=lab.at_step(2, lambda _: shut.set()), may_run=lambda: not shut.is_set()
+            )
+        assert lab.store.trial(lab.study, trials[0].key).status == TrialStatus.PAUSED
+        async with SwarmClient(server.url) as swarm:
+            assert (await swarm.status()).run_id is None
+        async with lab.pool(server.url) as pool:
+            done = await lab.run(pool, trials)
+    for trial in done:
+        assert trial.attempt == 1
+        assert_whole(trial)
+
+
+async def test_a_trial_whose_run_was_replaced_meanwhile_starts_afresh_and_says_so(lab: Lab, tmp_path: Path) -> None:
+    trials, shut = lab.trials()[:1], asyncio.Event()
+    with ServerProcess(tmp_path / "a", *SLOW) as server:
+        async with lab.pool(server.url) as pool:
+            await lab.run(
+                pool, trials, on_progress=lab.at_step(1, lambda _: shut.set()), may_run=lambda: not shut.is_set()
+            )
+        async with SwarmClient(server.url) as person:
+            run = await person.start_run(RunSpec.model_validate({"limits": {"steps": 3}}))
+            await person.stop_run(run.run_id)
+            async for status in person.statuses():
+                if status.run_id is None:
+                    break
+        async with lab.pool(server.url) as pool:
+            [done] = await lab.run(pool, trials)
+    assert_whole(done)
+    assert done.attempt == 2
+    [withdrawn] = told(lab, "attempt_withdrawn")
+    assert "starts afresh" in str(withdrawn["because"])
+
+
+async def test_a_trial_whose_server_lost_its_state_starts_afresh_and_says_so(lab: Lab) -> None:
+    trials, shut = lab.trials()[:1], asyncio.Event()
+    async with lab.pool(arguments=SLOW) as pool:
+        await lab.run(pool, trials, on_progress=lab.at_step(1, lambda _: shut.set()), may_run=lambda: not shut.is_set())
+    shutil.rmtree(lab.home / "server" / "state")
+    async with lab.pool() as pool:
+        [done] = await lab.run(pool, trials)
+    assert_whole(done)
+    assert done.attempt == 2
+    assert "has forgotten run" in str(told(lab, "attempt_withdrawn")[0]["because"])
+
+
+async def test_a_trial_that_was_interrupted_on_a_server_of_others_goes_on_there(lab: Lab, tmp_path: Path) -> None:
+    trials, reached = lab.trials()[:1], asyncio.Event()
+    with ServerProcess(tmp_path / "a", *SLOW) as server:
+        async with lab.pool(server.url) as pool:
+            running = asyncio.create_task(lab.run(pool, trials, on_progress=lab.at_step(2, lambda _: reached.set())))
+            await reached.wait()
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            assert (await pool.servers[0].swarm.status()).run_id is None
+        async with lab.pool(server.url) as pool:
+            [done] = await lab.run(pool, trials)
+    assert_whole(done)
+    assert done.attempt == 1
 
 
 async def test_interrupted_it_leaves_no_process_behind_and_goes_on_later_with_the_same_attempt(lab: Lab) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -12,9 +14,10 @@ import pytest
 from foundation.clock import ManualClock
 from researcher.models import StudyStatus
 from researcher.ownership import this_process
-from researcher.schedule.daemon import Carrier, only_daemon
+from researcher.schedule.daemon import Carrier, carry, only_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
+from tests.fakes.postgres import postgres
 from tests.fakes.study import study_plan
 
 _ZONE = "Europe/Berlin"
@@ -24,11 +27,18 @@ def _at(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(_ZONE)).timestamp()
 
 
+class _WallClock(ManualClock):
+    """One whose wall time can be put back, as people do who find it wrong."""
+
+    def put_back(self, seconds: float) -> None:
+        self._now -= seconds
+
+
 class _House:
     """A store, a clock at Monday noon, and a daemon whose launches are noted."""
 
     def __init__(self, folder: Path) -> None:
-        self.clock = ManualClock(_at("2026-03-02 12:00"))
+        self.clock = _WallClock(_at("2026-03-02 12:00"))
         self.store = Store.open(f"sqlite:///{folder / 'records.sqlite'}", clock=self.clock)
         self.launched: list[str] = []
         self.carrier = Carrier(self.store, self.launched.append, self.clock)
@@ -75,7 +85,35 @@ def test_one_whose_worker_died_is_begun_again_once_the_lease_is_over(house: _Hou
     assert house.launched == []
     house.clock.advance(61)
     house.carrier.look()
+    assert house.launched == []  # it may be the clock that was put forward
+    house.clock.advance(20)
+    house.carrier.look()
     assert house.launched == [study]
+
+
+def test_a_clock_that_is_put_forward_by_hours_does_not_cost_a_worker_its_study(house: _House) -> None:
+    study = house.study()
+    token = house.store.acquire_lease(study, this_process(), 60.0)
+    for _ in range(3):
+        house.carrier.look()
+        house.clock.advance(5 * 3600)
+        house.carrier.look()
+        house.store.renew_lease(study, token, 60.0)  # as the worker does, every few seconds of its own
+        house.clock.advance(20)
+        house.carrier.look()
+    assert house.launched == []
+
+
+def test_a_clock_that_is_put_back_by_hours_delays_nothing(house: _House) -> None:
+    study = house.study()
+    house.carrier.look()
+    assert house.launched == [study]
+    house.clock.put_back(6 * 3600)
+    house.clock.advance(20)
+    house.carrier.look()
+    house.clock.advance(20)
+    house.carrier.look()
+    assert house.launched == [study, study]
 
 
 def test_one_that_keeps_dying_is_begun_ever_more_seldom(house: _House) -> None:
@@ -117,6 +155,19 @@ def test_a_laptop_that_slept_through_a_window_misses_it_and_meets_the_next(house
     house.until("2026-03-03 23:10")
     house.carrier.look()
     assert house.launched == [study]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_daemon_without_work_looks_and_ends_whatever_holds_the_records(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    with ExitStack() as stack:
+        url = stack.enter_context(postgres()) if kind == "postgresql" else f"sqlite:///{tmp_path}/records.db"
+        monkeypatch.setenv("RESEARCHER_DATABASE_URL", url)
+        async with asyncio.timeout(120):
+            await carry(until_idle=True)
 
 
 def test_there_is_one_daemon_for_a_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,34 @@ def test_the_night_in_which_clocks_go_forward_is_an_hour_shorter() -> None:
     assert closing - opening == 3 * 3600
 
 
+def test_the_night_in_which_clocks_go_back_is_an_hour_longer_and_opens_once() -> None:
+    table = _table("01:00-05:00")
+    opening = table.next_opening(_at("2026-10-24 23:00"))
+    assert opening == _at("2026-10-25 01:00")
+    closing = table.next_change(opening)
+    assert closing is not None
+    assert closing - opening == 5 * 3600
+    assert all(table.open(opening + minutes * 60) for minutes in range(5 * 60))
+
+
+def test_a_window_whose_beginning_the_change_of_clocks_leaves_out_opens_all_the_same() -> None:
+    table = _table("02:30-04:00")  # there is no 02:30 on the 29th
+    opening = table.next_opening(_at("2026-03-28 23:00"))
+    assert opening is not None
+    assert _at("2026-03-29 01:30") <= opening <= _at("2026-03-29 03:30")
+    assert table.open(_at("2026-03-29 03:45"))
+    assert not table.open(_at("2026-03-29 04:00"))
+
+
+@given(st.floats(min_value=1_700_000_000, max_value=1_900_000_000), st.floats(min_value=-86_400, max_value=86_400))
+def test_whatever_a_clock_did_before_what_is_open_follows_from_the_time_it_shows(now: float, moved: float) -> None:
+    table = _table("22:00-07:00", "sat,sun 00:00-24:00")
+    fresh = Timetable.model_validate_json(table.model_dump_json())
+    table.open(now)
+    assert table.open(now + moved) == fresh.open(now + moved)
+    assert table.next_opening(now + moved) == fresh.next_opening(now + moved)
+
+
 def test_after_its_last_moment_nothing_opens() -> None:
     table = _table("22:00-07:00", days=1)
     assert table.open(_at("2026-03-03 06:00"))

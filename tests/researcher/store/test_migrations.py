@@ -47,8 +47,7 @@ def test_an_empty_database_is_brought_to_what_the_models_say(url: str) -> None:
 def at_revision(url: str, revision: str) -> Engine:
     """The database as an earlier release left it."""
     engine = connect(url)
-    config = Config()
-    config.set_main_option("script_location", str(migrations_dir()))
+    config = _config()
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
@@ -108,7 +107,27 @@ def test_what_mlflow_had_taken_stays_taken_and_the_rest_still_waits_for_every_si
     store.close()
 
 
-def test_the_code_names_the_newest_migration() -> None:
+def test_records_of_the_first_release_are_kept(url: str) -> None:
+    engine = at_revision(url, "0001")
+    insert(
+        engine, "studies", id="st-1", topic="a topic", options="{}", status="running", stop_requested=False,
+        pause_requested=False, created_at=1.5, updated_at=2.5,
+    )  # fmt: skip
+    engine.dispose()
+    store = Store.open(url)
+    [study] = store.studies()
+    assert (study.id, study.topic, study.created_at) == ("st-1", "a topic", 1.5)
+    store.request_pause("st-1")
+    assert store.study("st-1").pause_requested
+    store.close()
+
+
+def _config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(migrations_dir()))
+    return config
+
+
+def test_the_code_names_the_newest_migration() -> None:
+    config = _config()
     assert ScriptDirectory.from_config(config).get_heads() == [SCHEMA_REVISION]

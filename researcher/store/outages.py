@@ -1,0 +1,135 @@
+"""A database server that goes away for a while: what it interrupts is tried again, and nothing is done twice.
+
+Before a transaction is committed, a connection that is lost takes all of it along. While it is being committed, nobody
+can tell: the answer may have been lost on its way. So each transaction signs a receipt, the row of its writer, and after
+a lost answer the row says whether it was committed. The row is locked until then, so that the question waits where the
+server is still at it. SQLite has no connection to lose, and none of this is done there.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from sqlalchemy import Engine, delete, insert, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from foundation.clock import Clock
+from foundation.ids import Ids
+from researcher.store.errors import DatabaseAway
+from researcher.store.tables import ReceiptRow
+
+_log = logging.getLogger(__name__)
+PATIENCE_S = 600.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_KEPT_S = 30 * 86_400.0
+"""Receipts of writers that have not written for so long are nobody's any more."""
+_SHUTTING_DOWN = ("57P01", "57P02", "57P03")
+"""SQLSTATEs of a server that ends connections, or that takes none yet."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Line:
+    """The way to one database, for all stores over it. patience_s: how long it is tried."""
+
+    def __init__(self, engine: Engine, clock: Clock, ids: Ids, patience_s: float = PATIENCE_S) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._ids = ids
+        self._patience_s = patience_s
+        self._may_be_lost = engine.dialect.name == "postgresql"
+        self._thread = threading.local()
+        """writer: name of this thread's row. number: of its newest transaction."""
+
+    def patiently(self, work: Callable[[], R]) -> R:
+        """Do the work, again and again while the database is away. It must be one transaction, or only read.
+
+        Raises: DatabaseAway when patience ends.
+        """
+        waited_s, pause_s = 0.0, _FIRST_PAUSE_S
+        while True:
+            try:
+                return work()
+            except DBAPIError as error:
+                if not passes(error):
+                    raise
+                if waited_s >= self._patience_s:
+                    raise DatabaseAway(waited_s, _words(error)) from error
+                _log.warning("the database does not answer (%s); again in %.2f s", _words(error), pause_s)
+            time.sleep(pause_s)  # in the caller's thread, as a busy database does: what is not recorded must not go on
+            waited_s += pause_s
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def commit(self, session: Session) -> None:
+        """Commit, and make sure of it where the answer is lost. Raises: DBAPIError when it was not committed."""
+        if not self._may_be_lost:
+            session.commit()
+            return
+        number = self._sign(session)
+        try:
+            session.commit()
+        except DBAPIError as error:
+            if not passes(error) or not self.patiently(lambda: self._was_committed(number)):
+                raise
+            _log.warning("a commit was done though its answer was lost")
+
+    def _sign(self, session: Session) -> int:
+        if not hasattr(self._thread, "writer"):
+            self._enrol()
+        self._thread.number += 1
+        number: int = self._thread.number
+        values = {"number": number, "at": self._clock.now()}
+        session.execute(update(ReceiptRow).where(ReceiptRow.writer == self._thread.writer).values(**values))
+        return number
+
+    def _enrol(self) -> None:
+        """A row for this thread, there before it is needed: what is not there cannot be locked."""
+        writer, now = self._ids.new("writer"), self._clock.now()
+        with self._engine.begin() as connection:
+            connection.execute(delete(ReceiptRow).where(ReceiptRow.at < now - _KEPT_S))
+            connection.execute(insert(ReceiptRow).values(writer=writer, number=0, at=now))
+        self._thread.writer, self._thread.number = writer, 0
+
+    def _was_committed(self, number: int) -> bool:
+        with self._engine.begin() as connection:
+            mine = select(ReceiptRow.number).where(ReceiptRow.writer == self._thread.writer)
+            return connection.execute(mine.with_for_update()).scalar() == number
+
+
+def passes(error: DBAPIError) -> bool:
+    """Whether it is the connection or the server that failed, or a clash with another writer, and not the work."""
+    if error.connection_invalidated:
+        return True
+    state = getattr(error.orig, "sqlstate", "")  # none of SQLite's errors has one
+    if state is None:  # there was no server to name one
+        return type(error.orig).__name__ == "OperationalError"
+    return state[:2] in ("08", "40") or state in _SHUTTING_DOWN
+
+
+class OnLine(Protocol):
+    _line: Line
+
+
+S = TypeVar("S", bound=OnLine)
+
+
+def patient(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """The method, tried again while the database is away."""
+
+    @functools.wraps(method)
+    def tried(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._line.patiently(functools.partial(method, self, *args, **kwargs))
+
+    return tried
+
+
+def _words(error: DBAPIError) -> str:
+    lines: list[Any] = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
+    return str(lines[0])

@@ -1,0 +1,206 @@
+"""The researcher's processes in a town with a clock of its own: `python -m tests.fakes.town PART ...`.
+
+    plan TOPIC          plan with an LLM, freeze, hand over to the daemon; prints the study's id
+    daemon              carry studies on until none is left
+    sit STUDY           work on a study while its window is open, as the daemon has it done
+    sit STUDY --host H  the same on another machine, as far as leases know
+
+Everything is the product's own, put together with the town's clock, an LLM that is out until a given time, and a copy of
+the records that can be taken away. The folder of the town comes by the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from foundation import logs
+from researcher.commands.home import Home
+from researcher.commands.study import sit
+from researcher.executor.errors import ExecutorError
+from researcher.executor.processes import child_environ
+from researcher.models import LlmCall
+from researcher.ownership import owned_now
+from researcher.planner.graph import BuiltinPlanner, PlanOptions, plan_study
+from researcher.planner.llm.endpoint import LlmOutage
+from researcher.planner.llm.planner import LlmPlanner
+from researcher.planner.llm.settings import LlmSettings
+from researcher.schedule.daemon import Carrier
+from researcher.schedule.timetable import Timetable
+from researcher.store.errors import StoreError
+from researcher.store.store import Store
+from researcher.view import PlainView
+from swarm.protocol.errors import SwarmError
+from tests.fakes.scripted_llm import Answer, ScriptedLlm, said
+from tests.fakes.town_clock import TownClock
+
+TOWN = "TOWN_FOLDER"
+ROOT = Path(__file__).resolve().parents[2]
+REPEAT = ROOT / "tests" / "instruments" / "repeat"
+_DATABASE = "RESEARCHER_DATABASE_URL"
+_LOOK_EVERY_S = 20.0
+
+
+class Town:
+    """What all parts share: a folder with the clock, the records, and the town's troubles."""
+
+    def __init__(self, folder: Path, database: str = "") -> None:
+        self.folder = folder
+        self.clock = TownClock(folder / "clock")
+        self.home = folder / "home"
+        self.database = database or f"sqlite:///{self.home / 'researcher.db'}"
+
+    @classmethod
+    def of_environ(cls) -> Town:
+        return cls(Path(os.environ[TOWN]), os.environ[_DATABASE])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the test has arranged: instrument, servers, windows, days, seeds, llm_back_at."""
+        found: dict[str, Any] = json.loads((self.folder / "town.json").read_text())
+        return found
+
+    @property
+    def copy_is_away(self) -> Path:
+        """While this file is there, nothing can be copied."""
+        return self.folder / "copy-is-away"
+
+    @property
+    def copied(self) -> Path:
+        return self.folder / "copied.jsonl"
+
+    def open_home(self) -> Home:
+        self.home.mkdir(parents=True, exist_ok=True)
+        return Home(self.home, Store.open(self.database, clock=self.clock))
+
+    def environ(self) -> dict[str, str]:
+        """For processes of the town."""
+        keep = {name: value for name, value in os.environ.items() if not name.startswith(("SWARM_", "RESEARCHER_LLM"))}
+        own = {TOWN: str(self.folder), "RESEARCHER_HOME": str(self.home), _DATABASE: self.database}
+        return child_environ({**keep, **own})
+
+    def spawn(self, *arguments: str, log: str = "town.log") -> subprocess.Popen[bytes]:
+        with (self.folder / log).open("ab") as opened:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.fakes.town", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=opened,
+                stderr=subprocess.STDOUT,
+                env=self.environ(),
+                start_new_session=True,
+            )
+
+
+class Copy:
+    """The records' copy: a line per message, as long as it can be reached."""
+
+    def __init__(self, town: Town, store: Store) -> None:
+        self._town = town
+        self._store = store
+
+    def drain(self, study_id: str | None = None) -> int:
+        sent = 0
+        for message in self._store.unsent(study_id):
+            if self._town.copy_is_away.exists():
+                self._store.mark_unsent(message.seq, "no route to host")
+                break
+            with self._town.copied.open("a") as lines:
+                lines.write(json.dumps([message.seq, message.kind, message.ref]) + "\n")
+            self._store.mark_sent(message.seq)
+            sent += 1
+        return sent
+
+
+def plan(town: Town, topic: str) -> None:
+    home, facts = town.open_home(), town.facts
+    choice = {
+        "instrument": "repeat",
+        "factors": [{"name": "learning_rate", "baseline": 1e-5, "treatments": [1e-3]}],
+        "metric": "auc_reward",
+        "direction": "increase",
+        "settings": [],
+    }
+
+    def answer(_: dict[str, Any]) -> Answer:
+        out = town.clock.now() < facts.get("llm_back_at", 0.0)
+        return LlmOutage("no route to host") if out else said(choice)
+
+    calls: list[LlmCall] = []
+    settings = LlmSettings(model="town-llm")
+    llm = LlmPlanner(ScriptedLlm(when=answer), settings, town.clock, BuiltinPlanner(), keep=calls.append, tell=_say)
+    options = PlanOptions(
+        instrument=facts["instrument"],
+        planner="auto",
+        seeds=facts["seeds"],
+        budget_s=facts["budget_s"],
+        servers=len(facts["servers"]),
+    )
+    made = asyncio.run(plan_study(topic, options, llm=llm))
+    timetable = Timetable.of(facts["windows"], facts["days"], town.clock.now(), zone="UTC")
+    chosen = {"instrument": facts["instrument"], "servers": facts["servers"], "engine": "echo", "approve": "never"}
+    study_id = home.store.create_study(topic, chosen)
+    for call in calls:
+        home.store.record_llm_call(study_id, call)
+    home.store.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": True})
+    with owned_now(home.store, study_id) as store:
+        store.save_plan(study_id, made)
+    _say(study_id)
+
+
+async def daemon(town: Town) -> None:
+    store = town.open_home().store
+    children: list[subprocess.Popen[bytes]] = []
+    carrier = Carrier(store, lambda study_id: children.append(town.spawn("sit", study_id)), town.clock)
+    while carrier.look():
+        _say("the daemon looks")
+        children = [child for child in children if child.poll() is None]
+        change = carrier.next_change() or town.clock.now() + _LOOK_EVERY_S
+        await town.clock.sleep(max(0.0, min(_LOOK_EVERY_S, change - town.clock.now())))
+
+
+def sitting(town: Town, study_id: str) -> int:
+    home, view = town.open_home(), PlainView(sys.stdout)
+    view.say(f"{study_id}: process {os.getpid()} sits down to it")
+    try:
+        copy: Callable[[Store], Copy] = lambda store: Copy(town, store)  # noqa: E731 - typed
+        outcome = asyncio.run(sit(home, study_id, view, wait=False, clock=town.clock, copy=copy))
+    except (StoreError, ExecutorError, SwarmError, ValueError) as error:
+        view.say(f"{study_id}: {type(error).__name__}: {error}")
+        return 1
+    view.say(f"{study_id}: {outcome.status}: {outcome.reason}")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201 - the test reads it
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=("plan", "daemon", "sit"))
+    parser.add_argument("what", nargs="?", default="")
+    parser.add_argument("--host")
+    given = parser.parse_args()
+    logs.configure("WARNING")
+    town = Town.of_environ()
+    if given.host:
+        socket.gethostname = lambda: str(given.host)
+    if given.part == "plan":
+        plan(town, given.what)
+    elif given.part == "daemon":
+        asyncio.run(daemon(town))
+    else:
+        return sitting(town, given.what)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
