@@ -6,8 +6,9 @@ import argparse
 import asyncio
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +197,20 @@ def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = No
     logs.configure("WARNING")
     view = view_for(as_json=as_json)
     try:
-        outcome = asyncio.run(sit(home, study_id, view, plan, wait=wait))
+        outcome = asyncio.run(_until_told(sit(home, study_id, view, plan, wait=wait)))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     finally:
         view.close()
     return _close(outcome, study_id, as_json=as_json)
+
+
+async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """SIGTERM ends it as Ctrl-C does: servers of our own are stopped, and the study can be resumed."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await work
 
 
 async def sit(

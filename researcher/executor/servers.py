@@ -207,12 +207,14 @@ class ServerPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        for server in self._servers:
-            await server.swarm.close()
-            self._store.release_server(server.url, server.lease)
-        self._servers.clear()
-        if stop_local:
-            await asyncio.gather(*(process.stop() for process in self._processes))
+        try:
+            for server in self._servers:
+                await server.swarm.close()
+                self._store.release_server(server.url, server.lease)
+            self._servers.clear()
+        finally:  # also where the records cannot be written
+            if stop_local:
+                await asyncio.gather(*(process.stop() for process in self._processes))
 
     def discard_state(self) -> None:
         """After a study: free the disk of what our own servers kept. Raises: ServerUnfit while one runs."""

@@ -15,13 +15,18 @@ _BUSY_S = 20.0
 
 @contextmanager
 def saver_in(url: str | None) -> Iterator[BaseCheckpointSaver[str] | None]:
-    """LangGraph's saver in that database, SQLite or PostgreSQL; None for no database."""
+    """LangGraph's saver in that database, SQLite or PostgreSQL; None for no database. Raises: OSError when SQLite's disk fails."""
     if url is None:
         yield None
     elif url.startswith("sqlite:///"):
-        connection = sqlite3.connect(url.removeprefix("sqlite:///"), check_same_thread=False, timeout=_BUSY_S)
+        file = url.removeprefix("sqlite:///")
+        connection = sqlite3.connect(file, check_same_thread=False, timeout=_BUSY_S)
         try:
             yield SqliteSaver(connection)
+        except sqlite3.OperationalError as error:
+            raise OSError(
+                f"the plan cannot be kept in {file}: {error}; make room on that disk, then start again"
+            ) from error
         finally:
             connection.close()
     else:

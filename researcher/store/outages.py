@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from foundation.clock import Clock
 from foundation.ids import Ids
-from researcher.store.errors import DatabaseAway
+from researcher.store.errors import DatabaseAway, StorageFailed
 from researcher.store.tables import ReceiptRow
 
 _log = logging.getLogger(__name__)
@@ -31,6 +31,10 @@ _KEPT_S = 30 * 86_400.0
 """Receipts of writers that have not written for so long are nobody's any more."""
 _SHUTTING_DOWN = ("57P01", "57P02", "57P03")
 """SQLSTATEs of a server that ends connections, or that takes none yet."""
+
+_STORAGE = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_NOTADB")
+_NO_ROOM = ("53100", "58030")
+"""SQLSTATEs of a full disk, and of one that fails."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,13 +55,15 @@ class Line:
     def patiently(self, work: Callable[[], R]) -> R:
         """Do the work, again and again while the database is away. It must be one transaction, or only read.
 
-        Raises: DatabaseAway when patience ends.
+        Raises: DatabaseAway when patience ends, StorageFailed.
         """
         waited_s, pause_s = 0.0, _FIRST_PAUSE_S
         while True:
             try:
                 return work()
             except DBAPIError as error:
+                if _is_storage(error):
+                    raise StorageFailed(_words(error)) from error
                 if not passes(error):
                     raise
                 if waited_s >= self._patience_s:
@@ -111,6 +117,12 @@ def passes(error: DBAPIError) -> bool:
     if state is None:  # there was no server to name one
         return type(error.orig).__name__ == "OperationalError"
     return state[:2] in ("08", "40") or state in _SHUTTING_DOWN
+
+
+def _is_storage(error: DBAPIError) -> bool:
+    """Whether the disk failed, or is full."""
+    name = str(getattr(error.orig, "sqlite_errorname", ""))
+    return name.startswith(_STORAGE) or getattr(error.orig, "sqlstate", None) in _NO_ROOM
 
 
 class OnLine(Protocol):

@@ -43,7 +43,9 @@ class CopySink(ABC):
             try:
                 self._send(messages[0])
             except CopyFailed as error:
-                logging.getLogger(__name__).warning("%s did not take %s: %s", self.name, messages[0].kind, error)
+                logging.getLogger(__name__).warning(
+                    "%s did not take %s: %s", self.name, messages[0].kind, str(error).partition("\n")[0]
+                )
                 self._store.mark_unsent(self.name, messages[0].seq, redact(str(error))[:_LONGEST_ERROR])
                 break
             for message in messages:

@@ -295,7 +295,7 @@ def _assert_as_good_as_quiet(play: Play, undisturbed: Play) -> None:
     [wall] = [budget for budget in play.store.budget(play.study) if budget.kind == "wall_s"]
     assert wall.reserved == 0
     assert 9 * HOUR_S < wall.spent < 27.5 * HOUR_S < wall.limit  # three nights at most, of the 64 hours that it took
-    assert play.store.outbox_state(play.study) == (0, None)
+    assert play.store.outbox_state("mlflow", play.study) == (0, None)
     copied = [json.loads(line) for line in play.said("copied.jsonl").splitlines()]
     assert len({seq for seq, _, _ in copied}) == len(copied)
     assert {ref for _, kind, ref in copied if kind == "trial"} == {t.key for t in play.store.trials(play.study)}
@@ -376,4 +376,4 @@ def test_a_database_that_is_restarted_every_few_seconds_loses_nothing_and_double
     assert set(Counter(detail["trial"] for detail in play.events("trial_begun")).values()) == {1}
     assert play.finals() == undisturbed.finals()
     assert play.verdicts() == undisturbed.verdicts()
-    assert play.store.outbox_state(play.study) == (0, None)
+    assert play.store.outbox_state("mlflow", play.study) == (0, None)

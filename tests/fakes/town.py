@@ -36,6 +36,8 @@ from researcher.planner.llm.settings import LlmSettings
 from researcher.schedule.daemon import Carrier
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import StoreError
+from researcher.store.outbox import Message
+from researcher.store.sink import CopyFailed, CopySink
 from researcher.store.store import Store
 from researcher.view import PlainView
 from swarm.protocol.errors import SwarmError
@@ -99,24 +101,23 @@ class Town:
             )
 
 
-class Copy:
+class Copy(CopySink):
     """The records' copy: a line per message, as long as it can be reached."""
 
-    def __init__(self, town: Town, store: Store) -> None:
-        self._town = town
-        self._store = store
+    name = "mlflow"
 
-    def drain(self, study_id: str | None = None) -> int:
-        sent = 0
-        for message in self._store.unsent(study_id):
-            if self._town.copy_is_away.exists():
-                self._store.mark_unsent(message.seq, "no route to host")
-                break
-            with self._town.copied.open("a") as lines:
-                lines.write(json.dumps([message.seq, message.kind, message.ref]) + "\n")
-            self._store.mark_sent(message.seq)
-            sent += 1
-        return sent
+    def __init__(self, town: Town, store: Store) -> None:
+        super().__init__(store)
+        self._town = town
+
+    def _send(self, message: Message) -> None:
+        if self._town.copy_is_away.exists():
+            raise CopyFailed("no route to host")
+        with self._town.copied.open("a") as lines:
+            lines.write(json.dumps([message.seq, message.kind, message.ref]) + "\n")
+
+    def place(self) -> str:
+        return str(self._town.copied)
 
 
 def plan(town: Town, topic: str) -> None:
