@@ -6,7 +6,7 @@ Every position follows from a series or a claim; every printed number is formatt
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -106,12 +106,13 @@ def standalone(svg: str) -> str:
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 
-def sparkline(line: Line) -> str:
-    """A curve in one row of block characters."""
+def sparkline(line: Line, beside: Iterable[Line] = ()) -> str:
+    """A curve in one row of block characters, on the scale of all curves that it stands beside."""
     values = [value for _, value in sorted(line)]
     if not values:
         return ""
-    low, spread = min(values), max(values) - min(values)
+    shown = [*values, *(value for other in beside for _, value in other)]
+    low, spread = min(shown), max(shown) - min(shown)
     top = len(_SPARKS) - 1
     return "".join(_SPARKS[round((value - low) / spread * top) if spread else 0] for value in values)
 

@@ -23,7 +23,7 @@ from researcher.models import (
     TrialStatus,
 )
 from researcher.report.claims import Ledger, Style, decimals_of
-from researcher.report.drawing import Interval, effects, learning_curves, sparkline
+from researcher.report.drawing import Interval, Line, effects, learning_curves, sparkline
 from researcher.report.expressions import call
 from researcher.report.records import Records
 
@@ -143,7 +143,8 @@ def page(records: Records) -> Page:
     metrics = _metrics(plan)
     study = _study(ledger)
     hypotheses = [_hypothesis(ledger, records, one) for one in plan.hypotheses]
-    trials = [_trial(ledger, trial, metrics) for trial in records.data.trials]
+    curves = [trial.series.get(_CURVE, ()) for trial in records.data.trials]
+    trials = [_trial(ledger, trial, metrics, curves) for trial in records.data.trials]
     decided = [metric for metric in metrics if any(h.metric == metric.name for h in plan.hypotheses)]
     return Page(
         data=records.data,
@@ -320,7 +321,7 @@ def _arm(ledger: Ledger, arm: Arm, metrics: Sequence[Metric]) -> ArmPart:
     return ArmPart(arm=arm, claims=counts, levels=levels, summaries=summaries)
 
 
-def _trial(ledger: Ledger, trial: TrialRecord, metrics: Sequence[Metric]) -> TrialPart:
+def _trial(ledger: Ledger, trial: TrialRecord, metrics: Sequence[Metric], beside: Sequence[Line]) -> TrialPart:
     name = f"trial.{trial.arm}.{trial.seed}"
     finals = {
         metric.name: ledger.claim(
@@ -337,7 +338,7 @@ def _trial(ledger: Ledger, trial: TrialRecord, metrics: Sequence[Metric]) -> Tri
             f"{name}.fingerprint", call("fingerprint", arm=trial.arm, seed=trial.seed), Style.SHORT
         ),
     }
-    return TrialPart(trial=trial, claims=claims, finals=finals, spark=sparkline(trial.series.get(_CURVE, ())))
+    return TrialPart(trial=trial, claims=claims, finals=finals, spark=sparkline(trial.series.get(_CURVE, ()), beside))
 
 
 def _noise(ledger: Ledger, metric: Metric) -> Claims:

@@ -24,7 +24,8 @@ def test_ticks_are_round_numbers_around_the_values(low: float, high: float, expe
     assert found == pytest.approx(expected)
 
 
-def test_a_sparkline_spans_its_own_range() -> None:
+def test_a_sparkline_spans_the_range_of_all_that_it_stands_beside() -> None:
+    assert sparkline([(1, 0.0), (2, 0.5)], [[(1, 0.0), (2, 1.0)]]) == "▁▅"
     assert sparkline([(1, 0.0), (2, 0.5), (3, 1.0)]) == "▁▅█"
     assert sparkline([(1, 0.4), (2, 0.4)]) == "▁▁"
     assert sparkline([]) == ""
