@@ -134,7 +134,7 @@ class Conduct:
             picture.trials[trial.key] = _line(trial, plan.steps)
         arms = dict.fromkeys(trial.arm for trial in trials)
         picture.phase = f"stage {stage.id}: {len(trials) // len(arms)} seeds of {', '.join(arms)}"
-        picture.next = _next_of(plan, stage)
+        picture.next, picture.left_s = _next_of(plan, stage), None
         self._view.show(picture)
 
         def on_progress(progress: Progress) -> None:

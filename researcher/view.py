@@ -134,14 +134,14 @@ class PlainView:
         if picture.phase != self._phase:
             self._phase = picture.phase
             self.say(
-                f"{picture.study_id}  {picture.phase}; next: {picture.next or '—'}; left: {duration(picture.left_s)}"
+                f"{picture.study_id}  {picture.phase}; next: {picture.next or '—'}; left in this stage: {duration(picture.left_s)}"
             )
         for key, trial in picture.trials.items():
             quarter = 4 * trial.step // trial.steps if trial.steps else 0
             if self._seen.get(key, ("planned", 0)) == (trial.status, quarter):
                 continue
             self._seen[key] = (trial.status, quarter)
-            self.say(f"  {_trial_text(trial)}  left: {duration(picture.left_s)}")
+            self.say(f"  {_trial_text(trial)}  stage: {duration(picture.left_s)} left")
 
     def say(self, line: str) -> None:
         self._lines.write(line)
@@ -205,7 +205,7 @@ def _drawing(picture: StudyPicture) -> RenderableType:
         table.add_row(trial.arm, str(trial.seed), status, f"{trial.step}/{trial.steps}", sparkline(trial.curve), now)
     budget = f" of {duration(picture.budget_s)}" if picture.budget_s else ""
     foot = Text(
-        f"{picture.phase}   next: {picture.next or '—'}   left: {duration(picture.left_s)}   "
+        f"{picture.phase}   next: {picture.next or '—'}   stage: {duration(picture.left_s)} left   "
         f"spent: {duration(picture.spent_s)}{budget}   planner: {picture.planner or '—'}"
     )
     return Group(head, table, foot)
