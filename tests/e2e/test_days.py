@@ -208,8 +208,8 @@ def test_three_days_of_trouble_end_within_budget_in_the_verdict_of_a_quiet_study
     play.clock.until(at("2026-03-03 12:00"))
     play.town.copy_is_away.unlink()
     daemon = play.begin("daemon")
-    _second_night(play, one, other)
-    play.kill(daemon)
+    _second_night(play, daemon, one, other)
+    play.kill(play.begin("daemon"))
     daemon = play.begin("daemon")
     play.clock.until(at("2026-03-04 22:00"))
     play.until("the lost server is missed", lambda: f"{other.url} does not answer" in play.said())
@@ -247,15 +247,19 @@ def _first_night(
     return daemon
 
 
-def _second_night(play: Play, one: ServerProcess, other: ServerProcess) -> None:
-    """An edit breaks the client, and is taken back; a server is lost for good."""
+def _second_night(play: Play, daemon: subprocess.Popen[bytes], one: ServerProcess, other: ServerProcess) -> None:
+    """An edit breaks the client; a person takes it back, and resumes. A server is lost for good."""
     workflow = play.instrument / "workflow.py"
     sound = workflow.read_bytes()
     play.clock.until(at("2026-03-03 22:00"))
     play.until("a trial goes on", lambda: play.events("trial_continued"))
     workflow.write_bytes(sound.replace(b"said = answer.json()", b"said = answer.jason()"))
-    play.until("the client fails", lambda: play.events("attempt_failed"))
+    play.until("somebody is needed", lambda: play.store.study(play.study).status is StudyStatus.FAILED)
+    play.until("nobody works on it", lambda: play.worker() is None)
+    if daemon.poll() is None:  # it may not have looked since
+        play.kill(daemon)
     workflow.write_bytes(sound)
+    play.begin("sit", play.study)
     play.until("the other server trains", lambda: play.running(1, other.url))
     other.kill()
     beats = itertools.count()
@@ -306,10 +310,12 @@ def _assert_the_journal_explains_it(play: Play, lost: ServerProcess) -> None:
     assert errors.count("no route to host") == len(errors) - 1 > 10
     assert len(play.events("taken_over")) == 1
     paused, continued = play.events("trial_paused"), play.events("trial_continued")
-    assert {detail["because"] for detail in paused} == {"its window closed"}
+    assert {detail["because"] for detail in paused} == {"its window closed", "interrupted"}
     steps = {(detail["trial"], detail["step"]) for detail in paused}
     assert {(detail["trial"], detail["step"]) for detail in continued} <= steps
-    assert any("jason" in detail["because"] for detail in play.events("attempt_failed"))
+    assert all("jason" in detail["error"] for detail in play.events("client_failed"))
+    [failed] = [detail for detail in play.events("study") if detail["status"] == StudyStatus.FAILED]
+    assert "workflow.py" in failed["because"]
     assert any(lost.url in detail["because"] for detail in play.events("attempt_withdrawn"))
     waits = [detail for detail in play.events("study") if detail["status"] == StudyStatus.WAITING]
     assert sum("opens at" in detail["because"] for detail in waits) >= 2
