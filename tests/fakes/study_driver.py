@@ -76,7 +76,10 @@ async def drive(home: Path, where: str | None) -> None:
     trials = mine.ensure_trials(study, "compare", [(arm, 0) for arm in ARMS])
     if where:
         armed(mine, where)
-    local = LocalServer(model="echo", engine="echo", folder=home / "server", arguments=("--log-level", "warning"))
+    slow = ("--echo-latency-s", "0.4")  # no client is to outrun its researcher while that one starts again
+    local = LocalServer(
+        model="echo", engine="echo", folder=home / "server", arguments=("--log-level", "warning", *slow)
+    )
     async with ServerPool(mine, f"study {study}", local=local) as pool:
         await Executor(mine, pool, repeat_setup(home / "studies")).run_trials(study, plan, trials)
         print(json.dumps(await records(pool, mine, study)))  # noqa: T201 - the test reads it

@@ -18,6 +18,7 @@ from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.facts import TokenFacts
 from swarm.engine.algorithms.rewards import Trajectory
 from swarm.protocol.algorithms import DEFAULTS, AlgorithmSpec
+from tests.swarm.engine.verl.platform_environment import ENVIRONMENT
 
 SEEDS = range(4)
 GROUPS, SIZE, WIDTH = 3, 4, 9
@@ -304,9 +305,12 @@ def test_a_value_out_of_reach_gets_no_gradient() -> None:
 
 @pytest.fixture(scope="module")
 def core() -> Any:
-    """verl's own algorithms."""
+    """verl's own algorithms. verl learns of its platforms once, when it is first imported in this process."""
     try:
-        return importlib.import_module("verl.trainer.ppo.core_algos")
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in ENVIRONMENT.items():
+                patch.setenv(name, value)
+            return importlib.import_module("verl.trainer.ppo.core_algos")
     except ImportError as error:
         pytest.skip(f"verl cannot be imported here, the formulas above stand alone: {error}")
 

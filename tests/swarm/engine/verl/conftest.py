@@ -9,9 +9,12 @@ import pytest
 from tests.swarm.engine.verl.platform_environment import ENVIRONMENT
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cpu_platform() -> Iterator[None]:
-    """verl looks for its platform once, when it is first imported: give this fixture before anything of verl."""
+    """verl looks for its platform once, when it is first imported: give this fixture before anything of verl.
+
+    For a module at a time: no test elsewhere, and no child of one, is to take itself for a rank.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
