@@ -141,9 +141,8 @@ class Conduct:
             self._see(progress, plan, picture)
 
         left = [trial for trial in trials if not trial.status.ended]
-        work = lambda: self._executor.run_trials(study_id, plan, left, on_progress)  # noqa: E731
         try:
-            await self._within_budget(study_id, work)
+            await self._within_budget(study_id, lambda: self._executor.run_trials(study_id, plan, left, on_progress))
         except MendByHand as halt:
             raise Halted(StudyStatus.FAILED, str(halt)) from halt
         heed(self._store, study_id)

@@ -90,6 +90,24 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     start.add_argument("--planner", choices=("auto", "llm", "builtin"), default="auto")
     _servers(start)
+    _add_sizes(start)
+    _add_care(start)
+    start.add_argument(
+        "--sink",
+        action="append",
+        default=[],
+        choices=("tensorboard", "wandb"),
+        help="copy the records there too, beside MLflow; may be repeated",
+    )
+    start.add_argument("--detach", action="store_true", help="let the daemon carry the study on, and return at once")
+    start.add_argument(
+        "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
+    )
+    _json(start)
+
+
+def _add_sizes(start: Parser) -> None:
+    """How much is run."""
     start.add_argument(
         "--budget", metavar="TIME", help="wall time such as 90m or 8h; what does not fit is refused beforehand"
     )
@@ -119,6 +137,10 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="N",
         help="let Optuna try up to N levels between those compared; the best is confirmed on fresh seeds",
     )
+
+
+def _add_care(start: Parser) -> None:
+    """When it runs, and who is asked meanwhile."""
     start.add_argument("--max-parallel", type=_count, metavar="N", help="trials at once (default: one per server)")
     start.add_argument(
         "--window",
@@ -140,18 +162,6 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="N",
         help="how often the planner LLM may mend the instrument's code when it fails (default: %(default)s; 0: never)",
     )
-    start.add_argument(
-        "--sink",
-        action="append",
-        default=[],
-        choices=("tensorboard", "wandb"),
-        help="copy the records there too, beside MLflow; may be repeated",
-    )
-    start.add_argument("--detach", action="store_true", help="let the daemon carry the study on, and return at once")
-    start.add_argument(
-        "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
-    )
-    _json(start)
 
 
 def _add_instruments(commands: argparse._SubParsersAction[Parser]) -> None:

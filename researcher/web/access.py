@@ -6,13 +6,13 @@ Pure: no HTTP. Nothing is kept: sessions and forms are signed with a secret that
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from foundation.addresses import is_loopback
 from foundation.commandline import UsageError
 
 TOKEN_VARIABLE = "RESEARCHER_UI_TOKEN"
@@ -107,16 +107,6 @@ class Access:
 
     def _signed(self, purpose: str, text: str) -> str:
         return hmac.digest(self._secret, f"{purpose}:{text}".encode(), "sha256").hex()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: it may resolve to anything
-        return False
 
 
 def load_token(environ: Mapping[str, str], file: Path | None) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from foundation.commandline import UsageError
+from foundation.signals import told_to_end
 
 _STOP_LIMIT_S = 5
 
@@ -61,14 +61,8 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop)
-        try:
+        with told_to_end(self._stop):
             yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
 
     def _stop(self) -> None:
         self.force_exit = self.should_exit  # asked twice: do not wait for answers under way

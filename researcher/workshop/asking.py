@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from researcher.planner.llm.asking import Asker
 from researcher.planner.llm.endpoint import LlmRefused, LlmUnusable
 
-_PROMPTS = Path(__file__).parent / "prompts"
+PROMPTS = Path(__file__).parent / "prompts"
 _LONGEST = 400_000
 _TOLD = 8000
 
@@ -78,19 +76,7 @@ def told(raw: dict[str, Any], wrong: str) -> Messages:
 
 
 def prompt(name: str) -> str:
-    return (_PROMPTS / name).read_text(encoding="utf-8")
-
-
-def filled(name: str, /, **fields: Any) -> str:
-    """A template with its fields."""
-    templates = Environment(
-        loader=FileSystemLoader(_PROMPTS),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-    )
-    return templates.get_template(name).render(**fields)
+    return (PROMPTS / name).read_text(encoding="utf-8")
 
 
 def strict(**properties: Any) -> dict[str, Any]:

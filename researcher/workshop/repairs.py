@@ -25,10 +25,11 @@ from researcher.executor.mending import Case
 from researcher.models import PERSON, Instrument, Plan, RepairRecord
 from researcher.planner.instruments import DECLARATION, InstrumentFolder
 from researcher.planner.llm.endpoint import LlmError, LlmUnusable
+from researcher.planner.llm.templates import filled
 from researcher.sandbox.launch import sandbox
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
-from researcher.workshop.asking import Form, Llm, Messages, Unreadable, ask, filled, object_in, prompt, strict, told
+from researcher.workshop.asking import PROMPTS, Form, Llm, Messages, Unreadable, ask, object_in, prompt, strict, told
 from researcher.workshop.checks import Unfit, check_changes, check_entries, diff
 from researcher.workshop.rehearsal import Rehearsal, RehearsalRequest, check, compare, rehearse
 from researcher.workshop.versions import Versions, texts
@@ -339,6 +340,7 @@ class Workshop:
                 left_out.append(name)
         found = case.diagnosis
         question = filled(
+            PROMPTS,
             "repair_case.md.jinja",
             place=found.place,
             error=redact(found.error or found.why),

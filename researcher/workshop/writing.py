@@ -18,8 +18,9 @@ from pydantic import Field, StringConstraints, ValidationError
 from foundation.strict import StrictModel, explain
 from researcher.planner.instruments import DECLARATION, InstrumentFolder, read_instrument
 from researcher.planner.llm.endpoint import LlmUnusable
+from researcher.planner.llm.templates import filled
 from researcher.planner.refusals import PlanningRefused
-from researcher.workshop.asking import Form, Llm, Unreadable, ask, filled, object_in, prompt, strict, told
+from researcher.workshop.asking import PROMPTS, Form, Llm, Unreadable, ask, object_in, prompt, strict, told
 from researcher.workshop.checks import Unfit, check_entries, parsed, public
 from researcher.workshop.rehearsal import Played, Rehearsal, RehearsalRequest, check, rehearse
 
@@ -118,7 +119,7 @@ def _laid_down(written: WrittenInstrument, author: str, root: Path, model: str) 
     root.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
     fields = written.model_dump(include={"name", "title", "description", "keywords", "max_tokens"})
-    declaration = filled("study.toml.jinja", **fields, model=model, generated=author)
+    declaration = filled(PROMPTS, "study.toml.jinja", **fields, model=model, generated=author)
     for name, text in ((DECLARATION, declaration), (_WORKFLOW, written.workflow), (_REWARD, written.reward)):
         (place / name).write_text(text, encoding="utf-8")
     return place

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from foundation.clock import Clock
 from foundation.logs import redact
@@ -18,9 +18,11 @@ from swarm.protocol.errors import SwarmError
 from swarm.protocol.teams import EpisodePreparation
 
 GIVE_BACK_S = 2.0
-"""How long a client that is told to stop waits for a grant that is on its way, so as to give it back."""
+"""How long a client that is told to stop waits for the answer to a claim, a result or an abort that is on its way."""
 RENEWALS_PER_IDLE_LIMIT = 3
 REASON_CHARS = 8_000
+
+Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
 
@@ -170,24 +172,33 @@ class Episode:
     async def __aenter__(self) -> Episode:
         if not self.claim.run_id:
             self.claim = self.claim.model_copy(update={"run_id": await self.desk.current_run_id()})
-        self._grant = await self._claimed()
+        await self._claimed()
         self._renewing = asyncio.create_task(self._renew_while_alive())
         return self
 
-    async def _claimed(self) -> EpisodeGrant:
-        """The grant. When nobody waits for it any more, one that is on its way is given back, not left to run out."""
-        claiming = asyncio.ensure_future(self.desk.claim(self.claim))
+    async def _claimed(self) -> None:
+        """Have the grant. When nobody waits for it any more, one on its way is given back, not left to run out."""
         try:
-            return await asyncio.shield(claiming)
+            await self._to_its_answer(asyncio.create_task(self._granted()))
         except asyncio.CancelledError:
-            enough = asyncio.ensure_future(self._clock.sleep(GIVE_BACK_S))
-            await asyncio.wait((claiming, enough), return_when=asyncio.FIRST_COMPLETED)
-            enough.cancel()
-            if claiming.done() and not claiming.cancelled() and claiming.exception() is None:
-                self._grant = claiming.result()
+            if self._grant is not None:
                 self._abort_reason = "the client stopped before it began"
                 await self._abort_quietly()
-            claiming.cancel()
+            raise
+
+    async def _granted(self) -> None:
+        self._grant = await self.desk.claim(self.claim)
+
+    async def _to_its_answer(self, request: asyncio.Task[Answer]) -> Answer:
+        """The answer of a request on its way. One that is cancelled meanwhile has GIVE_BACK_S to arrive all the same."""
+        try:
+            return await asyncio.shield(request)
+        except asyncio.CancelledError:
+            enough = asyncio.ensure_future(self._clock.sleep(GIVE_BACK_S))
+            await asyncio.wait((request, enough), return_when=asyncio.FIRST_COMPLETED)
+            enough.cancel()
+            if not request.cancel() and not request.cancelled():
+                request.exception()  # seen: nobody is there to be told
             raise
 
     async def __aexit__(
@@ -216,17 +227,24 @@ class Episode:
         if self.in_team:
             raise RuntimeError(f"episode {self.id} ends with its team: leave the team's block, do not await its end")
         if self.receipt is None:
-            self.receipt = await self.desk.end(self.id, self._result)
+            self.receipt = await self._to_its_answer(asyncio.create_task(self._handed_in(self._result)))
+        return self.receipt
+
+    async def _handed_in(self, result: EpisodeResult) -> EpisodeReceipt:
+        self.receipt = await self.desk.end(self.id, result)
         return self.receipt
 
     async def _abort_quietly(self) -> None:
         """An abort that cannot be delivered must not hide why it was sent; the lease runs out by itself."""
         try:
-            await self.desk.abort(self.id, self.grant.lease, self._abort_reason or "")
+            await self._to_its_answer(asyncio.create_task(self._given_back()))
         except (LeaseLost, NotFound):
             self.lost.set()
         except SwarmError as error:
             log.warning("could not abort episode %s: %s", self.id, error)
+
+    async def _given_back(self) -> None:
+        await self.desk.abort(self.id, self.grant.lease, self._abort_reason or "")
 
     async def _renew_while_alive(self) -> None:
         pause_s = self.claim.idle_limit_s / RENEWALS_PER_IDLE_LIMIT

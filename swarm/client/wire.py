@@ -5,7 +5,6 @@ Knows HTTP, retries and problem documents; nothing of runs or episodes. Branches
 
 from __future__ import annotations
 
-import ipaddress
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 from pydantic import ValidationError
 
+from foundation.addresses import is_loopback
 from foundation.clock import Clock
 from swarm.client.errors import NotASwarmServer, ServerUnreachable, TryLater, refusal
 from swarm.protocol.errors import Problem
@@ -62,7 +62,7 @@ class Wire:
             headers={"Authorization": f"Bearer {token}"} if token else {},
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=30.0),
             timeout=httpx.Timeout(30.0, connect=5.0, pool=None),
-            trust_env=not is_loopback(self.url),
+            trust_env=not is_loopback(httpx.URL(self.url).host),
             transport=transport,
         )
 
@@ -167,12 +167,3 @@ def _error_of(answer: httpx.Response) -> Exception:
         key: value for key, value in (problem.model_extra or {}).items() if key not in _PROBLEM_FIELDS
     }
     return refusal(problem.code, problem.detail, fields)
-
-
-def is_loopback(url: str) -> bool:
-    """Whether the url is of this machine, so that proxies are none of its business."""
-    host = httpx.URL(url).host
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

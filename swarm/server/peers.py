@@ -7,11 +7,10 @@ know the team key says `unauthorized`, whatever stands at the address now, and n
 
 from __future__ import annotations
 
-import ipaddress
-
 import httpx
 from pydantic import ValidationError
 
+from foundation.addresses import is_loopback
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.teams import Decider, TeamDecision
 from swarm.server.coordinator.inquiries import DeciderSilent
@@ -39,7 +38,7 @@ class Peers:
 
     def vouch(self, decider: Decider) -> None:
         """Raises: Refusal(forbidden) for a decider that this server would not ask."""
-        if _normal(decider.url) in self._urls or (self._any_loopback and _is_loopback(decider.url)):
+        if _normal(decider.url) in self._urls or (self._any_loopback and is_loopback(httpx.URL(decider.url).host)):
             return
         detail = f"this server asks no decider at {decider.url}; have its operator start it with --peer {decider.url}"
         raise Refusal(ErrorCode.FORBIDDEN, detail)
@@ -50,7 +49,9 @@ class Peers:
         key = self._keys.unseal(team.episode_id, team.sealed_key)
         try:
             async with httpx.AsyncClient(
-                timeout=ANSWER_LIMIT_S, trust_env=not _is_loopback(team.decider_url), transport=self._transport
+                timeout=ANSWER_LIMIT_S,
+                trust_env=not is_loopback(httpx.URL(team.decider_url).host),
+                transport=self._transport,
             ) as http:
                 answer = await http.get(url, headers={"Authorization": f"Bearer {key}"})
         except httpx.HTTPError as error:
@@ -68,11 +69,3 @@ class Peers:
 
 def _normal(url: str) -> str:
     return str(httpx.URL(url)).rstrip("/")
-
-
-def _is_loopback(url: str) -> bool:
-    host = httpx.URL(url).host
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

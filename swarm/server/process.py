@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Generator, Iterator
@@ -18,8 +16,10 @@ from dataclasses import dataclass
 import uvicorn
 import uvloop
 
+from foundation.addresses import is_loopback
 from foundation.clock import Clock
 from foundation.ids import Ids
+from foundation.signals import told_to_end
 from swarm.engine.seam import Engine
 from swarm.protocol.errors import SwarmError
 from swarm.server.app import create_app
@@ -61,7 +61,7 @@ class Settings:
     print_json: bool = False
 
     def __post_init__(self) -> None:
-        if not self.tokens.required and not _is_loopback(self.host):
+        if not self.tokens.required and not is_loopback(self.host):
             raise ServeFault(
                 f"{self.host} can be reached from other machines: set SWARM_ADMIN_TOKEN (and SWARM_CLIENT_TOKEN for "
                 "clients) in the environment, or listen on 127.0.0.1"
@@ -187,20 +187,5 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
-        try:
+        with told_to_end(self._on_signal):
             yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: it may resolve to anything
-        return False

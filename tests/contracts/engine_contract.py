@@ -20,6 +20,7 @@ import pytest
 from swarm.engine.seam import (
     Engine,
     EngineError,
+    EngineHealth,
     RequestRefused,
     RunContext,
     Sampled,
@@ -119,7 +120,12 @@ class EngineContract:
         assert info.max_model_len > 0
 
     async def test_booting_again_does_nothing(self, engine: Engine) -> None:
+        told: list[EngineHealth] = []
+        before = engine.info
+        engine.subscribe(told.append)
         await engine.boot()
+        assert engine.info == before
+        assert all(health.ready for health in told)
 
     # -- tokens ---------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import ManualClock
-from researcher.models import StudyStatus, Verdict, VerdictRecord
+from researcher.models import SampledEpisode, StudyStatus, Verdict, VerdictRecord
 from researcher.store.sink import CopySink
 from researcher.store.store import Store
 from tests.fakes.example_plan import ARMS, example_plan
@@ -28,7 +28,12 @@ class CopiedTrial:
     finals: dict[str, float] = field(default_factory=dict)
 
 
-def a_study(store: Store) -> tuple[str, str, str]:
+SERIES = {"reward_mean": CURVE, "eval_reward_after": [(0, 1.0), (1, 0.0)]}
+
+
+def a_study(
+    store: Store, series: dict[str, list[tuple[int, float]]] | None = None, episodes: list[SampledEpisode] | None = None
+) -> tuple[str, str, str]:
     """A study with one trial done and one failed."""
     study = store.create_study("Does it work?", {})
     store.save_plan(study, example_plan())
@@ -37,8 +42,7 @@ def a_study(store: Store) -> tuple[str, str, str]:
     for key in (done, failed):
         store.record_intent(study, key, 1, "http://a", f"{study}/{key}#1", {"seed": 0})
         store.record_submitted(study, key, "run-1", {"code_version": "c0de"})
-    series = {"reward_mean": CURVE, "eval_reward_after": [(0, 1.0), (1, 0.0)]}
-    store.finish_trial(study, done, {"heldout_accuracy": 0.5}, series, None, [an_episode()])
+    store.finish_trial(study, done, {"heldout_accuracy": 0.5}, series or SERIES, None, episodes or [an_episode()])
     store.fail_attempt(study, failed, "no reason")
     store.fail_trial(study, failed, "gave up")
     return study, done, failed

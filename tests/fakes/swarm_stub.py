@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -53,6 +54,7 @@ class SwarmStub:
 
     before: refusals or errors to give out, one per matching request, before it is handled: (path part, what).
     lose: path parts of requests whose answer gets lost after they were handled, once each.
+    hold: requests with this path part wait for its event before they are handled.
     train_limit: so many train episodes end, then the run is over.
     """
 
@@ -62,6 +64,7 @@ class SwarmStub:
     status: str = "running"
     before: list[tuple[str, Exception]] = field(default_factory=list)
     lose: list[str] = field(default_factory=list)
+    hold: tuple[str, asyncio.Event] | None = None
     episodes: dict[str, StubEpisode] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     on_claim: Callable[[], None] | None = None
@@ -84,6 +87,8 @@ class SwarmStub:
         path = request.url.path
         body = json.loads(request.content) if request.content else {}
         self.requests.append((request.method, path, body))
+        if self.hold is not None and self.hold[0] in path:
+            await self.hold[1].wait()
         for index, (part, error) in enumerate(self.before):
             if part in path:
                 del self.before[index]

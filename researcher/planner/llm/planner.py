@@ -9,8 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from foundation.clock import Clock
 from researcher.analysis.knowledge import known_to, told_of
 from researcher.models import Instrument, Plan
@@ -21,6 +19,7 @@ from researcher.planner.llm.choice import ChoiceWrong, reading_of, schema
 from researcher.planner.llm.endpoint import Endpoint, LlmRefused, LlmUnusable
 from researcher.planner.llm.ladder import LADDER, Malformed, Unreadable, choice_in
 from researcher.planner.llm.settings import LlmSettings
+from researcher.planner.llm.templates import filled
 from researcher.planner.matching import Reading, with_steps
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import Planner, PlanRequest
@@ -118,14 +117,9 @@ class LlmPlanner:
         return None, rung, refusal
 
     def _messages(self, request: PlanRequest, wanted: dict[str, Any]) -> list[dict[str, str]]:
-        templates = Environment(
-            loader=FileSystemLoader(_PROMPTS),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            autoescape=False,
-        )
-        question = templates.get_template("question.md.jinja").render(
+        question = filled(
+            _PROMPTS,
+            "question.md.jinja",
             instruments=[with_steps(folder.instrument) for folder in asked_for(request)],
             known=[json.dumps(told_of(each)[:_LONGEST], ensure_ascii=False) for each in request.known[-_KNOWN:]],
             schema=json.dumps(wanted),

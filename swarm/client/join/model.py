@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import httpx
 
+from foundation.addresses import is_loopback
 from swarm.client.episode import Episode
 from swarm.client.tasks import Outcome, Task
-from swarm.client.wire import is_loopback
 from swarm.protocol.episodes import POLICY_MODEL
 from swarm.protocol.errors import SwarmError
 
@@ -34,7 +34,7 @@ class Model:
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {episode.api_key}"},
             timeout=httpx.Timeout(CALL_LIMIT_S, connect=10.0),
-            trust_env=not is_loopback(episode.base_url),
+            trust_env=not is_loopback(httpx.URL(episode.base_url).host),
         )
         self._url = f"{episode.base_url}/chat/completions"
 

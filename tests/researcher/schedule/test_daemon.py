@@ -168,6 +168,9 @@ async def test_a_daemon_without_work_looks_and_ends_whatever_holds_the_records(
         monkeypatch.setenv("RESEARCHER_DATABASE_URL", url)
         async with asyncio.timeout(120):
             await carry(until_idle=True)
+        store = Store.open(url)
+        assert store.studies() == []
+        store.close()
 
 
 def test_there_is_one_daemon_for_a_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from researcher.models import StudyStatus, TrialStatus, Verdict, VerdictRecord
 from researcher.store.errors import MlflowAway
 from researcher.store.mlflow_sink import MlflowSink, default_tracking_uri, experiment_name
 from researcher.store.store import Store
+from tests.contracts import sink_contract
 from tests.fakes.example_plan import ARMS, example_plan
 from tests.fakes.sampled import an_episode
 
@@ -48,19 +49,8 @@ def mlflow(sink: MlflowSink) -> Any:
 
 def a_study(store: Store) -> tuple[str, str, str]:
     """A study with one trial done and one failed."""
-    study = store.create_study("Does it work?", {})
-    store.save_plan(study, example_plan())
-    store.set_stage_status(study, "compare", "running")
-    done, failed = (trial.key for trial in store.ensure_trials(study, "compare", [(ARMS[0], 0), (ARMS[1], 0)]))
-    for key in (done, failed):
-        store.record_intent(study, key, 1, "http://a", f"{study}/{key}#1", {"seed": 0})
-        store.record_submitted(study, key, "run-1", {"code_version": "c0de"})
-    series = {"reward_mean": [(1, 0.1), (2, 0.4)]}
     episodes = [an_episode("ep-1"), an_episode("ep-2", kind="eval", reward=0.0)]
-    store.finish_trial(study, done, {"heldout_accuracy": 0.5}, series, None, episodes)
-    store.fail_attempt(study, failed, "no reason")
-    store.fail_trial(study, failed, "gave up")
-    return study, done, failed
+    return sink_contract.a_study(store, {"reward_mean": [(1, 0.1), (2, 0.4)]}, episodes)
 
 
 def runs_of(mlflow: Any, store: Store, study: str) -> dict[str, Any]:

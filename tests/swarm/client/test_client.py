@@ -249,6 +249,33 @@ async def test_a_cancelled_block_aborts_its_episode() -> None:
     assert stub.by_state() == {"aborted": 1}
 
 
+@pytest.mark.parametrize(
+    ("path", "becomes"), [(":claim", "aborted"), (":end", "ended"), (":abort", "aborted")], ids=["claim", "end", "abort"]
+)
+async def test_a_client_that_is_cancelled_leaves_no_lease_behind_whatever_is_on_its_way(path: str, becomes: str) -> None:
+    arrived = asyncio.Event()
+    stub = SwarmStub(hold=(path, arrived))
+
+    async def play(swarm: SwarmClient) -> None:
+        async with swarm.episode(task_id="t") as episode:
+            if path == ":abort":
+                episode.abort("no use")
+            else:
+                episode.end(reward=1.0)
+
+    async with client(stub, clock=PatientClock()) as swarm:
+        playing = asyncio.create_task(play(swarm))
+        await settle()
+        assert len(stub.paths(path)) == 1
+        playing.cancel()
+        await settle()
+        arrived.set()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+    assert stub.by_state() == {becomes: 1}
+    assert (len(stub.paths(":end")), len(stub.paths(":abort"))) == ((1, 0) if path == ":end" else (0, 1))
+
+
 async def test_an_abort_that_fails_does_not_hide_why_the_block_was_left() -> None:
     stub = SwarmStub(before=[(":abort", Refusal(ErrorCode.ENGINE_FAILED, "down"))])
     async with client(stub) as swarm:

@@ -1,0 +1,20 @@
+"""Prompts that are templates, filled with what they ask about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+
+def filled(folder: Path, name: str, /, **fields: Any) -> str:
+    """The template of this name in `folder` with its fields; a field that is missing is an error."""
+    templates = Environment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+    return templates.get_template(name).render(**fields)
