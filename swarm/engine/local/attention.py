@@ -1,8 +1,8 @@
 """Attention over a prefix tree: each token sees its ancestors and itself, whatever stands beside them in the row.
 
 On the CPU in tiles of queries, whose keys are the path above the tile and the tile itself: neither a mask of the tree's size
-squared nor a repeated prefix exists. Scores are float32 whatever the model computes in, and are made again for the backward
-pass instead of being kept. On a GPU it is FlexAttention with the same rule as its mask.
+squared nor a repeated prefix exists. Scores are brought to float32 whatever the model computes in, and are made again for the
+backward pass instead of being kept. On a GPU it is FlexAttention with the same rule as its mask.
 
 Suffixes of tensors: T tokens of a micro-batch; B tiles of about equal width, with Q queries and K keys each; H query heads,
 G key heads, R query heads to a key head; D width of a head.
@@ -178,57 +178,65 @@ def _flex_kernel(compiled: bool) -> Callable[..., Any]:
 
 
 def tiled(query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, plan: Plan, scale: float) -> Tensor:
-    """[T, H, D] in the type of the queries."""
+    """[T, H, D] in the compute type: autocast's where it is on, else that of the queries."""
     seen: Tensor = _Tiled.apply(query_HTD, key_GTD, value_GTD, plan, scale)  # type: ignore[no-untyped-call]
     return seen
 
 
 class _Tiled(torch.autograd.Function):
-    """Softmax attention, tile by tile."""
+    """Softmax attention, tile by tile. Products are of the compute type; scores and their softmax are float32."""
 
     @staticmethod
     def forward(
         ctx: FunctionCtx, query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, plan: Plan, scale: float
     ) -> Tensor:
-        ctx.save_for_backward(query_HTD, key_GTD, value_GTD)
-        ctx.plan, ctx.scale = plan, scale  # type: ignore[attr-defined]
-        query_ND, key_ND, value_ND = _rows(query_HTD).mul(scale), _rows(key_GTD), _rows(value_GTD)
-        results = []
-        for part in plan.gatherings:
-            prob, _, _ = _probabilities(part, query_ND, key_ND)
-            results.append(torch.bmm(prob, _keys(value_ND, part)).flatten(0, 1))
-        width = query_HTD.shape[-1]
-        seen = torch.cat(results).index_select(0, plan.place_TH.flatten()).view(*plan.place_TH.shape, width)
-        return seen.to(query_HTD.dtype)
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query_HTD.dtype
+        rows = [_rows(tensor, dtype) for tensor in (query_HTD, key_GTD, value_GTD)]
+        ctx.save_for_backward(*rows)
+        ctx.plan, ctx.scale, ctx.count = plan, scale, query_HTD.shape[1]  # type: ignore[attr-defined]
+        ctx.dtypes = [tensor.dtype for tensor in (query_HTD, key_GTD, value_GTD)]  # type: ignore[attr-defined]
+        query_ND, key_ND, value_ND = rows
+        with torch.autocast("cpu", enabled=False):
+            results = [
+                torch.bmm(_probabilities(part, query_ND, key_ND, scale)[0].to(dtype), _keys(value_ND, part)).flatten(
+                    0, 1
+                )
+                for part in plan.gatherings
+            ]
+        return torch.cat(results).index_select(0, plan.place_TH.flatten()).view(*plan.place_TH.shape, -1)
 
     @staticmethod
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query_HTD, key_GTD, value_GTD = ctx.saved_tensors
-        plan, scale = ctx.plan, ctx.scale
-        query_ND, key_ND, value_ND = _rows(query_HTD).mul(scale), _rows(key_GTD), _rows(value_GTD)
-        grad_ND = _rows(grad_THD.transpose(0, 1))
+        query_ND, key_ND, value_ND = ctx.saved_tensors
+        plan, scale, dtype = ctx.plan, ctx.scale, query_ND.dtype
+        grad_ND = _rows(grad_THD.transpose(0, 1), dtype)
         by_query, by_key, by_value = [], [], []
-        for part in plan.gatherings:
-            prob, query, key = _probabilities(part, query_ND, key_ND)
-            grad = _queries(grad_ND, part)
-            by_value.append(torch.bmm(prob.transpose(1, 2), grad).flatten(0, 1))
-            slope = torch.bmm(grad, _keys(value_ND, part).transpose(1, 2))
-            slope = torch._softmax_backward_data(slope, prob, -1, torch.float32)
-            by_query.append(torch.bmm(slope, key).flatten(0, 1))
-            by_key.append(torch.bmm(slope.transpose(1, 2), query).flatten(0, 1))
-        place = plan.place_TH.T.flatten()
+        with torch.autocast("cpu", enabled=False):
+            for part in plan.gatherings:
+                prob, query, key = _probabilities(part, query_ND, key_ND, scale)
+                grad = _queries(grad_ND, part)
+                by_value.append(torch.bmm(prob.to(dtype).transpose(1, 2), grad).flatten(0, 1))
+                slope = torch.bmm(grad, _keys(value_ND, part).transpose(1, 2)).float()
+                slope = torch._softmax_backward_data(slope, prob, -1, torch.float32).mul_(scale).to(dtype)
+                by_query.append(torch.bmm(slope, key).flatten(0, 1))
+                by_key.append(torch.bmm(slope.transpose(1, 2), query).flatten(0, 1))
+        of_query, of_key, of_value = ctx.dtypes
+        count = ctx.count
         return (
-            torch.cat(by_query).index_select(0, place).mul_(scale).view(query_HTD.shape).to(query_HTD.dtype),
-            _summed(by_key, plan).view(key_GTD.shape).to(key_GTD.dtype),
-            _summed(by_value, plan).view(value_GTD.shape).to(value_GTD.dtype),
+            torch.cat(by_query)
+            .index_select(0, plan.place_TH.T.flatten())
+            .view(-1, count, query_ND.shape[1])
+            .to(of_query),
+            _summed(by_key, plan).view(-1, count, key_ND.shape[1]).to(of_key),
+            _summed(by_value, plan).view(-1, count, value_ND.shape[1]).to(of_value),
             None,
             None,
         )
 
 
-def _rows(tensor_HTD: Tensor) -> Tensor:
-    """[H * T, D] in float32."""
-    return tensor_HTD.float().contiguous().view(-1, tensor_HTD.shape[-1])
+def _rows(tensor_HTD: Tensor, dtype: torch.dtype) -> Tensor:
+    """[H * T, D]"""
+    return tensor_HTD.to(dtype).reshape(-1, tensor_HTD.shape[-1])
 
 
 def _queries(rows_ND: Tensor, part: Gathering) -> Tensor:
@@ -243,18 +251,18 @@ def _keys(rows_ND: Tensor, part: Gathering) -> Tensor:
     return rows_ND.index_select(0, part.key_N).view(tiles * groups, keys, -1)
 
 
-def _probabilities(part: Gathering, query_ND: Tensor, key_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(what each query makes of its keys, [B * G, R * Q, K]; the queries; the keys)."""
+def _probabilities(part: Gathering, query_ND: Tensor, key_ND: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(what each query makes of its keys, [B * G, R * Q, K] in float32; the queries; the keys)."""
     tiles, groups, ratio, queries, keys = part.shape
     query, key = _queries(query_ND, part), _keys(key_ND, part)
-    score = torch.bmm(query, key.transpose(1, 2))
-    score.view(tiles, groups * ratio, queries, keys).add_(part.mask_B1QK)
-    return score.softmax(-1), query, key
+    product = torch.bmm(query, key.transpose(1, 2)).view(tiles, groups * ratio, queries, keys)
+    score = torch.add(part.mask_B1QK, product, alpha=scale)
+    return score.softmax(-1).view(tiles * groups, ratio * queries, keys), query, key
 
 
 def _summed(parts: Sequence[Tensor], plan: Plan) -> Tensor:
-    """What all copies of a key received, added up: [G * T, D]."""
-    return embedding_bag(plan.slot_N, torch.cat(list(parts)), plan.first_GT, mode="sum")
+    """What all copies of a key received, added up in float32: [G * T, D]."""
+    return embedding_bag(plan.slot_N, torch.cat(list(parts)).float(), plan.first_GT, mode="sum")
 
 
 # -- tiles ------------------------------------------------------------------------------------------------------------------

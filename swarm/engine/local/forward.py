@@ -75,6 +75,7 @@ class Policy:
         self.model = model.train(False)  # no dropout: the sampler has none
         self.start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         self.model.float()
+        _narrow_norms(model)
         # A gradient of the rows that were read, not of the whole table.
         model.get_input_embeddings().sparse = True  # type: ignore[assignment]
         self.compute_dtype = torch.float32
@@ -220,6 +221,19 @@ class Policy:
         )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
+
+
+def _narrow_norms(model: PreTrainedModel) -> None:
+    """Under autocast, what a layer has normalised is brought to the compute type once, not by each matrix that reads it."""
+    for layer in (part for part in model.base_model.children() if isinstance(part, nn.ModuleList)):
+        for module in layer.modules():
+            if type(module).__name__.endswith("Norm"):
+                module.register_forward_hook(_narrowed)
+
+
+def _narrowed(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    device = output.device.type
+    return output.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else output
 
 
 def _segment_tokens(model: PreTrainedModel) -> int:

@@ -250,9 +250,11 @@ async def test_a_cancelled_block_aborts_its_episode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "becomes"), [(":claim", "aborted"), (":end", "ended"), (":abort", "aborted")], ids=["claim", "end", "abort"]
+    ("path", "becomes"),
+    [(":claim", "aborted"), (":end", "ended"), (":abort", "aborted")],
+    ids=["claim", "end", "abort"],
 )
-async def test_a_client_that_is_cancelled_leaves_no_lease_behind_whatever_is_on_its_way(path: str, becomes: str) -> None:
+async def test_a_client_that_is_cancelled_leaves_no_lease_behind(path: str, becomes: str) -> None:
     arrived = asyncio.Event()
     stub = SwarmStub(hold=(path, arrived))
 

@@ -77,14 +77,23 @@ def test_tiles_compute_what_a_dense_mask_computes_forwards_and_backwards(
         assert torch.allclose(mine, right, atol=1e-5)
 
 
-def test_scores_keep_their_precision_where_the_model_computes_in_bfloat16() -> None:
+@pytest.mark.parametrize("rotated", [torch.bfloat16, torch.float32])
+def test_what_is_computed_in_bfloat16_under_autocast_is_near_to_what_is_exact(rotated: torch.dtype) -> None:
     segment = segment_of()
-    inputs = rows(segment, torch.bfloat16)
-    ours, _ = attention.tree_attention(torch.nn.Module(), *inputs, None, micro=MicroBatch.of(segment))
+    query, key, value = (tensor.detach() for tensor in rows(segment, torch.bfloat16))
+    narrow = [query.to(rotated).requires_grad_(), key.to(rotated).requires_grad_(), value.requires_grad_()]
+    exact = [tensor.detach().double().requires_grad_() for tensor in (query, key, value)]
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, _ = attention.tree_attention(torch.nn.Module(), *narrow, None, micro=MicroBatch.of(segment))
     assert ours.dtype is torch.bfloat16
-    exact = dense(segment, *inputs)
-    off = (ours.double() - exact).detach().norm() / exact.detach().norm()
-    assert float(off) < 3e-3  # one rounding of the result, none of the scores
+    theirs = dense(segment, *exact)
+    slope = torch.randn(theirs.shape, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    ours.backward(slope)
+    theirs.backward(slope.double())
+    assert [tensor.grad.dtype for tensor in narrow if tensor.grad is not None] == [rotated, rotated, torch.bfloat16]
+    pairs = [(ours, theirs), *((own.grad, true.grad) for own, true in zip(narrow, exact, strict=True))]
+    off = [float((own.double() - true).detach().norm() / true.detach().norm()) for own, true in pairs]
+    assert max(off) < 6e-3  # roundings of products to 8 bits; a softmax in bfloat16 would be off by more
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
