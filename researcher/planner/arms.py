@@ -13,7 +13,8 @@ import math
 from collections.abc import Sequence
 
 from researcher.models import Arm, Factor, Hypothesis, Scalar
-from researcher.planner.matching import Crossed, Reading, level_text
+from researcher.planner.matching import level_text
+from researcher.planner.reading import Crossed, Reading
 from researcher.planner.stages import ALPHA
 from researcher.planner.wording import number_text
 

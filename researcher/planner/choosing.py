@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from foundation.strict import nearest
 from researcher.planner.instruments import InstrumentFolder, open_instrument
-from researcher.planner.matching import Reading, read
+from researcher.planner.matching import read
 from researcher.planner.mentions import keyword_hits, split_models
+from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import PlanRequest
 from researcher.planner.wording import Token, tokens

@@ -28,8 +28,9 @@ from researcher.models import (
     Stage,
 )
 from researcher.planner.arms import arms_between, arms_of, hypotheses_of
+from researcher.planner.balance import balances
 from researcher.planner.instruments import InstrumentFolder, nested
-from researcher.planner.matching import Reading
+from researcher.planner.reading import Reading
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.planner.seam import PlanOptions
 from researcher.planner.stages import ALPHA, POWER, RACE_FROM, branches, compared, cost, raced, with_most
@@ -68,7 +69,14 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
         arms=arms,
         factors=tuple(each.factor for each in reading.crossed) or (reading.factor,),
         stages=stages,
-        branches=branches(stages, hypotheses, allow_underpowered=options.allow_underpowered),
+        branches=branches(
+            stages,
+            hypotheses,
+            allow_underpowered=options.allow_underpowered,
+            at_end=balances([arm.name for arm in arms], reading.metric, stages[-1].id, ALPHA)
+            if reading.balance
+            else (),
+        ),
         steps=int(settings.pop("study.steps", defaults.steps)),
         run=_run(instrument, settings),
         roles=_roles(instrument, settings, model),
@@ -177,7 +185,7 @@ def _laid_out(
     baselines = list(dict.fromkeys(arm for hypothesis in hypotheses for arm in hypothesis.baselines))
     between = arms_between(reading) if options.fine else ()
     many = len(hypotheses) >= RACE_FROM or bool(between)
-    if reading.crossed or len(baselines) > 1 or not many:
+    if reading.crossed or reading.balance or len(baselines) > 1 or not many:
         return arms, hypotheses, compared([arm.name for arm in arms], baselines[0], seeds, options.looks)
     treatments = [hypothesis.treatment for hypothesis in hypotheses]
     first = hypotheses[0]

@@ -21,7 +21,7 @@ from researcher.models import Finding, Plan
 from researcher.planner.choosing import choose, model_and_rest
 from researcher.planner.design import checked, design, fitted
 from researcher.planner.instruments import InstrumentFolder, available, read_instrument
-from researcher.planner.matching import Reading
+from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.saving import saver_in
 from researcher.planner.seam import Planner, PlannerChoice, PlanOptions, PlanRequest

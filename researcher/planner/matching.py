@@ -10,13 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foundation.strict import StrictModel
-from researcher.models import Direction, Factor, Instrument, Metric, Scalar
+from researcher.models import Factor, Instrument, Metric, Scalar
+from researcher.planner import balance
 from researcher.planner.claims import CHOICES_BETWEEN, Opposition, claimed, modifiers, oppose
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, off_level, on_level, place, rounded
 from researcher.planner.mentions import Mention, inflected, is_given, mentions, misspelt, nearest_names
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes
+from researcher.planner.reading import Crossed, Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import (
     refuse_missing_data,
@@ -37,32 +38,6 @@ from researcher.planner.wording import (
     tokens,
 )
 from researcher.planner.written import taken_out
-
-
-class Crossed(StrictModel):
-    """One of several factors that are varied together, with its baseline level first."""
-
-    factor: Factor
-    levels: tuple[Scalar, Scalar]
-
-
-class Reading(StrictModel):
-    """What a topic asks, in the instrument's terms. levels: of all arms; pairs: (treatment, baseline) as indices into it.
-
-    crossed: two or more factors, varied together so that their interaction is seen; `levels` and `pairs` are then empty.
-    """
-
-    factor: Factor
-    levels: tuple[Scalar, ...]
-    pairs: tuple[tuple[int, int], ...]
-    crossed: tuple[Crossed, ...] = ()
-    metric: Metric
-    direction: Direction
-    direction_assumed: bool = False
-    settings: tuple[tuple[Factor, Scalar], ...] = ()
-    seeds: int | None = None
-    budget_s: float | None = None
-    assumptions: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -98,7 +73,8 @@ def read(topic: str, instrument: Instrument) -> Reading:
         )
     _refuse_bad_levels(placed.levels)
     notes = _Notes()
-    metric, assumed = metric_of(instrument, found, named, placed)
+    balanced = balance.is_asked(found)
+    metric, assumed = metric_of(instrument, found, balance.gains(named) if balanced else named, placed)
     for line in assumed:
         notes.add(line)
     refuse_effect_sizes(placed, metric)
@@ -108,8 +84,11 @@ def read(topic: str, instrument: Instrument) -> Reading:
         return _crossed_reading(instrument, found, named, crossed, metric, placed, notes)
     factor = asked_about(found, factors, placed, instrument)
     refuse_two_subjects(found, factor, factors, placed)
-    opposition = _oriented(found, factor, factors, _opposition(found, factor, factors, placed, notes), notes)
-    return _reading(instrument, found, named, factor, opposition, metric, placed, notes)
+    opposition = _opposition(found, factor, factors, placed, notes)
+    if not balanced:
+        opposition = _oriented(found, factor, factors, opposition, notes)
+    reading = _reading(instrument, found, named, factor, opposition, metric, placed, notes)
+    return balance.balanced(reading, balance.cost_of(instrument, named)) if balanced else reading
 
 
 def _may_vary(factor: Factor, found: Sequence[Token], placed: Placed) -> bool:

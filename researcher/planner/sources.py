@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from researcher.models import Factor, Scalar
-from researcher.planner.matching import Reading
+from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.written import HUB
 

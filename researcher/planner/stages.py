@@ -94,9 +94,16 @@ def raced(
 
 
 def branches(
-    stages: Sequence[Stage], hypotheses: Sequence[Hypothesis], *, allow_underpowered: bool
+    stages: Sequence[Stage],
+    hypotheses: Sequence[Hypothesis],
+    *,
+    allow_underpowered: bool,
+    at_end: Sequence[Branch] = (),
 ) -> tuple[Branch, ...]:
-    """From each stage to the next; out where the noise is too loud, or a look decides."""
+    """From each stage to the next; out where the noise is too loud, or a look decides.
+
+    at_end: what else the last stage may decide, before anything but a sentinel that fired.
+    """
     found = [] if allow_underpowered else [_too_loud()]
     found.append(
         _onward(
@@ -113,7 +120,7 @@ def branches(
         else:
             found += _decided(stage, hypotheses)
             found.append(_onward(stage, after, "not decided at this look, and alpha is left for the next"))
-    return (*found, *_ending(stages[-1], hypotheses))
+    return (*found, *_ending(stages[-1], hypotheses, at_end))
 
 
 def with_most(stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
@@ -188,8 +195,8 @@ def _invalid(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
     ]
 
 
-def _ending(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
-    found = _invalid(stage, hypotheses)
+def _ending(stage: Stage, hypotheses: Sequence[Hypothesis], at_end: Sequence[Branch]) -> list[Branch]:
+    found = [*_invalid(stage, hypotheses), *at_end]
     if len(hypotheses) == 1:
         found.append(_stop(stage, hypotheses[0], _DECIDED, "the question is answered"))
     reason = "every planned trial has ended; what is not decided now stays open"

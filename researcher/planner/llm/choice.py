@@ -14,7 +14,8 @@ from pydantic import Field
 from foundation.strict import StrictModel
 from researcher.models import Direction, Factor, Instrument, Metric, Scalar
 from researcher.planner.instruments import InstrumentFolder, level_problem
-from researcher.planner.matching import Crossed, Reading, with_steps
+from researcher.planner.matching import with_steps
+from researcher.planner.reading import Crossed, Reading
 
 MOST_LEVELS, MOST_CROSSED = 16, 5
 _LARGEST = 1e12

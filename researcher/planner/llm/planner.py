@@ -12,6 +12,7 @@ from typing import Any
 from foundation.clock import Clock
 from researcher.analysis.knowledge import known_to, told_of
 from researcher.models import Instrument, Plan
+from researcher.planner import balance
 from researcher.planner.choosing import asked_for, model_and_rest
 from researcher.planner.design import checked, design, fitted
 from researcher.planner.llm.asking import Asker, Keep, Tell
@@ -20,10 +21,12 @@ from researcher.planner.llm.endpoint import Endpoint, LlmRefused, LlmUnusable
 from researcher.planner.llm.ladder import LADDER, Malformed, Unreadable, choice_in
 from researcher.planner.llm.settings import LlmSettings
 from researcher.planner.llm.templates import filled
-from researcher.planner.matching import Reading, with_steps
+from researcher.planner.matching import with_steps
+from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import Planner, PlanRequest
 from researcher.planner.sources import pinned
+from researcher.planner.wording import tokens
 from researcher.planner.written import not_in_topic
 
 ATTEMPTS = 3
@@ -86,7 +89,7 @@ class LlmPlanner:
                 choice = choice_in(raw, LADDER[rung])
                 folder, reading = reading_of(choice, folders)
                 _check_written(request.topic, folder.instrument, reading)
-                reading = pinned(reading)
+                reading = _balanced(request.topic, folder.instrument, pinned(reading))
                 model, _ = model_and_rest(request)
                 draft = design(request.topic, model or folder.instrument.model, folder, reading, request.options)
                 plan = checked(fitted(draft, folder.instrument, request.options))
@@ -134,6 +137,13 @@ class LlmPlanner:
         plan = await self._fallback.plan(request)
         note = f"The planner LLM {self.name} gave no valid plan: planned by the built-in planner. Its raw answers are recorded."
         return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})
+
+
+def _balanced(topic: str, instrument: Instrument, reading: Reading) -> Reading:
+    """A balance is a rule of code's: the LLM chooses its levels and its metric."""
+    if reading.crossed or not balance.is_asked(tokens(topic)):
+        return reading
+    return balance.balanced(reading, balance.cost_of(instrument, ()))
 
 
 def _check_written(topic: str, instrument: Instrument, reading: Reading) -> None:

@@ -7,12 +7,14 @@ from math import prod
 
 import pytest
 
+from researcher.analysis.decide import decide
 from researcher.models import Factor, Metric, Plan
 from researcher.planner.arms import arms_of, hypotheses_of, runs
 from researcher.planner.graph import BuiltinPlanner
-from researcher.planner.matching import Crossed, Reading
+from researcher.planner.reading import Crossed, Reading
 from researcher.planner.refusals import PlanningRefused
 from tests.contracts.planner_contract import TOPIC, request
+from tests.fakes.study import trials_with
 
 pytestmark = pytest.mark.anyio
 
@@ -104,3 +106,77 @@ def test_hypotheses_of_a_half_fraction_of_four_are_main_effects_alone() -> None:
     found = hypotheses_of(reading, arms)
     assert [hypothesis.factor for hypothesis in found] == list("abcd")
     assert all(len(h.baselines) == len(h.treatments) == 4 and not set(h.baselines) & set(h.treatments) for h in found)
+
+
+BALANCE = "Which group size, 16, 4 or 8, gives the best balance of accuracy and time?"
+
+
+async def test_the_best_balance_is_the_smallest_level_that_no_larger_one_exceeds() -> None:
+    plan = await planned(BALANCE)
+    assert [arm.levels["group_size"] for arm in plan.arms] == [4, 8, 16]
+    assert [(each.treatment, each.baseline) for each in plan.hypotheses] == [
+        ("group_size=8", "group_size=4"),
+        ("group_size=16", "group_size=8"),
+    ]
+    assert {each.metric for each in plan.hypotheses} == {"heldout_accuracy"}
+    best = {
+        " ".join(branch.when.relations): branch.reason.split(" is the best balance")[0]
+        for branch in plan.branches
+        if branch.when.kind == "order"
+    }
+    small, middle, large = (f"group_size={size}" for size in (4, 8, 16))
+    assert best == {
+        "≪ ≪": large,
+        "≪ ≈": middle,
+        "≪ ≫": middle,
+        "≈ ≪": large,
+        "≈ ≈": small,
+        "≈ ≫": small,
+        "≫ ≈": small,
+        "≫ ≫": small,
+    }
+    assert plan.branches[-1].when.kind == "always"
+    assert any("wall_s is reported beside it" in line for line in plan.assumptions)
+
+
+async def test_where_less_is_better_the_orders_are_turned() -> None:
+    plan = await planned("Which group size, 4 or 8, is the best compromise between steps to threshold and wall time?")
+    [hypothesis] = plan.hypotheses
+    assert (hypothesis.metric, hypothesis.direction) == ("steps_to_threshold", "decrease")
+    best = {branch.when.relations: branch.reason for branch in plan.branches if branch.when.kind == "order"}
+    assert best["≫",].startswith("group_size=8 is the best balance: group_size=4 ≫ group_size=8")
+    assert best["≈",].startswith("group_size=4")
+
+
+@pytest.mark.parametrize(
+    ("topic", "why"),
+    [
+        ("Which algorithm, grpo or rloo, is the best trade-off between accuracy and time?", "levels of one number"),
+        (
+            "Is a group size of 2, 4, 8, 16 or 32 the best balance of accuracy and time?",
+            "4 levels of group_size at the most",
+        ),
+    ],
+)
+async def test_a_balance_that_cannot_be_told_is_refused(topic: str, why: str) -> None:
+    with pytest.raises(PlanningRefused, match=why):
+        await planned(topic)
+
+
+async def test_a_balance_is_decided_by_the_orders_that_hold() -> None:
+    plan = await planned(BALANCE.replace("accuracy", "final reward"))
+    lines = {"group_size=4": 0.2, "group_size=8": 0.6, "group_size=16": 0.61}
+    noise = (-0.005, 0.0, 0.005)
+    decision = decide(
+        plan, "compare", trials_with(plan, {arm: [mean + e for e in noise] for arm, mean in lines.items()})
+    )
+    assert (decision.action, decision.by_plan) == ("stop", True)
+    assert decision.reason == (
+        "group_size=8 is the best balance: group_size=4 ≪ group_size=8 ≈ group_size=16 on final_reward"
+    )
+    lines["group_size=16"] = 0.66
+    noise = (-0.1, 0.0, 0.1)
+    decision = decide(
+        plan, "compare", trials_with(plan, {arm: [mean + e for e in noise] for arm, mean in lines.items()})
+    )
+    assert decision.reason == "every planned trial has ended; what is not decided now stays open"

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from researcher.planner.matching import Reading, example, read
+from researcher.planner.matching import example, read
+from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from tests.contracts.planner_contract import ARITHMETIC, KITCHEN
 

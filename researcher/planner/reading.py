@@ -1,0 +1,34 @@
+"""What a topic asks, in an instrument's terms: between reading or choosing it and laying the study out."""
+
+from __future__ import annotations
+
+from foundation.strict import StrictModel
+from researcher.models import Direction, Factor, Metric, Scalar
+
+
+class Crossed(StrictModel):
+    """One of several factors that are varied together, with its baseline level first."""
+
+    factor: Factor
+    levels: tuple[Scalar, Scalar]
+
+
+class Reading(StrictModel):
+    """What a topic asks, in the instrument's terms. levels: of all arms; pairs: (treatment, baseline) as indices into it.
+
+    crossed: two or more factors, varied together so that their interaction is seen; `levels` and `pairs` are then empty.
+    """
+
+    factor: Factor
+    levels: tuple[Scalar, ...]
+    pairs: tuple[tuple[int, int], ...]
+    crossed: tuple[Crossed, ...] = ()
+    metric: Metric
+    balance: bool = False
+    """The levels stand in order, each is paired with the next, and the best balance of gain and cost is asked for."""
+    direction: Direction
+    direction_assumed: bool = False
+    settings: tuple[tuple[Factor, Scalar], ...] = ()
+    seeds: int | None = None
+    budget_s: float | None = None
+    assumptions: tuple[str, ...] = ()
