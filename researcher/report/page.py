@@ -102,6 +102,8 @@ class Page:
     plan: Plan
     outcome: str
     """`decided`, `underpowered`, `halted` (a rule could not be evaluated), or `open` while stages are not over."""
+    order: str | None
+    """Where the plan asks for an order of the arms: the one that holds, in the plan's words, or that none was told."""
     study: Claims
     budget: Claims
     stages: list[tuple[Stage, Claims]]
@@ -150,6 +152,7 @@ def page(records: Records) -> Page:
         data=records.data,
         plan=plan,
         outcome=_outcome(records),
+        order=_order(records),
         study=study,
         budget=_budget(ledger, plan),
         stages=[(stage, _stage(ledger, stage)) for stage in plan.stages],
@@ -177,6 +180,15 @@ def _outcome(records: Records) -> str:
     if last.action == "underpowered":
         return "underpowered"
     return "decided" if last.by_plan else "halted"
+
+
+def _order(records: Records) -> str | None:
+    asked = [branch for branch in records.plan.branches if branch.when.kind == "order"]
+    if not asked or _outcome(records) != "decided":
+        return None
+    last = records.path[-1]
+    held = [branch.reason for branch in asked if (branch.stage, branch.reason) == (last.after, last.reason)]
+    return held[0] if held else "no order of the arms can be told from these trials"
 
 
 def _metrics(plan: Plan) -> list[Metric]:

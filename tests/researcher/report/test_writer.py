@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from researcher.models import StudyData
+from researcher.models import Branch, Condition, StudyData
 from researcher.report.writer import TEMPLATES, Written, write_report
 from tests.fakes.concluded_study import (
     STUDIES,
@@ -194,3 +194,23 @@ def test_a_direction_that_nobody_claimed_is_marked_wherever_it_decides(tmp_path:
     assert "did better than" in said
     assert "stated direction" not in said
     assert "assumed" not in markdown(refuted(), tmp_path / "stated")
+
+
+@pytest.mark.parametrize(
+    ("means", "said"),
+    [
+        ((0.1, 0.5, 0.5), "By the plan's rule the middle one is the best; of 2 hypotheses:"),
+        ((0.1, 0.5, 0.7), "By the plan's rule no order of the arms can be told from these trials; of 2 hypotheses:"),
+    ],
+)
+def test_where_the_plan_asks_for_an_order_the_answer_begins_with_it(
+    means: tuple[float, ...], said: str, tmp_path: Path
+) -> None:
+    plan = study_plan((2e-5, 4e-5))
+    arms = tuple(arm.name for arm in plan.arms)
+    when = Condition(kind="order", arms=arms, relations=("≪", "≈"), metric="auc")
+    best = Branch(stage="compare", when=when, then="stop", reason="the middle one is the best")
+    plan = plan.model_copy(update={"branches": (*plan.branches[:2], best, *plan.branches[2:])})
+    noise = (-0.01, 0.0, 0.01)
+    trials = trials_with(plan, {arm: [mean + e for e in noise] for arm, mean in zip(arms, means, strict=True)})
+    assert answer(concluded(plan, trials), tmp_path).replace("`", "").startswith(said)
