@@ -54,6 +54,12 @@ class Gate:
         with saver_in(self._checkpoints) as saver:
             return _answer(_graph(saver).get_state(self._config).values)
 
+    def waits(self) -> bool:
+        """Whether it was asked and nobody has answered."""
+        with saver_in(self._checkpoints) as saver:
+            values = _graph(saver).get_state(self._config).values
+            return bool(values) and _answer(values) is None
+
     def give(self, answer: Answer) -> Answer:
         """Answer; returns the answer that counts, which is an earlier one where there is one.
 

@@ -25,8 +25,10 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from foundation.clock import Clock, SystemClock
 from foundation.paths import user_data_dir
 from researcher.executor.processes import child_environ
+from researcher.gates import open_gate
 from researcher.models import StudyRecord
 from researcher.ownership import is_dead, living_owner
+from researcher.planner.gate import Gate
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import connect, default_url
 from researcher.store.store import Store
@@ -41,6 +43,8 @@ _children: list[subprocess.Popen[bytes]] = []
 
 Launch = Callable[[str], None]
 """Start a process that goes on with this study."""
+Waits = Callable[[str, str], bool]
+"""(study, gate) → whether that gate still waits for a person's answer."""
 
 
 @dataclass(slots=True)
@@ -58,9 +62,10 @@ class _Starts:
 class Carrier:
     """Sees to it that every study in its care is worked on when it may be, and by one process only."""
 
-    def __init__(self, store: Store, launch: Launch, clock: Clock) -> None:
+    def __init__(self, store: Store, launch: Launch, clock: Clock, *, waits: Waits = lambda study, gate: False) -> None:
         self._store = store
         self._launch = launch
+        self._waits = waits
         self._clock = clock
         self._starts: dict[str, _Starts] = {}
         self._lapsed: dict[str, int] = {}
@@ -87,9 +92,18 @@ class Carrier:
             return True
         if study.pause_requested or study.plan_version is None:
             return True
-        if study.stop_requested or table.open(now) or table.over(now):
+        if study.stop_requested or table.over(now):
             self._begin(study.id, now)
+        elif table.open(now):
+            if self._rests_at_a_gate(study.id):
+                self._starts.pop(study.id, None)  # once there is an answer it goes on at once
+            else:
+                self._begin(study.id, now)
         return True
+
+    def _rests_at_a_gate(self, study_id: str) -> bool:
+        gate = open_gate(self._store, study_id)
+        return gate is not None and self._waits(study_id, gate)
 
     def _is_owned(self, study_id: str, now: float) -> bool:
         """Whether somebody works on it. A lease that ran out since the last look still counts: when the clock was put
@@ -122,7 +136,10 @@ class Carrier:
 async def carry(*, until_idle: bool) -> None:
     """Carry on until cancelled, or, with until_idle, until no study is left in care."""
     idle = asyncio.Event()
-    _Current.carrier = Carrier(Store.open(), _launch, SystemClock())
+    checkpoints = default_url()
+    _Current.carrier = Carrier(
+        Store.open(), _launch, SystemClock(), waits=lambda study, gate: Gate(checkpoints, study, gate).waits()
+    )
     _Current.idle = idle if until_idle else None
     jobs = connect(default_url())
     scheduler = AsyncIOScheduler(

@@ -15,10 +15,13 @@ def url(tmp_path: Path) -> str:
 
 
 def test_a_question_waits_until_somebody_answers(url: str) -> None:
+    assert not Gate(url, "st-1", "plan/1").waits()
     assert Gate(url, "st-1", "plan/1").ask({"hash": "abc"}) is None
+    assert Gate(url, "st-1", "plan/1").waits()
     assert Gate(url, "st-1", "plan/1").ask({"hash": "abc"}) is None
     given = Gate(url, "st-1", "plan/1").give(Answer(verdict="reject", words="too dear", by="ada"))
     assert given.verdict == "reject"
+    assert not Gate(url, "st-1", "plan/1").waits()
     assert Gate(url, "st-1", "plan/1").ask({"hash": "abc"}) == Answer(verdict="reject", words="too dear", by="ada")
 
 

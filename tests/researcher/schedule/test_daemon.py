@@ -41,7 +41,10 @@ class _House:
         self.clock = _WallClock(_at("2026-03-02 12:00"))
         self.store = Store.open(f"sqlite:///{folder / 'records.sqlite'}", clock=self.clock)
         self.launched: list[str] = []
-        self.carrier = Carrier(self.store, self.launched.append, self.clock)
+        self.waiting: set[tuple[str, str]] = set()
+        self.carrier = Carrier(
+            self.store, self.launched.append, self.clock, waits=lambda study, gate: (study, gate) in self.waiting
+        )
 
     def study(self, *windows: str, days: float | None = None, carried: bool = True) -> str:
         study_id = self.store.create_study("a question", {})
@@ -129,6 +132,30 @@ def test_a_paused_study_rests_until_somebody_resumes_it(house: _House) -> None:
     house.store.request_pause(study)
     assert house.carrier.look() == [study]
     assert house.launched == []
+
+
+def test_a_study_at_a_gate_rests_until_somebody_answers_and_goes_on_at_once(house: _House) -> None:
+    study = house.study()
+    house.carrier.look()
+    assert house.launched == [study]
+    house.store.record_event(study, "asked", {"gate": "plan/1"})
+    house.waiting.add((study, "plan/1"))
+    for _ in range(100):
+        house.clock.advance(60.0)
+        house.carrier.look()
+    assert house.launched == [study]
+    house.waiting.clear()
+    house.carrier.look()
+    assert house.launched == [study, study]
+
+
+def test_a_study_at_a_gate_is_ended_all_the_same_when_it_shall_stop(house: _House) -> None:
+    study = house.study()
+    house.store.record_event(study, "asked", {"gate": "plan/1"})
+    house.waiting.add((study, "plan/1"))
+    house.store.request_stop(study)
+    house.carrier.look()
+    assert house.launched == [study]
 
 
 def test_studies_that_nobody_handed_over_or_that_are_done_are_none_of_its_business(house: _House) -> None:
