@@ -24,9 +24,10 @@ _TURNED: dict[Relation, Relation] = {"≪": "≫", "≈": "≈", "≫": "≪"}
 
 
 def is_asked(found: Sequence[Token]) -> bool:
-    """`the best balance of …`, `trade-off between …`, `a compromise`."""
+    """`the best balance of …`, `trade-off between …`, `a compromise`, `the sweet spot between …`."""
     said = [token.key for token in found if token.kind == "word"]
-    return bool(_ASKING & set(said)) or ("trade", "off") in itertools.pairwise(said)
+    pairs = set(itertools.pairwise(said))
+    return bool(_ASKING & set(said)) or ("trade", "off") in pairs or {("sweet", "spot"), ("spot", "between")} <= pairs
 
 
 def cost_of(instrument: Instrument, named: Sequence[Mention]) -> Metric:

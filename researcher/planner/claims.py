@@ -28,7 +28,7 @@ _BEATEN = words("beaten outperformed surpassed exceeded")
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
-_EQUAL = words("same equal equally equivalent identical alike")
+_EQUAL = words("same equal equally equivalent identical alike match")
 CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
 """`difference between A and B` names two levels; `between A and B` alone may mean a range."""
 _TO_SCALES = words("that which by a factor of as many much long high large")

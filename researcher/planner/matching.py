@@ -14,9 +14,10 @@ from researcher.models import Factor, Instrument, Metric, Scalar
 from researcher.planner import balance
 from researcher.planner.claims import CHOICES_BETWEEN, Opposition, claimed, modifiers, oppose
 from researcher.planner.instruments import level_problem
-from researcher.planner.levels import Level, Placed, as_level, off_level, on_level, place, rounded
+from researcher.planner.levels import Level, Placed, as_level, off_level, on_level, rounded
 from researcher.planner.mentions import Mention, inflected, is_given, mentions, misspelt, nearest_names
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes
+from researcher.planner.placing import place
 from researcher.planner.reading import Crossed, Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import (

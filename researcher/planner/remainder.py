@@ -9,10 +9,10 @@ import difflib
 from collections.abc import Sequence
 
 from researcher.models import Factor, Instrument, Scalar
-from researcher.planner import levels
 from researcher.planner.instruments import level_problem
-from researcher.planner.levels import Placed
+from researcher.planner.levels import Placed, as_level
 from researcher.planner.mentions import COMPARING, Mention
+from researcher.planner.placing import KNOWN_WORDS
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import (
     ARTICLES,
@@ -47,7 +47,7 @@ _ORDINARY = words(
     "against across around best better worse quite consequence significant significantly noticeably measurably substantially "
     "small little bit lot least equal equally equivalent identical differ differs similar good great high low end ends final "
     "finally start starts begin mean average curve reward task prompt outperform obtain achieve perform performance score "
-    "balance tradeoff trade compromise goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample fail size rate number amount count budget hour minute second day spend"
+    "balance tradeoff trade compromise sweet spot match goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample fail size rate number amount count budget hour minute second day spend"
 )
 
 
@@ -115,7 +115,7 @@ def refuse_shifts(placed: Placed) -> None:
         hint = ""
         if not isinstance(shown, str | bool) and token.value is not None:
             moved = [shown + token.value, shown - token.value]
-            near = [levels.as_level(factor, each) for each in moved]
+            near = [as_level(factor, each) for each in moved]
             fit = [number_text(float(each)) for each in near if level_problem(factor, each) is None]
             hint = f", for example from {number_text(float(shown))} to {' or '.join(fit)}" if fit else ""
         raise PlanningRefused(
@@ -128,9 +128,7 @@ def unread(instrument: Instrument, found: Sequence[Token], named: Sequence[Menti
     """Words that played no part in the reading and are no ordinary ones, as written."""
     owned = {i for m in named for i in range(m.start, m.end)}
     known = {token.key for word in (instrument.name, *instrument.keywords) for token in tokens(word)}
-    known |= (
-        _ORDINARY | COMPARING | ARTICLES | SWITCHED_ON | SWITCHED_OFF | set(SCALES) | levels.KNOWN_WORDS | MORE | LESS
-    )
+    known |= _ORDINARY | COMPARING | ARTICLES | SWITCHED_ON | SWITCHED_OFF | set(SCALES) | KNOWN_WORDS | MORE | LESS
     left = [
         token.text
         for i, token in enumerate(found)

@@ -68,9 +68,9 @@ SWITCHED_ON = words("adding add added using use enabling enabled enable activati
 SWITCHED_OFF = words("without no removing remove removed dropping disabling disabled disable omitting")
 METHODS = words(
     "ppo dpo sft reinforce rloo reinforce++ dapo gspo cispo kto orpo ppo2 a2c a3c trpo sac dqn remax vpg adam adamw sgd muon "
-    "lion lora qlora distillation imitation"
+    "lion lora qlora distillation imitation warm warmup decay momentum scheduler"
 )
-"""Ways to train, other than the usual one."""
+"""Ways to train, other than the usual one, and parts of them."""
 ARTICLES = words("a an the any some its of our this that")
 
 

@@ -64,6 +64,15 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("Does a group size of 16 beat 4 on held-out accuracy?", "group_size", [16], [4], ACC, UP),
     ("Does a group size of 16 beat one of 4?", "group_size", [16], [4], AUC, UP),
     ("Is temperature 0.7 better than 1.0?", "temperature", [0.7], [1.0], ACC, UP),
+    ("With a group size of 16, is 4e-5 a better learning rate than 2e-5?", "learning_rate", [4e-5], [2e-5], ACC, UP),
+    ("With a learning rate of 4e-5, is 16 a better group size than 8?", "group_size", [16], [8], ACC, UP),
+    ("At 0.7 temperature, is 4e-5 or 1e-5 the better learning rate?", "learning_rate", [4e-5], [1e-5], ACC, UP),
+    ("With 8 rollouts per prompt, is 1e-4 too high a learning rate compared with 4e-5?", "learning_rate", [1e-4], [4e-5], AUC, UP),
+    ("Is a learning rate of 4e-5 equivalent to 4e-5?", "learning_rate", [4e-5], [4e-5], AUC, UP),
+    ("Compare lr in [1e-5, 2e-5, 4e-5] on the area under the reward curve", "learning_rate", [1e-5, 2e-5], [4e-5], AUC, UP),
+    ("Which tasks per step in {4, 8, 16} gives the highest accuracy?", "tasks_per_step", [4, 16], [8], ACC, UP),
+    ("Does a LoRA rank of 32 match a rank of 8?", "lora_rank", [32], [8], AUC, UP),
+    ("Does a LoRA alpha of 64 learn faster than 16 at rank 16?", "lora_alpha", [64.0], [16.0], AUC, UP),
     ("does raising the learning rate from 1e-5 to 4e-5 speed up learning?", "learning_rate", [4e-5], [1e-5], AUC, UP),
     ("GRPO one digit sums: lr 1e-5 vs 4e-5", "learning_rate", [1e-5], [4e-5], AUC, UP),
     ("Does a learning rate ten times larger learn faster?", "learning_rate", [4e-4], [4e-5], AUC, UP),
@@ -203,6 +212,8 @@ def test_ordinary_words_are_not_called_unread(topic: str) -> None:
 
 
 REFUSED = [
+    ("Does a warm-up of 5 steps help?", "'warm'"),
+    ("Does a learning rate of 4e-5 beat 5?", "5 lies outside"),
     ("Is the moon made of cheese?", "names nothing that arithmetic can vary"),
     ("", "names nothing"),
     ("Is GRPO better than DPO?", "learning_rate"),

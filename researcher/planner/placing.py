@@ -1,0 +1,377 @@
+"""Which number of a topic is a level of which factor.
+
+In this order: the factor right behind the number (`16 steps`), the factor before it (`a learning rate of 4e-5`), the list it
+stands in (`than with 1e-5`, `8 or 16 rollouts`), the only factor near it that has none. What is left is not guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from researcher.models import Factor, Metric
+from researcher.planner.instruments import level_problem
+from researcher.planner.levels import Level, Placed, as_level, off_level, on_level
+from researcher.planner.mentions import Mention
+from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, phrase, words
+
+SEPARATORS = words(
+    ", / ; - or and vs versus v than to against compared & nor over beat either both only -> => > < >= <="
+)
+_LISTING = words(", / ; - or and vs versus v to & than against -> => > < >= <=")
+_SCENES = words("with at for in using by")
+_GLUE = words(
+    "of = : is are be at to set ( ) { } [ ] from between in with using being value level equal like into for at by"
+)
+_LINKS = SEPARATORS | _GLUE | ARTICLES
+_BRIDGES = words("of = : ( { [ a an the to")
+_PLAIN = (
+    SEPARATORS
+    | MORE
+    | LESS
+    | words(
+        "is are was doe do will can should would could compare use using try choose prefer if when whether with from "
+        "between at beat than as value setting sampling relative : level one instead rather outperform exceed by better worse faster slower "
+        "matter differ change relative while which what among best baseline control reference treatment equivalent equal identical "
+        "similar comparable match"
+    )
+)
+"""What may stand before a number that bears no name of its own."""
+KNOWN_WORDS = _LINKS | _BRIDGES | _PLAIN
+_HOURS = {
+    "second": 1.0,
+    "sec": 1.0,
+    "minute": 60.0,
+    "min": 60.0,
+    "hour": 3600.0,
+    "hr": 3600.0,
+    "h": 3600.0,
+    "day": 86_400.0,
+}
+_SHORT_TIME = re.compile(r"(\d+)(h|m|min|s|d)$")
+_SHORT_UNITS = {"h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "d": 86_400.0}
+_WITHIN = words("in within under budget for spend spending")
+_SIZES = words("at least most about around roughly more less than over up to another")
+"""Between `by` and the size of a change."""
+_REPLACED = words("replace replaced replacing beaten outperformed surpassed exceeded followed")
+_POINTS = words("point percentage pp")
+_REACHED = words("reach reaching reached hit hitting attain attaining threshold exceed surpass")
+_VERBS = words(
+    "give beat need doe learn get help hurt yield take lead make reach train work win improve increase raise reduce lower "
+    "perform score end matter result outperform cost use require this"
+)
+"""What may follow a level and ends in s."""
+
+
+def place(found: Sequence[Token], named: Sequence[Mention]) -> Placed:
+    """Levels by number, by choice and by switch (`with and without`), seeds, and a time budget."""
+    return _Placing(found, named).run()
+
+
+class _Placing:
+    """One topic's numbers, on their way to factors."""
+
+    def __init__(self, found: Sequence[Token], named: Sequence[Mention]) -> None:
+        self.found = found
+        self.factors = [m for m in named if isinstance(m.what, Factor) and m.choice is None]
+        self.owner = {i: m for m in named for i in range(m.start, m.end)}
+        self.placed = Placed()
+        self.levels: dict[int, Factor] = {}
+        self._lenient = False
+        """Whether a number is tied to a factor that cannot take it: the plan is then refused with that factor's range."""
+        self.named = named
+        inside = set(self.owner)
+        self.numbers = [i for i, t in enumerate(found) if t.kind == "number" and i not in inside]
+        self.spelled = [
+            i
+            for i, t in enumerate(found)
+            if t.kind == "word" and t.value is not None and i not in inside and not self._is_word_only(i)
+        ]
+
+    def run(self) -> Placed:
+        self._settle_seeds_and_time()
+        self._settle_sizes()
+        for i in self.numbers + self.spelled:
+            tied = self._key(i - 1) in ("of", "=") and self._factor_at(i - 2) is not None
+            factor = self._before(i) if tied else self._behind(i) or self._before(i)
+            if factor is not None:
+                self.levels[i] = factor
+        self._settle_lists()
+        self._settle_leftovers()
+        for i, factor in self.levels.items():
+            self.placed.levels.append(Level(i, factor, as_level(factor, self.found[i].value)))
+        for mention in self.named:
+            if isinstance(mention.what, Factor) and mention.choice is not None:
+                self.placed.levels.append(Level(mention.start, mention.what, mention.choice))
+        for factor in {m.what.name: m.what for m in self.factors if isinstance(m.what, Factor)}.values():
+            self._settle_switches(factor)
+            self._settle_default(factor)
+        return self.placed
+
+    def _settle_seeds_and_time(self) -> None:
+        for i in [*self.numbers, *self.spelled]:
+            value, following = self.found[i].value or 0.0, self._key(i + 1)
+            if following == "random" and self._key(i + 2) == "seed":
+                following = "seed"
+            limits = any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
+            behind = self._key(i - 2) if self._key(i - 1) in ("=", ":") else self._key(i - 1)
+            if following == "seed" or (behind == "seed" and i in self.numbers):
+                self.placed.seeds = int(value)
+            elif following in _HOURS and limits and i + 1 not in self.owner:
+                self.placed.budget_s = value * _HOURS[following]
+            else:
+                continue
+            (self.numbers if i in self.numbers else self.spelled).remove(i)
+        for i, token in enumerate(self.found):
+            short = _SHORT_TIME.match(token.text)
+            if short and any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3)):
+                self.placed.budget_s = float(short.group(1)) * _SHORT_UNITS[short.group(2)]
+
+    def _is_word_only(self, i: int) -> bool:
+        """`a group size of 16 beats one of 4`, `does it double the reward`: number words that count nothing."""
+        if self.found[i].key in SCALES:
+            return self._factor_at(i + 1) is None
+        return self.found[i].key == "one" and self._key(i + 1) in ("of", "with", "at", "?", "that", "where")
+
+    def _settle_sizes(self) -> None:
+        """Numbers that are no levels: thresholds, sizes of effects, changes of a factor."""
+        for i in list(self.numbers):
+            if self._is_threshold(i):
+                self.placed.threshold = self.found[i].value
+            elif (factor := self._shifted(i)) is not None:
+                self.placed.shifts.append((self.found[i], factor))
+            elif self._is_effect(i):
+                self.placed.effects.append(self.found[i])
+            elif self._counts_unknown(i):
+                self.placed.unplaced.append(self.found[i])
+            else:
+                continue
+            self.numbers.remove(i)
+
+    def _is_threshold(self, i: int) -> bool:
+        j = self._back(i, _BRIDGES - {":"})
+        metric = isinstance(mention.what, Metric) if (mention := self.owner.get(j)) else self._key(j) in _REACHED
+        return metric and any(self._key(k) in _REACHED for k in range(max(0, i - 7), i))
+
+    def _shifted(self, i: int) -> Factor | None:
+        """The factor that is moved `by` this number."""
+        j = self._back(i, _SIZES)
+        if self._key(j) != "by" or self._key(i + 1) in _POINTS:
+            return None
+        named = [k for k in range(max(0, j - 6), j) if k in self.owner]
+        mention = self._factor_at(named[-1]) if named else None
+        if mention is None or any(self._key(k) in _REPLACED for k in range(j)):
+            return None
+        moved = {self._key(k) for k in range(max(0, mention.start - 3), j)} & (MORE | LESS | {"change", "changing"})
+        return _factor(mention) if moved else None
+
+    def _is_effect(self, i: int) -> bool:
+        if self._key(i + 1) in _POINTS:
+            return True
+        j = self._back(i, _SIZES)
+        return (
+            self._key(j) == "by" and not any(self._key(k) in _REPLACED for k in range(j)) and self._shifted(i) is None
+        )
+
+    def _counts_unknown(self, i: int) -> bool:
+        """`2 layers`, `32 heads`: the level of something that is no factor here."""
+        following = self.found[i + 1] if i + 1 < len(self.found) else None
+        if following is None or following.kind != "word" or i + 1 in self.owner or following.key in _VERBS | _PLAIN:
+            return False
+        plural = following.key != following.text.removesuffix("'s") and following.key not in ("time", "fold", *_HOURS)
+        return plural and following.key != "seed" and self._factor_at(self._back(i, _BRIDGES)) is None
+
+    def _back(self, i: int, over: frozenset[str]) -> int:
+        """The token before `i` that is none of `over`."""
+        j = i - 1
+        while j >= 0 and j not in self.owner and self._key(j) in over:
+            j -= 1
+        return j
+
+    def _key(self, i: int) -> str:
+        return self.found[i].key if 0 <= i < len(self.found) else ""
+
+    def _behind(self, i: int) -> Factor | None:
+        """`16 steps`, `two-digit`; not `4e-5 group size 8`, where the name has a number of its own."""
+        mention = self._factor_at(i + 1)
+        if mention is None:
+            return None
+        scale = self.found[i].key in SCALES and mention.end - mention.start > 1
+        own_number = self.found[mention.end].kind == "number" if mention.end < len(self.found) else False
+        if scale or (self._key(mention.end) in ("of", "=", ":") and self._number_at(mention.end + 1)):
+            return None
+        return None if own_number and self._before(i) else _factor(mention)
+
+    def _before(self, i: int) -> Factor | None:
+        """The factor that a chain of small words and other numbers leads back to, over more than bridges if it can take it."""
+        bridged = True
+        for j in range(i - 1, -1, -1):
+            mention = self.owner.get(j)
+            if mention is not None:
+                fits = mention in self.factors and (bridged or self._may_take(_factor(mention), i))
+                return _factor(mention) if fits else None
+            token = self.found[j]
+            bridged = bridged and token.key in _BRIDGES
+            if token.value is None and token.key not in _LINKS:
+                return None
+            if token.key in _SCENES and j > 0 and self.found[j - 1].kind == "number":
+                return None  # `temperature 0.7 with 8 ...`: something else begins
+        return None
+
+    def _settle_lists(self) -> None:
+        """`than with 1e-5` follows the number before it; `8 or 16 rollouts` the one behind it."""
+        for i in sorted({*self.numbers, *self.spelled} - set(self.levels), reverse=True):
+            later = next((j for j in sorted(self.levels) if j > i), None)
+            if later is not None and all(self._key(j) in _LISTING for j in range(i + 1, later)):
+                self.levels[i] = self.levels[later]
+        for i in sorted({*self.numbers, *self.spelled} - set(self.levels)):
+            earlier = self._begun(i)
+            if earlier is None:
+                continue
+            listed = all(self._key(j) in SEPARATORS for j in range(earlier + 1, i))
+            if listed or (i in self.numbers and self._unnamed(i, self.levels[earlier])):
+                self.levels[i] = self.levels[earlier]
+
+    def _begun(self, i: int) -> int | None:
+        """The level before `i` whose list it may go on with: over `one-digit` and the like, which cannot take the number."""
+        before = [j for j in sorted(self.levels, reverse=True) if j < i]
+        for j in before:
+            factor = self.levels[j]
+            listed = all(self._key(k) in SEPARATORS for k in range(j + 1, i))
+            if not listed and not self._may_take(factor, i):
+                continue
+            between = [m.what for k in range(j, i) if (m := self._factor_at(k)) is not None]
+            passed = [self.levels[k] for k in before if k > j]
+            return j if all(other == factor or other in passed for other in between) else None
+        return None
+
+    def _settle_leftovers(self) -> None:
+        """`Is 4e-5 a better learning rate`: the next factor that can take it, else the last one without a level."""
+        for i in self.numbers:
+            if i in self.levels:
+                continue
+            later = [m for m in self.factors if m.start > i][:1]
+            earlier = [m for m in self.factors if m.start < i and _factor(m) not in self.levels.values()][-1:]
+            fitting = [
+                _factor(m) for m in later + earlier if self._unnamed(i, _factor(m)) and self._fits(_factor(m), i)
+            ]
+            if fitting:
+                self.levels[i] = fitting[0]
+                self._settle_lists()
+            elif (wrong := self._out_of_range(i)) is not None:
+                self.levels[i] = wrong
+            else:
+                self.placed.unplaced.append(self.found[i])
+
+    def _out_of_range(self, i: int) -> Factor | None:
+        """The factor that the number would be a level of, if it could take it."""
+        self._lenient = True
+        earlier = self._begun(i)
+        factor = self._before(i) or (self.levels[earlier] if earlier is not None else None)
+        self._lenient = False
+        return factor if factor is None or self._unnamed(i, factor) else None
+
+    def _unnamed(self, i: int, factor: Factor) -> bool:
+        """Whether no other name stands before the number: `dropout of 0.1` is no level of anything known."""
+        if self._key(i - 1) == ":":
+            return True
+        own = {key for name in (factor.name, *factor.aliases) for key in phrase(name)}
+        j = i - 1
+        while self._key(j) in _BRIDGES:
+            j -= 1
+        return j < 0 or self._key(j) in _PLAIN | own or self.found[j].value is not None
+
+    def _may_take(self, factor: Factor, i: int) -> bool:
+        """Whether the number can be a level of it; of the factors that could be meant, nobody else may want it."""
+        return self._fits(factor, i) or self._lenient
+
+    def _fits(self, factor: Factor, i: int) -> bool:
+        number = factor.type in ("int", "float")
+        return number and level_problem(factor, as_level(factor, self.found[i].value)) is None
+
+    def _settle_switches(self, factor: Factor) -> None:
+        """`with and without KL`, `KL on or off`: levels of a factor that can be switched off."""
+        off = off_level(factor)
+        if off is None:
+            return
+        switches = [(i, on) for i, on in self._switches(factor) if i not in self.levels]
+        numbered = [level for level in self.placed.of(factor) if level.value != off]
+        if len({on for _, on in switches}) < 2 and not (numbered and any(not on for _, on in switches)):
+            return
+        for i, on in switches:
+            if not on or not numbered:
+                self.placed.levels.append(Level(i, factor, on_level(factor) if on else off))
+
+    def _switches(self, factor: Factor) -> list[tuple[int, bool]]:
+        """Tokens that switch `factor`, and whether on."""
+        result = []
+        for i, token in enumerate(self.found):
+            if i in self.owner or token.kind != "word":
+                continue
+            toward = self._toward(i)
+            if token.key in SWITCHED_OFF | {"with", "using", "adding"} and toward in (factor.name, None):
+                result.append((i, token.key not in SWITCHED_OFF))
+            elif token.key in ("on", "off") and self._about(i) == factor.name:
+                result.append((i, token.key == "on"))
+            elif token.key in ("true", "false") and self._about(i) == factor.name:
+                result.append((i, token.key == "true"))
+        if any(not on for _, on in result):
+            return result
+        return []
+
+    def _toward(self, i: int) -> str | None:
+        """What a preposition stands before: a factor's name, None for nothing more (`than without`), else other."""
+        for j in range(i + 1, min(i + 6, len(self.found))):
+            mention = self.owner.get(j)
+            if mention is not None:
+                return mention.what.name
+            key = self.found[j].key
+            if key in ("?", ".", "it", "that", "one") or j == len(self.found) - 1:
+                return None
+            if key not in ARTICLES | {"and", "or", "with", "without", "vs", "versus", "than", "/"}:
+                return "other"
+        return None if i == len(self.found) - 1 else "other"
+
+    def _about(self, i: int) -> str | None:
+        for j in range(i - 1, -1, -1):
+            if (mention := self.owner.get(j)) is not None:
+                return mention.what.name
+            if self.found[j].key not in {
+                "on",
+                "off",
+                "or",
+                "and",
+                "vs",
+                "versus",
+                "turned",
+                "switched",
+                "set",
+                "than",
+                "/",
+            }:
+                return None
+        return None
+
+    def _settle_default(self, factor: Factor) -> None:
+        """`than the default`: a level like any other."""
+        if any(level.value == factor.default for level in self.placed.of(factor)):
+            return
+        for i, token in enumerate(self.found):
+            if token.key in ("default", "usual", "standard") and i not in self.owner and self.placed.of(factor):
+                mention = self._factor_at(i + 1)
+                if mention is None or mention.what == factor:
+                    self.placed.levels.append(Level(i, factor, factor.default))
+                    return
+
+    def _factor_at(self, i: int) -> Mention | None:
+        mention = self.owner.get(i)
+        return mention if mention in self.factors else None
+
+    def _number_at(self, i: int) -> bool:
+        return i < len(self.found) and self.found[i].kind == "number"
+
+
+def _factor(mention: Mention) -> Factor:
+    if not isinstance(mention.what, Factor):
+        raise TypeError(f"{mention.what.name} is no factor")
+    return mention.what
