@@ -31,6 +31,9 @@ _DENIALS = words("no not never cannot hardly")
 _EQUAL = words("same equal equally equivalent identical alike match")
 CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
 """`difference between A and B` names two levels; `between A and B` alone may mean a range."""
+_OPEN = words("which what find choose pick select tune optimise optimize")
+_SUPERLATIVES = words("best fastest quickest easiest highest greatest largest")
+"""`which rate learns fastest?` claims nothing of any of them, `is 3 the best of 1, 2 and 3?` nothing of 1 against 2."""
 _TO_SCALES = words("that which by a factor of as many much long high large")
 """Between a factor's name and what it is multiplied by, or the other way round."""
 
@@ -89,8 +92,12 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
             taken |= {i for i in range(mention.start, mention.end) if found[i].key in _NOUNS}
     if any(token.key == "neither" for token in found):
         return Stated(None)
+    if (at_least := _at_least(found, metric.direction)) is not None:
+        return at_least
+    open_question = bool(_OPEN & {token.key for token in found}) or len(opposition_at) > 2
     for i in range(len(found)):
-        said = None if i in taken else _direction_at(found, i, metric.direction)
+        superlative = open_question and found[i].key in _SUPERLATIVES
+        said = None if i in taken or superlative else _direction_at(found, i, metric.direction)
         if said is not None:
             return _denied(found, i, said, metric.direction)
     if _says_equal(found):
@@ -98,6 +105,18 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
             None, "The topic claims that nothing differs: equivalent bears it out, supported and refuted deny it."
         )
     return Stated(None)
+
+
+def _at_least(found: Sequence[Token], better: Direction) -> Stated | None:
+    """`at least as high as`."""
+    keys = [token.key for token in found]
+    for i in range(len(keys) - 3):
+        if keys[i : i + 3] == ["at", "least", "as"]:
+            said = "increase" if keys[i + 3] in MORE else "decrease" if keys[i + 3] in LESS else better
+            return Stated(
+                said, "'At least as' is tested as more: supported and equivalent both bear it out, refuted does not."
+            )
+    return None
 
 
 def _says_equal(found: Sequence[Token]) -> bool:
@@ -207,8 +226,9 @@ def _quality_follows(found: Sequence[Token], i: int) -> bool:
 
 
 def _is_quality_object(found: Sequence[Token], i: int) -> bool:
-    """`speed` as a thing ("higher learning speed", "effect on speed") claims nothing by itself."""
-    return found[i].key in ("speed", "good", "well") and _key(found, i + 1) not in ("up", "upward")
+    """`speed` as a thing ("higher learning speed", "effect on speed") claims nothing by itself; "speeds learning up" does."""
+    moves = {_key(found, j) for j in range(i + 1, i + 4)} & {"up", "upward"}
+    return found[i].key in ("speed", "good", "well") and not moves
 
 
 def _marked_baseline(found: Sequence[Token], levels: Sequence[Level]) -> Level | None:

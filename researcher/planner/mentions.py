@@ -45,7 +45,7 @@ def mentions(
     while at < len(found):
         for length in range(min(longest, len(found) - at), 0, -1):
             keys = tuple(token.key for token in found[at : at + length])
-            if keys in dictionary and not _voided(found, at + length, dictionary):
+            if keys in dictionary and not _is_unit(found, at) and not _voided(found, at + length, dictionary):
                 what, choice = dictionary[keys]
                 weak = isinstance(what, Metric) and all(key in COMPARING for key in keys)
                 result.append(Mention(at, at + length, what, choice, weak))
@@ -65,6 +65,11 @@ def mentions(
     ]
 
 
+def _is_unit(found: Sequence[Token], at: int) -> bool:
+    """`16 generations per prompt` counts generations, and speaks of no number of prompts."""
+    return at > 0 and found[at - 1].key == "per"
+
+
 def is_given(factor: Factor) -> bool:
     """Whether one level of it says what is worked on, and not what is asked: a family of tasks, a file."""
     return factor.proper or factor.type in ("text", "data")
@@ -76,6 +81,7 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
     A metric's name in another form (`accurate`) is no misspelling; `inflected` finds those.
     """
     taken = {i for mention in named for i in range(mention.start, mention.end)}
+    taken |= {i for i in range(len(found)) if _is_unit(found, i)}
     mentioned = {mention.what.name for mention in named}
     has_metric = any(isinstance(mention.what, Metric) for mention in named)
     result: list[tuple[float, str, str]] = []

@@ -68,6 +68,10 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("With a learning rate of 4e-5, is 16 a better group size than 8?", "group_size", [16], [8], ACC, UP),
     ("At 0.7 temperature, is 4e-5 or 1e-5 the better learning rate?", "learning_rate", [4e-5], [1e-5], ACC, UP),
     ("With 8 rollouts per prompt, is 1e-4 too high a learning rate compared with 4e-5?", "learning_rate", [1e-4], [4e-5], AUC, UP),
+    ("Does GRPO train better with 16 generations per prompt than with 4 when the learning rate is 2e-5?", "group_size", [16], [4], ACC, UP),
+    ("Does a lower KL coefficient (0.001 instead of 0.05) speed learning up?", "kl", [0.001], [0.05], AUC, UP),
+    ("Is the final reward at temperature 0.5 at least as high as at 1.0?", "temperature", [0.5], [1.0], REWARD, UP),
+    ("Is the wall time at 8 max tokens at least as low as at 32?", "max_tokens", [8], [32], "wall_s", DOWN),
     ("Is a learning rate of 4e-5 equivalent to 4e-5?", "learning_rate", [4e-5], [4e-5], AUC, UP),
     ("Compare lr in [1e-5, 2e-5, 4e-5] on the area under the reward curve", "learning_rate", [1e-5, 2e-5], [4e-5], AUC, UP),
     ("Which tasks per step in {4, 8, 16} gives the highest accuracy?", "tasks_per_step", [4, 16], [8], ACC, UP),
@@ -284,3 +288,17 @@ def test_an_algorithm_is_also_a_setting() -> None:
     reading = read("Does RLOO with a learning rate of 1e-5 beat 4e-5?", ARITHMETIC.instrument)
     assert reading.factor.name == "learning_rate"
     assert {factor.name: level for factor, level in reading.settings} == {"algorithm": "rloo"}
+
+
+@pytest.mark.parametrize(
+    ("topic", "assumed"),
+    [
+        ("Which learning rate learns fastest: 1e-6, 1e-5 or 1e-4?", True),
+        ("Find the best learning rate between 1e-5 and 1e-3", True),
+        ("Is 4e-5 the best learning rate among 1e-5, 2e-5 and 4e-5?", True),
+        ("Is 1e-5 the best learning rate, or 4e-5?", False),
+        ("Does a learning rate of 4e-5 learn fastest, compared with 1e-5?", False),
+    ],
+)
+def test_a_superlative_claims_something_of_one_of_two_levels_alone(topic: str, assumed: bool) -> None:
+    assert read(topic, ARITHMETIC.instrument).direction_assumed is assumed
