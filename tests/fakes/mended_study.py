@@ -63,7 +63,9 @@ class MendedStudy:
         shutil.copytree(FOLDER, self.folder, ignore=shutil.ignore_patterns("__pycache__"))
         (self.folder / "workflow.py").write_text(workflow)
         self.store = Store.open(f"sqlite:///{home}/r.db")
-        self.plan: Plan = repeat_plan(instrument_code=self.instrument.code)
+        # A group that the client of before began is not filled by the next: do not wait for it.
+        impatient = {"batch": {"group_patience_s": 2.0}}
+        self.plan: Plan = repeat_plan(instrument_code=self.instrument.code, run=impatient)
         self.study = self.store.create_study("a topic", {})
         self.store.save_plan(self.study, self.plan)
         self.llm = llm

@@ -28,5 +28,4 @@ def repeat_setup(studies: Path, folder: Path = FOLDER) -> Setup:
 def repeat_plan(**changes: Any) -> Plan:
     """Two arms, four steps, a handful of held-out words."""
     metrics: tuple[Metric, ...] = repeat_instrument().metrics
-    run = {"batch": {"group_patience_s": 2.0}}
-    return example_plan(**{"metrics": metrics, "run": run, "steps": 4, "heldout_tasks": 8, **changes})
+    return example_plan(**{"metrics": metrics, "steps": 4, "heldout_tasks": 8, **changes})
