@@ -169,7 +169,7 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
     """Set levels against each other.
 
     What follows `than`, `beat`, `instead of` is the baseline; `from A to B` makes A the baseline; of two levels without such
-    a word the second is the baseline; of more the default is, else the first.
+    a word the second is the baseline, but for `does A do, or is B better`; of more the default is, else the first.
     """
     first, last = levels[0].at, levels[-1].at
     marked = _marked_baseline(found, levels)
@@ -186,7 +186,8 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
     if ahead & _AHEAD and _comma_between(found, levels):
         return Opposition(tuple(levels[1:]), (levels[0],))
     if len(levels) == 2:
-        return Opposition((levels[0],), (levels[1],))
+        asked_last = _key(found, last - 1) in _COPULAS and _key(found, last + 1) in BETTER | WORSE | MORE | LESS
+        return Opposition((levels[asked_last],), (levels[not asked_last],))
     baseline = next((level for level in levels if level.value == default), levels[0])
     return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
 
