@@ -20,6 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 LIMIT_S = 120.0
 _LOOK_EVERY_S = 0.05
+_CLICKS = 5
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",  # the tests may run as root, and see only pages of their own
@@ -112,13 +113,26 @@ class Tab:
         return str(self.run("document.body.innerText"))
 
     def click(self, selector: str) -> None:
-        """With the mouse, where the element is."""
-        box = self.run(
-            f"(() => {{ const found = document.querySelector({json.dumps(selector)}); found.scrollIntoView({{block: 'center'}});"
-            " const box = found.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
-        )
-        for kind in ("mousePressed", "mouseReleased"):
-            self._send("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+        """With the mouse, where the element is; again where the page moved it away meanwhile.
+
+        Raises: PageError when it could not be hit.
+        """
+        wanted = json.dumps(selector)
+        for _ in range(_CLICKS):
+            box = self.run(
+                f"(() => {{ const found = document.querySelector({wanted}); found.scrollIntoView({{block: 'center'}});"
+                f" window.hit = false; const note = (event) => {{ window.hit ||= event.target.closest({wanted}) !== null; }};"
+                " document.addEventListener('click', note, {capture: true, once: true});"
+                " const box = found.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+            )
+            for kind in ("mousePressed", "mouseReleased"):
+                self._send("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+            try:
+                if self.run("window.hit") is not False:  # hit, or another page by now
+                    return
+            except PageError:
+                return  # it is being left
+        raise PageError(f"{selector} was missed {_CLICKS} times; the page shows: {self.text()}")
 
     def type(self, selector: str, text: str) -> None:
         """In place of what stands there."""

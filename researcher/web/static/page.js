@@ -2,11 +2,13 @@
 "use strict";
 
 const LIMIT_MS = 20000;
+const PRESS_MS = 2000;
 const news = document.getElementById("news");
 const shown = new Map(parts(document).map((part) => [part.id, part.outerHTML]));
 let tag = null;
 let timer = null;
 let seen = new Date();
+let pressed = false;
 
 function parts(page) {
   return [...page.querySelectorAll("[data-live]")];
@@ -25,6 +27,7 @@ async function look() {
   if (answer.status !== 304) {
     if (!answer.ok) throw new Error(`the answer is ${answer.status}`);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    await released();
     tag = answer.headers.get("etag");
     document.title = page.title;
     document.body.dataset.everyS = page.body.dataset.everyS;
@@ -54,6 +57,17 @@ function put(fresh) {
   fresh.querySelectorAll(".scroll").forEach((box, number) => (box.scrollLeft = scrolled[number] ?? 0));
 }
 
+// What lies under a button that is held down stays there until it is let go: else the click would be lost.
+function released() {
+  if (!pressed) return Promise.resolve();
+  return new Promise((done) => {
+    for (const name of ["pointerup", "pointercancel"]) {
+      document.addEventListener(name, () => setTimeout(done), { once: true });
+    }
+    setTimeout(done, PRESS_MS); // it may be let go outside the window
+  });
+}
+
 function say(text, kind) {
   if (news.textContent !== text) news.textContent = text;
   news.className = kind;
@@ -68,6 +82,11 @@ async function follow() {
     say(`no connection to the page's server; this is how it was at ${seen.toLocaleTimeString()}`, "lost");
   }
   timer = setTimeout(follow, 1000 * Number(document.body.dataset.everyS));
+}
+
+document.addEventListener("pointerdown", () => (pressed = true));
+for (const name of ["pointerup", "pointercancel"]) {
+  document.addEventListener(name, () => (pressed = false));
 }
 
 // A second click on the same button is no second answer.
