@@ -131,7 +131,7 @@ class Conduct:
     ) -> None:
         """Raises: Halted when some of them were left."""
         for trial in self._store.trials(study_id):
-            picture.trials[trial.key] = _line(trial, plan.steps)
+            picture.trials[trial.key] = _line(trial, plan.steps_of(trial.arm))
         arms = dict.fromkeys(trial.arm for trial in trials)
         picture.phase = f"stage {stage.id}: {len(trials) // len(arms)} seeds of {', '.join(arms)}"
         picture.next, picture.left_s = _next_of(plan, stage), None

@@ -250,6 +250,14 @@ class Plan(StrictModel):
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
 
+    def steps_of(self, arm: str) -> int:
+        """Optimiser steps of an arm's trials."""
+        levels = self.arm(arm).levels
+        own = [
+            levels[factor.name] for factor in self.factors if factor.target == "study.steps" and factor.name in levels
+        ]
+        return int(own[0]) if own else self.steps
+
     def metric(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)
 
