@@ -30,7 +30,7 @@ def is_asked(found: Sequence[Token]) -> bool:
     return bool(_ASKING & set(said)) or ("trade", "off") in pairs or {("sweet", "spot"), ("spot", "between")} <= pairs
 
 
-def cost_of(instrument: Instrument, named: Sequence[Mention]) -> Metric:
+def _cost(instrument: Instrument, named: Sequence[Mention]) -> Metric:
     """What is balanced against the gain: of the metrics that say what a level costs the one that is named, else the first.
 
     Raises: PlanningRefused where the instrument has none.
@@ -49,10 +49,10 @@ def gains(named: Sequence[Mention]) -> list[Mention]:
     return [each for each in named if not (isinstance(each.what, Metric) and each.what.kind in _COSTS)]
 
 
-def balanced(reading: Reading, cost: Metric) -> Reading:
+def balanced(reading: Reading, instrument: Instrument, named: Sequence[Mention] = ()) -> Reading:
     """The same question with its levels in order, each set against the next smaller one.
 
-    Raises: PlanningRefused for levels that are no numbers, or too many to be told apart.
+    Raises: PlanningRefused for levels that are no numbers, or too many to be told apart; and where nothing says the cost.
     """
     factor, metric = reading.factor, reading.metric
     numbers = sorted({float(level) for level in reading.levels if not isinstance(level, str | bool)})
@@ -67,7 +67,7 @@ def balanced(reading: Reading, cost: Metric) -> Reading:
         )
     note = (
         f"The best balance is the smallest {factor.name} that no larger one exceeds on {metric.name} by its margin: a larger "
-        f"one is taken to cost more. {cost.name} is reported beside it."
+        f"one is taken to cost more. {_cost(instrument, named).name} is reported beside it."
     )
     return reading.model_copy(
         update={

@@ -247,7 +247,7 @@ def _task(instrument: Instrument, settings: dict[str, Any]) -> dict[str, Scalar]
 def _trial_s(plan: Plan, arm: Arm, instrument: Instrument) -> float:
     """Expected seconds of one trial of this arm."""
     levels = {factor.target: arm.levels[factor.name] for factor in plan.factors}
-    steps = float(levels.get("study.steps", plan.steps)) / instrument.defaults.steps
+    steps = plan.steps_of(arm.name) / instrument.defaults.steps
     usual, own = _episodes(instrument.defaults.run, {}), _episodes(plan.run, levels)
     return instrument.defaults.trial_s * steps * own / usual
 

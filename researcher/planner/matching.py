@@ -89,7 +89,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     if not balanced:
         opposition = _oriented(found, factor, factors, opposition, notes)
     reading = _reading(instrument, found, named, factor, opposition, metric, placed, notes)
-    return balance.balanced(reading, balance.cost_of(instrument, named)) if balanced else reading
+    return balance.balanced(reading, instrument, named) if balanced else reading
 
 
 def _may_vary(factor: Factor, found: Sequence[Token], placed: Placed) -> bool:

@@ -77,8 +77,6 @@ class _Placing:
         self.owner = {i: m for m in named for i in range(m.start, m.end)}
         self.placed = Placed()
         self.levels: dict[int, Factor] = {}
-        self._lenient = False
-        """Whether a number is tied to a factor that cannot take it: the plan is then refused with that factor's range."""
         self.named = named
         inside = set(self.owner)
         self.numbers = [i for i, t in enumerate(found) if t.kind == "number" and i not in inside]
@@ -202,13 +200,13 @@ class _Placing:
             return None
         return None if own_number and self._before(i) else _factor(mention)
 
-    def _before(self, i: int) -> Factor | None:
+    def _before(self, i: int, *, fitting: bool = True) -> Factor | None:
         """The factor that a chain of small words and other numbers leads back to, over more than bridges if it can take it."""
         bridged = True
         for j in range(i - 1, -1, -1):
             mention = self.owner.get(j)
             if mention is not None:
-                fits = mention in self.factors and (bridged or self._may_take(_factor(mention), i))
+                fits = mention in self.factors and (bridged or not fitting or self._fits(_factor(mention), i))
                 return _factor(mention) if fits else None
             token = self.found[j]
             bridged = bridged and token.key in _BRIDGES
@@ -232,13 +230,13 @@ class _Placing:
             if listed or (i in self.numbers and self._unnamed(i, self.levels[earlier])):
                 self.levels[i] = self.levels[earlier]
 
-    def _begun(self, i: int) -> int | None:
+    def _begun(self, i: int, *, fitting: bool = True) -> int | None:
         """The level before `i` whose list it may go on with: over `one-digit` and the like, which cannot take the number."""
         before = [j for j in sorted(self.levels, reverse=True) if j < i]
         for j in before:
             factor = self.levels[j]
             listed = all(self._key(k) in SEPARATORS for k in range(j + 1, i))
-            if not listed and not self._may_take(factor, i):
+            if fitting and not listed and not self._fits(factor, i):
                 continue
             between = [m.what for k in range(j, i) if (m := self._factor_at(k)) is not None]
             passed = [self.levels[k] for k in before if k > j]
@@ -264,11 +262,9 @@ class _Placing:
                 self.placed.unplaced.append(self.found[i])
 
     def _out_of_range(self, i: int) -> Factor | None:
-        """The factor that the number would be a level of, if it could take it."""
-        self._lenient = True
-        earlier = self._begun(i)
-        factor = self._before(i) or (self.levels[earlier] if earlier is not None else None)
-        self._lenient = False
+        """The factor that the number would be a level of, if it could take it: the plan is refused with its range."""
+        earlier = self._begun(i, fitting=False)
+        factor = self._before(i, fitting=False) or (self.levels[earlier] if earlier is not None else None)
         return factor if factor is None or self._unnamed(i, factor) else None
 
     def _unnamed(self, i: int, factor: Factor) -> bool:
@@ -280,10 +276,6 @@ class _Placing:
         while self._key(j) in _BRIDGES:
             j -= 1
         return j < 0 or self._key(j) in _PLAIN | own or self.found[j].value is not None
-
-    def _may_take(self, factor: Factor, i: int) -> bool:
-        """Whether the number can be a level of it; of the factors that could be meant, nobody else may want it."""
-        return self._fits(factor, i) or self._lenient
 
     def _fits(self, factor: Factor, i: int) -> bool:
         number = factor.type in ("int", "float")

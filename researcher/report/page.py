@@ -187,8 +187,8 @@ def _order(records: Records) -> str | None:
     if not asked or _outcome(records) != "decided":
         return None
     last = records.path[-1]
-    held = [branch.reason for branch in asked if (branch.stage, branch.reason) == (last.after, last.reason)]
-    return held[0] if held else "no order of the arms can be told from these trials"
+    held = any((branch.stage, branch.reason) == (last.after, last.reason) for branch in asked)
+    return last.reason if held else "no order of the arms can be told from these trials"
 
 
 def _metrics(plan: Plan) -> list[Metric]:

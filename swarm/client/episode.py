@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -179,7 +179,7 @@ class Episode:
     async def _claimed(self) -> None:
         """Have the grant. When nobody waits for it any more, one on its way is given back, not left to run out."""
         try:
-            await self._to_its_answer(asyncio.create_task(self._granted()))
+            await self._to_its_answer(self._granted())
         except asyncio.CancelledError:
             if self._grant is not None:
                 self._abort_reason = "the client stopped before it began"
@@ -189,16 +189,17 @@ class Episode:
     async def _granted(self) -> None:
         self._grant = await self.desk.claim(self.claim)
 
-    async def _to_its_answer(self, request: asyncio.Task[Answer]) -> Answer:
-        """The answer of a request on its way. One that is cancelled meanwhile has GIVE_BACK_S to arrive all the same."""
+    async def _to_its_answer(self, request: Coroutine[Any, Any, Answer]) -> Answer:
+        """Its answer. When nobody waits for it any more, one that is on its way has GIVE_BACK_S to arrive all the same."""
+        sent = asyncio.create_task(request)
         try:
-            return await asyncio.shield(request)
+            return await asyncio.shield(sent)
         except asyncio.CancelledError:
             enough = asyncio.ensure_future(self._clock.sleep(GIVE_BACK_S))
-            await asyncio.wait((request, enough), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sent, enough), return_when=asyncio.FIRST_COMPLETED)
             enough.cancel()
-            if not request.cancel() and not request.cancelled():
-                request.exception()  # seen: nobody is there to be told
+            if not sent.cancel() and not sent.cancelled():
+                sent.exception()  # seen: nobody is there to be told
             raise
 
     async def __aexit__(
@@ -227,7 +228,7 @@ class Episode:
         if self.in_team:
             raise RuntimeError(f"episode {self.id} ends with its team: leave the team's block, do not await its end")
         if self.receipt is None:
-            self.receipt = await self._to_its_answer(asyncio.create_task(self._handed_in(self._result)))
+            return await self._to_its_answer(self._handed_in(self._result))
         return self.receipt
 
     async def _handed_in(self, result: EpisodeResult) -> EpisodeReceipt:
@@ -237,14 +238,11 @@ class Episode:
     async def _abort_quietly(self) -> None:
         """An abort that cannot be delivered must not hide why it was sent; the lease runs out by itself."""
         try:
-            await self._to_its_answer(asyncio.create_task(self._given_back()))
+            await self._to_its_answer(self.desk.abort(self.id, self.grant.lease, self._abort_reason or ""))
         except (LeaseLost, NotFound):
             self.lost.set()
         except SwarmError as error:
             log.warning("could not abort episode %s: %s", self.id, error)
-
-    async def _given_back(self) -> None:
-        await self.desk.abort(self.id, self.grant.lease, self._abort_reason or "")
 
     async def _renew_while_alive(self) -> None:
         pause_s = self.claim.idle_limit_s / RENEWALS_PER_IDLE_LIMIT

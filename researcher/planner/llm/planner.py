@@ -143,7 +143,7 @@ def _balanced(topic: str, instrument: Instrument, reading: Reading) -> Reading:
     """A balance is a rule of code's: the LLM chooses its levels and its metric."""
     if reading.crossed or not balance.is_asked(tokens(topic)):
         return reading
-    return balance.balanced(reading, balance.cost_of(instrument, ()))
+    return balance.balanced(reading, instrument)
 
 
 def _check_written(topic: str, instrument: Instrument, reading: Reading) -> None:

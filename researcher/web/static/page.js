@@ -8,7 +8,7 @@ const shown = new Map(parts(document).map((part) => [part.id, part.outerHTML]));
 let tag = null;
 let timer = null;
 let seen = new Date();
-let pressed = false;
+let held = Promise.resolve();
 
 function parts(page) {
   return [...page.querySelectorAll("[data-live]")];
@@ -27,7 +27,7 @@ async function look() {
   if (answer.status !== 304) {
     if (!answer.ok) throw new Error(`the answer is ${answer.status}`);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    await released();
+    await held;
     tag = answer.headers.get("etag");
     document.title = page.title;
     document.body.dataset.everyS = page.body.dataset.everyS;
@@ -57,17 +57,6 @@ function put(fresh) {
   fresh.querySelectorAll(".scroll").forEach((box, number) => (box.scrollLeft = scrolled[number] ?? 0));
 }
 
-// What lies under a button that is held down stays there until it is let go: else the click would be lost.
-function released() {
-  if (!pressed) return Promise.resolve();
-  return new Promise((done) => {
-    for (const name of ["pointerup", "pointercancel"]) {
-      document.addEventListener(name, () => setTimeout(done), { once: true });
-    }
-    setTimeout(done, PRESS_MS); // it may be let go outside the window
-  });
-}
-
 function say(text, kind) {
   if (news.textContent !== text) news.textContent = text;
   news.className = kind;
@@ -84,10 +73,15 @@ async function follow() {
   timer = setTimeout(follow, 1000 * Number(document.body.dataset.everyS));
 }
 
-document.addEventListener("pointerdown", () => (pressed = true));
-for (const name of ["pointerup", "pointercancel"]) {
-  document.addEventListener(name, () => (pressed = false));
-}
+// What lies under a button that is held down stays there until it is let go: else the click would be lost.
+document.addEventListener("pointerdown", () => {
+  held = new Promise((done) => {
+    for (const name of ["pointerup", "pointercancel"]) {
+      document.addEventListener(name, () => setTimeout(done), { once: true });
+    }
+    setTimeout(done, PRESS_MS); // it may be let go outside the window
+  });
+});
 
 // A second click on the same button is no second answer.
 document.addEventListener("submit", (event) => {

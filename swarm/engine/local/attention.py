@@ -193,16 +193,13 @@ class _Tiled(torch.autograd.Function):
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query_HTD.dtype
         rows = [_rows(tensor, dtype) for tensor in (query_HTD, key_GTD, value_GTD)]
         ctx.save_for_backward(*rows)
-        ctx.plan, ctx.scale, ctx.count = plan, scale, query_HTD.shape[1]  # type: ignore[attr-defined]
-        ctx.dtypes = [tensor.dtype for tensor in (query_HTD, key_GTD, value_GTD)]  # type: ignore[attr-defined]
+        ctx.plan, ctx.scale = plan, scale  # type: ignore[attr-defined]
         query_ND, key_ND, value_ND = rows
+        results = []
         with torch.autocast("cpu", enabled=False):
-            results = [
-                torch.bmm(_probabilities(part, query_ND, key_ND, scale)[0].to(dtype), _keys(value_ND, part)).flatten(
-                    0, 1
-                )
-                for part in plan.gatherings
-            ]
+            for part in plan.gatherings:
+                prob, _, _ = _probabilities(part, query_ND, key_ND, scale)
+                results.append(torch.bmm(prob.to(dtype), _keys(value_ND, part)).flatten(0, 1))
         return torch.cat(results).index_select(0, plan.place_TH.flatten()).view(*plan.place_TH.shape, -1)
 
     @staticmethod
@@ -220,23 +217,20 @@ class _Tiled(torch.autograd.Function):
                 slope = torch._softmax_backward_data(slope, prob, -1, torch.float32).mul_(scale).to(dtype)
                 by_query.append(torch.bmm(slope, key).flatten(0, 1))
                 by_key.append(torch.bmm(slope.transpose(1, 2), query).flatten(0, 1))
-        of_query, of_key, of_value = ctx.dtypes
-        count = ctx.count
-        return (
-            torch.cat(by_query)
-            .index_select(0, plan.place_TH.T.flatten())
-            .view(-1, count, query_ND.shape[1])
-            .to(of_query),
-            _summed(by_key, plan).view(-1, count, key_ND.shape[1]).to(of_key),
-            _summed(by_value, plan).view(-1, count, value_ND.shape[1]).to(of_value),
-            None,
-            None,
-        )
+        of_query = torch.cat(by_query).index_select(0, plan.place_TH.T.flatten())
+        of_key, of_value = _summed(by_key, plan), _summed(by_value, plan)
+        # Autograd brings each to the type of what it is the gradient of.
+        return _by_head(of_query, plan), _by_head(of_key, plan), _by_head(of_value, plan), None, None
 
 
 def _rows(tensor_HTD: Tensor, dtype: torch.dtype) -> Tensor:
     """[H * T, D]"""
     return tensor_HTD.to(dtype).reshape(-1, tensor_HTD.shape[-1])
+
+
+def _by_head(rows_ND: Tensor, plan: Plan) -> Tensor:
+    """[H, T, D]"""
+    return rows_ND.view(-1, len(plan.place_TH), rows_ND.shape[-1])
 
 
 def _queries(rows_ND: Tensor, part: Gathering) -> Tensor:

@@ -142,7 +142,8 @@ async def test_the_best_balance_is_the_smallest_level_that_no_larger_one_exceeds
 async def test_each_arm_may_have_steps_of_its_own() -> None:
     plan = await planned("Which number of training steps, 5, 15 or 25, gives the best balance of accuracy and time?")
     assert [plan.steps_of(arm.name) for arm in plan.arms] == [5, 15, 25]
-    assert {(await planned()).steps_of(arm.name) for arm in (await planned()).arms} == {(await planned()).steps}
+    alike = await planned()
+    assert {alike.steps_of(arm.name) for arm in alike.arms} == {alike.steps}
 
 
 async def test_where_less_is_better_the_orders_are_turned() -> None:
