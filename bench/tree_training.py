@@ -2,7 +2,7 @@
 
 Three batches recorded from real runs (bench/workloads): *groups*, eight answers to each of eight long questions; *turns*, an
 agent that calls functions for eight turns; *fork*, two agents that ask twice and forget. The same batch three ways in the
-same process, one after the other, twice where that is cheap:
+same process, one after the other, twice where that is cheap; ten minutes in all:
 
 calls   every call is a row of its own; its sampled tokens are trained.
 merged  calls of an episode whose prompt begins with an earlier call's prompt and answer become one row with it (AgentJet's
@@ -41,6 +41,10 @@ from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces
 from swarm.engine.tree import Branch, grow
 from swarm.models import resolve
+
+_HEADS = 8
+"""Distributions of a row are filled up to a multiple of so many: MKL adds the products of one or two rows beyond it up
+naively, all 49,152 of them, which makes the gradient of a row wrong by 1e-4, and whatever is compared with it."""
 
 
 @dataclass(slots=True)
@@ -102,8 +106,9 @@ class Plain:
         return torch.autocast("cpu", torch.bfloat16) if self._dtype == "bfloat16" else nullcontext()
 
     def _cost(self, row: Row) -> Tensor:
-        positions = torch.tensor([at for at, _ in row.trained])
-        weights = torch.tensor([weight for _, weight in row.trained])
+        trained = row.trained + [(row.trained[-1][0], 0.0)] * (-len(row.trained) % _HEADS)
+        positions = torch.tensor([at for at, _ in trained])
+        weights = torch.tensor([weight for _, weight in trained])
         ids = torch.tensor(row.ids)
         hidden = self._model.base_model(input_ids=ids[None, :-1], use_cache=False).last_hidden_state[0, positions - 1]
         logits = self._model.get_output_embeddings()(hidden).float()  # type: ignore[no-untyped-call]
@@ -186,10 +191,20 @@ class Contest:
     error: float = 0.0
     """Of the tree's gradient, the largest; against whichever rows were computed last."""
 
+    @property
+    def merges(self) -> bool:
+        """Whether any episode has calls to merge; else merged timelines are the calls themselves, and are not timed twice."""
+        return self.merged != self.calls
+
+    def warm_up(self) -> None:
+        self.ours.gradient(self.made)
+        self.plain.gradient(self.merged[:1])
+
     def cheap_ways(self) -> None:
         self.tree_s.append(timed(lambda: self.ours.gradient(self.made)))
-        self.merged_s.append(timed(lambda: self.plain.gradient(self.merged)))
-        self.error = max(self.error, distance(self.ours.gradients(), self.plain.gradients()))
+        if self.merges:
+            self.merged_s.append(timed(lambda: self.plain.gradient(self.merged)))
+            self.error = max(self.error, distance(self.ours.gradients(), self.plain.gradients()))
 
     def round(self) -> None:
         """Call by call in two halves, and the cheap ways between and after: a slow spell of the machine meets all."""
@@ -210,7 +225,7 @@ def measure(workload: Workload, plain: Plain, ours: Ours, repeats: int) -> dict[
     )  # so that calls without advantage are computed in all three ways
     made = branches(select(batch).lessons, batch.spec.algorithm)
     contest = Contest(plain, ours, made, rows_of_calls(made), rows_of_timelines(made))
-    contest.cheap_ways()
+    contest.warm_up()
     for _ in range(repeats):
         contest.round()
     row = {
@@ -222,8 +237,8 @@ def measure(workload: Workload, plain: Plain, ours: Ours, repeats: int) -> dict[
         "tokens_computed": ours.tokens(made),
         "tokens_trained": sum(len(row.trained) for row in contest.calls),
         "calls_s": fmean(contest.calls_s),
-        "merged_s": fmean(contest.merged_s[1:]),
-        "tree_s": fmean(contest.tree_s[1:]),
+        "merged_s": fmean(contest.merged_s if contest.merges else contest.calls_s),
+        "tree_s": fmean(contest.tree_s),
         "grad_rel_err": contest.error,
     }
     return row | ratios(row)

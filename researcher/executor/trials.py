@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foundation.clock import Clock
@@ -66,7 +66,8 @@ class _Round:
     work: Work
     on_progress: OnProgress
     began: float
-    total: int
+    steps: Mapping[str, int]
+    """Of each trial."""
     queue: list[str] = field(default_factory=list)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     durations: list[float] = field(default_factory=list)
@@ -119,7 +120,12 @@ class Executor:
         What was under way then goes on with the next call.
         """
         work = Work(study_id=study_id, plan=plan, setup=self._setup)
-        this = _Round(work, on_progress, began=self._clock.monotonic(), total=len(trials))
+        this = _Round(
+            work,
+            on_progress,
+            began=self._clock.monotonic(),
+            steps={trial.key: plan.steps_of(trial.arm) for trial in trials},
+        )
         while not this.halted:
             this.queue = await self._reconciled(work, trials)
             this.over = {trial.key for trial in trials} - set(this.queue)
@@ -300,8 +306,8 @@ class Executor:
         """Trials that are not over at the pace of those that are; before the first, at the instrument's own guess."""
         done, guess = this.durations, this.work.plan.trial_s or self._setup.instrument.defaults.trial_s
         each_s = sum(done) / len(done) if done else guess
-        begun = sum(len(curve) / this.work.plan.steps for key, curve in this.curves.items() if key not in this.over)
-        return max(0.0, each_s * (this.total - len(this.over) - begun) / max(1, len(self._pool.sites())))
+        begun = sum(len(curve) / this.steps[key] for key, curve in this.curves.items() if key not in this.over)
+        return max(0.0, each_s * (len(this.steps) - len(this.over) - begun) / max(1, len(self._pool.sites())))
 
     # -- budget: trials, where the study has one ----------------------------------------------------------------------
 

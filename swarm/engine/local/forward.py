@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from swarm.engine.local import attention
 from swarm.engine.local.adapters import Adapters, hosted_name
 from swarm.engine.local.attention import MicroBatch
+from swarm.engine.local.memory import segment_tokens
 from swarm.engine.local.recomputation import recomputed_layers
 from swarm.engine.seam import EngineError
 from swarm.protocol.runspec import LoraSpec
@@ -82,7 +83,7 @@ class Policy:
         self.recompute = False
         self.adapters: Adapters | None = None
         self._casts: dict[str, _Cast] = {}
-        self.segment_tokens = _segment_tokens(model)
+        self.segment_tokens = segment_tokens(model.config.get_text_config().to_dict())
 
     @classmethod
     def load(cls, path: Path, device: torch.device | None = None) -> Policy:
@@ -234,13 +235,6 @@ def _narrow_norms(model: PreTrainedModel) -> None:
 def _narrowed(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     device = output.device.type
     return output.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else output
-
-
-def _segment_tokens(model: PreTrainedModel) -> int:
-    """How many tokens are computed at once: their activations, kept for the backward pass, fill about 2 GiB."""
-    config = model.config.get_text_config()
-    per_layer = 60 * config.hidden_size + 18 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    return int(max(256, min(4096, (1 << 31) // (per_layer * config.num_hidden_layers))))
 
 
 def _reads_ancestors_alone(model: PreTrainedModel) -> bool:

@@ -20,9 +20,12 @@ _TRAINED_BYTES = 4 + 4 + 8 + 2
 """Per parameter while it is trained: weight and gradient in float32, AdamW's two moments, and its copy in bfloat16."""
 _LOGITS_BYTES = 3 * (128 << 20)
 """Logits are made a few at a time; three buffers of them at the peak."""
-_ACTIVATIONS_BYTES = 2 * GIB
-"""What the trainer keeps for its backward pass: it computes as many tokens at once as fill this, within `_TOKENS`."""
-_TOKENS = (256, 4096)
+_ACTIVATIONS_SHARE = 6
+_ACTIVATIONS_BYTES = (2 * GIB, 16 * GIB)
+"""What the trainer keeps for its backward pass: so much of the machine's memory, within these bounds. Of all memory, not of
+what is free, so that a step that is made again after a crash is cut into the same pieces and gives the same bits."""
+_TOKENS = (256, 8192)
+"""How many tokens that may be, whatever the model."""
 _WEIGHT_SLOTS = 2
 """Weights on their way to inference lie in memory twice: those served, and those being written."""
 _HEADER_LIMIT = 100 << 20
@@ -50,14 +53,21 @@ class TrainerMemory:
 
 def trainer_memory(model_dir: Path, config: Mapping[str, Any]) -> TrainerMemory:
     """Raises: EngineError for weights that are no safetensors."""
-    stored, token = weight_bytes(model_dir), _token_bytes(config)
-    tokens = min(max(_ACTIVATIONS_BYTES // token, _TOKENS[0]), _TOKENS[1])
+    stored = weight_bytes(model_dir)
     return TrainerMemory(
         start=stored,
         weights=_TRAINED_BYTES * parameters(model_dir),
-        activations=tokens * token + _LOGITS_BYTES,
+        activations=segment_tokens(config) * _token_bytes(config) + _LOGITS_BYTES,
         exchange=_WEIGHT_SLOTS * stored,
     )
+
+
+def segment_tokens(config: Mapping[str, Any]) -> int:
+    """How many tokens of this model the trainer computes at once. config: the model's config.json, of its text."""
+    low, high = _ACTIVATIONS_BYTES
+    share = low if (total := total_memory()) is None else min(max(total // _ACTIVATIONS_SHARE, low), high)
+    rounded = share // _token_bytes(config) // _TOKENS[0] * _TOKENS[0]
+    return min(max(rounded, _TOKENS[0]), _TOKENS[1])
 
 
 def weight_bytes(model_dir: Path) -> int:
@@ -82,22 +92,35 @@ def check(name: str, needed: int) -> None:
 
 def available_memory() -> int | None:
     """Bytes that can be used without swapping; None where the system does not tell."""
+    free, limits = _meminfo("MemAvailable"), _cgroup()
+    if free is None or limits is None:
+        return free
+    limit, used = limits
+    return min(free, max(0, limit - used))
+
+
+def total_memory() -> int | None:
+    """Bytes that this machine, or the container we are in, has in all; None where the system does not tell."""
+    total, limits = _meminfo("MemTotal"), _cgroup()
+    return total if total is None or limits is None else min(total, limits[0])
+
+
+def _meminfo(name: str) -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except FileNotFoundError:
         return None
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return free if (limit := _cgroup_room()) is None else min(free, limit)
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def _cgroup_room() -> int | None:
-    """What the container we are in may still take; None without a limit."""
+def _cgroup() -> tuple[int, int] | None:
+    """(limit, used) of the container we are in, in bytes; None without a limit."""
     root = Path("/sys/fs/cgroup")
     try:
         limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
     except (FileNotFoundError, PermissionError):
         return None
-    return None if limit == "max" else max(0, int(limit) - used)
+    return None if limit == "max" else (int(limit), used)
 
 
 def _parameters_in(file: Path) -> int:

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from foundation.clock import SystemClock
+from swarm.engine.local import memory
 from swarm.engine.local.engine import LocalEngine
-from swarm.engine.local.memory import GIB, parameters, trainer_memory, weight_bytes
+from swarm.engine.local.memory import GIB, parameters, segment_tokens, trainer_memory, weight_bytes
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.models.folder import ModelFolder
 
@@ -38,7 +39,20 @@ def test_the_trainer_holds_weights_gradients_and_moments_in_full_precision(folde
     assert needed.exchange == 2 * weight_bytes(folder)
 
 
-def test_activations_fill_two_gigabytes_or_what_so_many_tokens_take(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("machine_gib", "tokens"), [(4, 1024), (12, 1024), (23.5, 2048), (24, 2048), (64, 5888), (512, 8192)]
+)
+def test_activations_fill_a_share_of_the_machine_whatever_is_free(
+    monkeypatch: pytest.MonkeyPatch, machine_gib: float, tokens: int
+) -> None:
+    monkeypatch.setattr(memory, "total_memory", lambda: int(machine_gib * GIB))
+    assert segment_tokens({"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}) == tokens
+
+
+def test_activations_fill_two_gigabytes_or_what_so_many_tokens_take(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setattr(memory, "total_memory", lambda: 12 * GIB)
     small = trainer_memory(folder, CONFIG).activations
     middle = trainer_memory(folder, {**CONFIG, "hidden_size": 576, "num_hidden_layers": 30}).activations
     large = trainer_memory(folder, {**CONFIG, "hidden_size": 8192, "num_hidden_layers": 80}).activations
