@@ -31,12 +31,11 @@ from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces
+from swarm.engine.local.trainer import REUSE_MEMORY
 from swarm.engine.seam import TrainBatch
 from swarm.models import resolve
 
 _SPEC = {"dtype": "bfloat16", "optimizer": {"learning_rate": 4e-5}}
-_REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""As the trainer's process is started."""
 
 
 class TimedOptimizer(Optimizer):
@@ -132,7 +131,7 @@ def measure(model: Path, batch: TrainBatch, steps: int) -> dict[str, Any]:
 def in_a_trainer_like_process(*arguments: str) -> dict[str, Any]:
     """Run this bench where memory is kept as the trainer keeps it; its summary."""
     command = [sys.executable, "-m", "bench.train_floor", "--here", *arguments]
-    env = os.environ | _REUSE_MEMORY
+    env = os.environ | REUSE_MEMORY
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 

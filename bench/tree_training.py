@@ -11,7 +11,7 @@ tree    the trainer's own: every token in its context once.
 
 Rows are computed by transformers as it stands (sdpa with a causal mask, no padding, logits only where tokens are trained,
 autograd for everything), which knows nothing of trees: the relative error of the gradient is measured against call by call.
-efficiency is (time ratio) / (token ratio), of the tree against either.
+efficiency is (time ratio) / (token ratio), of the tree against either. All three keep freed memory, as the trainer does.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import Price, descend
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces
+from swarm.engine.local.trainer import REUSE_MEMORY
 from swarm.engine.tree import Branch, grow
 from swarm.models import resolve
 
@@ -276,6 +278,10 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=1, help="times that each workload is computed call by call")
     parser.add_argument("--model", default="smollm2-135m")
     args = parser.parse_args()
+    if REUSE_MEMORY.items() - os.environ.items():
+        os.execve(
+            sys.executable, [sys.executable, "-m", "bench.tree_training", *sys.argv[1:]], os.environ | REUSE_MEMORY
+        )
     path = resolve(args.model).path
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
     plain, ours = Plain(model.train(False), args.dtype), Ours(Policy.load(path), args.dtype)

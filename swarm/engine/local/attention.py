@@ -25,8 +25,10 @@ from swarm.engine.tree import Segment
 
 NAME = "prefix_tree"
 """Under which transformers knows it."""
-_TILE = 64
-"""Queries per tile."""
+_TILE, _LONG_TILE = 64, 128
+"""Queries per tile: more of them share a long path's keys."""
+_LONG = 512
+"""Tokens on a long path."""
 _SCORES = 1 << 22
 """So many scores are held at a time, 16 MB: more would leave the cache."""
 
@@ -265,7 +267,8 @@ def _summed(parts: Sequence[Tensor], plan: Plan) -> Tensor:
 def _tiles(segment: Segment, end_T: Tensor) -> Iterator[Tiles]:
     """In depth-first order the keys outside a tile are the path above its first token."""
     count = len(segment.token)
-    spans = [range(first, min(first + _TILE, count)) for first in range(0, count, _TILE)]
+    tile = _LONG_TILE if max(segment.depth) >= _LONG else _TILE
+    spans = [range(first, min(first + tile, count)) for first in range(0, count, tile)]
     keys = [[*segment.above(span.start), *span] for span in spans]
     for stack in _alike([len(span) for span in spans], [len(key) for key in keys]):
         yield _stacked([spans[tile] for tile in stack], [keys[tile] for tile in stack], end_T)

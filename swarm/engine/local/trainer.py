@@ -32,7 +32,7 @@ from swarm.engine.seam import (
 from swarm.models.folder import ModelFolder
 
 _BOOT_LIMIT_S = 300.0
-_REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Freed memory is kept: giving it back and getting it again doubles the time of a step."""
 
 Command = OpenRun | Train | WriteCheckpoint | Export | Fingerprint
@@ -166,7 +166,7 @@ class TrainerHandle:
             raise child.failed("ended while it was starting") from None
 
     def _command(self, descriptor: int) -> ChildCommand:
-        env = child_environment(os.environ) | _REUSE_MEMORY
+        env = child_environment(os.environ) | REUSE_MEMORY
         argv = [
             *(sys.executable, "-m", "swarm.engine.local.trainer_process"),
             *("--model", str(self._model.path), "--fingerprint", self._model.fingerprint),

@@ -58,11 +58,12 @@ def dense(segment: Segment, query: Tensor, key: Tensor, value: Tensor, window: i
 
 
 @pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize("scores", [1 << 22, 3000])
+@pytest.mark.parametrize(("scores", "long"), [(1 << 22, 512), (3000, 512), (1 << 22, 1)])
 def test_tiles_compute_what_a_dense_mask_computes_forwards_and_backwards(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, scores: int
+    monkeypatch: pytest.MonkeyPatch, window: int | None, scores: int, long: int
 ) -> None:
     monkeypatch.setattr("swarm.engine.local.attention._SCORES", scores)
+    monkeypatch.setattr("swarm.engine.local.attention._LONG", long)
     segment = segment_of()
     inputs, others = rows(segment), rows(segment)
     micro = MicroBatch.of(segment)
