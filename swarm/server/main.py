@@ -40,6 +40,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="local",
         help="local: one machine; verl: GPU nodes on Ray, experimental (docs/verl.md); echo needs no model: for trying things",
     )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="local: what computes (default: a GPU where vLLM can use one, else the CPU)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
     parser.add_argument("--public-url", metavar="URL", help="what clients are told, where a proxy stands in front")
@@ -159,14 +164,16 @@ def _echo(args: argparse.Namespace) -> _Hosted:
 
 
 def _local(args: argparse.Namespace) -> _Hosted:
+    from swarm.engine.local.device import device_for
     from swarm.engine.local.engine import LocalEngine
     from swarm.models import resolve
 
     folder = resolve(args.model)
+    device = device_for(args.device)
 
     def engine(state: StateDir, clock: Clock) -> Engine:
         state.note_model(folder.path, folder.fingerprint)
-        return LocalEngine(folder, logs=state.logs_dir, max_model_len=args.max_model_len, clock=clock)
+        return LocalEngine(folder, logs=state.logs_dir, max_model_len=args.max_model_len, device=device, clock=clock)
 
     return _Hosted(f"{folder.name}@{folder.fingerprint[:12]}", engine)
 

@@ -165,6 +165,7 @@ def flexible(
     query: Tensor, key: Tensor, value: Tensor, micro: MicroBatch, scale: float, window: int | None = None
 ) -> Tensor:
     """FlexAttention; compiled on a GPU. On the CPU it has no backward pass."""
+    query, key, value = (tensor.to(_compute_dtype(query)) for tensor in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
     kernel = _flex_kernel(query.is_cuda)
     seen = kernel(query, key, value, block_mask=micro.block_mask(window), scale=scale, enable_gqa=grouped)
@@ -192,7 +193,7 @@ class _Tiled(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx, query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, plan: Plan, scale: float
     ) -> Tensor:
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query_HTD.dtype
+        dtype = _compute_dtype(query_HTD)
         rows = [_rows(tensor, dtype) for tensor in (query_HTD, key_GTD, value_GTD)]
         ctx.save_for_backward(*rows)
         ctx.plan, ctx.scale = plan, scale  # type: ignore[attr-defined]
@@ -223,6 +224,12 @@ class _Tiled(torch.autograd.Function):
         of_key, of_value = _summed(by_key, plan), _summed(by_value, plan)
         # Autograd brings each to the type of what it is the gradient of.
         return _by_head(of_query, plan), _by_head(of_key, plan), _by_head(of_value, plan), None, None
+
+
+def _compute_dtype(query: Tensor) -> torch.dtype:
+    """Autocast's where it is on, else that of the queries."""
+    device = query.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
 
 
 def _rows(tensor_HTD: Tensor, dtype: torch.dtype) -> Tensor:

@@ -18,8 +18,8 @@ _STATE = ("step", "exp_avg", "exp_avg_sq")
 class Critic:
     """V = w h / |h| + b, from zero. Its weights and moments belong to the run's checkpoint (docs/decisions/0011)."""
 
-    def __init__(self, width: int) -> None:
-        self._weights = {"weight": torch.zeros(width), "bias": torch.zeros(1)}
+    def __init__(self, width: int, device: torch.device) -> None:
+        self._weights = {"weight": torch.zeros(width, device=device), "bias": torch.zeros(1, device=device)}
         for weight in self._weights.values():
             weight.requires_grad_()
         self._optimizer = AdamW(self._weights.values())
@@ -61,7 +61,10 @@ class Critic:
             for name, weight in self._weights.items():
                 if (saved := state.get(f"{_PREFIX}{name}")) is not None:
                     weight.copy_(saved)
-                    self._optimizer.state[weight] = {key: state[f"{_PREFIX}{name}/{key}"].clone() for key in _STATE}
+                    moments = {key: state[f"{_PREFIX}{name}/{key}"].clone() for key in _STATE}
+                    self._optimizer.state[weight] = {
+                        key: one if key == "step" else one.to(weight.device) for key, one in moments.items()
+                    }
 
 
 def without_critic(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
+from swarm.engine.local.device import Device
 from swarm.engine.local.inference import VllmInference, WeightsRefused
 from swarm.engine.local.memory import GIB, available_memory, check, trainer_memory
 from swarm.engine.local.supervisor import BackOff
@@ -50,6 +51,7 @@ class LocalEngine:
         clock: Clock,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
+        device: Device = "cpu",
         back_off: BackOff | None = None,
     ) -> None:
         settings = VllmSettings(
@@ -58,10 +60,11 @@ class LocalEngine:
             log_path=logs / "inference.log",
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
+            device=device,
         )
         self._info = EngineInfo(
             backend="local",
-            device="cpu",
+            device=device,
             model=model.name,
             fingerprint=model.fingerprint,
             max_model_len=settings.model_len,
@@ -73,7 +76,12 @@ class LocalEngine:
         self.inference = VllmInference(settings, clock=clock, back_off=back_off)
         self.inference.subscribe(self._tell)
         self.trainer = TrainerHandle(
-            model, log_path=logs / "trainer.log", clock=clock, on_health=self._tell, back_off=back_off
+            model,
+            log_path=logs / "trainer.log",
+            device=device,
+            clock=clock,
+            on_health=self._tell,
+            back_off=back_off,
         )
 
     @property

@@ -83,7 +83,7 @@ class Policy:
         self.recompute = False
         self.adapters: Adapters | None = None
         self._casts: dict[str, _Cast] = {}
-        self.segment_tokens = segment_tokens(model.config.get_text_config().to_dict())
+        self.segment_tokens = segment_tokens(model.config.get_text_config().to_dict(), _own_memory(self.device))
 
     @classmethod
     def load(cls, path: Path, device: torch.device | None = None) -> Policy:
@@ -235,6 +235,11 @@ def _narrow_norms(model: PreTrainedModel) -> None:
 def _narrowed(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     device = output.device.type
     return output.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else output
+
+
+def _own_memory(device: torch.device) -> int | None:
+    """Bytes that the device has in all; None: it computes in the machine's memory."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 def _reads_ancestors_alone(model: PreTrainedModel) -> bool:

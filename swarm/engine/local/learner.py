@@ -55,7 +55,7 @@ class Learner:
     def __init__(self, policy: Policy, clock: Clock) -> None:
         self.policy = policy
         self.optimizer = Optimizer(dict(policy.model.named_parameters()))
-        self.critic = Critic(policy.output_weight.shape[1])
+        self.critic = Critic(policy.output_weight.shape[1], policy.device)
         self.half_way = False
         self._clock = clock
 

@@ -62,10 +62,14 @@ def trainer_memory(model_dir: Path, config: Mapping[str, Any]) -> TrainerMemory:
     )
 
 
-def segment_tokens(config: Mapping[str, Any]) -> int:
-    """How many tokens of this model the trainer computes at once. config: the model's config.json, of its text."""
+def segment_tokens(config: Mapping[str, Any], total: int | None = None) -> int:
+    """How many tokens of this model the trainer computes at once.
+
+    config: the model's config.json, of its text. total: bytes of memory that it computes in; None: the machine's.
+    """
     low, high = _ACTIVATIONS_BYTES
-    share = low if (total := total_memory()) is None else min(max(total // _ACTIVATIONS_SHARE, low), high)
+    total = total_memory() if total is None else total
+    share = low if total is None else min(max(total // _ACTIVATIONS_SHARE, low), high)
     rounded = share // _token_bytes(config) // _TOKENS[0] * _TOKENS[0]
     return min(max(rounded, _TOKENS[0]), _TOKENS[1])
 

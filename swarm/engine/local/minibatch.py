@@ -42,8 +42,8 @@ class Minibatch:
     def take_credit(self, credits: Mapping[str, Credit]) -> None:
         """Advantages and targets, token by token."""
         own = [credits[branch.call.call_id] for branch in self.branches]
-        advantage_N = torch.tensor([value for credit in own for value in credit.advantages])
-        target_N = torch.tensor([value for credit in own for value in credit.targets])
+        advantage_N = torch.tensor([value for credit in own for value in credit.advantages], device=self._device)
+        target_N = torch.tensor([value for credit in own for value in credit.targets], device=self._device)
         for piece in self.pieces:
             place_U = _known(piece.facts.place_U)
             target_U = target_N[place_U] if len(target_N) else None
@@ -61,7 +61,7 @@ class Minibatch:
 
     def _spread(self, per_call: Sequence[Tensor], name: str) -> None:
         """One number per call becomes a fact of each of its tokens."""
-        lengths = torch.tensor(self._lengths)
+        lengths = torch.tensor(self._lengths, device=self._device)
         value_N = torch.stack(list(per_call)).repeat_interleave(lengths)
         for piece in self.pieces:
             piece.facts = replace(piece.facts, **{name: value_N[_known(piece.facts.place_U)]})
@@ -71,10 +71,15 @@ class Minibatch:
 
     def _calls(self, values: Sequence[Tensor]) -> list[Tensor]:
         """What the pieces say of their uses, sorted into calls."""
-        value_N = torch.empty(sum(self._lengths))
+        value_N = torch.empty(sum(self._lengths), device=self._device)
         for piece, value_U in zip(self.pieces, values, strict=True):
             value_N[_known(piece.facts.place_U)] = value_U
         return [value_N[first:last] for first, last in pairwise(accumulate(self._lengths, initial=0))]
+
+    @property
+    def _device(self) -> torch.device:
+        """Where the pieces' facts lie."""
+        return self.pieces[0].facts.recorded_U.device
 
     @property
     def _lengths(self) -> list[int]:

@@ -111,7 +111,7 @@ class Optimizer:
         found: dict[str, dict[str, Tensor]] = {}
         for path, value in state.items():
             name, _, key = path.rpartition("/")
-            found.setdefault(name, {})[key] = value.clone()
+            found.setdefault(name, {})[key] = value.to(self._weights[name].device, copy=True)
         for name, part in self._parts.items():
             part.state[self._weights[name]] = found[name]
 

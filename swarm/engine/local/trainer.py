@@ -10,6 +10,7 @@ from pathlib import Path
 
 from foundation.clock import Clock
 from swarm.engine.local.connection import Connection, raised
+from swarm.engine.local.device import Device
 from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
 from swarm.engine.local.vllm_server import child_environment
 from swarm.engine.local.wire import (
@@ -35,6 +36,9 @@ _BOOT_LIMIT_S = 300.0
 REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Freed memory is kept: giving it back and getting it again doubles the time of a step."""
 
+_SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""What CUDA's matrix products need to give the same bits again."""
+
 Command = OpenRun | Train | WriteCheckpoint | Export | Fingerprint
 
 
@@ -48,10 +52,12 @@ class TrainerHandle:
         log_path: Path,
         clock: Clock,
         on_health: Callable[[EngineHealth], None],
+        device: Device = "cpu",
         back_off: BackOff | None = None,
     ) -> None:
         self._model = model
         self._log_path = log_path
+        self._device = device
         self._connection: Connection[Reply] | None = None
         self._run_is_open = False
         self._asking = asyncio.Lock()
@@ -166,11 +172,11 @@ class TrainerHandle:
             raise child.failed("ended while it was starting") from None
 
     def _command(self, descriptor: int) -> ChildCommand:
-        env = child_environment(os.environ) | REUSE_MEMORY
+        env = child_environment(os.environ) | REUSE_MEMORY | _SAME_BITS
         argv = [
             *(sys.executable, "-m", "swarm.engine.local.trainer_process"),
             *("--model", str(self._model.path), "--fingerprint", self._model.fingerprint),
-            *("--socket", str(descriptor), "--threads", env["OMP_NUM_THREADS"]),
+            *("--socket", str(descriptor), "--threads", env["OMP_NUM_THREADS"], "--device", self._device),
         ]
         return ChildCommand(name="trainer", argv=argv, env=env, log_path=self._log_path, pass_fds=(descriptor,))
 

@@ -1,6 +1,6 @@
 """The trainer's process: reads requests from a socket that it inherited, one at a time, and answers each.
 
-    python -m swarm.engine.local.trainer_process --model DIR --fingerprint SHA256 --socket FD --threads N
+    python -m swarm.engine.local.trainer_process --model DIR --fingerprint SHA256 --socket FD --threads N --device cpu|cuda
 
 What it cannot answer ends it; the control process sees the socket close, and the traceback is in its log.
 """
@@ -12,10 +12,11 @@ import logging
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from foundation import logs
 from foundation.clock import SystemClock
+from swarm.engine.local.device import Device
 from swarm.engine.local.wire import (
     HEADER_BYTES,
     READY,
@@ -42,10 +43,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--fingerprint", required=True)
     parser.add_argument("--socket", type=int, required=True, help="file descriptor of a connected stream socket")
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--device", choices=get_args(Device), required=True)
     args = parser.parse_args(argv)
     logs.configure()
     try:
-        workshop = _open_workshop(args.model, args.fingerprint, args.threads)
+        workshop = _open_workshop(args.model, args.fingerprint, args.threads, args.device)
     except EngineError as error:
         logging.getLogger(__name__).error("%s", error)
         return 1
@@ -56,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _open_workshop(model: Path, fingerprint: str, threads: int) -> Workshop:
+def _open_workshop(model: Path, fingerprint: str, threads: int, device: Device) -> Workshop:
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -65,9 +67,10 @@ def _open_workshop(model: Path, fingerprint: str, threads: int) -> Workshop:
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    # Some CUDA kernels have no deterministic form; they are named in the log.
+    torch.use_deterministic_algorithms(True, warn_only=device == "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    return Workshop(Policy.load(model), fingerprint, SystemClock())
+    return Workshop(Policy.load(model, torch.device(device)), fingerprint, SystemClock())
 
 
 def _receive(connection: socket.socket) -> Request | None:

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB, check, weight_bytes
 from swarm.engine.local.supervisor import ChildCommand
 from swarm.engine.seam import EngineError
@@ -26,12 +27,18 @@ _BLOCK_TOKENS = 32
 _PROCESS_BYTES = int(1.2 * GIB)
 """A Python process with torch and vLLM in it, before any weights."""
 _LEAST_KV_BYTES = GIB // 2
+_MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
 _FEW_CORES = 4
 CPU_NORMS = "swarm_cpu"
 """What the worker calls its norms for the CPU (cpu_kernels.py). vLLM tries its own for the device after them."""
 _IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The engine core runs the model itself. As two processes the core spins while it waits for the worker, and on two cores
 takes one of them from it. By name, because on the CPU vLLM turns the short form `uni` into two processes again."""
+_CPU_FLAGS = [
+    *("--enforce-eager", "--distributed-executor-backend", _IN_PROCESS, "--block-size", str(_BLOCK_TOKENS)),
+    *("--ir-op-priority", json.dumps({"rms_norm": [CPU_NORMS], "fused_add_rms_norm": [CPU_NORMS]})),
+]
+"""A GPU has kernels and block sizes of its own, and graphs; its engine core does not compete with the model for two cores."""
 _IMPORTS_S = 30.0
 _READ_BYTES_PER_S = 0.5 * GIB
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
@@ -65,8 +72,9 @@ class VllmSettings:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     dtype: str = "bfloat16"
+    device: Device = "cpu"
     kv_cache_bytes: int | None = None
-    """None: room for every sequence at full length, between 0.5 and 2 GiB."""
+    """None: room for every sequence at full length, between 0.5 and 2 GiB; on a GPU up to 16."""
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -88,7 +96,7 @@ class VllmSettings:
         if self.kv_cache_bytes is not None:
             return self.kv_cache_bytes
         wanted = self.max_num_seqs * self.model_len * self._kv_bytes_per_token()
-        return min(max(wanted, _LEAST_KV_BYTES), 2 * GIB)
+        return min(max(wanted, _LEAST_KV_BYTES), _MOST_KV_BYTES[self.device])
 
     @cached_property
     def chat_template(self) -> Path | None:
@@ -125,15 +133,14 @@ class VllmSettings:
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(self.model_dir), "--served-model-name", name, "--uds", str(socket)),
             *("--dtype", self.dtype, "--max-model-len", str(self.model_len), "--max-num-seqs", str(self.max_num_seqs)),
-            *("--kv-cache-memory-bytes", str(self.kv_bytes), "--enforce-eager", "--enable-scale-out"),
-            *("--distributed-executor-backend", _IN_PROCESS),
-            *("--block-size", str(_BLOCK_TOKENS)),
+            *("--kv-cache-memory-bytes", str(self.kv_bytes), "--enable-scale-out"),
             *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(4096, self.model_len))),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", "swarm.engine.local.worker_extension.SampledCounts"),
-            *("--ir-op-priority", json.dumps({"rms_norm": [CPU_NORMS], "fused_add_rms_norm": [CPU_NORMS]})),
             *("--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"),
         ]
+        if self.device == "cpu":
+            argv += _CPU_FLAGS
         if self.chat_template is not None:
             argv += ["--chat-template", str(self.chat_template)]
         if (parser := self.tool_parser) is not None:

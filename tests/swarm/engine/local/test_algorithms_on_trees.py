@@ -155,7 +155,7 @@ def test_the_critics_loss_reaches_the_body_only_when_asked(tiny_llama: ModelFold
 
 def _critic_state(learner: Learner) -> dict[str, Tensor]:
     width = learner.policy.output_weight.shape[1]
-    critic = Critic(width)
+    critic = Critic(width, torch.device("cpu"))
     critic.values(torch.randn(4, width, generator=torch.Generator().manual_seed(3))).sum().backward()
     critic.step(0.5)
     return critic.state()

@@ -1,0 +1,41 @@
+"""What an engine of one machine computes on. Decided from files and installed packages, without importing torch or vllm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Literal
+
+from swarm.engine.seam import EngineError
+
+Device = Literal["cpu", "cuda"]
+_DRIVER = Path("/dev/nvidiactl")
+_CUDA_VLLM = "vllm"
+"""The distribution that is built for CUDA; the one for CPUs has another name."""
+
+
+def device_for(wanted: Device | None, environ: Mapping[str, str] = os.environ) -> Device:
+    """wanted None: `cuda` where there is a GPU that may be used and vLLM is built for it, else `cpu`.
+
+    Raises: EngineError when `cuda` is wanted and cannot be had, with the reason.
+    """
+    if wanted == "cpu":
+        return "cpu"
+    reason = _why_no_gpu(environ)
+    if wanted == "cuda" and reason is not None:
+        raise EngineError(f"--device cuda: {reason}")
+    return "cpu" if reason is not None else "cuda"
+
+
+def _why_no_gpu(environ: Mapping[str, str]) -> str | None:
+    if not _DRIVER.exists():
+        return f"this machine has no NVIDIA driver ({_DRIVER} is missing)"
+    if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides every GPU"
+    try:
+        distribution(_CUDA_VLLM)
+    except PackageNotFoundError:
+        return "vLLM is not built for CUDA here; install requirements/gpu.txt (pip install --no-deps -r requirements/gpu.txt)"
+    return None

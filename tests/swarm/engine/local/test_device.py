@@ -1,0 +1,96 @@
+"""What an engine of one machine computes on, and that the trainer computes the same on a GPU."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+import torch
+
+from foundation.clock import SystemClock
+from swarm.engine.local import device as device_module
+from swarm.engine.local.device import Device, device_for
+from swarm.engine.local.forward import Policy
+from swarm.engine.local.learner import Learner
+from swarm.engine.local.tensor_file import hash_tensors
+from swarm.engine.local.vllm_server import VllmSettings
+from swarm.engine.seam import EngineError
+from swarm.models.folder import ModelFolder
+from tests.swarm.engine.batches import branching_batch
+
+from .test_learner import FREE, distance, gradient
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture
+def gpu_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine with a driver, and vLLM built for it."""
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(device_module, "_DRIVER", tmp_path / "nvidiactl")
+    monkeypatch.setattr(device_module, "distribution", lambda name: name)
+
+
+@pytest.mark.usefixtures("gpu_machine")
+def test_a_gpu_is_used_where_there_is_one_unless_the_cpu_is_wanted() -> None:
+    assert device_for(None, {}) == device_for("cuda", {"CUDA_VISIBLE_DEVICES": "1"}) == "cuda"
+    assert device_for("cpu", {}) == "cpu"
+
+
+@pytest.mark.usefixtures("gpu_machine")
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_a_hidden_gpu_is_not_used(hidden: str) -> None:
+    assert device_for(None, {"CUDA_VISIBLE_DEVICES": hidden}) == "cpu"
+    with pytest.raises(EngineError, match="CUDA_VISIBLE_DEVICES hides every GPU"):
+        device_for("cuda", {"CUDA_VISIBLE_DEVICES": hidden})
+
+
+@pytest.mark.usefixtures("gpu_machine")
+def test_a_vllm_for_cpus_cannot_use_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(device_module, "distribution", missing)
+    assert device_for(None, {}) == "cpu"
+    with pytest.raises(EngineError, match=r"install requirements/gpu\.txt"):
+        device_for("cuda", {})
+
+
+def test_a_machine_without_a_driver_computes_on_its_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device_module, "_DRIVER", tmp_path / "nothing")
+    assert device_for(None, {}) == "cpu"
+    with pytest.raises(EngineError, match="no NVIDIA driver"):
+        device_for("cuda", {})
+
+
+@pytest.mark.parametrize(("device", "of_cpus"), [("cpu", True), ("cuda", False)])
+def test_flags_that_help_a_cpu_are_kept_from_a_gpu(tiny_llama: ModelFolder, device: Device, of_cpus: bool) -> None:
+    settings = VllmSettings(model_dir=tiny_llama.path, model_name="m", log_path=Path("log"), device=device)
+    argv = settings.command(Path("socket")).argv
+    for flag in ("--enforce-eager", "--ir-op-priority", "--distributed-executor-backend", "--block-size"):
+        assert (flag in argv) == of_cpus
+    assert "processed_logprobs" in argv
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+@pytest.mark.parametrize("name", ["grpo", "ppo", "gspo", "reinforce_pp"])
+def test_a_step_on_a_gpu_is_the_step_of_the_cpu(tiny_llama: ModelFolder, name: str) -> None:
+    batch = branching_batch(algorithm={"name": name}, optimizer=FREE, dtype="float32")
+    learners = [Learner(Policy.load(tiny_llama.path, torch.device(kind)), SystemClock()) for kind in ("cpu", "cuda")]
+    outcomes = [learner.learn(batch) for learner in learners]
+    by_cpu, by_gpu = ({name: grad.cpu() for name, grad in gradient(learner).items()} for learner in learners)
+    assert distance(by_gpu, by_cpu) < 1e-4
+    assert outcomes[1].metrics["kl_to_start"] == pytest.approx(outcomes[0].metrics["kl_to_start"], abs=1e-4)
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+def test_moments_go_from_a_gpu_into_a_file_and_back(tiny_llama: ModelFolder) -> None:
+    learner = Learner(Policy.load(tiny_llama.path, torch.device("cuda")), SystemClock())
+    learner.learn(branching_batch(optimizer=FREE))
+    state = {name: value.cpu() for name, value in learner.state().items()}
+    learner.restore(state, "adamw")
+    assert hash_tensors(learner.state()) == hash_tensors(state)
+    learner.learn(branching_batch(step=2, optimizer=FREE))
