@@ -47,7 +47,9 @@ def _list(args: argparse.Namespace) -> int:
         for line in _contradiction_lines(each):
             say(line)
     if not found:
-        say("no findings yet; a study leaves them when it is done, `researcher findings import FILE` takes others'")
+        say(
+            "no findings yet; a study leaves them when it is done with verdicts other than invalid, `researcher findings import FILE` takes others'"
+        )
     return DONE
 
 

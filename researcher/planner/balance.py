@@ -16,7 +16,7 @@ from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import Token, words
 
 MOST_LEVELS = 4
-_ASKING = words("balance tradeoff compromise")
+_ASKING = words("balance tradeoff compromise trading")
 _COSTS = ("wall_s",)
 """Kinds of metrics that say what a level costs."""
 _RELATIONS: tuple[Relation, ...] = ("≪", "≈", "≫")

@@ -29,11 +29,14 @@ _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
 _EQUAL = words("same equal equally equivalent identical alike match")
-CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
+CHOICES_BETWEEN = words(
+    "difference differ gap choose choice compare comparison distinguish tradeoff trade off compromise balance spot"
+)
 """`difference between A and B` names two levels; `between A and B` alone may mean a range."""
 _OPEN = words("which what find choose pick select tune optimise optimize")
 _SUPERLATIVES = words("best fastest quickest easiest highest greatest largest")
 """`which rate learns fastest?` claims nothing of any of them, `is 3 the best of 1, 2 and 3?` nothing of 1 against 2."""
+_SUFFICING = words("suffice enough sufficient adequate")
 _TO_SCALES = words("that which by a factor of as many much long high large")
 """Between a factor's name and what it is multiplied by, or the other way round."""
 
@@ -186,10 +189,19 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
     if ahead & _AHEAD and _comma_between(found, levels):
         return Opposition(tuple(levels[1:]), (levels[0],))
     if len(levels) == 2:
-        asked_last = _key(found, last - 1) in _COPULAS and _key(found, last + 1) in BETTER | WORSE | MORE | LESS
+        asked_last = _asks_of_last(found, first, last)
         return Opposition((levels[asked_last],), (levels[not asked_last],))
     baseline = next((level for level in levels if level.value == default), levels[0])
     return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
+
+
+def _asks_of_last(found: Sequence[Token], first: int, last: int) -> bool:
+    """`do 15 steps suffice, or are 25 better?`, `is 8 enough, or does 16 learn faster?`: the claim is the second level's."""
+    compares = BETTER | WORSE | MORE | LESS
+    if _key(found, last - 1) in _COPULAS and _key(found, last + 1) in compares:
+        return True
+    sufficing = any(token.key in _SUFFICING for token in found[first:last])
+    return sufficing and any(_key(found, i) in compares for i in range(last + 1, last + 6))
 
 
 def is_set_against(found: Sequence[Token], first: int, last: int) -> bool:

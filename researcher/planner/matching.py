@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from researcher.models import Factor, Instrument, Metric, Scalar
 from researcher.planner import balance
-from researcher.planner.claims import CHOICES_BETWEEN, Opposition, claimed, modifiers, oppose
+from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed, modifiers, oppose
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, off_level, on_level, rounded
 from researcher.planner.mentions import Mention, inflected, is_given, mentions, misspelt, nearest_names
@@ -324,10 +324,14 @@ def _reading(
         for t in range(len(opposition.treatments))
         for b in range(len(opposition.baselines))
     ]
-    spans = [keys_of(found, max(0, level.at - 5), level.at) for level in placed.of(factor)[:1]]
-    if any("between" in keys and not keys & CHOICES_BETWEEN for keys in map(set, spans)):
-        notes.add(f"The ends of the range of {factor.name} are compared, and nothing between them.")
+    first = next((level.at for level in placed.of(factor)), 0)
+    ranged = "between" in keys_of(found, max(0, first - 5), first)
     stated = claimed(found, named, metric, [level.at for level in placed.levels])
+    if ranged and not set(keys_of(found, max(0, first - 8), first)) & CHOICES_BETWEEN:
+        notes.add(f"The ends of the range of {factor.name} are compared, and nothing between them.")
+        stated = Stated(
+            None
+        )  # "is 4 to 16 better?" sets the range against what is outside it, not one end against the other
     if stated.note is not None:
         notes.add(stated.note)
     if stated.direction is None and stated.note is None:

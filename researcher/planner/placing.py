@@ -37,6 +37,8 @@ _PLAIN = (
     )
 )
 """What may stand before a number that bears no name of its own."""
+_IS = words("is are was be")
+_PRONOUNS = words("it that this there one")
 KNOWN_WORDS = _LINKS | _BRIDGES | _PLAIN
 _HOURS = {
     "second": 1.0,
@@ -275,7 +277,9 @@ class _Placing:
         j = i - 1
         while self._key(j) in _BRIDGES:
             j -= 1
-        return j < 0 or self._key(j) in _PLAIN | own or self.found[j].value is not None
+        if self._key(j) in _IS and j > 0 and j - 1 not in self.owner and self.found[j - 1].kind == "word":
+            j -= 1  # `when dropout is 16` has its own name, one word further off
+        return j < 0 or self._key(j) in _PLAIN | own | _PRONOUNS or self.found[j].value is not None
 
     def _fits(self, factor: Factor, i: int) -> bool:
         number = factor.type in ("int", "float")

@@ -29,6 +29,7 @@ from researcher.planner.wording import (
     words,
 )
 
+_FRAMES = words("for in of under")
 _ORDINARY = words(
     "a about above actually after again all already also am among an and answer any anything are as asked ask at be because "
     "been before being below between both but by can case check come compare compared comparison could determine did "
@@ -47,7 +48,7 @@ _ORDINARY = words(
     "against across around best better worse quite consequence significant significantly noticeably measurably substantially "
     "small little bit lot least equal equally equivalent identical differ differs similar good great high low end ends final "
     "finally start starts begin mean average curve reward task prompt outperform obtain achieve perform performance score "
-    "balance tradeoff trade compromise sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample fail size rate number amount count budget hour minute second day spend"
+    "balance tradeoff trade trading compromise sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample fail size rate number amount count budget hour minute second day spend"
 )
 
 
@@ -59,11 +60,21 @@ def refuse_other_methods(instrument: Instrument, found: Sequence[Token], named: 
     owned = {i for m in named for i in range(m.start, m.end)}
     known = {token.key for word in instrument.keywords for token in tokens(word)}
     for i, token in enumerate(found):
-        if token.key in METHODS - known and i not in owned:
+        if token.key in METHODS - known and i not in owned and not _is_frame(found, i, named):
             factors = [factor.name for factor in instrument.factors]
+            parts = [name for name in factors if token.key in name.split("_")]
             raise PlanningRefused(
-                f"{token.text!r} is nothing that {instrument.name} can vary; its factors: {', '.join(factors)}", factors
+                f"{token.text!r} by itself is no choice of {instrument.name}; name a level of {' or '.join(parts)}"
+                if parts
+                else f"{token.text!r} is nothing that {instrument.name} can vary; its factors: {', '.join(factors)}",
+                parts or factors,
             )
+
+
+def _is_frame(found: Sequence[Token], i: int, named: Sequence[Mention]) -> bool:
+    """`an alpha of 16 or 64 for LoRA`: the method of the factor that is asked about, not another one to compare with."""
+    framed = found[i - 1].key in _FRAMES if i else False
+    return framed and any(found[i].key in m.what.name.split("_") for m in named if isinstance(m.what, Factor))
 
 
 def refuse_unknown_names(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:

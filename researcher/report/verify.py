@@ -146,7 +146,7 @@ _DECIDED = ("action", "to", "seeds", "seeds_needed", "power", "reason")
 def _decisions(records: Records) -> Iterator[Difference]:
     """The journal's decisions against the plan's branches. A study that was not conducted (a replay) has none."""
     recorded: dict[str, dict[str, Any]] = {
-        event.detail["after"]: event.detail for event in records.data.events if event.kind == "decision"
+        str(event.detail.get("after")): event.detail for event in records.data.events if event.kind == "decision"
     }
     computed: dict[str, Decision] = {decision.after: decision for decision in records.path}
     for after in [*computed, *(name for name in recorded if name not in computed)] if recorded else []:

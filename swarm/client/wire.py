@@ -5,6 +5,7 @@ Knows HTTP, retries and problem documents; nothing of runs or episodes. Branches
 
 from __future__ import annotations
 
+import logging
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from swarm.client.errors import NotASwarmServer, ServerUnreachable, TryLater, re
 from swarm.protocol.errors import Problem
 
 _PROBLEM_FIELDS = frozenset(Problem.model_fields)
+_LOG = logging.getLogger(__name__)
+_SILENT_S = 2.0
+"""So long nothing is said of a server that does not answer."""
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 """Of a proxy whose server is not there, when no problem document comes along."""
 
@@ -57,6 +61,7 @@ class Wire:
         self._patience = patience
         self._clock = clock
         self._jitter = jitter
+        self._told = False
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -92,7 +97,9 @@ class Wire:
             asked_at = self._clock.monotonic()
             gone_s = asked_at - start
             try:
-                return await self._once(method, path, body, params or {}, headers or {}, wait_s)
+                answer = await self._once(method, path, body, params or {}, headers or {}, wait_s)
+                self._told = False
+                return answer
             except TryLater as later:
                 if gone_s >= patience.later_s:
                     raise
@@ -104,6 +111,14 @@ class Wire:
                 if gone_s >= patience.connect_s or not may_repeat:
                     raise self._unreachable(error) from error
                 pause_s = delay_s
+                if not self._told and gone_s >= _SILENT_S:
+                    self._told = True
+                    _LOG.warning(
+                        "no swarm server answers at %s (%s); trying on for up to %.0f s",
+                        self.url,
+                        error,
+                        patience.connect_s,
+                    )
             await self._clock.sleep(pause_s * self._jitter.uniform(0.75, 1.25))
             delay_s = min(2 * delay_s, patience.longest_delay_s)
 

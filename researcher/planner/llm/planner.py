@@ -135,7 +135,7 @@ class LlmPlanner:
         """Labelled: the plan says `builtin`, and why."""
         self._tell(f"the planner LLM {self.name} gave no plan ({why}); planning with the built-in planner")
         plan = await self._fallback.plan(request)
-        note = f"The planner LLM {self.name} gave no valid plan: planned by the built-in planner. Its raw answers are recorded."
+        note = f"The planner LLM {self.name} gave no valid plan: planned by the built-in planner."
         return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})
 
 

@@ -12,6 +12,8 @@ from swarm.server.pool.schema import EPISODE_BODY
 RECENT = 50
 _VERSION = f"json_extract(CAST(body AS TEXT), '$[{EPISODE_BODY.index('client_version')}]')"
 _FATE = f"client_id, {_VERSION} AS client_version, kind, mix, state, reason"
+_TELLING = f"seq + {1 << 60} * (instr(coalesce(detail, ''), 'Traceback') > 0)"
+"""Failures in order of what they tell."""
 _SUMS = ("episodes", "reward_sum", "rewarded", "sampled_tokens", "last_claim_at")
 _COUNTED = ("client_id", "client_version", "kind", "mix", "state", "reason", *_SUMS)
 
@@ -23,11 +25,13 @@ def summarise(db: sqlite3.Connection, where: str, values: Sequence[Any]) -> Ledg
         f"FROM episodes WHERE {where} GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY min(seq)",
         values,
     ).fetchall()
-    # With a lone max() SQLite takes the other columns from the row that has it.
+    # With a lone max() SQLite takes the other columns from the row that has it: the last failure that brought a traceback,
+    # if there is one. What a client gave back when it ended says nothing of why it failed.
     failures = db.execute(
-        f"SELECT client_id, {_VERSION} AS client_version, episode_id, reason, detail, claimed_at, max(seq) "
+        f"SELECT client_id, {_VERSION} AS client_version, episode_id, reason, detail, claimed_at, "
+        f"max({_TELLING}) "
         f"FROM episodes WHERE ({where}) AND reason IN ('aborted', 'expired', 'no_calls') GROUP BY 1, 2 "
-        "ORDER BY max(seq) DESC",
+        f"ORDER BY max({_TELLING}) DESC",
         values,
     ).fetchall()
     recent = db.execute(

@@ -61,9 +61,15 @@ def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT)
     """Who asks, for the record. Raises: Refusal(unauthorized, forbidden)."""
     role = tokens.role_of(request.headers.get("authorization"))
     if role is None:
+        given = (
+            "the token that was sent is none of this server's"
+            if "authorization" in request.headers
+            else "no token was sent"
+        )
         raise Refusal(
             ErrorCode.UNAUTHORIZED,
-            "this server asks for a token: send `Authorization: Bearer` with the server's admin or client token",
+            f"this server asks for a token, and {given}: send its admin or client token as `Authorization: Bearer` "
+            "(clients and the command line take it from SWARM_TOKEN)",
         )
     if needed is Role.ADMIN and role is not Role.ADMIN:
         raise Refusal(ErrorCode.FORBIDDEN, "a client token does not allow this; use the server's admin token")

@@ -84,6 +84,15 @@ def test_a_question_without_a_direction_says_so_in_its_plan(capsys: pytest.Captu
     assert "the direction is assumed" not in capsys.readouterr().out
 
 
+def test_a_plan_says_what_is_the_same_in_all_arms(capsys: pytest.CaptureFixture[str]) -> None:
+    topic = "Does a learning rate of 4e-5 learn one-digit sums faster than 1e-5 with group size 16?"
+    assert main(["start", "--topic", topic, "--dry-run"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("the same"))
+    assert "batch.group_size=16" in line
+    assert "task.digits=1" in line
+    assert "learning_rate" not in line
+
+
 def test_watching_shows_lines_that_a_person_can_read(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", study]) == 0
     said = capsys.readouterr().out

@@ -73,6 +73,11 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("Is the final reward at temperature 0.5 at least as high as at 1.0?", "temperature", [0.5], [1.0], REWARD, UP),
     ("Is the wall time at 8 max tokens at least as low as at 32?", "max_tokens", [8], [32], "wall_s", DOWN),
     ("Do 15 steps suffice, or are 25 better for accuracy?", "steps", [25], [15], ACC, UP),
+    ("Do 8 rollouts suffice, or do 16 give higher accuracy?", "group_size", [16], [8], ACC, UP),
+    ("Is 8 rollouts enough or does 16 learn faster?", "group_size", [16], [8], AUC, UP),
+    ("Is an alpha of 16 better than 64 for LoRA?", "lora_alpha", [16.0], [64.0], ACC, UP),
+    ("Does LoRA rank 8 or 32 give better accuracy when alpha is 64?", "lora_rank", [8], [32], ACC, UP),
+    ("Does the learning rate do better when it is 4e-5 than when it is 1e-5?", "learning_rate", [4e-5], [1e-5], ACC, UP),
     ("Is a group size of 4 enough, or is 16 better?", "group_size", [16], [4], ACC, UP),
     ("Is a group size of 8 or 16 better?", "group_size", [8], [16], ACC, UP),
     ("Is a learning rate of 4e-5 equivalent to 4e-5?", "learning_rate", [4e-5], [4e-5], AUC, UP),
@@ -131,6 +136,17 @@ def test_a_topic_is_read_as_it_is_meant(
     assert sides(reading) == (treatments, baselines)
     assert reading.metric.name == metric
     assert reading.direction == direction
+
+
+def test_a_range_claims_nothing_of_its_ends_and_a_balance_is_no_range() -> None:
+    ranged = read("Is group size between 4 and 16 better for reward?", ARITHMETIC.instrument).assumptions
+    assert any("ends of the range of group_size" in note for note in ranged)
+    assert any("claims no direction" in note for note in ranged)
+    for topic in (
+        "Which temperature gives the best tradeoff between accuracy and time: 0.5, 1.0, 1.5?",
+        "Best compromise between accuracy and time for 4 or 8 or 16 rollouts",
+    ):
+        assert not any("ends of the range" in note for note in read(topic, ARITHMETIC.instrument).assumptions)
 
 
 OF_EVERY_TYPE: list[tuple[str, str, list[Any], list[Any], str]] = [
@@ -233,6 +249,10 @@ REFUSED = [
     ("Does a group size of 4.5 help?", "whole numbers"),
     ("Does dropout of 0.1 beat a temperature of 0.7?", "'0.1'"),
     ("Does temperature 0.7 beat dropout 0.1?", "'0.1'"),
+    ("Does group size 4 or 8 learn faster on sums when dropout is 16?", "'16'"),
+    ("Does group size 4 or 8 learn faster when the context length is 32?", "'32'"),
+    ("Does LoRA with rank 8 or full fine-tuning learn faster?", "name a level of lora_rank or lora_alpha"),
+    ("Does LoRA rank 8 with alpha 16 beat LoRA rank 32 with alpha 64?", "lora_rank and lora_alpha together"),
     ("Does a learning rate of 4e-5 help?", "is the default"),
     ("Does temperature 0.7 or 1.0 matter with lr 1e-5 or 4e-5?", "together"),
     ("Does learning rate 1e-5 beat group size 16?", "together"),

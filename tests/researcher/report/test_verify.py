@@ -108,6 +108,9 @@ def test_a_recorded_decision_that_does_not_follow_is_found(data: StudyData, repo
     assert [(one.claim, one.expression, one.reported) for one in found] == [("decision floor", "seeds", 99)]
     found = verify(dataclasses.replace(data, events=data.events[:1]), report.claims, report.files)
     assert named(found) == {"decision compare"}
+    emptied = first.model_copy(update={"detail": {}})
+    found = verify(dataclasses.replace(data, events=(emptied, *data.events[1:])), report.claims, report.files)
+    assert "decision floor" in named(found)
 
 
 @pytest.mark.parametrize("kind", ["markdown", "html", "curves", "effects"])

@@ -141,6 +141,8 @@ async def test_a_missing_or_wrong_token_is_refused(guarded: Served) -> None:
         assert_problem(answer, 401, "unauthorized")
         assert answer.headers["www-authenticate"] == "Bearer"
         assert "swt_wrong" not in answer.text
+        assert "SWARM_TOKEN" in answer.text
+        assert ("no token was sent" in answer.text) == (not headers)
 
 
 async def test_a_client_token_reads_and_claims_but_starts_no_run(guarded: Served) -> None:

@@ -179,6 +179,16 @@ def test_the_ledger_is_filtered_and_paged_in_the_order_of_claims(store: PoolStor
     assert seqs(LedgerFilter(run_id="run-2")) == []
 
 
+def test_the_last_failure_is_the_last_that_brought_a_traceback(store: PoolStore) -> None:
+    lost = {"state": EpisodeState.DROPPED, "reason": DropReason.ABORTED}
+    traced = "Traceback (most recent call last): boom"
+    details = ["Traceback (most recent call last): older", traced, "the client stopped before it began"]
+    store.write([PutEpisode(row(seq, **lost, detail=detail)) for seq, detail in enumerate(details, start=1)])
+    store.write([PutEpisode(row(9, **lost, client_id="other", detail="gave up"))])
+    failures = store.read.summary(LedgerFilter()).failures
+    assert [(one.client_id, one.detail) for one in failures] == [("client", traced), ("other", "gave up")]
+
+
 def test_a_pool_from_before_there_were_teams_gets_their_table(tmp_path: Path) -> None:
     store = PoolStore(tmp_path / "pool.sqlite")
     store.close()
