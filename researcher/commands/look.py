@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
 from researcher.analysis.knowledge import told
@@ -76,21 +75,6 @@ def stop_command(args: argparse.Namespace) -> int:
     return DONE
 
 
-def held(plan: Plan) -> list[tuple[str, object]]:
-    """What is the same in all arms: settings of the run and of the tasks, by their names in a RunSpec and in `study.toml`."""
-    varied = {factor.target for factor in plan.factors if factor.name in plan.arms[0].levels}
-    settings = [*_leaves("run", plan.run), *_leaves("task", plan.task)]
-    return [(name.removeprefix("run."), value) for name, value in settings if name not in varied]
-
-
-def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _leaves(f"{name}.{key}", inner)
-    else:
-        yield name, value
-
-
 def plan_lines(plan: Plan) -> list[str]:
     """A plan as a person reads it."""
     varied = {factor.name for factor in plan.factors if factor.target == "study.steps"}
@@ -102,7 +86,8 @@ def plan_lines(plan: Plan) -> list[str]:
     ]
     lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
     lines += [f"arm         {arm.name}: {', '.join(f'{k}={v}' for k, v in arm.levels.items())}" for arm in plan.arms]
-    lines.append(f"the same    {', '.join(f'{name}={value}' for name, value in held(plan))}")
+    if plan.held:
+        lines.append(f"the same    {', '.join(f'{name}={value}' for name, value in plan.held)}")
     for hypothesis in plan.hypotheses:
         lines.append(f"{hypothesis.id:11} {hypothesis.statement}")
         lines.append(f"            {hypothesis.metric}, margin {hypothesis.margin:g}, alpha {hypothesis.alpha:g}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -247,6 +247,13 @@ class Plan(StrictModel):
                 fields = merge_patch(fields, _nested(target.removeprefix(f"roles.{role}."), level))
         return dict(fields)
 
+    @property
+    def held(self) -> list[tuple[str, object]]:
+        """What is the same in all arms: settings of the run, by their names in a RunSpec, and of the tasks."""
+        varied = {factor.target for factor in self.factors if factor.name in self.arms[0].levels}
+        settings = [*_leaves("run", self.run), *_leaves("task", self.task)]
+        return [(name.removeprefix("run."), value) for name, value in settings if name not in varied]
+
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
 
@@ -265,6 +272,15 @@ class Plan(StrictModel):
 def trial_key(plan_hash: str, arm: str, seed: int) -> str:
     """Deterministic: the same trial of the same plan has the same key, wherever and whenever it is asked for."""
     return f"{plan_hash[:16]}/{arm}/{seed}"
+
+
+def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Settings that hold no further ones, by dotted name."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}", inner)
+    else:
+        yield name, value
 
 
 def _nested(path: str, value: object) -> dict[str, object]:

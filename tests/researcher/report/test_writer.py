@@ -82,6 +82,14 @@ def test_the_html_fetches_nothing_and_runs_nothing(written: Written) -> None:
     assert str(written.folder) not in text
 
 
+def test_a_report_says_what_was_the_same_in_all_arms(tmp_path: Path) -> None:
+    plan = study_plan(run={"batch": {"group_size": 16}}, task={"digits": 1})
+    levels = {factor.target for factor in plan.factors}
+    assert "run.batch.group_size" not in levels
+    text = markdown(concluded(plan, []), tmp_path)
+    assert "- The same in all arms: `batch.group_size=16`, `task.digits=1`" in text
+
+
 class _Tags(HTMLParser):
     """Collects tags that are closed out of order."""
 
