@@ -27,7 +27,7 @@ from researcher.conduct import Conduct, Outcome, Sink
 from researcher.environments import check_tasks, interpreter
 from researcher.executor.blueprint import Code, Setup
 from researcher.executor.local_server import LocalServer
-from researcher.executor.servers import ServerPool
+from researcher.executor.servers import ServerPool, server_token
 from researcher.executor.trials import Executor
 from researcher.gates import Gates, Halted, heed
 from researcher.models import LlmCall, Plan, StudyStatus
@@ -46,6 +46,7 @@ from researcher.store.sinks import check_installed, open_sink
 from researcher.store.store import Store
 from researcher.view import View, silence, view_for
 from researcher.workshop.writing import NEW
+from swarm.client import Forbidden, Patience, SwarmClient, SwarmError, Unauthorized
 
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 _NAP_S = 5.0
@@ -96,6 +97,7 @@ def start_command(args: argparse.Namespace) -> int:
         "repairs": args.repairs,
     }
     _check_servers(plan, args.server)
+    asyncio.run(_check_tokens(args.server))
     study_id = home.store.create_study(topic, choices)
     for call in calls:
         home.store.record_llm_call(study_id, call)
@@ -129,6 +131,18 @@ def _check_servers(plan: Plan, urls: list[str]) -> None:
             f"a trial of {plan.instrument} takes {needed} servers at once ({models}), {given} given: repeat --server, in "
             "this order; or give none, and they are started on this machine"
         )
+
+
+async def _check_tokens(urls: list[str]) -> None:
+    """Raises: UsageError for a server that refuses our token, before there is a study. One that is away is waited for later."""
+    for url in urls:
+        async with SwarmClient(url, server_token(os.environ), patience=Patience(connect_s=0.0, later_s=0.0)) as swarm:
+            try:
+                await swarm.status()
+            except (Unauthorized, Forbidden) as refusal:
+                raise UsageError(f"{url}: {refusal}") from refusal
+            except SwarmError:
+                continue
 
 
 def _detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:

@@ -107,6 +107,11 @@ class Site:
         return {f"server:{role}": server.url for role, server in self.beside.items()}
 
 
+def server_token(environ: Mapping[str, str]) -> str | None:
+    """What a server that asks for a token is given: an admin's, which may start runs, before any other."""
+    return environ.get("SWARM_ADMIN_TOKEN") or environ.get("SWARM_TOKEN")
+
+
 class ServerPool:
     """An async context manager over the servers of one study: those given by url, or those started here.
 
@@ -234,7 +239,7 @@ class ServerPool:
         process = self._process(given) if isinstance(given, LocalServer) else None
         url = await process.start() if process is not None else str(given)
         lease = self._store.acquire_server(url, self._holder, self._limits.lease_s)
-        token = self._environ.get("SWARM_ADMIN_TOKEN") or self._environ.get("SWARM_TOKEN")
+        token = server_token(self._environ)
         patience = Patience(connect_s=self._limits.unreachable_s, later_s=self._limits.unreachable_s)
         swarm = SwarmClient(
             url, token, client_id=self._holder, patience=patience, clock=self.clock, transport=self._transport

@@ -69,7 +69,7 @@ def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT)
         raise Refusal(
             ErrorCode.UNAUTHORIZED,
             f"this server asks for a token, and {given}: send its admin or client token as `Authorization: Bearer` "
-            "(clients and the command line take it from SWARM_TOKEN)",
+            "(`swarm` and `researcher` take it from SWARM_TOKEN, SwarmClient as `token`)",
         )
     if needed is Role.ADMIN and role is not Role.ADMIN:
         raise Refusal(ErrorCode.FORBIDDEN, "a client token does not allow this; use the server's admin token")

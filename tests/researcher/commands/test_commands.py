@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.serving import ServerProcess
 from foundation.commandline import UsageError
 from researcher.commands import FAILED, OUT_OF_BUDGET, USAGE, run
 from researcher.commands.look import event_text
@@ -82,6 +83,21 @@ def test_a_question_without_a_direction_says_so_in_its_plan(capsys: pytest.Captu
     assert "(the direction is assumed: the topic claims none)" in capsys.readouterr().out
     assert main(["start", "--topic", TOPIC, "--dry-run"]) == 0
     assert "the direction is assumed" not in capsys.readouterr().out
+
+
+def test_a_server_that_refuses_our_token_is_named_before_there_is_a_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = {"SWARM_CLIENT_TOKEN": "swt_right-0123456789", "SWARM_ADMIN_TOKEN": "swt_admin-0123456789"}
+    with ServerProcess(tmp_path / "state", "--log-level", "warning", environ=tokens) as server:
+        for token, told in (("", "no token was sent"), ("swt_other-0123456789", "is none of this server's")):
+            monkeypatch.setenv("SWARM_TOKEN", token)
+            assert main(["start", "--topic", TOPIC, "--server", server.url]) == USAGE
+            said = capsys.readouterr().err
+            assert server.url in said
+            assert told in said
+            assert "SWARM_TOKEN" in said
+    assert Store.open().studies() == []
 
 
 def test_a_plan_says_what_is_the_same_in_all_arms(capsys: pytest.CaptureFixture[str]) -> None:
