@@ -264,11 +264,7 @@ def _end(values: np.ndarray) -> float:
 
 def _wanted(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     """Everything that the plan sets for this trial, by target path."""
-    wanted = {f"run.{path}": value for path, value in _leaves(plan.run)}
-    for role, further in plan.roles.items():
-        wanted |= {f"roles.{role}.{path}": value for path, value in _leaves(further.run)}
-    wanted |= {f"task.{name}": value for name, value in plan.task.items()}
-    wanted["study.steps"] = plan.steps
+    wanted: dict[str, Any] = plan.settings | {"study.steps": plan.steps}
     factors = {factor.name: factor for factor in plan.factors}
     for name, level in plan.arm(trial.arm).levels.items():
         wanted[_target(factors, name)] = level
@@ -305,14 +301,6 @@ def _used(trial: TrialRecord, path: str) -> Any:
     found: Any = source
     for part in rest.split(".") if root in ("run", "roles") else [rest]:
         found = found.get(part) if isinstance(found, dict) else None
-    return found
-
-
-def _leaves(spec: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in spec.items():
-        path = f"{prefix}{key}"
-        found += _leaves(value, f"{path}.") if isinstance(value, dict) else [(path, value)]
     return found
 
 

@@ -48,7 +48,8 @@ def _list(args: argparse.Namespace) -> int:
             say(line)
     if not found:
         say(
-            "no findings yet; a study leaves them when it is done with verdicts other than invalid, `researcher findings import FILE` takes others'"
+            "no findings yet; a study leaves them when it is done with verdicts other than invalid, "
+            "`researcher findings import FILE` takes others'"
         )
     return DONE
 

@@ -19,6 +19,7 @@ from foundation.ids import RandomIds
 from researcher.analysis.knowledge import told
 from researcher.analysis.metrics import finals
 from researcher.commands import DONE, FAILED, WAITING
+from researcher.commands.given_servers import check_servers
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines, when
 from researcher.commands.mending import workshop_of
@@ -27,7 +28,7 @@ from researcher.conduct import Conduct, Outcome, Sink
 from researcher.environments import check_tasks, interpreter
 from researcher.executor.blueprint import Code, Setup
 from researcher.executor.local_server import LocalServer
-from researcher.executor.servers import ServerPool, server_token
+from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
 from researcher.gates import Gates, Halted, heed
 from researcher.models import LlmCall, Plan, StudyStatus
@@ -46,7 +47,6 @@ from researcher.store.sinks import check_installed, open_sink
 from researcher.store.store import Store
 from researcher.view import View, silence, view_for
 from researcher.workshop.writing import NEW
-from swarm.client import Forbidden, Patience, SwarmClient, SwarmError, Unauthorized
 
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 _NAP_S = 5.0
@@ -96,8 +96,7 @@ def start_command(args: argparse.Namespace) -> int:
         "approve": args.approve or ("never" if instrument.instrument.generated is None else "plan"),
         "repairs": args.repairs,
     }
-    _check_servers(plan, args.server)
-    asyncio.run(_check_tokens(args.server))
+    check_servers(plan, args.server)
     study_id = home.store.create_study(topic, choices)
     for call in calls:
         home.store.record_llm_call(study_id, call)
@@ -120,29 +119,6 @@ def _llm_planner(args: argparse.Namespace, place: str, calls: list[LlmCall]) -> 
 
 def _teller(args: argparse.Namespace) -> Callable[[str], None]:
     return (lambda _: None) if args.json else say
-
-
-def _check_servers(plan: Plan, urls: list[str]) -> None:
-    """Raises: UsageError when servers are given, and too few for one trial."""
-    given, needed = len({url.rstrip("/") for url in urls}), 1 + len(plan.roles)
-    if 0 < given < needed:
-        models = ", ".join(["its own model", *plan.roles])
-        raise UsageError(
-            f"a trial of {plan.instrument} takes {needed} servers at once ({models}), {given} given: repeat --server, in "
-            "this order; or give none, and they are started on this machine"
-        )
-
-
-async def _check_tokens(urls: list[str]) -> None:
-    """Raises: UsageError for a server that refuses our token, before there is a study. One that is away is waited for later."""
-    for url in urls:
-        async with SwarmClient(url, server_token(os.environ), patience=Patience(connect_s=0.0, later_s=0.0)) as swarm:
-            try:
-                await swarm.status()
-            except (Unauthorized, Forbidden) as refusal:
-                raise UsageError(f"{url}: {refusal}") from refusal
-            except SwarmError:
-                continue
 
 
 def _detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:

@@ -248,11 +248,20 @@ class Plan(StrictModel):
         return dict(fields)
 
     @property
+    def settings(self) -> dict[str, object]:
+        """What is set for all arms, by factors' targets; an arm's own levels come on top."""
+        roles = {name: role.run for name, role in self.roles.items()}
+        return dict([*_leaves("run", self.run), *_leaves("roles", roles), *_leaves("task", self.task)])
+
+    @property
     def held(self) -> list[tuple[str, object]]:
         """What is the same in all arms: settings of the run, by their names in a RunSpec, and of the tasks."""
         varied = {factor.target for factor in self.factors if factor.name in self.arms[0].levels}
-        settings = [*_leaves("run", self.run), *_leaves("task", self.task)]
-        return [(name.removeprefix("run."), value) for name, value in settings if name not in varied]
+        return [
+            (path.removeprefix("run."), value)
+            for path, value in self.settings.items()
+            if path not in varied and not path.startswith("roles.")
+        ]
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)

@@ -29,9 +29,7 @@ _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
 _EQUAL = words("same equal equally equivalent identical alike match")
-CHOICES_BETWEEN = words(
-    "difference differ gap choose choice compare comparison distinguish tradeoff trade off compromise balance spot"
-)
+CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
 """`difference between A and B` names two levels; `between A and B` alone may mean a range."""
 _OPEN = words("which what find choose pick select tune optimise optimize")
 _SUPERLATIVES = words("best fastest quickest easiest highest greatest largest")

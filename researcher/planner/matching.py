@@ -325,13 +325,12 @@ def _reading(
         for b in range(len(opposition.baselines))
     ]
     first = next((level.at for level in placed.of(factor)), 0)
-    ranged = "between" in keys_of(found, max(0, first - 5), first)
-    stated = claimed(found, named, metric, [level.at for level in placed.levels])
-    if ranged and not set(keys_of(found, max(0, first - 8), first)) & CHOICES_BETWEEN:
+    ahead = set(keys_of(found, max(0, first - 5), first))
+    if "between" in ahead and not ahead & CHOICES_BETWEEN and not balance.is_asked(found):
         notes.add(f"The ends of the range of {factor.name} are compared, and nothing between them.")
-        stated = Stated(
-            None
-        )  # "is 4 to 16 better?" sets the range against what is outside it, not one end against the other
+        stated = Stated(None)  # "is 4 to 16 better?" sets neither end against the other
+    else:
+        stated = claimed(found, named, metric, [level.at for level in placed.levels])
     if stated.note is not None:
         notes.add(stated.note)
     if stated.direction is None and stated.note is None:

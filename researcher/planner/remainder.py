@@ -62,7 +62,7 @@ def refuse_other_methods(instrument: Instrument, found: Sequence[Token], named: 
     for i, token in enumerate(found):
         if token.key in METHODS - known and i not in owned and not _is_frame(found, i, named):
             factors = [factor.name for factor in instrument.factors]
-            parts = [name for name in factors if token.key in name.split("_")]
+            parts = _parts_of(token.key, instrument.factors)
             raise PlanningRefused(
                 f"{token.text!r} by itself is no choice of {instrument.name}; name a level of {' or '.join(parts)}"
                 if parts
@@ -74,7 +74,12 @@ def refuse_other_methods(instrument: Instrument, found: Sequence[Token], named: 
 def _is_frame(found: Sequence[Token], i: int, named: Sequence[Mention]) -> bool:
     """`an alpha of 16 or 64 for LoRA`: the method of the factor that is asked about, not another one to compare with."""
     framed = found[i - 1].key in _FRAMES if i else False
-    return framed and any(found[i].key in m.what.name.split("_") for m in named if isinstance(m.what, Factor))
+    return framed and bool(_parts_of(found[i].key, [m.what for m in named if isinstance(m.what, Factor)]))
+
+
+def _parts_of(method: str, factors: Sequence[Factor]) -> list[str]:
+    """Those that are settings of the method, by their names: `lora_rank` of LoRA."""
+    return [factor.name for factor in factors if method in factor.name.split("_")]
 
 
 def refuse_unknown_names(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:

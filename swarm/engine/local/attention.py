@@ -165,7 +165,8 @@ def flexible(
     query: Tensor, key: Tensor, value: Tensor, micro: MicroBatch, scale: float, window: int | None = None
 ) -> Tensor:
     """FlexAttention; compiled on a GPU. On the CPU it has no backward pass."""
-    query, key, value = (tensor.to(_compute_dtype(query)) for tensor in (query, key, value))
+    dtype = _compute_dtype(query)
+    query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
     kernel = _flex_kernel(query.is_cuda)
     seen = kernel(query, key, value, block_mask=micro.block_mask(window), scale=scale, enable_gqa=grouped)
@@ -274,8 +275,8 @@ def _summed(parts: Sequence[Tensor], plan: Plan) -> Tensor:
 def _tiles(segment: Segment, end_T: Tensor) -> Iterator[Tiles]:
     """In depth-first order the keys outside a tile are the path above its first token."""
     count = len(segment.token)
-    tile = _LONG_TILE if max(segment.depth) >= _LONG else _TILE
-    spans = [range(first, min(first + tile, count)) for first in range(0, count, tile)]
+    height = _LONG_TILE if max(segment.depth) >= _LONG else _TILE
+    spans = [range(first, min(first + height, count)) for first in range(0, count, height)]
     keys = [[*segment.above(span.start), *span] for span in spans]
     for stack in _alike([len(span) for span in spans], [len(key) for key in keys]):
         yield _stacked([spans[tile] for tile in stack], [keys[tile] for tile in stack], end_T)

@@ -61,9 +61,9 @@ class Critic:
             for name, weight in self._weights.items():
                 if (saved := state.get(f"{_PREFIX}{name}")) is not None:
                     weight.copy_(saved)
-                    moments = {key: state[f"{_PREFIX}{name}/{key}"].clone() for key in _STATE}
                     self._optimizer.state[weight] = {
-                        key: one if key == "step" else one.to(weight.device) for key, one in moments.items()
+                        key: state[f"{_PREFIX}{name}/{key}"].to("cpu" if key == "step" else weight.device, copy=True)
+                        for key in _STATE
                     }
 
 

@@ -24,9 +24,11 @@ def device_for(wanted: Device | None, environ: Mapping[str, str] = os.environ) -
     if wanted == "cpu":
         return "cpu"
     reason = _why_no_gpu(environ)
-    if wanted == "cuda" and reason is not None:
+    if reason is None:
+        return "cuda"
+    if wanted == "cuda":
         raise EngineError(f"--device cuda: {reason}")
-    return "cpu" if reason is not None else "cuda"
+    return "cpu"
 
 
 def _why_no_gpu(environ: Mapping[str, str]) -> str | None:

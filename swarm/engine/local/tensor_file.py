@@ -62,7 +62,7 @@ def _chunks(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) ->
     text += b" " * (-len(text) % 8)
     yield memoryview(len(text).to_bytes(8, "little") + text)
     for name, tensor in tensors.items():
-        raw = tensor.detach().to(dtypes[name]).cpu().contiguous().reshape(-1)
+        raw = tensor.detach().to("cpu", dtypes[name]).contiguous().reshape(-1)
         if raw.numel():
             yield memoryview(raw.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
 

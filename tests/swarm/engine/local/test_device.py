@@ -19,9 +19,8 @@ from swarm.engine.seam import EngineError
 from swarm.models.folder import ModelFolder
 from tests.swarm.engine.batches import branching_batch
 
+from .test_attention import NEEDS_GPU
 from .test_learner import FREE, distance, gradient
-
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @pytest.fixture
