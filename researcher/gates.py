@@ -12,6 +12,8 @@ from researcher.store.store import Store
 APPROVE = ("never", "plan", "stage")
 """At which gates a person is asked: at none, once the plan is made, or before every stage as well."""
 
+STOPPED_ON_REQUEST = "stopped on request; `researcher resume` goes on with it"
+
 Ask = Callable[[str, dict[str, Any]], Answer | None]
 """(gate's name, question) → a person's answer, None while there is none."""
 
@@ -29,7 +31,7 @@ def heed(store: Store, study_id: str) -> None:
     """Raises: Halted when a person asked for a stop or a pause."""
     study = store.study(study_id)
     if study.stop_requested:
-        raise Halted(StudyStatus.STOPPED, "stopped on request; `researcher resume` goes on with it")
+        raise Halted(StudyStatus.STOPPED, STOPPED_ON_REQUEST)
     if study.pause_requested:
         raise Halted(StudyStatus.WAITING, "paused on request; `researcher resume` goes on with it")
 

@@ -25,7 +25,7 @@ _HOMES = {
     "status": "look",
     "watch": "watch",
     "show": "look",
-    "stop": "look",
+    "stop": "people",
     "pause": "people",
     "approve": "people",
     "reject": "people",

@@ -1,4 +1,4 @@
-"""Commands that look: list, status, show, instruments; and `stop`, which leaves a wish."""
+"""Commands that look: list, status, show, instruments."""
 
 from __future__ import annotations
 
@@ -54,24 +54,6 @@ def show_command(args: argparse.Namespace) -> int:
     else:
         for line in [*plan_lines(plan), *(line for record in repairs for line in repair_lines(record))]:
             say(line)
-    return DONE
-
-
-def stop_command(args: argparse.Namespace) -> int:
-    """Leave the wish to stop; whoever works on the study ends what runs and stops."""
-    home = open_home()
-    study_id = home.store.resolve_study(args.study)
-    study = home.store.study(study_id)
-    if study.status.ended:
-        say(f"{study_id} is {study.status} already")
-        return DONE
-    home.store.request_stop(study_id)
-    working = worker_of(home, study_id)
-    say(
-        f"{study_id}: asked {working} to stop"
-        if working
-        else f"{study_id}: nobody works on it; it rests where it is until `researcher resume`"
-    )
     return DONE
 
 

@@ -1,4 +1,4 @@
-"""What a person decides: pause, approve, reject, amend."""
+"""What a person decides: stop, pause, approve, reject, amend."""
 
 from __future__ import annotations
 
@@ -11,10 +11,25 @@ from researcher.commands import DONE
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines, worker_of
 from researcher.commands.study import seconds
-from researcher.models import StudyRecord
+from researcher.gates import STOPPED_ON_REQUEST
+from researcher.models import StudyRecord, StudyStatus
+from researcher.ownership import owned_now
 from researcher.planner.gate import Answer
 from researcher.store.database import default_url
-from researcher.store.errors import WrongState
+from researcher.store.errors import LeaseHeld, WrongState
+from researcher.store.store import Store
+
+
+def stop_command(args: argparse.Namespace) -> int:
+    """Leave the wish to stop; whoever works on the study ends what runs and stops. Where nobody does, it is stopped here."""
+    home, study = _study(args)
+    if study.status.ended:
+        _say(args, study, f"{study.status} already")
+        return DONE
+    home.store.request_stop(study.id)
+    working = worker_of(home, study.id) or _stop_now(home.store, study.id)
+    _say(args, study, f"asked {working} to stop" if working else STOPPED_ON_REQUEST)
+    return DONE
 
 
 def pause_command(args: argparse.Namespace) -> int:
@@ -60,6 +75,16 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     word = "approved" if answer.verdict == "approve" else "rejected"
     _say(args, study, f"{name} {word}; {then}")
     return DONE
+
+
+def _stop_now(store: Store, study_id: str) -> str | None:
+    """Stop a study that rests; who took it up meanwhile, if anybody did."""
+    try:
+        with owned_now(store, study_id) as own:
+            own.set_study_status(study_id, StudyStatus.STOPPED, STOPPED_ON_REQUEST)
+    except LeaseHeld as held:
+        return held.owner
+    return None
 
 
 def _study(args: argparse.Namespace) -> tuple[Home, StudyRecord]:

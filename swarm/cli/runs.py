@@ -126,7 +126,8 @@ def stop_run(args: argparse.Namespace) -> int:
     """Ask for a stop."""
     with connection.connect(args) as swarm:
         report = swarm.stop_run(args.run_id or swarm.current_run_id())
-        print(report.model_dump_json() if args.json else f"run {report.run_id} is stopping at step {report.step}")
+        now = "stopping" if report.ended_at is None else f"over ({report.status})"
+        print(report.model_dump_json() if args.json else f"run {report.run_id} is {now}, at step {report.step}")
     return 0
 
 

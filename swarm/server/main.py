@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foundation.commandline import UsageError
+
 if TYPE_CHECKING:
     from foundation.clock import Clock
     from swarm.engine.seam import Engine
@@ -63,7 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--admin-token-file", type=Path, metavar="FILE")
     parser.add_argument("--client-token-file", type=Path, metavar="FILE")
     parser.add_argument(
-        "--echo-latency-s", type=float, default=0.0, metavar="S", help="echo: seconds before the first token"
+        "--echo-latency-s", type=float, metavar="S", help="echo: seconds before the first token (default 0)"
     )
     parser.add_argument(
         "--echo-tokens-per-s", type=float, metavar="N", help="echo: pace of the tokens (default: at once)"
@@ -144,8 +146,20 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _hosted(args: argparse.Namespace) -> _Hosted:
-    """Raises: SwarmError when there is no such model."""
+    """Raises: SwarmError when there is no such model; UsageError when an option is of another engine."""
+    for name, given in vars(args).items():
+        engine = _engine_of(name)
+        if engine not in (None, args.engine) and given is not None:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} is for --engine {engine}, and this is --engine {args.engine}: leave one out")
     return {"echo": _echo, "local": _local, "verl": _verl}[args.engine](args)
+
+
+def _engine_of(option: str) -> str | None:
+    """The engine that an option is for; None where every engine heeds it."""
+    own = {"device": "local", "ray_address": "verl"}
+    head = option.partition("_")[0]
+    return own.get(option) or (head if head in ("echo", "verl") else None)
 
 
 def _echo(args: argparse.Namespace) -> _Hosted:
@@ -155,7 +169,7 @@ def _echo(args: argparse.Namespace) -> _Hosted:
         return EchoEngine(
             model=args.model,
             max_model_len=args.max_model_len or ECHO_MODEL_LEN,
-            latency_s=args.echo_latency_s,
+            latency_s=args.echo_latency_s or 0.0,
             tokens_per_s=args.echo_tokens_per_s,
             clock=clock,
         )

@@ -101,6 +101,9 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["ledger", "--reason", "ecpired"], 2, "did you mean expired?"),
         (["try", "no_such_module:f", "--task", "x"], 1, "no module 'no_such_module'"),
         (["try", "json:dumpz", "--task", "x"], 1, "did you mean 'dump"),
+        (["serve", "--engine", "echo", "--model", "x", "--device", "cpu"], 2, "--device is for --engine local"),
+        (["serve", "--engine", "echo", "--model", "x", "--ray-address", "a"], 2, "--ray-address is for --engine verl"),
+        (["serve", "--model", "x", "--port", "0", "--echo-tokens-per-s", "9"], 2, "is for --engine echo"),
         (["models", "get", "smolm2-135m"], 1, "did you mean 'smollm2-135m'?"),
     ],
 )

@@ -158,3 +158,24 @@ def test_a_study_goes_on_when_nobody_reads_its_view_any_more(kind: type[PlainVie
             view.say("unread")
             view.show(StudyPicture(study_id="s", topic="t", phase=f"phase {number}"))
         view.close()
+
+
+def test_a_study_that_nobody_works_on_is_stopped_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    resting = store.create_study("a topic", {})
+    store.set_study_status(resting, StudyStatus.RUNNING)
+    assert main(["stop", resting]) == 0
+    assert "researcher resume" in capsys.readouterr().out
+    assert store.study(resting).status is StudyStatus.STOPPED
+    assert main(["stop", resting]) == 0
+    assert "already" in capsys.readouterr().out
+
+
+def test_a_study_that_somebody_works_on_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    worked_on = store.create_study("a topic", {})
+    store.set_study_status(worked_on, StudyStatus.RUNNING)
+    store.acquire_lease(worked_on, "elsewhere/1/1.0", 60.0)
+    assert main(["stop", worked_on, "--json"]) == 0
+    assert "asked elsewhere/1/1.0" in json.loads(capsys.readouterr().out)["told"]
+    assert (store.study(worked_on).status, store.study(worked_on).stop_requested) == (StudyStatus.RUNNING, True)
