@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from foundation.strict import StrictModel
 from swarm.protocol.algorithms import AlgorithmSpec as AlgorithmSpec
@@ -105,7 +105,10 @@ class LoraSpec(StrictModel):
     """Low-rank adapters instead of all weights. Hu et al. 2021 (arXiv 2106.09685)."""
 
     rank: Annotated[int, Field(ge=1, le=512)] = 16
-    alpha: Positive = 32.0
+    alpha_ratio: Annotated[Positive | None, Field(exclude_if=lambda ratio: ratio is None)] = None
+    """alpha / rank, held whatever the rank is. None: alpha is held."""
+    alpha: Positive = Field(default=None, validate_default=True)
+    """What adapters compute is multiplied by alpha / rank. Not given: alpha_ratio * rank, else 32."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = (
         "q_proj",
         "k_proj",
@@ -115,6 +118,19 @@ class LoraSpec(StrictModel):
         "up_proj",
         "down_proj",
     )
+
+    @field_validator("alpha", mode="before")
+    @classmethod
+    def _alpha_holds_the_ratio(cls, given: Any, info: ValidationInfo) -> Any:
+        ratio, rank = info.data.get("alpha_ratio"), info.data.get("rank")
+        if ratio is None or rank is None:
+            return 32.0 if given is None else given
+        alpha = ratio * rank
+        if given not in (None, alpha):  # both stand in a spec that a server gives back
+            raise ValueError(
+                f"{given} is not alpha_ratio {ratio:g} times rank {rank}; give alpha or alpha_ratio, not both"
+            )
+        return alpha
 
 
 class RunSpec(StrictModel):
