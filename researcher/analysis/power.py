@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import optimize, stats
@@ -15,7 +15,7 @@ from statsmodels.stats.power import TTestIndPower
 
 from researcher.analysis.race import family_size, is_raced, most_rung_seeds, winning_chance
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
-from researcher.models import Hypothesis, Plan, StageKind, TrialRecord
+from researcher.models import Hypothesis, Metric, Plan, StageKind, TrialRecord
 
 MOST_SEEDS = 10_000
 """Beyond it an exact count says nothing that "too many" does not."""
@@ -29,7 +29,7 @@ class NoiseFloor:
     n: int
     sigma: float
     upper: float
-    """One-sided upper confidence bound on σ."""
+    """One-sided upper confidence bound on σ; with a plan's `sampling_floor` no less than `sampling_sigma`."""
     confidence: float
 
 
@@ -63,7 +63,24 @@ def measured_noise(plan: Plan, trials: Sequence[TrialRecord], metric: str) -> No
     within = [trial for stage in floors for trial in seeds_of(stage, trials)]
     arms = sorted({arm for stage in floors for arm in stage.arms})
     values = [list(sample(within, arm, metric).values.values()) for arm in arms]
-    return noise_floor(values, metric=metric, confidence=plan.sigma_confidence)
+    noise = noise_floor(values, metric=metric, confidence=plan.sigma_confidence)
+    if not plan.sampling_floor:
+        return noise
+    sampling = max(sampling_sigma(plan, plan.metric(metric), own) for own in values)
+    return replace(noise, upper=max(noise.upper, sampling))
+
+
+def sampling_sigma(plan: Plan, metric: Metric, values: Sequence[float]) -> float:
+    """The most that sampling the held-out answers alone can make trials of one arm differ: sqrt(m (1 - m) / n) for answers worth
+    0 to 1 with mean m, n of them a trial. 0 for other metrics, and where worths lie outside.
+
+    Three trials can agree by chance (their shares are multiples of 1/n): then their own spread says that there is no noise.
+    """
+    if not metric.kind.startswith("heldout") or metric.when == "gain" or not values:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    answers = plan.heldout_tasks * plan.heldout_episodes
+    return math.sqrt(mean * (1 - mean) / answers) if 0 <= mean <= 1 and answers else 0.0
 
 
 def planning_alpha(plan: Plan, hypothesis: Hypothesis) -> float:

@@ -216,6 +216,8 @@ class Plan(StrictModel):
     """Effect at which the power must be reached: 1.5 × margin unless stated."""
     sigma_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """One-sided confidence of the upper bound on σ that the noise floor gives; seeds are counted on that bound."""
+    sampling_floor: Annotated[bool, Field(exclude_if=_is_unset)] = False
+    """The bound on σ of a held-out metric is never below what sampling its answers alone can bring."""
     sentinels: tuple[str, ...] = ()
     budget: Budget
     known: tuple[Known | str, ...] = ()
@@ -237,7 +239,7 @@ class Plan(StrictModel):
         """A partial RunSpec: of the instrument's own model, or of a further role's. levels: an arm's, by factors' targets."""
         fields: Any = self.run
         for target, level in levels.items():
-            if target.startswith("run."):
+            if target.startswith("run.") and not _has_adapters(fields, target, level):
                 fields = merge_patch(fields, _nested(target.removeprefix("run."), level))
         if role is None:
             return dict(fields)
@@ -290,6 +292,11 @@ def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
             yield from _leaves(f"{name}.{key}", inner)
     else:
         yield name, value
+
+
+def _has_adapters(fields: Mapping[str, Any], target: str, level: Scalar) -> bool:
+    """Whether an arm asks for adapters (`lora`) where all arms' settings say already what these are like."""
+    return (target, level) == ("run.parameters", "lora") and isinstance(fields.get("parameters"), Mapping)
 
 
 def _nested(path: str, value: object) -> dict[str, object]:

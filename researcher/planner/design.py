@@ -87,6 +87,7 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
         metrics=(reading.metric, *(metric for metric in instrument.metrics if metric != reading.metric)),
         power=POWER,
         planned_effect=PLANNED_EFFECT * reading.metric.margin,
+        sampling_floor=True,
         sentinels=tuple(SENTINELS),
         budget=Budget(wall_s=budget_s, trials=len(arms) * seeds[1]),
         planner="builtin",

@@ -1,6 +1,7 @@
 """Instruments on this machine: found, read from `study.toml`, validated, hashed.
 
-Looks in `studies/` of the clone and in the folders of `RESEARCHER_STUDIES`; a folder may also be given directly.
+Looks in `studies/` of the clone and in the folders of `RESEARCHER_STUDIES`; a folder may also be given directly. What any run
+can vary is declared once, in `training.toml`: every instrument has these factors beside its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -22,6 +25,7 @@ from swarm.protocol.runspec import RunSpec, merge_patch
 
 DECLARATION = "study.toml"
 OWN_STUDIES = Path(__file__).resolve().parents[2] / "studies"
+_TRAINING = Path(__file__).with_name("training.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def read_instrument(path: Path) -> InstrumentFolder:
     """
     file = path / DECLARATION
     try:
-        instrument = Instrument.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        instrument = Instrument.model_validate(_with_training_factors(tomllib.loads(file.read_text(encoding="utf-8"))))
     except (OSError, UnicodeDecodeError) as error:
         raise PlanningRefused(f"{file} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
@@ -130,6 +134,33 @@ def nested(path: str, value: object) -> dict[str, object]:
     """`nested("a.b", 1)` is `{"a": {"b": 1}}`."""
     head, _, rest = path.partition(".")
     return {head: nested(rest, value) if rest else value}
+
+
+def _with_training_factors(declared: dict[str, Any]) -> dict[str, Any]:
+    """A declaration with the factors of `training.toml` behind its own, their defaults as its runs have them.
+
+    A factor of the same name changes the fields that it gives. What is no list of named tables is left for validation.
+    """
+    own = declared.get("factors", [])
+    if not isinstance(own, list) or not all(isinstance(each, dict) for each in own):
+        return declared
+    shared = {each["name"]: each | _default_of(each["target"], declared) for each in _training_factors()}
+    laid_over = [shared.get(each.get("name"), {}) | each for each in own]
+    names = {each.get("name") for each in own}
+    return declared | {"factors": [*laid_over, *(each for name, each in shared.items() if name not in names)]}
+
+
+@cache
+def _training_factors() -> list[dict[str, Any]]:
+    return list(tomllib.loads(_TRAINING.read_text(encoding="utf-8"))["factors"])
+
+
+def _default_of(target: str, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"default": …}` where the declaration's defaults say it."""
+    value: Any = declared.get("defaults", {})
+    for part in target.removeprefix("study.").split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return {"default": value} if isinstance(value, Scalar) else {}
 
 
 def _roots(environ: Mapping[str, str] | None) -> list[Path]:

@@ -109,11 +109,17 @@ def number_text(value: float) -> str:
     return re.sub(r"e([+-]?)0*(\d)", lambda m: f"e{m.group(1).replace('+', '')}{m.group(2)}", text)
 
 
+_ALL_WEIGHTS = re.compile(
+    r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
+)
+
+
 def _normalised(text: str) -> str:
     # Superscripts first: NFKC would turn 10⁻⁵ into 10-5.
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda m: "^" + m.group().translate(_SUPERSCRIPTS), text)
     text = unicodedata.normalize("NFKC", text.translate(_DASHES)).translate(_DASHES).lower().translate(_GREEK)
     text = re.sub(r"\breinforce ?\+\+", "reinforce pp", re.sub(r"\bdr\. ?(?=grpo)", "dr ", text))
+    text = _ALL_WEIGHTS.sub("full", text)
     text = text.replace("**", "^").replace("_", " ")
     text = re.sub(r"(?<=[a-z])(?<!\de)-(?=[a-z0-9.])", " ", text)
     return re.sub(r"(?<=\d)-(?=[a-z])", " ", text)

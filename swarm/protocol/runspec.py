@@ -139,6 +139,7 @@ class RunSpec(StrictModel):
     model: str | None = None
     """Path or name; None: the model that the server hosts."""
     parameters: Literal["full"] | LoraSpec = "full"
+    """`lora` for short: adapters as they are by default."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Compute type of the trainer; weights and optimiser state are kept in float32."""
     activation_checkpointing: bool = False
@@ -153,6 +154,11 @@ class RunSpec(StrictModel):
     limits: LimitSpec = LimitSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     labels: dict[str, str] = {}
+
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def _adapters_by_name(cls, given: Any) -> Any:
+        return LoraSpec() if given == "lora" else given
 
     @model_validator(mode="before")
     @classmethod

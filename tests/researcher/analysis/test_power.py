@@ -7,8 +7,19 @@ import math
 import pytest
 from statsmodels.stats.power import TTestIndPower
 
-from researcher.analysis.power import MOST_SEEDS, detectable_effect, noise_floor, power_of, seeds_needed
+from researcher.analysis.power import (
+    MOST_SEEDS,
+    detectable_effect,
+    measured_noise,
+    noise_floor,
+    power_of,
+    seeds_needed,
+)
 from researcher.analysis.samples import NotEnoughTrials
+from researcher.models import Stage, StageKind, TrialRecord, TrialStatus
+from tests.fakes.example_plan import ARMS, example_plan
+
+METRIC = "heldout_accuracy"
 
 
 def test_sigma_has_an_upper_confidence_bound() -> None:
@@ -18,6 +29,16 @@ def test_sigma_has_an_upper_confidence_bound() -> None:
     pooled = noise_floor([[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]], metric="auc", confidence=0.8)
     assert pooled.sigma == pytest.approx(1.0)
     assert pooled.upper < floor.upper
+
+
+def test_seeds_that_agree_by_chance_are_no_proof_that_there_is_no_noise() -> None:
+    floor = Stage(id="noise-floor", kind=StageKind.NOISE_FLOOR, arms=ARMS[:1], seeds=3, max_seeds=3)
+    plan = example_plan(stages=(floor, *example_plan().stages), heldout_tasks=24, heldout_episodes=2)
+    done = {"study_id": "s", "stage": floor.id, "arm": ARMS[0], "status": TrialStatus.DONE, "finals": {METRIC: 0.75}}
+    trials = [TrialRecord(key=f"k{seed}", seed=seed, **done) for seed in range(3)]
+    assert measured_noise(plan, trials, METRIC).upper == 0.0
+    found = measured_noise(plan.model_copy(update={"sampling_floor": True}), trials, METRIC)
+    assert (found.sigma, found.upper) == (0.0, pytest.approx(math.sqrt(0.75 * 0.25 / 48)))
 
 
 def test_one_trial_is_no_noise_floor() -> None:

@@ -9,6 +9,7 @@ from researcher.planner.design import checked
 from researcher.planner.graph import NO_LLM, plan_study
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import PlanOptions
+from swarm.protocol.runspec import LoraSpec, RunSpec
 from tests.contracts.planner_contract import ARITHMETIC, KITCHEN, TOPIC
 
 pytestmark = pytest.mark.anyio
@@ -107,7 +108,7 @@ async def test_the_instrument_is_chosen_by_what_the_topic_is_about() -> None:
     with pytest.raises(PlanningRefused, match="choose one with --instrument"):
         await planned("Do 20 steps of cooking sums beat 10?")
     with pytest.raises(PlanningRefused, match="kitchen can vary"):
-        await planned("What does temperature do?", instrument="kitchen")
+        await planned("What does the moon do?", instrument="kitchen")
 
 
 async def test_an_instrument_that_the_topic_does_not_name_is_stated_as_an_assumption() -> None:
@@ -164,3 +165,13 @@ async def test_what_came_later_leaves_no_trace_in_plans_that_do_not_use_it() -> 
     open_question = await planned("Compare learning rates 1e-5 and 4e-5 for sums")
     assert '"direction_assumed":true' in open_question.canonical()
     assert open_question == Plan.model_validate_json(open_question.canonical())
+
+
+async def test_adapters_asked_for_by_an_arm_are_those_of_the_study() -> None:
+    plan = await planned("Does LoRA of rank 8 or full fine-tuning learn sums faster?")
+    runs = {
+        arm.name: RunSpec.model_validate(plan.run_fields({"run.parameters": arm.levels["parameters"]}))
+        for arm in plan.arms
+    }
+    assert runs["parameters=full"].parameters == "full"
+    assert runs["parameters=lora"].parameters == LoraSpec(rank=8)

@@ -85,3 +85,38 @@ def test_the_digest_covers_every_file_but_caches(folder: Path) -> None:
     assert changed != before
     (folder / "workflow.py").rename(folder / "other.py")
     assert folder_digest(folder) not in (before, changed)
+
+
+def test_what_any_run_can_vary_is_a_factor_of_every_instrument_with_the_defaults_of_its_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "short"
+    folder.mkdir()
+    (folder / "workflow.py").write_text("")
+    (folder / "study.toml").write_text(
+        """
+name = "short"
+version = "1"
+title = "t"
+workflow = "workflow.py"
+model = "m"
+
+[[factors]]
+name = "max_tokens"
+high = 2048
+
+[[metrics]]
+name = "final_reward"
+kind = "final_reward"
+margin = 0.1
+
+[defaults]
+steps = 7
+metric = "final_reward"
+trial_s = 60.0
+
+[defaults.run.batch]
+group_size = 4
+"""
+    )
+    factors = {factor.name: factor for factor in read_instrument(folder).instrument.factors}
+    assert (factors["group_size"].default, factors["steps"].default, factors["kl"].default) == (4, 7, 0.0)
+    assert (factors["max_tokens"].high, factors["max_tokens"].low) == (2048, 1)
