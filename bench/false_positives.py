@@ -8,6 +8,7 @@ go through the whole executor (a simulated server, an injected clock). Seeds are
     race       eight levels: successive halving, the best confirmed on fresh seeds
     looks      two arms, looked at twice, alpha spent over the looks
     fine       two arms and Optuna between them, the best confirmed on fresh seeds
+    then       four levels of one factor, then three of another at the level that goes on, on fresh seeds
     border     two arms that differ by exactly the margin: called equivalent in at most 5 %
 
 The noise differs from study to study. Bars: null studies `supported` at most 5 %; studies with the planned effect `supported`
@@ -38,12 +39,16 @@ CONFIDENCE = 0.99
 """Of the exact binomial interval of each rate."""
 MOST_FALSE, LEAST_POWER, COVERAGE = 0.05, 0.80, (0.93, 0.97)
 _TOPIC = "Does a learning rate of {} give a higher final reward than 1e-5?"
+_THEN = "Which learning rate is best for the final reward, 1e-5, {}, and then which temperature, {}?"
 _LEVELS = ("2e-5", "4e-5", "8e-5", "1.6e-4", "3.2e-4", "6.4e-4", "0.001")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """Studies of one kind. effect: of the last level, in margins; 0 is a null study. share: of all studies."""
+    """Studies of one kind. effect: of the last level, in margins; 0 is a null study. share: of all studies.
+
+    then: levels of a second factor, the last of which has the same effect; power is that of the first comparison.
+    """
 
     name: str
     levels: tuple[str, ...]
@@ -52,6 +57,7 @@ class Design:
     sigma: tuple[float, float] = (0.03, 0.10)
     looks: int = 1
     fine: int = 0
+    then: tuple[str, ...] = ()
     whole: float = 0.02
     """Share of these studies that goes through the whole executor."""
 
@@ -66,6 +72,8 @@ DESIGNS = (
     Design(name="race", levels=_LEVELS, effect=1.5, share=0.06, sigma=(0.03, 0.06)),
     Design(name="looks", levels=_LEVELS[:1], effect=0.0, share=0.05, looks=2),
     Design(name="looks", levels=_LEVELS[:1], effect=1.5, share=0.05, looks=2),
+    Design(name="then", levels=_LEVELS[:3], effect=0.0, share=0.05, then=("0.7", "1.0", "1.3")),
+    Design(name="then", levels=_LEVELS[:3], effect=1.5, share=0.05, then=("0.7", "1.0", "1.3")),
     Design(name="fine", levels=("0.001",), effect=0.0, share=0.02, sigma=(0.03, 0.06), fine=3),
 )
 
@@ -119,16 +127,25 @@ async def run_design(design: Design, studies: int, draw: np.random.Generator, la
     """Plan and carry out `studies` studies of a design."""
     tally = Tally()
     options = PlanOptions(planner="builtin", looks=design.looks, fine=design.fine)
-    topic = _TOPIC.format(" or ".join(design.levels))
+    first = " or ".join(design.levels)
+    topic = _THEN.format(first, " or ".join(design.then)) if design.then else _TOPIC.format(first)
     for number in range(studies):
         plan = await plan_study(topic, options, instruments=[instrument()])
-        best = f"learning_rate={design.levels[-1]}"
+        best = f"learning_rate={design.levels[-1]}" + (",temperature=1" if design.then else "")
         if best not in {arm.name for arm in plan.arms}:
             raise RuntimeError(f"the plan has no arm {best!r}, but {[arm.name for arm in plan.arms]}")
+        good = {
+            "learning_rate": float(design.levels[-1]),
+            "temperature": float(design.then[-1]) if design.then else None,
+        }
         low, high = design.sigma
         sigma = math.exp(draw.uniform(math.log(low), math.log(high)))
         margin = plan.hypotheses[0].margin
-        world = World(means={best: design.effect * margin}, sigma=sigma, seed=int(draw.integers(2**31)))
+        means = {
+            arm.name: design.effect * margin * sum(level == good[factor] for factor, level in arm.levels.items())
+            for arm in plan.arms
+        }
+        world = World(means=means, sigma=sigma, seed=int(draw.integers(2**31)))
         whole = number < math.ceil(design.whole * studies)
         ending = await laboratory.carry_out(plan, world) if whole else simulate(plan, world)
         tally.whole += whole

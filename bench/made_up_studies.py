@@ -84,7 +84,7 @@ def simulate(plan: Plan, world: World) -> Ending:
 
 
 class Laboratory:
-    """Store, pool, executor and conduct over a simulated server; an async context manager."""
+    """Store, pool, executor and conduct over a simulated server; an async context manager. store: what they recorded."""
 
     def __init__(self) -> None:
         self._clock = ManualClock()
@@ -93,8 +93,8 @@ class Laboratory:
 
     async def __aenter__(self) -> Self:
         self._home = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="false-positives-")))
-        self._store = Store.open(f"sqlite:///{self._home / 'researcher.db'}", clock=self._clock)
-        self._stack.callback(self._store.close)
+        self.store = Store.open(f"sqlite:///{self._home / 'researcher.db'}", clock=self._clock)
+        self._stack.callback(self.store.close)
         return self
 
     async def __aexit__(
@@ -103,10 +103,14 @@ class Laboratory:
         await self._stack.aclose()
 
     async def carry_out(self, plan: Plan, world: World) -> Ending:
-        """Raises: RuntimeError when the study does not come to its end."""
+        """A new study, to its end. Raises: RuntimeError when it does not come to it."""
+        study_id = self.store.create_study(plan.question, {})
+        self.store.save_plan(study_id, plan)
+        return await self.resume(study_id, world)
+
+    async def resume(self, study_id: str, world: World) -> Ending:
+        """What is left of a study. Raises: RuntimeError as `carry_out`."""
         server = SimulatedServer(world.reward, self._clock, step_s=1.0)
-        study_id = self._store.create_study(plan.question, {})
-        self._store.save_plan(study_id, plan)
         setup = Setup(
             instrument=self._folder.instrument,
             instrument_dir=self._folder.path,
@@ -116,20 +120,20 @@ class Laboratory:
         )
         transport = server.transport()
         async with ServerPool(
-            self._store, f"study {study_id}", urls=[URL], clock=self._clock, transport=transport, environ={}
+            self.store, f"study {study_id}", urls=[URL], clock=self._clock, transport=transport, environ={}
         ) as pool:
             executor = Executor(
-                self._store, pool, setup, berths=lambda folder, clock: SimulatedBerth(folder, clock, server)
+                self.store, pool, setup, berths=lambda folder, clock: SimulatedBerth(folder, clock, server)
             )
-            conduct = Conduct(self._store, executor, _NoCopy(), _NoView(), self._clock, self._home)
+            conduct = Conduct(self.store, executor, _NoCopy(), _NoView(), self._clock, self._home)
             outcome = await conduct.carry_out(study_id)
         if outcome.status is not StudyStatus.DONE:
             raise RuntimeError(f"{study_id} ended as {outcome.status}: {outcome.reason}")
-        decisions = self._store.events(study_id, limit=1000, kind="decision")
+        decisions = self.store.events(study_id, limit=1000, kind="decision")
         return Ending(
-            verdicts=tuple(self._store.verdicts(study_id)),
+            verdicts=tuple(self.store.verdicts(study_id)),
             action=str(decisions[-1].detail["action"]),
-            trials=len(self._store.trials(study_id)),
+            trials=len(self.store.trials(study_id)),
         )
 
 

@@ -102,11 +102,15 @@ class Conduct:
     async def _stages(self, study_id: str, plan: Plan, picture: StudyPicture) -> Decision:
         """Run stage after stage as the plan's branches say. Raises: Halted."""
         stage, seeds = plan.stages[0], plan.stages[0].seeds
+        seen: list[str] = []
         while True:
+            seen.append(stage.id)
             if self._gates is not None:
                 self._gates.before_stage(study_id, plan, stage, seeds)
             await self._run(study_id, plan, stage, seeds, picture)
-            decision = decide(plan, stage.id, self._store.trials(study_id))
+            # Not on trials of later stages, which are there when a study is resumed: what was decided was decided without.
+            so_far = [trial for trial in self._store.trials(study_id) if trial.stage in seen]
+            decision = decide(plan, stage.id, so_far)
             self._store.set_stage_status(study_id, stage.id, "done")
             self._tell(study_id, decision, picture)
             if decision.action != "stage":

@@ -14,7 +14,7 @@ from researcher.analysis.conclusions import Conclusions, conclude
 from researcher.analysis.orders import order_holds
 from researcher.analysis.power import hypothesis_power, hypothesis_seeds, measured_noise
 from researcher.analysis.race import contenders, in_the_running, rung_seeds
-from researcher.analysis.samples import NotEnoughTrials
+from researcher.analysis.samples import NotEnoughTrials, deciding_stage
 from researcher.models import Branch, Condition, Effect, Hypothesis, Plan, Stage, StageKind, TrialRecord
 
 
@@ -63,6 +63,8 @@ def holds(when: Condition, plan: Plan, trials: Sequence[TrialRecord], conclusion
         case "verdict_in":
             asked = [h.id for h in _asked(when, plan) if when.hypothesis or in_the_running(plan, h, trials)]
             return all(conclusions.verdict(id).verdict.value in when.verdicts for id in asked)
+        case "leads":
+            return _leads(when, plan, conclusions)
         case "diff_at_least":
             return _effect(when, conclusions).diff >= _value(when)
         case "diff_at_most":
@@ -120,6 +122,18 @@ def _power(plan: Plan, trials: Sequence[TrialRecord]) -> tuple[float | None, int
 
 def _asked(when: Condition, plan: Plan) -> list[Hypothesis]:
     return [h for h in plan.hypotheses if when.hypothesis in (None, h.id)]
+
+
+def _leads(when: Condition, plan: Plan, conclusions: Conclusions) -> bool:
+    own = next(hypothesis for hypothesis in plan.hypotheses if hypothesis.id == _named(when))
+    stage = deciding_stage(plan, own)
+    sizes: dict[str, float] = {}
+    for hypothesis in plan.hypotheses:
+        effect = conclusions.effects[hypothesis.id]
+        said = conclusions.verdict(hypothesis.id).verdict.value in when.verdicts
+        if said and isinstance(effect, Effect) and deciding_stage(plan, hypothesis) == stage:
+            sizes[hypothesis.id] = effect.diff if hypothesis.direction == "increase" else -effect.diff
+    return own.id in sizes and sizes[own.id] >= max(sizes.values())
 
 
 def _named(when: Condition) -> str:

@@ -1,7 +1,8 @@
 """The effects of a plan: treatment minus baseline for every hypothesis, with Holm-adjusted intervals.
 
-Every hypothesis of the plan counts in the adjustment, also one that could not be tested; not those that a race left behind,
-which fresh seeds never test. At a look of a sequential design the level is what the look may spend.
+The hypotheses that one stage decides are a family, and each of them counts in its adjustment, also one that could not be
+tested; not those that a race left behind, which fresh seeds never test, nor those of a stage that the plan's branches passed
+by. At a look of a sequential design the level is what the look may spend.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from researcher.analysis.comparisons import Comparison, compare, pairing_pays
-from researcher.analysis.race import in_the_running
+from researcher.analysis.race import left_behind
 from researcher.analysis.samples import NotEnoughTrials, Sample, deciding_stage, judged_stage, seeds_of, side
 from researcher.models import Effect, Hypothesis, Plan, StageKind, TrialRecord
 
@@ -19,20 +20,23 @@ def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | Not
     """By hypothesis id, in the plan's order. A hypothesis without its data maps to the reason."""
     compared: dict[str, Comparison] = {}
     missing: dict[str, NotEnoughTrials] = {}
-    family: list[Hypothesis] = []
+    families: dict[str, list[Hypothesis]] = {}
     for hypothesis in plan.hypotheses:
         try:
-            if not in_the_running(plan, hypothesis, trials):
-                missing[hypothesis.id] = NotEnoughTrials("the race left its arms behind, and a race gives no verdict")
+            if (why := left_behind(plan, hypothesis, trials)) is not None:
+                missing[hypothesis.id] = NotEnoughTrials(why)
                 continue
-            family.append(hypothesis)
+            families.setdefault(deciding_stage(plan, hypothesis).id, []).append(hypothesis)
             compared[hypothesis.id] = _comparison(plan, hypothesis, trials)
         except NotEnoughTrials as reason:
             missing[hypothesis.id] = reason
-    alpha = min((_alpha(plan, hypothesis, trials) for hypothesis in family), default=0.0)
-    p_values = [compared[h.id].p_value if h.id in compared else 1.0 for h in family]
-    adjusted = dict(zip((h.id for h in family), holm_p_values(p_values), strict=True))
-    levels = dict(zip((h.id for h in family), holm_alphas(p_values, alpha), strict=True))
+    adjusted: dict[str, float] = {}
+    levels: dict[str, float] = {}
+    for family in families.values():
+        alpha = min(_alpha(plan, hypothesis, trials) for hypothesis in family)
+        p_values = [compared[h.id].p_value if h.id in compared else 1.0 for h in family]
+        adjusted |= zip((h.id for h in family), holm_p_values(p_values), strict=True)
+        levels |= zip((h.id for h in family), holm_alphas(p_values, alpha), strict=True)
     return {
         h.id: missing[h.id]
         if h.id in missing

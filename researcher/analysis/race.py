@@ -1,6 +1,7 @@
-"""Races: which arms a stage still runs, by successive halving over what the exploring stages before it found.
+"""Which arms and hypotheses are still in the running: by a race, or by the branch that a plan took.
 
-A race gives no verdict: it says who is confirmed, on seeds that it has not used. Everything follows from plan and trials.
+A race is successive halving over what the exploring stages before found. It gives no verdict: it says who is confirmed, on
+seeds that it has not used. Everything follows from plan and trials.
 """
 
 from __future__ import annotations
@@ -43,25 +44,40 @@ def due(plan: Plan, stage: Stage, seeds: int, trials: Sequence[TrialRecord]) -> 
 
 
 def in_the_running(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
-    """Whether the hypothesis is among those that are tested: the race, where there is one, did not leave its arms behind.
+    """Whether the hypothesis is among those that are tested. Raises: NotEnoughTrials as `left_behind`."""
+    return left_behind(plan, hypothesis, trials) is None
+
+
+def left_behind(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> str | None:
+    """Why the hypothesis is not tested: a race left its arms behind, or the plan's branch led elsewhere. None where it is.
 
     Raises: NotEnoughTrials while the race is not over.
     """
     stage = deciding_stage(plan, hypothesis)
+    others = set(plan.alternatives(stage.id)) - {stage.id}
+    instead = next((trial.stage for trial in trials if trial.stage in others), None)
+    if instead is not None:
+        return f"{hypothesis.factor} was compared by stage {instead!r} instead, to which the plan's branch led"
     if stage.keep is None:
-        return True
+        return None
     for rung in _rungs(plan):
         for arm in contenders(plan, rung, trials):
             found = sample(seeds_of(rung, trials), arm, hypothesis.metric)
             if found.open or len(found.values) + found.failed < rung.seeds:
                 raise NotEnoughTrials("the race that says which arms are confirmed is not over")
-    return hypothesis.sides <= set(contenders(plan, stage, trials))
+    if hypothesis.sides <= set(contenders(plan, stage, trials)):
+        return None
+    return "the race left its arms behind, and a race gives no verdict"
 
 
 def family_size(plan: Plan, hypothesis: Hypothesis) -> int:
-    """Hypotheses that are tested together with this one, at the most: what Holm's adjustment has to carry."""
-    keep = deciding_stage(plan, hypothesis).keep
-    return len(plan.hypotheses) if keep is None else min(keep, len(plan.hypotheses))
+    """Hypotheses that are tested together with this one, at the most: what Holm's adjustment has to carry.
+
+    One stage's are a family: it decides them on its own seeds.
+    """
+    stage = deciding_stage(plan, hypothesis)
+    family = [each for each in plan.hypotheses if deciding_stage(plan, each) == stage]
+    return len(family) if stage.keep is None else min(stage.keep, len(family))
 
 
 def is_raced(plan: Plan, hypothesis: Hypothesis) -> bool:

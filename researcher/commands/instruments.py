@@ -10,7 +10,8 @@ from researcher.commands.home import say, say_json
 from researcher.environments import install, interpreter, rehearsed
 from researcher.models import Factor, Instrument
 from researcher.planner.instruments import InstrumentFolder, available, open_instrument
-from researcher.planner.matching import example, level_text
+from researcher.planner.levels import level_text
+from researcher.planner.matching import example
 
 _MOST_CHOICES = 8
 

@@ -111,9 +111,10 @@ class Condition(StrictModel):
     `a ≪ b`: b exceeds a by the metric's margin at least, and the interval of the difference lies above zero; `≫` the other
     way; `a ≈ b`: two one-sided tests place the difference within the margin. All relations hold jointly, at `alpha`.
     verdict_in: of `hypothesis`, or of every hypothesis that is still in the running where none is named.
+    leads: `hypothesis` has one of `verdicts`, and none that has and is decided by the same stage has a larger effect.
     """
 
-    kind: Literal["verdict_in", "diff_at_least", "diff_at_most", "power_below", "order", "always"]
+    kind: Literal["verdict_in", "leads", "diff_at_least", "diff_at_most", "power_below", "order", "always"]
     hypothesis: str | None = None
     verdicts: tuple[str, ...] = ()
     value: float | None = None
@@ -275,6 +276,14 @@ class Plan(StrictModel):
             levels[factor.name] for factor in self.factors if factor.target == "study.steps" and factor.name in levels
         ]
         return int(own[0]) if own else self.steps
+
+    def alternatives(self, stage: str) -> tuple[str, ...]:
+        """The stages of which one at the most runs, `stage` among them: the branches of one stage lead to each of them."""
+        for before in self.stages:
+            led_to = dict.fromkeys(branch.to for branch in self.branches if branch.stage == before.id and branch.to)
+            if stage in led_to:
+                return tuple(led_to)
+        return (stage,)
 
     def metric(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)

@@ -1,4 +1,4 @@
-"""Arms and hypotheses of a reading: one factor over its levels, or several factors crossed.
+"""Arms and hypotheses of a reading: one factor over its levels, two in sequence, or several crossed.
 
 Crossed factors have two levels each. Up to three run in a full factorial; four and more in a half fraction, the last factor's
 level following from the others' (its sign is the product of theirs), so that main effects stay clear of interactions of two.
@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from researcher.models import Arm, Factor, Hypothesis, Scalar
-from researcher.planner.matching import level_text
+from researcher.planner.levels import level_text
 from researcher.planner.reading import Crossed, Reading
 from researcher.planner.stages import ALPHA
 from researcher.planner.wording import number_text
@@ -28,6 +28,8 @@ def arms_of(reading: Reading) -> tuple[Arm, ...]:
     """One arm per level, named after it; equal levels make arms with different names (a null study)."""
     if reading.crossed:
         return tuple(_crossed_arm(reading.crossed, signs) for signs in runs(len(reading.crossed)))
+    if reading.following is not None:
+        return tuple({arm.name: arm for _, group in groups_of(reading) for arm in group}.values())
     arms: list[Arm] = []
     for level in reading.levels:
         name = arm_name(reading.factor, level)
@@ -59,23 +61,22 @@ def hypotheses_of(reading: Reading, arms: Sequence[Arm]) -> tuple[Hypothesis, ..
     """One for each pair of treatment and baseline; of crossed factors, main effects and interactions of two."""
     if reading.crossed:
         return _crossed_hypotheses(reading, arms)
-    verb = "a higher" if reading.direction == "increase" else "a lower"
-    assumed = " (the direction is assumed: the topic claims none)" if reading.direction_assumed else ""
-    return tuple(
-        Hypothesis(
-            id=f"H{number}",
-            statement=f"{arms[treatment].name} has {verb} {reading.metric.name} than {arms[baseline].name}{assumed}",
-            factor=reading.factor.name,
-            baseline=arms[baseline].name,
-            treatment=arms[treatment].name,
-            metric=reading.metric.name,
-            direction=reading.direction,
-            direction_assumed=reading.direction_assumed,
-            margin=reading.metric.margin,
-            alpha=ALPHA,
-        )
-        for number, (treatment, baseline) in enumerate(reading.pairs, start=1)
-    )
+    if reading.following is None:
+        pairs = [(reading.factor, arms[treatment], arms[baseline]) for treatment, baseline in reading.pairs]
+    else:
+        pairs = [(factor, arm, group[0]) for factor, group in groups_of(reading) for arm in group[1:]]
+    return tuple(_hypothesis(reading, number, *pair) for number, pair in enumerate(pairs, start=1))
+
+
+def groups_of(reading: Reading) -> list[tuple[Factor, tuple[Arm, ...]]]:
+    """What a study in sequence compares: the first factor's arms, and at each of its levels the second's; baselines first."""
+    second = reading.following
+    if second is None:
+        raise ValueError("the reading has one factor alone")
+    found = [(reading.factor, tuple(_arm_of_two(reading, level, second.meanwhile) for level in reading.levels))]
+    for level in reading.levels:
+        found.append((second.factor, tuple(_arm_of_two(reading, level, own) for own in second.levels)))
+    return found
 
 
 def runs(factors: int) -> list[_Signs]:
@@ -90,6 +91,28 @@ def arm_name(factor: Factor, level: Scalar) -> str:
     if factor.type == "data":  # the file's own name: its whole path and digest are the level, and stand with the arm
         text = text.partition("#")[0].rpartition("/")[2]
     return f"{factor.name}={text}".replace(" ", "-").replace("/", "-")
+
+
+def _hypothesis(reading: Reading, number: int, factor: Factor, treatment: Arm, baseline: Arm) -> Hypothesis:
+    assumed = " (the direction is assumed: the topic claims none)" if reading.direction_assumed else ""
+    return Hypothesis(
+        id=f"H{number}",
+        statement=f"{treatment.name} has {_more(reading)} {reading.metric.name} than {baseline.name}{assumed}",
+        factor=factor.name,
+        baseline=baseline.name,
+        treatment=treatment.name,
+        metric=reading.metric.name,
+        direction=reading.direction,
+        direction_assumed=reading.direction_assumed,
+        margin=reading.metric.margin,
+        alpha=ALPHA,
+    )
+
+
+def _arm_of_two(reading: Reading, first: Scalar, second: Scalar) -> Arm:
+    levels = dict(zip((factor.name for factor in reading.factors), (first, second), strict=True))
+    name = ",".join(arm_name(factor, levels[factor.name]) for factor in reading.factors)
+    return Arm(name=name, levels=levels)
 
 
 def _crossed_arm(crossed: Sequence[Crossed], signs: _Signs) -> Arm:

@@ -6,6 +6,7 @@ Pure. Everything that decides the study is fixed here and hashed with the plan.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,11 @@ from pydantic import ValidationError
 
 from foundation.strict import explain
 from researcher.analysis.power import power_of, seeds_needed
+from researcher.analysis.samples import deciding_stage
 from researcher.analysis.sentinels import SENTINELS
 from researcher.models import (
     Arm,
+    Branch,
     Budget,
     Factor,
     Hypothesis,
@@ -27,6 +30,7 @@ from researcher.models import (
     Scalar,
     Stage,
 )
+from researcher.planner import succession
 from researcher.planner.arms import arms_between, arms_of, hypotheses_of
 from researcher.planner.balance import balances
 from researcher.planner.instruments import InstrumentFolder, nested
@@ -67,16 +71,9 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
         model=PlanModel(name=model),
         hypotheses=hypotheses,
         arms=arms,
-        factors=tuple(each.factor for each in reading.crossed) or (reading.factor,),
+        factors=reading.factors,
         stages=stages,
-        branches=branches(
-            stages,
-            hypotheses,
-            allow_underpowered=options.allow_underpowered,
-            at_end=balances([arm.name for arm in arms], reading.metric, stages[-1].id, ALPHA)
-            if reading.balance
-            else (),
-        ),
+        branches=_branches(reading, arms, hypotheses, stages, options),
         steps=int(settings.pop("study.steps", defaults.steps)),
         run=_run(instrument, settings),
         roles=_roles(instrument, settings, model),
@@ -182,7 +179,13 @@ def _laid_out(
     seeds: tuple[int, int],
     options: PlanOptions,
 ) -> tuple[tuple[Arm, ...], tuple[Hypothesis, ...], tuple[Stage, ...]]:
-    """A race where many arms are set against one, or a fine stage is asked for; else a comparison of all."""
+    """A race where many arms are set against one, or a fine stage is asked for; else a comparison of all, or one by one."""
+    if reading.following is not None:
+        if options.looks > 1 or options.fine:
+            raise PlanningRefused(
+                f"a study in sequence has no looks and no fine stage: leave out {'--looks' if options.looks > 1 else '--fine'}"
+            )
+        return arms, hypotheses, succession.stages_of(reading, seeds)
     baselines = list(dict.fromkeys(arm for hypothesis in hypotheses for arm in hypothesis.baselines))
     between = arms_between(reading) if options.fine else ()
     many = len(hypotheses) >= RACE_FROM or bool(between)
@@ -202,6 +205,21 @@ def _laid_out(
     )
     stages = raced(treatments, [arm.name for arm in between], baselines[0], seeds, options.fine if between else 0)
     return (*arms, *between), (*hypotheses, *further), stages
+
+
+def _branches(
+    reading: Reading,
+    arms: Sequence[Arm],
+    hypotheses: Sequence[Hypothesis],
+    stages: Sequence[Stage],
+    options: PlanOptions,
+) -> tuple[Branch, ...]:
+    loud = options.allow_underpowered
+    if reading.following is not None:
+        return succession.branches_of(reading, stages, hypotheses, allow_underpowered=loud)
+    names = [arm.name for arm in arms]
+    at_end = balances(names, reading.metric, stages[-1].id, ALPHA) if reading.balance else ()
+    return branches(stages, hypotheses, allow_underpowered=loud, at_end=at_end)
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------
@@ -265,7 +283,7 @@ def _expected_seeds(plan: Plan) -> int | None:
     metric = plan.metric(plan.hypotheses[0].metric)
     if metric.sigma is None:
         return None
-    alpha = ALPHA / len(plan.hypotheses)
+    alpha = ALPHA / max(Counter(deciding_stage(plan, each).id for each in plan.hypotheses).values())
     if power_of(plan.stages[-1].seeds, sigma=metric.sigma, effect=plan.planned_effect, alpha=alpha) >= plan.power:
         return plan.stages[-1].seeds
     return seeds_needed(sigma=metric.sigma, effect=plan.planned_effect, alpha=alpha, power=plan.power)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from researcher.models import Factor, Scalar
 from researcher.planner.instruments import level_problem
-from researcher.planner.wording import Token
+from researcher.planner.wording import Token, number_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +69,10 @@ def as_level(factor: Factor, value: float | None) -> Scalar:
     if factor.type == "bool" and value in (0, 1):
         return bool(value)
     return float(value)
+
+
+def level_text(level: Scalar) -> str:
+    """A level as people write it."""
+    if isinstance(level, bool):
+        return "on" if level else "off"
+    return level if isinstance(level, str) else number_text(level)

@@ -8,46 +8,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from researcher.models import Factor, Instrument, Metric, Scalar
-from researcher.planner import balance
+from researcher.planner import balance, sequence
 from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed, modifiers, oppose
 from researcher.planner.instruments import level_problem
-from researcher.planner.levels import Level, Placed, as_level, off_level, on_level, rounded
+from researcher.planner.levels import Level, Placed, as_level, level_text, off_level, on_level, rounded
 from researcher.planner.mentions import Mention, inflected, is_given, mentions, misspelt, nearest_names
+from researcher.planner.notes import Notes, better, settings_of
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes
 from researcher.planner.placing import place
-from researcher.planner.reading import Crossed, Reading
+from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import (
     refuse_missing_data,
     refuse_other_methods,
+    refuse_quotients,
     refuse_shifts,
     refuse_unknown_names,
     told_apart,
     unread,
 )
-from researcher.planner.subject import TOGETHER, asked_about, crossed_factors, distinct, keys_of, refuse_two_subjects
+from researcher.planner.several import crossed_reading, sequenced_reading
+from researcher.planner.subject import asked_about, crossed_factors, distinct, keys_of, refuse_two_subjects
 from researcher.planner.wording import (
     LESS,
     MORE,
     SCALES,
     SWITCHED_OFF,
     Token,
-    number_text,
     tokens,
 )
 from researcher.planner.written import taken_out
-
-
-@dataclass(slots=True)
-class _Notes:
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, line: str) -> None:
-        if line not in self.lines:
-            self.lines.append(line)
 
 
 def read(topic: str, instrument: Instrument) -> Reading:
@@ -60,7 +52,11 @@ def read(topic: str, instrument: Instrument) -> Reading:
     refuse_other_methods(instrument, found, named)
     if not any(isinstance(m.what, Metric) and not m.weak for m in named):
         named += [m for m in [inflected(instrument, found, named)] if m is not None]
-    placed = place(found, named)
+    parts = sequence.parts_of(found, named)
+    named = [
+        m for m in named if m.start not in {part.start for part in parts[1:]}
+    ]  # `second, the rank` counts no seconds
+    placed = sequence.place_by_part(found, named, parts) if parts else place(found, named)
     factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
     refuse_unknown_names(instrument, found, named)
     refuse_missing_data(instrument, placed)
@@ -73,16 +69,26 @@ def read(topic: str, instrument: Instrument) -> Reading:
             nearest_names(instrument, found),
         )
     _refuse_bad_levels(placed.levels)
-    notes = _Notes()
+    notes = Notes()
     balanced = balance.is_asked(found)
     metric, assumed = metric_of(instrument, found, balance.gains(named) if balanced else named, placed)
     for line in assumed:
         notes.add(line)
     refuse_effect_sizes(placed, metric)
     refuse_shifts(placed)
+    refuse_quotients(found, placed)
     crossed = crossed_factors(found, factors, placed)
+    asked = sequence.asked_for(found, factors, placed, parts) if parts else None
+    if asked is not None:
+        if crossed or balanced:
+            beside = "an interaction" if crossed else "a balance"
+            raise PlanningRefused(
+                f"the topic asks for {beside}, and for two comparisons in sequence; ask for one of them"
+            )
+        sequence.refuse_two_metrics(named, parts)
+        return sequenced_reading(instrument, found, named, asked, metric, placed, notes)
     if crossed:
-        return _crossed_reading(instrument, found, named, crossed, metric, placed, notes)
+        return crossed_reading(instrument, found, named, crossed, metric, placed, notes)
     factor = asked_about(found, factors, placed, instrument)
     refuse_two_subjects(found, factor, factors, placed)
     opposition = _opposition(found, factor, factors, placed, notes)
@@ -110,13 +116,6 @@ def with_steps(instrument: Instrument) -> Instrument:
         aliases=("training steps", "optimiser steps", "optimizer steps", "number of steps", "updates"),
     )
     return instrument.model_copy(update={"factors": (*instrument.factors, steps)})
-
-
-def level_text(level: Scalar) -> str:
-    """A level as people write it."""
-    if isinstance(level, bool):
-        return "on" if level else "off"
-    return level if isinstance(level, str) else number_text(level)
 
 
 # -- what cannot be asked -------------------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ def _refuse_bad_levels(levels: Sequence[Level]) -> None:
 
 
 def _opposition(
-    found: Sequence[Token], factor: Factor, factors: Sequence[Mention], placed: Placed, notes: _Notes
+    found: Sequence[Token], factor: Factor, factors: Sequence[Mention], placed: Placed, notes: Notes
 ) -> Opposition:
     own = [m for m in factors if m.what == factor and m.choice is None]
     levels = distinct(found, placed.of(factor))
@@ -281,7 +280,7 @@ def _in_range(factor: Factor, level: Scalar) -> Scalar:
 
 
 def _oriented(
-    found: Sequence[Token], factor: Factor, factors: Sequence[Mention], opposition: Opposition, notes: _Notes
+    found: Sequence[Token], factor: Factor, factors: Sequence[Mention], opposition: Opposition, notes: Notes
 ) -> Opposition:
     """`a higher learning rate, 1e-5 or 4e-5`: the treatment is the higher one.
 
@@ -316,7 +315,7 @@ def _reading(
     opposition: Opposition,
     metric: Metric,
     placed: Placed,
-    notes: _Notes,
+    notes: Notes,
 ) -> Reading:
     arms = [*opposition.baselines, *opposition.treatments]
     pairs = [
@@ -334,12 +333,11 @@ def _reading(
     if stated.note is not None:
         notes.add(stated.note)
     if stated.direction is None and stated.note is None:
-        better = "more" if metric.direction == "increase" else "less"
-        notes.add(f"The topic claims no direction: tested as {better} {metric.name}; the other way reads as refuted.")
-    settings = _settings(factor, named, placed, notes)
-    left = unread(instrument, found, named)
-    if left:
-        notes.add(f"These words of the topic play no part in the plan: {', '.join(left)}.")
+        notes.add(
+            f"The topic claims no direction: tested as {better(metric)} {metric.name}; the other way reads as refuted."
+        )
+    settings = settings_of((factor,), named, placed, notes)
+    notes.add_unread(unread(instrument, found, named))
     return Reading(
         factor=factor,
         levels=tuple(level.value for level in arms),
@@ -352,50 +350,3 @@ def _reading(
         budget_s=placed.budget_s,
         assumptions=tuple(notes.lines),
     )
-
-
-def _crossed_reading(
-    instrument: Instrument,
-    found: Sequence[Token],
-    named: Sequence[Mention],
-    crossed: Sequence[tuple[Factor, tuple[Scalar, Scalar]]],
-    metric: Metric,
-    placed: Placed,
-    notes: _Notes,
-) -> Reading:
-    better = "more" if metric.direction == "increase" else "less"
-    notes.add(f"Of each effect it is tested whether it gives {better} {metric.name}; the other way reads as refuted.")
-    left = [word for word in unread(instrument, found, named) if word not in TOGETHER]
-    if left:
-        notes.add(f"These words of the topic play no part in the plan: {', '.join(left)}.")
-    varied = {factor.name for factor, _ in crossed}
-    others = [m for m in named if not (isinstance(m.what, Factor) and m.what.name in varied)]
-    return Reading(
-        factor=crossed[0][0],
-        levels=(),
-        pairs=(),
-        crossed=tuple(Crossed(factor=factor, levels=levels) for factor, levels in crossed),
-        metric=metric,
-        direction=metric.direction,
-        direction_assumed=True,
-        settings=_settings(crossed[0][0], others, placed, notes),
-        seeds=placed.seeds,
-        budget_s=placed.budget_s,
-        assumptions=tuple(notes.lines),
-    )
-
-
-def _settings(
-    factor: Factor, named: Sequence[Mention], placed: Placed, notes: _Notes
-) -> tuple[tuple[Factor, Scalar], ...]:
-    """Levels of the other factors: the same for all arms."""
-    result: list[tuple[Factor, Scalar]] = []
-    for other in {m.what.name: m.what for m in named if isinstance(m.what, Factor)}.values():
-        if other == factor:
-            continue
-        levels = placed.of(other)
-        if levels:
-            result.append((other, levels[0].value))
-        else:
-            notes.add(f"{other.name} is named without a level: it stays at its default, {level_text(other.default)}.")
-    return tuple(result)

@@ -31,7 +31,7 @@ _PLAIN = (
     | LESS
     | words(
         "is are was doe do will can should would could compare use using try choose prefer if when whether with from "
-        "between at beat than as value setting sampling relative : level one instead rather outperform exceed by better worse faster slower "
+        "between at beat than as first value setting sampling relative : level one instead rather outperform exceed by better worse faster slower "
         "matter differ change relative while which what among best baseline control reference treatment equivalent equal identical "
         "similar comparable match"
     )
@@ -252,9 +252,8 @@ class _Placing:
                 continue
             later = [m for m in self.factors if m.start > i][:1]
             earlier = [m for m in self.factors if m.start < i and _factor(m) not in self.levels.values()][-1:]
-            fitting = [
-                _factor(m) for m in later + earlier if self._unnamed(i, _factor(m)) and self._fits(_factor(m), i)
-            ]
+            near = later + earlier if self._leads_to(i, later) else earlier + later
+            fitting = [_factor(m) for m in near if self._unnamed(i, _factor(m)) and self._fits(_factor(m), i)]
             if fitting:
                 self.levels[i] = fitting[0]
                 self._settle_lists()
@@ -262,6 +261,16 @@ class _Placing:
                 self.levels[i] = wrong
             else:
                 self.placed.unplaced.append(self.found[i])
+
+    def _leads_to(self, i: int, later: Sequence[Mention]) -> bool:
+        """`4e-5 a better learning rate`; not `16 or 32, for each rank` or `16 or 32, and which rank, 4 or 8`, whose name has a
+        place or levels of its own."""
+        if not later or _factor(later[0]) in self.levels.values():
+            return False
+        j = i + 1
+        while self._key(j) in _LISTING or self._number_at(j):
+            j += 1
+        return not any(self._key(k) in _SCENES | {","} for k in range(j, later[0].start))
 
     def _out_of_range(self, i: int) -> Factor | None:
         """The factor that the number would be a level of, if it could take it: the plan is refused with its range."""

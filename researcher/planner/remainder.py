@@ -140,6 +140,25 @@ def refuse_shifts(placed: Placed) -> None:
         )
 
 
+def refuse_quotients(found: Sequence[Token], placed: Placed) -> None:
+    """Raises: PlanningRefused where `1/2` or `2:1` may be one level of a factor, or two."""
+    for level in placed.levels:
+        i = level.at
+        if level.factor.type != "float" or i < 0 or i + 2 >= len(found) or found[i + 1].key not in ("/", ":"):
+            continue
+        pair = [other for other in placed.of(level.factor) if other.at == i + 2]
+        listed = [other for other in placed.of(level.factor) if other.at > i + 2 and found[other.at - 1].key != "/"]
+        listed += [other for other in placed.of(level.factor) if 0 <= other.at < i and found[other.at + 1].key != "/"]
+        alone = len(placed.of(level.factor)) == 2 and found[i].key == "1" and found[i + 2].kind == "number"
+        if pair and (found[i + 1].key == ":" or listed or alone):
+            shown = "".join(token.text for token in found[i : i + 3])
+            raise PlanningRefused(
+                f"{shown!r} may be one level of {level.factor.name} or two; write a quotient as one number (0.5), and levels "
+                "with commas between them",
+                [level.factor.name],
+            )
+
+
 def unread(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> list[str]:
     """Words that played no part in the reading and are no ordinary ones, as written."""
     owned = {i for m in named for i in range(m.start, m.end)}

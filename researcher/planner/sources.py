@@ -40,6 +40,13 @@ def _with_levels(reading: Reading, level: Callable[[Factor, Scalar], Scalar]) ->
                 each.model_copy(update={"levels": tuple(level(each.factor, one) for one in each.levels)})
                 for each in reading.crossed
             ),
+            "following": reading.following
+            and reading.following.model_copy(
+                update={
+                    "levels": tuple(level(reading.following.factor, one) for one in reading.following.levels),
+                    "meanwhile": level(reading.following.factor, reading.following.meanwhile),
+                }
+            ),
         }
     )
 

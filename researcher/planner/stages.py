@@ -3,6 +3,7 @@
 noise floor → compare                                    two arms, or a few
 noise floor → look → … → look                            the same with alpha spent over several looks
 noise floor → race → … → race → [fine →] confirm         many arms: successive halving, the best on fresh seeds
+noise floor → compare → compare                          two factors in sequence: see `succession`
 """
 
 from __future__ import annotations
@@ -104,9 +105,9 @@ def branches(
 
     at_end: what else the last stage may decide, before anything but a sentinel that fired.
     """
-    found = [] if allow_underpowered else [_too_loud()]
+    found = [] if allow_underpowered else [too_loud()]
     found.append(
-        _onward(
+        onward(
             stages[0],
             stages[1],
             "the noise floor is known: all arms run on as many seeds as it asks for"
@@ -116,33 +117,44 @@ def branches(
     )
     for stage, after in itertools.pairwise(stages[1:]):
         if stage.explores:
-            found.append(_onward(stage, after, "exploring gives no verdict: the best go on"))
+            found.append(onward(stage, after, "exploring gives no verdict: the best go on"))
         else:
             found += _decided(stage, hypotheses)
-            found.append(_onward(stage, after, "not decided at this look, and alpha is left for the next"))
-    return (*found, *_ending(stages[-1], hypotheses, at_end))
+            found.append(onward(stage, after, "not decided at this look, and alpha is left for the next"))
+    return (*found, *ending(stages[-1], hypotheses, at_end))
 
 
 def with_most(stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
-    """The stages with `most` seeds per arm at the most where they decide."""
-    return tuple(
-        stage
-        if stage.kind is StageKind.NOISE_FLOOR or stage.explores
-        else stage.model_copy(update={"max_seeds": max(stage.seeds, math.ceil(most * (stage.share or 1.0)))})
-        for stage in stages
-    )
+    """The stages with `most` seeds per arm at the most where they decide. Fresh seeds stay behind all others."""
+    sized: list[Stage] = []
+    for stage in stages:
+        before = [mine for own, mine in zip(stages, sized, strict=False) if own.first_seed < stage.first_seed]
+        changes: dict[str, int] = {}
+        if before:
+            changes["first_seed"] = max(each.first_seed + each.max_seeds for each in before)
+        if stage.kind is not StageKind.NOISE_FLOOR and not stage.explores:
+            changes["max_seeds"] = max(stage.seeds, math.ceil(most * (stage.share or 1.0)))
+        sized.append(stage.model_copy(update=changes))
+    return tuple(sized)
 
 
 def cost(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> tuple[int, float]:
-    """Trials and their seconds, one after the other, with each stage's least or most seeds; a trial counts once."""
-    trials, total = 0, 0.0
-    for arm, seeds in _new_seeds(plan, seconds, at_most=at_most):
-        trials += seeds
-        total += seeds * seconds[arm]
-    return trials, total
+    """Trials and their seconds, one after the other, with each stage's least or most seeds; a trial counts once.
+
+    Of stages of which one alone will run, the dearest counts.
+    """
+    each: dict[tuple[str, ...], list[tuple[float, int]]] = {}
+    for stage, new in _new_seeds(plan, seconds, at_most=at_most):
+        price = sum(seeds * seconds[arm] for arm, seeds in new), sum(seeds for _, seeds in new)
+        each.setdefault(plan.alternatives(stage), []).append(price)
+    dearest = [max(prices) for prices in each.values()]
+    return sum(trials for _, trials in dearest), math.fsum(total for total, _ in dearest)
 
 
-def _new_seeds(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> Iterator[tuple[str, int]]:
+def _new_seeds(
+    plan: Plan, seconds: Mapping[str, float], *, at_most: bool
+) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Each stage, and for the arms that it runs how many seeds no stage before has run."""
     run: dict[tuple[str, int], int] = {}
     baselines = {arm for hypothesis in plan.hypotheses for arm in hypothesis.baselines}
     for stage in plan.stages:
@@ -150,9 +162,7 @@ def _new_seeds(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> It
         chosen = stage.keep or stage.picks
         others = sorted((arm for arm in stage.arms if arm not in baselines), key=lambda arm: -seconds[arm])
         runs = [arm for arm in stage.arms if arm in baselines] + others[:chosen]
-        for arm in runs:
-            before = run.get((arm, stage.first_seed), 0)
-            yield arm, max(0, seeds - before)
+        yield stage.id, [(arm, max(0, seeds - run.get((arm, stage.first_seed), 0))) for arm in runs]
         for arm in stage.arms:
             if arm in runs or chosen:
                 # Whoever is kept ran in the rung before: its seeds there are no new ones, whichever arm it will be.
@@ -162,7 +172,8 @@ def _new_seeds(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> It
 # -- branches -------------------------------------------------------------------------------------------------------
 
 
-def _too_loud() -> Branch:
+def too_loud() -> Branch:
+    """Out, before anything is compared."""
     return Branch(
         stage=NOISE_FLOOR,
         when=Condition(kind="power_below", value=POWER),
@@ -171,14 +182,15 @@ def _too_loud() -> Branch:
     )
 
 
-def _onward(stage: Stage, after: Stage, reason: str) -> Branch:
+def onward(stage: Stage, after: Stage, reason: str) -> Branch:
+    """To the next stage, whatever else holds."""
     return Branch(stage=stage.id, when=Condition(kind="always"), then="stage", to=after.id, reason=reason)
 
 
 def _decided(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
     """A look that answers everything, or finds the numbers worthless, is the last."""
     return [
-        *_invalid(stage, hypotheses),
+        *worthless(stage, hypotheses),
         Branch(
             stage=stage.id,
             when=Condition(kind="verdict_in", verdicts=_DECIDED),
@@ -188,15 +200,17 @@ def _decided(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
     ]
 
 
-def _invalid(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
+def worthless(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
+    """Out, where a sentinel says that the numbers mean nothing."""
     return [
         _stop(stage, each, ("invalid",), "a sentinel fired: the numbers do not answer the question")
         for each in hypotheses
     ]
 
 
-def _ending(stage: Stage, hypotheses: Sequence[Hypothesis], at_end: Sequence[Branch]) -> list[Branch]:
-    found = [*_invalid(stage, hypotheses), *at_end]
+def ending(stage: Stage, hypotheses: Sequence[Hypothesis], at_end: Sequence[Branch] = ()) -> list[Branch]:
+    """Of the last stage."""
+    found = [*worthless(stage, hypotheses), *at_end]
     if len(hypotheses) == 1:
         found.append(_stop(stage, hypotheses[0], _DECIDED, "the question is answered"))
     reason = "every planned trial has ended; what is not decided now stays open"

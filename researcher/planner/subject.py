@@ -83,7 +83,8 @@ def _several_asked(factors: Sequence[Factor]) -> PlanningRefused:
     names = list(dict.fromkeys(factor.name for factor in factors))
     return PlanningRefused(
         f"the topic varies {' and '.join(names)} together, and then neither could be told from the other; "
-        "ask about one of them, and set the other for both arms (`with ...`)",
+        "ask about one of them, and set the other for both arms (`with ...`), or for one after the other (`which ... is best, "
+        "..., and then which ...`)",
         names,
     )
 

@@ -96,8 +96,8 @@ def tokens(text: str) -> list[Token]:
 
 
 def phrase(text: str) -> tuple[str, ...]:
-    """The keys by which a name or alias is recognised."""
-    return tuple(token.key for token in tokens(text) if token.kind != "mark")
+    """The keys by which a name or alias is recognised. Of marks those count that stand for a word: `alpha/rank`."""
+    return tuple(token.key for token in tokens(text) if token.kind != "mark" or token.key in ("/", ":"))
 
 
 def number_text(value: float) -> str:

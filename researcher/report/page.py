@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from researcher.analysis.samples import deciding_stage
+from researcher.analysis.race import left_behind
+from researcher.analysis.samples import NotEnoughTrials, deciding_stage
 from researcher.models import (
     Arm,
     Claim,
@@ -40,6 +41,8 @@ class HypothesisPart:
     verdict: str
     reason: str
     measured: bool
+    left_behind: str | None
+    """Why the plan's own rules left it untested; None where they did not."""
     claims: Claims
 
 
@@ -102,8 +105,8 @@ class Page:
     plan: Plan
     outcome: str
     """`decided`, `underpowered`, `halted` (a rule could not be evaluated), or `open` while stages are not over."""
-    order: str | None
-    """Where the plan asks for an order of the arms: the one that holds, in the plan's words, or that none was told."""
+    rule: str | None
+    """What the plan's rule said, in its words, where it asks for an order of the arms or for what goes on: or that it told nothing."""
     study: Claims
     budget: Claims
     stages: list[tuple[Stage, Claims]]
@@ -123,6 +126,11 @@ class Page:
     curves: str
     effects: str
     claims: list[Claim]
+
+    @property
+    def in_sequence(self) -> bool:
+        """Whether one comparison follows from another: several stages decide hypotheses."""
+        return len({part.stage.id for part in self.hypotheses}) > 1
 
     @property
     def only(self) -> HypothesisPart | None:
@@ -152,7 +160,7 @@ def page(records: Records) -> Page:
         data=records.data,
         plan=plan,
         outcome=_outcome(records),
-        order=_order(records),
+        rule=_rule(records),
         study=study,
         budget=_budget(ledger, plan),
         stages=[(stage, _stage(ledger, stage)) for stage in plan.stages],
@@ -182,7 +190,10 @@ def _outcome(records: Records) -> str:
     return "decided" if last.by_plan else "halted"
 
 
-def _order(records: Records) -> str | None:
+def _rule(records: Records) -> str | None:
+    chosen = [one for one in records.path if one.to is not None and len(records.plan.alternatives(one.to)) > 1]
+    if chosen:
+        return chosen[-1].reason
     asked = [branch for branch in records.plan.branches if branch.when.kind == "order"]
     if not asked or _outcome(records) != "decided":
         return None
@@ -304,8 +315,16 @@ def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis) -> Hyp
         verdict=record.verdict.value,
         reason=record.reason,
         measured=isinstance(records.conclusions.effects[id], Effect),
+        left_behind=_left_behind(records, hypothesis),
         claims=claims,
     )
+
+
+def _left_behind(records: Records, hypothesis: Hypothesis) -> str | None:
+    try:
+        return left_behind(records.plan, hypothesis, records.data.trials)
+    except NotEnoughTrials:
+        return None
 
 
 def _arm(ledger: Ledger, arm: Arm, metrics: Sequence[Metric]) -> ArmPart:

@@ -13,7 +13,7 @@ from foundation.clock import Clock
 from researcher.analysis.knowledge import known_to, told_of
 from researcher.models import Instrument, Plan
 from researcher.planner import balance
-from researcher.planner.choosing import asked_for, model_and_rest
+from researcher.planner.choosing import asked_for, choose, model_and_rest
 from researcher.planner.design import checked, design, fitted
 from researcher.planner.llm.asking import Asker, Keep, Tell
 from researcher.planner.llm.choice import ChoiceWrong, reading_of, schema
@@ -64,6 +64,10 @@ class LlmPlanner:
     async def plan(self, request: PlanRequest) -> Plan:
         """Raises: PlanningRefused when neither the LLM nor the built-in planner can plan it, or, where the LLM was asked
         for by name, when it cannot be reached at all."""
+        if _in_sequence(request):
+            plan = await self._fallback.plan(request)
+            note = "The topic asks for two comparisons in sequence: what goes on is a rule of code's, planned by the built-in planner."
+            return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})
         asker = Asker(self._endpoint, self._settings, self._clock, keep=self._keep, tell=self._tell)
         try:
             plan, why = await self._asked(request, asker)
@@ -137,6 +141,16 @@ class LlmPlanner:
         plan = await self._fallback.plan(request)
         note = f"The planner LLM {self.name} gave no valid plan: planned by the built-in planner."
         return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})
+
+
+def _in_sequence(request: PlanRequest) -> bool:
+    """Whether the built-in planner reads the topic as one factor and then another; what it cannot read is the LLM's."""
+    try:
+        _, topic = model_and_rest(request)
+        _, reading = choose(topic, request)
+    except PlanningRefused:
+        return False
+    return reading.following is not None
 
 
 def _balanced(topic: str, instrument: Instrument, reading: Reading) -> Reading:

@@ -206,3 +206,14 @@ def test_settings_come_from_the_environment_and_say_what_is_missing() -> None:
     ):
         with pytest.raises(PlanningRefused, match=says):
             llm_settings(environ)
+
+
+async def test_two_comparisons_in_sequence_are_laid_out_by_code_alone() -> None:
+    llm = ScriptedLlm(said(SENSIBLE))
+    plan = await planner(llm).plan(
+        request("Which learning rate is best, 1e-5 or 4e-5, and then which group size, 4 or 8?")
+    )
+    assert not llm.asked
+    assert plan.planner == "builtin"
+    assert [factor.name for factor in plan.factors] == ["learning_rate", "group_size"]
+    assert any("in sequence" in line and "built-in planner" in line for line in plan.assumptions)

@@ -1,0 +1,47 @@
+"""What a topic leaves open and how that was filled, in words: a plan's assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from researcher.models import Factor, Metric, Scalar
+from researcher.planner.levels import Placed, level_text
+from researcher.planner.mentions import Mention
+
+
+@dataclass(slots=True)
+class Notes:
+    """Lines, each once, in the order in which they were added."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        if line not in self.lines:
+            self.lines.append(line)
+
+    def add_unread(self, left: Sequence[str]) -> None:
+        """left: words that were not understood."""
+        if left:
+            self.add(f"These words of the topic play no part in the plan: {', '.join(left)}.")
+
+
+def better(metric: Metric) -> str:
+    """Which way a metric is better, as a word."""
+    return "more" if metric.direction == "increase" else "less"
+
+
+def settings_of(
+    varied: Collection[Factor], named: Sequence[Mention], placed: Placed, notes: Notes
+) -> tuple[tuple[Factor, Scalar], ...]:
+    """Levels of the other factors: the same for all arms."""
+    result: list[tuple[Factor, Scalar]] = []
+    for other in {m.what.name: m.what for m in named if isinstance(m.what, Factor)}.values():
+        if other in varied:
+            continue
+        levels = placed.of(other)
+        if levels:
+            result.append((other, levels[0].value))
+        else:
+            notes.add(f"{other.name} is named without a level: it stays at its default, {level_text(other.default)}.")
+    return tuple(result)
