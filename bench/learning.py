@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import io
 import json
 import math
+import signal
 import sys
 import tempfile
 import time
@@ -33,7 +35,7 @@ from scipy import stats
 
 from bench.serving import ServerProcess
 from researcher.executor.collection import collect
-from researcher.planner.instruments import InstrumentFolder, read_instrument
+from researcher.planner.instruments import DECLARATION, InstrumentFolder, instrument_files, read_instrument
 from swarm.client import RunSpec, SwarmClient
 from swarm.client.trial import client_id, run_blueprint
 from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
@@ -78,8 +80,13 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """Equal keys: the same trial of the same instrument."""
-        return f"{self.folder.code[:16]}/{json.dumps(self.changes, sort_keys=True)}/{self.arm}/{self.seed}"
+        """Equal keys: the same trial, by the instrument's code, its defaults, and what is changed in them. What else it declares
+        (names of factors, words) changes no trial."""
+        code = hashlib.sha256(self.folder.instrument.defaults.model_dump_json().encode())
+        for name, file in instrument_files(self.folder.path):
+            if name != DECLARATION:
+                code.update(f"{name}\0".encode() + file.read_bytes())
+        return f"{code.hexdigest()[:16]}/{json.dumps(self.changes, sort_keys=True)}/{self.arm}/{self.seed}"
 
 
 async def carry_out(trial: Trial, urls: dict[str, str]) -> dict[str, Any]:
@@ -198,6 +205,7 @@ def main() -> None:
     parser.add_argument("--set", type=json.loads, default={}, metavar="JSON", help="changes to the run's defaults")
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that its servers end with it
     began = time.monotonic()
     study, learning = WHAT[args.what]
     folder = read_instrument(ROOT / "studies" / study)
