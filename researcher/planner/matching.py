@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from researcher.models import Factor, Instrument, Metric, Scalar
 from researcher.planner import balance, sequence
 from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed, modifiers, oppose
+from researcher.planner.clauses import place_by_clause
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text, off_level, on_level, rounded
 from researcher.planner.mentions import Mention, inflected, is_given, mentions, misspelt, nearest_names
 from researcher.planner.notes import Notes, better, settings_of
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes
-from researcher.planner.placing import place
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import (
@@ -56,7 +56,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     named = [
         m for m in named if m.start not in {part.start for part in parts[1:]}
     ]  # `second, the rank` counts no seconds
-    placed = sequence.place_by_part(found, named, parts) if parts else place(found, named)
+    placed = place_by_clause(found, named, parts)
     factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
     refuse_unknown_names(instrument, found, named)
     refuse_missing_data(instrument, placed)

@@ -20,8 +20,9 @@ SEPARATORS = words(
 )
 _LISTING = words(", / ; - or and vs versus v to & than against -> => > < >= <=")
 _SCENES = words("with at for in using by")
+_QUESTIONS = words("which what find compare tune does do")
 _GLUE = words(
-    "of = : is are be at to set ( ) { } [ ] from between in with using being value level equal like into for at by"
+    "of = : is are be at to set ( ) { } [ ] from between among in with using being value level equal like into for at by"
 )
 _LINKS = SEPARATORS | _GLUE | ARTICLES
 _BRIDGES = words("of = : ( { [ a an the to")
@@ -31,7 +32,7 @@ _PLAIN = (
     | LESS
     | words(
         "is are was doe do will can should would could compare use using try choose prefer if when whether with from "
-        "between at beat than as first value setting sampling relative : level one instead rather outperform exceed by better worse faster slower "
+        "between at beat than as first then afterward thereafter value setting sampling relative : level one instead rather outperform exceed by better worse faster slower "
         "matter differ change relative while which what among best baseline control reference treatment equivalent equal identical "
         "similar comparable match"
     )
@@ -252,7 +253,7 @@ class _Placing:
                 continue
             later = [m for m in self.factors if m.start > i][:1]
             earlier = [m for m in self.factors if m.start < i and _factor(m) not in self.levels.values()][-1:]
-            near = later + earlier if self._leads_to(i, later) else earlier + later
+            near = later + earlier if self._leads_to(i, later) else earlier
             fitting = [_factor(m) for m in near if self._unnamed(i, _factor(m)) and self._fits(_factor(m), i)]
             if fitting:
                 self.levels[i] = fitting[0]
@@ -263,14 +264,14 @@ class _Placing:
                 self.placed.unplaced.append(self.found[i])
 
     def _leads_to(self, i: int, later: Sequence[Mention]) -> bool:
-        """`4e-5 a better learning rate`; not `16 or 32, for each rank` or `16 or 32, and which rank, 4 or 8`, whose name has a
-        place or levels of its own."""
-        if not later or _factor(later[0]) in self.levels.values():
-            return False
+        """`4e-5 a better learning rate`; not `16 or 32, for each rank` or `16 or 32, and which rank`: those names have a place
+        of their own."""
         j = i + 1
         while self._key(j) in _LISTING or self._number_at(j):
             j += 1
-        return not any(self._key(k) in _SCENES | {","} for k in range(j, later[0].start))
+        return not any(
+            self._key(k) in _SCENES | _QUESTIONS | {",", "on", "over"} for m in later for k in range(j, m.start)
+        )
 
     def _out_of_range(self, i: int) -> Factor | None:
         """The factor that the number would be a level of, if it could take it: the plan is refused with its range."""

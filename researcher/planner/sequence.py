@@ -1,18 +1,18 @@
 """One factor after the other: `which A is best, 1 or 2, and then which B, 3 or 4?`
 
-A topic is cut where it says `then`, and no number of one part goes to a factor of another. A sequence is read only where
+A topic is cut where it says `then`. A sequence is read only where
 two parts vary one factor each, over levels of their own; what says so by half is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from researcher.models import Factor, Metric, Scalar
+from researcher.planner.clauses import cut
 from researcher.planner.levels import Level, Placed, level_text
-from researcher.planner.mentions import Mention, is_given
-from researcher.planner.placing import place
+from researcher.planner.mentions import Mention
 from researcher.planner.reading import Following
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import BETTER, LESS, MORE, WORSE, Token, words
@@ -33,6 +33,7 @@ _CUTS_AFTER_A_PAUSE = words("next second")
 """`…, next the rank`: elsewhere they say something else."""
 _PAUSES = words(", ; . and")
 _ASKING = words("which what best optimal optimum ideal find choose pick select tune optimise optimize determine search")
+_BEGINNING = words("the is are does do compare test try with")
 SAID = frozenset(
     {"afterwards", "thereafter", "subsequently", "secondly", "followed", "next", "firstly", "winning", "winner"}
 )
@@ -49,40 +50,8 @@ class Step:
 
 def parts_of(found: Sequence[Token], named: Sequence[Mention]) -> list[range]:
     """The parts of a topic in sequence, as its tokens; none where it is all one. Each names a factor."""
-    factors = [m for m in named if isinstance(m.what, Factor) and not is_given(m.what)]
-    starts = [0, *(i for i in range(1, len(found)) if _cuts(found, i))]
-    parts: list[range] = []
-    for start, stop in zip(starts, [*starts[1:], len(found)], strict=True):
-        nothing = not any(m.start in range(start, stop) for m in factors)
-        before = parts[-1] if parts else None
-        if before is not None and (nothing or not any(m.start in before for m in factors)):
-            parts[-1] = range(before.start, stop)
-        else:
-            parts.append(range(start, stop))
+    parts = cut(found, named, [i for i in range(1, len(found)) if _cuts(found, i)])
     return parts if len(parts) > 1 else []
-
-
-def place_by_part(found: Sequence[Token], named: Sequence[Mention], parts: Sequence[range]) -> Placed:
-    """As `place`, each part by itself.
-
-    Raises: PlanningRefused where two parts ask for different seeds, budgets or thresholds.
-    """
-    whole = Placed()
-    for part in parts:
-        own = [replace(m, start=m.start - part.start, end=m.end - part.start) for m in named if m.start in part]
-        placed = place(found[part.start : part.stop], own)
-        whole.levels += [replace(level, at=level.at + part.start) for level in placed.levels]
-        whole.effects += placed.effects
-        whole.shifts += placed.shifts
-        whole.unplaced += placed.unplaced
-        for name in ("seeds", "budget_s", "threshold"):
-            before, now = getattr(whole, name), getattr(placed, name)
-            if None not in (before, now) and before != now:
-                raise PlanningRefused(
-                    f"the parts of the topic ask for different {name}, {before:g} and {now:g}; give one for both"
-                )
-            setattr(whole, name, before if now is None else now)
-    return whole
 
 
 def asked_for(
@@ -156,6 +125,7 @@ def _cuts(found: Sequence[Token], i: int) -> bool:
     if not paused and not any(tuple(keys[: len(cut)]) == cut for cut in _CUTS):
         return False
     compares = before in BETTER | WORSE | MORE | LESS and (before.endswith("er") or before in ("more", "less", "worse"))
+    compares = compares and found[min(i + 1, len(found) - 1)].key not in _ASKING | _BEGINNING
     return not compares and not any(token.key == "if" for token in found[:i])
 
 

@@ -76,6 +76,8 @@ def test_metric_seeds_and_settings_are_those_of_both_comparisons() -> None:
         ("alpha/rank = 1/2/4: which is best?", RATIO, {1, 2, 4}, {}),
         ("LoRA rank 8 or 32 with an alpha / rank ratio of 2: which learns faster?", RANK, {8, 32}, {RATIO: 2}),
         ("Which alpha is best, 16, 32 or 64, at rank 8?", ALPHA, {16, 32, 64}, {RANK: 8}),
+        ("Does the group size matter? Compare 4 and 8 with max tokens 16.", GROUP, {4, 8}, {"max_tokens": 16}),
+        ("On two-digit sums, which of 2 or 4 is the best group size?", GROUP, {2, 4}, {"digits": 2}),
         ("Which alpha is best, 16, 32 or 64, for each rank?", ALPHA, {16, 32, 64}, {}),
     ],
 )  # fmt: skip
@@ -92,6 +94,10 @@ def test_what_is_near_to_a_sequence_is_read_as_it_is_meant(
     ("topic", "why"),
     [
         ("Which LoRA alpha is best, 16, 32 or 64, and which LoRA rank, 8, 16 or 32?", "lora_alpha and lora_rank together"),
+        ("Which LoRA ratio is best, 4, 2 or 1. Which of 8 or 4 or 16 is the best batch size?", "lora_alpha_ratio and tasks_per_step together"),
+        ("Compare LoRA rank 8, 4 or 16 before which of 32 or 16 or 64 is the best alpha", "lora_rank and lora_alpha together"),
+        ("Which max tokens is best: 8, 16, 32 and at the best one is 4 or 8 the best batch size", "max_tokens and tasks_per_step together"),
+        ("Find the best rank among 16 or 4 and the best alpha to rank ratio (1 or 0.5)", "lora_rank and lora_alpha_ratio together"),
         ("Find the best alpha (16, 32) before the best rank (8, 16)", "one after the other"),
         ("Which learning rate is best and then which group size?", "names no levels of it there"),
         (f"{RATES}, and then which group size?", "asks for group_size in a part of its own"),
