@@ -63,8 +63,8 @@ class Design:
 
 
 DESIGNS = (
-    Design(name="two", levels=_LEVELS[:1], effect=0.0, share=0.25, whole=0.18),
-    Design(name="two", levels=_LEVELS[:1], effect=1.5, share=0.25, whole=0.18),
+    Design(name="two", levels=_LEVELS[:1], effect=0.0, share=0.20, whole=0.22),
+    Design(name="two", levels=_LEVELS[:1], effect=1.5, share=0.20, whole=0.22),
     Design(name="border", levels=_LEVELS[:1], effect=1.0, share=0.10),
     Design(name="several", levels=_LEVELS[:3], effect=0.0, share=0.08),
     Design(name="several", levels=_LEVELS[:3], effect=1.5, share=0.08),

@@ -166,6 +166,9 @@ def checked(plan: Plan) -> Plan:
         ends = [branch for branch in plan.branches if branch.stage == stage]
         if not ends or ends[-1].when.kind != "always":
             raise ValueError(f"after stage {stage!r} the plan may decide nothing")
+    into = {(branch.stage, branch.to) for branch in plan.branches if branch.then == "stage"}
+    if len({to for _, to in into}) < len(into):
+        raise ValueError("branches of two stages lead to one and the same stage")
     astray = [branch.to for branch in plan.branches if branch.then == "stage" and branch.to not in stages]
     if astray:
         raise ValueError(f"branches lead to stages that do not exist: {astray}")

@@ -26,75 +26,10 @@ from researcher.models import (
 from researcher.report.claims import Ledger, Style, decimals_of
 from researcher.report.drawing import Interval, Line, effects, learning_curves, sparkline
 from researcher.report.expressions import call
+from researcher.report.parts import ArmPart, Claims, HypothesisPart, KnownPart, SentinelPart, StepPart, TrialPart
 from researcher.report.records import Records
 
-Claims = dict[str, Claim]
-"""By the short name that templates use."""
 _CURVE = "reward_mean"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HypothesisPart:
-    hypothesis: Hypothesis
-    stage: Stage
-    """The one that decides."""
-    verdict: str
-    reason: str
-    measured: bool
-    left_behind: str | None
-    """Why the plan's own rules left it untested; None where they did not."""
-    claims: Claims
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmPart:
-    arm: Arm
-    claims: Claims
-    levels: Claims
-    summaries: dict[str, Claims]
-    """By metric: mean, sd, iqm."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialPart:
-    trial: TrialRecord
-    claims: Claims
-    finals: Claims
-    """By metric."""
-    spark: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPart:
-    """One decision of the path."""
-
-    after: str
-    action: str
-    to: str | None
-    reason: str
-    claims: Claims
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentinelPart:
-    name: str
-    state: Claim
-    findings: Sequence[tuple[str, str, Claim, tuple[str, ...]]]
-    """Severity, text, value, arms."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPart:
-    """An earlier finding that the plan quotes."""
-
-    known: Known
-    claims: Claims
-    agreements: list[tuple[str, Claim]]
-    """For each hypothesis that asks the same: what its verdict says to it."""
-
-    @property
-    def contradicted(self) -> bool:
-        return any(str(claim.value).startswith("contradicts") for _, claim in self.agreements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

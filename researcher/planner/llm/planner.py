@@ -65,9 +65,9 @@ class LlmPlanner:
         """Raises: PlanningRefused when neither the LLM nor the built-in planner can plan it, or, where the LLM was asked
         for by name, when it cannot be reached at all."""
         if _in_sequence(request):
-            plan = await self._fallback.plan(request)
+            laid_out = await self._fallback.plan(request)
             note = "The topic asks for two comparisons in sequence: what goes on is a rule of code's, planned by the built-in planner."
-            return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})
+            return laid_out.model_copy(update={"assumptions": (*laid_out.assumptions, note)})
         asker = Asker(self._endpoint, self._settings, self._clock, keep=self._keep, tell=self._tell)
         try:
             plan, why = await self._asked(request, asker)

@@ -1,0 +1,75 @@
+"""The parts of a report's page: one hypothesis, arm, trial, decision, sentinel, earlier finding, with its claims. No wording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from researcher.models import Arm, Claim, Hypothesis, Known, Stage, TrialRecord
+
+Claims = dict[str, Claim]
+"""By the short name that templates use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HypothesisPart:
+    hypothesis: Hypothesis
+    stage: Stage
+    """The one that decides."""
+    verdict: str
+    reason: str
+    measured: bool
+    left_behind: str | None
+    """Why the plan's own rules left it untested; None where they did not."""
+    claims: Claims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmPart:
+    arm: Arm
+    claims: Claims
+    levels: Claims
+    summaries: dict[str, Claims]
+    """By metric: mean, sd, iqm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPart:
+    trial: TrialRecord
+    claims: Claims
+    finals: Claims
+    """By metric."""
+    spark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPart:
+    """One decision of the path."""
+
+    after: str
+    action: str
+    to: str | None
+    reason: str
+    claims: Claims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentinelPart:
+    name: str
+    state: Claim
+    findings: Sequence[tuple[str, str, Claim, tuple[str, ...]]]
+    """Severity, text, value, arms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPart:
+    """An earlier finding that the plan quotes."""
+
+    known: Known
+    claims: Claims
+    agreements: list[tuple[str, Claim]]
+    """For each hypothesis that asks the same: what its verdict says to it."""
+
+    @property
+    def contradicted(self) -> bool:
+        return any(str(claim.value).startswith("contradicts") for _, claim in self.agreements)
