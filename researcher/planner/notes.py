@@ -34,10 +34,11 @@ def better(metric: Metric) -> str:
 def settings_of(
     varied: Collection[Factor], named: Sequence[Mention], placed: Placed, notes: Notes
 ) -> tuple[tuple[Factor, Scalar], ...]:
-    """Levels of the other factors: the same for all arms."""
+    """Levels of the other factors: the same for all arms. `LoRA` says nothing more where its rank or alpha is named."""
     result: list[tuple[Factor, Scalar]] = []
-    for other in {m.what.name: m.what for m in named if isinstance(m.what, Factor)}.values():
-        if other in varied:
+    factors = {m.what.name: m.what for m in named if isinstance(m.what, Factor)}.values()
+    for other in factors:
+        if other in varied or any(part.target.startswith(f"{other.target}.") for part in factors):
             continue
         levels = placed.of(other)
         if levels:

@@ -231,7 +231,12 @@ class _Placing:
                 continue
             listed = all(self._key(j) in SEPARATORS for j in range(earlier + 1, i))
             if listed or (i in self.numbers and self._unnamed(i, self.levels[earlier])):
-                self.levels[i] = self.levels[earlier]
+                self.levels[i] = self.levels[earlier] if listed else self._asked(i) or self.levels[earlier]
+
+    def _asked(self, i: int) -> Factor | None:
+        """`Which rank learns two-digit sums fastest, 4 or 8?`: what was named before and has no level yet, if it can take the number."""
+        bare = [_factor(m) for m in self.factors if m.start < i and _factor(m) not in self.levels.values()]
+        return next((factor for factor in reversed(bare) if self._fits(factor, i) and self._unnamed(i, factor)), None)
 
     def _begun(self, i: int, *, fitting: bool = True) -> int | None:
         """The level before `i` whose list it may go on with: over `one-digit` and the like, which cannot take the number."""
