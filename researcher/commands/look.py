@@ -59,8 +59,7 @@ def show_command(args: argparse.Namespace) -> int:
 
 def plan_lines(plan: Plan) -> list[str]:
     """A plan as a person reads it."""
-    varied = {factor.name for factor in plan.factors if factor.target == "study.steps"}
-    length = "steps as the arm says" if varied & set(plan.arms[0].levels) else f"{plan.steps} steps a trial"
+    length = "steps as the arm says" if plan.steps_vary else f"{plan.steps} steps a trial"
     lines = [
         f"question    {plan.question}",
         f"hash        {plan.digest()}  (version {plan.version}, planner {plan.planner})",

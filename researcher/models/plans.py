@@ -285,6 +285,11 @@ class Plan(StrictModel):
                 return tuple(led_to)
         return (stage,)
 
+    @property
+    def steps_vary(self) -> bool:
+        """Whether `steps` is not the length of every trial."""
+        return any(self.steps_of(arm.name) != self.steps for arm in self.arms)
+
     def metric(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from researcher.models import Branch, Condition, StudyData
+from researcher.models import Branch, Condition, Factor, StudyData
 from researcher.report.writer import TEMPLATES, Written, write_report
 from tests.fakes.concluded_study import (
     STUDIES,
@@ -88,6 +88,14 @@ def test_a_report_says_what_was_the_same_in_all_arms(tmp_path: Path) -> None:
     assert "run.batch.group_size" not in levels
     text = markdown(concluded(plan, []), tmp_path)
     assert "- The same in all arms: `batch.group_size=16`, `task.digits=1`" in text
+
+
+def test_trials_of_different_lengths_are_not_given_one(tmp_path: Path) -> None:
+    length = Factor(name="lr", target="study.steps", type="int", default=5)
+    plan = study_plan(treatments=(15,), factors=(length,))
+    text = markdown(concluded(plan, []), tmp_path)
+    assert text.count("as many optimiser steps as the arm says") == 2
+    assert f"{plan.steps} optimiser step" not in text
 
 
 class _Tags(HTMLParser):
