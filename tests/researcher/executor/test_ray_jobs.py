@@ -1,0 +1,68 @@
+"""Clients as jobs on a real Ray cluster: the contract of clients, kills between submission and record, whole trials."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundation.clock import SystemClock
+from researcher.executor.processes import Berth, child_environ
+from researcher.executor.ray_cluster import RayCluster
+from researcher.executor.ray_jobs import RayPlace
+from researcher.models import TrialStatus
+from tests.contracts.client_job_contract import SECRET, ClientJobContract
+from tests.fakes.repeat_study import repeat_plan
+from tests.ray_fixture import lacking
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=f"needs {', '.join(lacking())}: `make verl`"),
+]
+
+
+class TestRayJobs(ClientJobContract):
+    @pytest.fixture
+    def words(self, ray_cluster: str) -> str:
+        return f"ray={ray_cluster}"
+
+    @pytest.fixture
+    async def place(self, ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> RayPlace:
+        monkeypatch.setenv("SWARM_TOKEN", SECRET)
+        return RayPlace(RayCluster(ray_cluster, SystemClock()), stop_s=1)
+
+
+async def test_killed_around_the_submission_a_study_has_each_client_once(ray_cluster: str, tmp_path: Path) -> None:
+    for where in ("submit:before", "submit:after", "record_event:before", "record_progress:after:2"):
+        code, _ = await drive(tmp_path, ray_cluster, where)
+        assert code == -signal.SIGKILL, f"{where} was never reached"
+    code, found = await drive(tmp_path, ray_cluster)
+    assert code == 0
+    assert len({trial["run_id"] for trial in found.values()}) == len(found) == 2
+    for trial in found.values():
+        assert (trial["status"], trial["attempts"]) == (TrialStatus.DONE, 1)
+        assert trial["in_steps"] == repeat_plan().steps * 4 * 8
+        assert trial["evaluated"] == {"0": 8, "4": 8}
+    states = [json.loads(file.read_text()) for file in (tmp_path / "studies").rglob("ray.json")]
+    assert [state["number"] for state in states] == [1, 1]
+    assert not Berth(tmp_path / "server" / "process", SystemClock()).alive()
+
+
+async def drive(home: Path, cluster: str, where: str = "") -> tuple[int, dict[str, Any]]:
+    """A researcher's process, which kills itself there."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.fakes.study_driver", str(home), where, f"ray={cluster}"),
+        env=child_environ(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), timeout=120)
+    assert process.returncode in (0, -signal.SIGKILL), err.decode()[-3000:]
+    return process.returncode or 0, json.loads(out) if out else {}
