@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,16 +27,24 @@ def lacking() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[str]:
-    """The address of its job server. Afterwards nothing of it runs, and its files are gone."""
+def ray_home() -> Iterator[Path]:
+    """Where the cluster keeps its logs and what it was sent."""
     place = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # short: Unix sockets lie in it
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(ray_home: Path) -> Iterator[str]:
+    """The address of its job server. Afterwards nothing of it runs."""
+    place = ray_home
     port, jobs = _free_port(), _free_port()
-    # The worker's agents listen on ports of their own; the cluster's `python` is this one.
+    # Jobs have to run on the second node: the head has no room for them. The cluster's `python` is this one.
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SWARM_", "PYTHONPATH"))
     }
     environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environ["PATH"]))
-    common = ["--block", "--num-cpus", "4", "--object-store-memory", "80000000", "--disable-usage-stats"]
+    common = ["--block", "--object-store-memory", "80000000", "--disable-usage-stats"]
     head = [
         "--head",
         "--port",
@@ -48,13 +55,25 @@ def ray_cluster() -> Iterator[str]:
         str(jobs),
         "--temp-dir",
         str(place),
+        "--dashboard-agent-listen-port",
+        str(_free_port()),
+        "--num-cpus",
+        "0",
     ]
     started: list[subprocess.Popen[bytes]] = []
     try:
         started.append(_start(place, environ, *head, *common))
         address = f"http://127.0.0.1:{jobs}"
         _until_up(f"{address}/api/version", started[0], place)
-        started.append(_start(place, environ, "--address", f"127.0.0.1:{port}", *common))
+        beside = [
+            "--address",
+            f"127.0.0.1:{port}",
+            "--dashboard-agent-listen-port",
+            str(_free_port()),
+            "--num-cpus",
+            "4",
+        ]
+        started.append(_start(place, environ, *beside, *common))
         yield address
     finally:
         for process in reversed(started):
@@ -68,7 +87,6 @@ def ray_cluster() -> Iterator[str]:
         left = _processes_of(place)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def _start(place: Path, environ: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:

@@ -63,11 +63,13 @@ class JobServer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenJob:
-    """A job as the cluster knows it. status: Ray's word for it. lost: why it ended, where its command did not end by itself."""
+    """A job as the cluster knows it. status: Ray's word for it. lost: why it ended, where its command did not end by itself.
+    message: Ray's own, with the last of the output where the command failed."""
 
     status: str
     exit_code: int | None
     lost: str
+    message: str
     metadata: Mapping[str, str]
 
     @property
@@ -142,7 +144,7 @@ class RayCluster:
         return await self._ask(submit)
 
     async def logs(self, submission_id: str) -> str | None:
-        """What the job has written; None where that is lost: with the node that it ran on, or the cluster."""
+        """What the job has written; None where that cannot be had: its node, or what serves the logs there, is gone."""
 
         def logs(server: JobServer) -> str | None:
             try:
@@ -281,7 +283,13 @@ def _seen(server: JobServer, submission_id: str) -> SeenJob | None:
         lost = (
             redact(" ".join(f"{found.error_type or ''} {found.message or ''}".split()))[:1000] or "Ray does not say why"
         )
-    return SeenJob(status=status, exit_code=found.driver_exit_code, lost=lost, metadata=found.metadata or {})
+    return SeenJob(
+        status=status,
+        exit_code=found.driver_exit_code,
+        lost=lost,
+        message=found.message or "",
+        metadata=found.metadata or {},
+    )
 
 
 def _node_addresses(server: JobServer) -> list[str]:

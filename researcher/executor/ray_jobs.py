@@ -3,6 +3,9 @@
 A client's first job is `NAME-1`; one that is started after it, in the same attempt, is `NAME-2`. The number is in the folder before
 the job is submitted, and a cluster takes a name once: so a researcher that is killed while it submits leaves one job or none,
 and finds it, or submits it again, under the same name.
+
+A token goes along as a file that the job reads and removes before anything else: the environment of a job is written into the logs of
+each node.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from researcher.executor.jobs import BLUEPRINT, Ending, Order, Started
 from researcher.executor.package import INSTRUMENT, packed
 from researcher.executor.ray_cluster import ClusterRefused, RayCluster, SeenJob
 
-_CLIENT = f"python -m swarm.client.trial {BLUEPRINT}"
+_CLIENT = f"exec python -m swarm.client.trial {BLUEPRINT}"
+_TOKEN = "token"
+_WITH_TOKEN = f"read -r SWARM_TOKEN < {_TOKEN} && rm {_TOKEN} && export SWARM_TOKEN && {_CLIENT}"
 _REHEARSAL = "python -m swarm.client.rehearsal {folder} {workflow} < asked.json"
 _FORWARDED = ("SWARM_LOG_LEVEL",)
-_STATE, _ARCHIVE = "ray.json", "client.zip"
+_STATE, _ARCHIVE, _JOB = "ray.json", "client.zip", "job"
 _CPUS = 1.0
 """Of a client. A job that asks for none stays on the cluster's head."""
 _LOOK_S, _READ_S = 1.0, 30.0
@@ -57,15 +62,28 @@ class RayPlace:
     def job(self, folder: Path, name: str) -> RayJob:
         return RayJob(self, folder, name)
 
-    def runtime_env(self) -> dict[str, Any]:
-        """What a job gets beside its files. A client's token goes before an admin's."""
-        env = {name: self._environ[name] for name in _FORWARDED if name in self._environ}
-        tokens = (self._environ.get(name) for name in ("SWARM_CLIENT_TOKEN", "SWARM_TOKEN", "SWARM_ADMIN_TOKEN"))
-        if token := next((token for token in tokens if token), None):
-            env["SWARM_TOKEN"] = token
-        env["RAY_JOB_STOP_WAIT_TIME_S"] = str(self.stop_s)
-        pip = {"pip": {"packages": self._pins, "pip_install_options": ["--no-deps"]}} if self._pins else {}
-        return {"env_vars": env, **pip}
+    @property
+    def token(self) -> str | None:
+        """What a client shows to servers. A client's goes before an admin's."""
+        given = (self._environ.get(name) for name in ("SWARM_CLIENT_TOKEN", "SWARM_TOKEN", "SWARM_ADMIN_TOKEN"))
+        return next((token for token in given if token), None)
+
+    async def submit(
+        self, name: str, entrypoint: str, folder: Path, archive: bytes, metadata: Mapping[str, str]
+    ) -> bool:
+        """Submit a job with this archive, which is in `folder` no longer than that takes. False where there is one of this name."""
+        file = folder / _ARCHIVE
+        try:
+            _write_for_us(file, archive)
+            env = {name: self._environ[name] for name in _FORWARDED if name in self._environ}
+            runtime_env: dict[str, Any] = {"env_vars": {**env, "RAY_JOB_STOP_WAIT_TIME_S": str(self.stop_s)}}
+            if self._pins:
+                runtime_env["pip"] = {"packages": self._pins, "pip_install_options": ["--no-deps"]}
+            return await self.cluster.submit(
+                name, entrypoint, archive=file, runtime_env=runtime_env, metadata=metadata, cpus=_CPUS
+            )
+        finally:
+            file.unlink(missing_ok=True)
 
     async def rehearse(
         self, code: Path, workflow: str, parameters: Mapping[str, Any], heldout: int, folder: Path, name: str
@@ -75,15 +93,12 @@ class RayPlace:
         folder: for what is sent. Raises: ClusterRefused with the job's last words; ClusterUnreachable.
         """
         asked = json.dumps({"parameters": [dict(parameters)], "heldout": heldout, "thorough": False})
-        archive = folder / _ARCHIVE
-        write_atomically(archive, packed(code, {"asked.json": asked.encode()}))
         command = _REHEARSAL.format(folder=INSTRUMENT, workflow=workflow)
-        await self.cluster.submit(
-            name, command, archive=archive, runtime_env=self.runtime_env(), metadata={}, cpus=_CPUS
-        )
+        await self.submit(name, command, folder, packed(code, {"asked.json": asked.encode()}), {})
         while (seen := await self.cluster.look(name)) is not None and not seen.over:
             await self.cluster.clock.sleep(_LOOK_S)
-        lines = ((await self.cluster.logs(name)) or "").strip().splitlines() or ["nothing"]
+        said = await self.cluster.logs(name) or (seen.message if seen is not None else "")
+        lines = said.strip().splitlines() or ["nothing"]
         if seen is None or seen.status != "SUCCEEDED":
             why = seen.lost if seen is not None and seen.lost else lines[-1]
             raise ClusterRefused(
@@ -95,7 +110,7 @@ class RayPlace:
 
 
 class RayJob:
-    """A `ClientJob`. Its folder holds which job is its newest (`ray.json`), what was sent, and each job's output."""
+    """A `ClientJob`. Its folder holds which job is its newest (`ray.json`), and each job's output."""
 
     def __init__(self, place: RayPlace, folder: Path, name: str) -> None:
         self.folder = folder
@@ -111,31 +126,26 @@ class RayJob:
         seen = await self._seen()
         if seen is not None and not self._over(seen):
             raise BlockingIOError(f"the job {self._id()} lives")
-        blueprint = order.blueprint.model_copy(update={"instrument_dir": INSTRUMENT})
-        data = packed(order.code.folder, {BLUEPRINT: (blueprint.model_dump_json(indent=2) + "\n").encode()})
-        write_atomically(self.folder / _ARCHIVE, data)
-        metadata = {"code": order.code.version, "archive": hashlib.sha256(data).hexdigest()}
         if seen is not None or not self._number:
             self._remember(self._number + 1)
-        while not await self._submitted(metadata):
+        while not await self._submitted(order):
             self._remember(self._number + 1)
         return Started(name=f"Ray job {self._id()} at {self._cluster.name}")
 
-    async def _submitted(self, metadata: Mapping[str, str]) -> bool:
+    async def _submitted(self, order: Order) -> bool:
         """Submit the newest job. What a killed researcher submitted under that name is taken over where it is the same; else it is
         ended, and False."""
-        fresh = await self._cluster.submit(
-            self._id(),
-            _CLIENT,
-            archive=self.folder / _ARCHIVE,
-            runtime_env=self._place.runtime_env(),
-            metadata=metadata,
-            cpus=_CPUS,
-        )
-        if fresh:
+        blueprint = order.blueprint.model_copy(update={"instrument_dir": INSTRUMENT})
+        files = {BLUEPRINT: (blueprint.model_dump_json(indent=2) + "\n").encode(), _JOB: f"{self._id()}\n".encode()}
+        sent, token = hashlib.sha256(packed(order.code.folder, files)).hexdigest(), self._place.token
+        if token is not None:
+            files[_TOKEN] = f"{token}\n".encode()
+        archive, command = packed(order.code.folder, files), _CLIENT if token is None else _WITH_TOKEN
+        metadata = {"code": order.code.version, "sent": sent}
+        if await self._place.submit(self._id(), command, self.folder, archive, metadata):
             return True
         found = await self._seen()
-        if found is not None and not found.over and dict(found.metadata).get("archive") == metadata["archive"]:
+        if found is not None and not found.over and found.metadata.get("sent") == sent:
             return True
         await self.end(self._place.stop_s)
         return False
@@ -208,14 +218,23 @@ class RayJob:
             return None
         seen = await self._cluster.look(self._id())
         if seen is not None and seen.over and self._number not in self._read:
-            await self._fetch()
+            await self._fetch(seen.message)
             self._read.add(self._number)
         return seen
 
     def _over(self, seen: SeenJob) -> bool:
         return seen.over or (seen.waiting and bool(self._state.get("let_go")))
 
-    async def _fetch(self) -> None:
+    async def _fetch(self, instead: str = "") -> None:
+        """instead: of the output, where that cannot be had."""
         said = await self._cluster.logs(self._id())
-        if said is not None:
-            write_atomically(self._log, said.encode())
+        if said or instead:
+            write_atomically(self._log, (said or instead).encode())
+
+
+def _write_for_us(file: Path, data: bytes) -> None:
+    """Nobody else may read it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(data)

@@ -17,10 +17,12 @@ import pytest
 from foundation.clock import SystemClock
 from researcher.commands.clients import place_of
 from researcher.executor.blueprint import Code
+from researcher.executor.diagnosis import Cause, Symptoms, diagnose
 from researcher.executor.jobs import BLUEPRINT, ClientJob, ClientPlace, Order
 from researcher.executor.processes import child_environ
 from researcher.planner.instruments import folder_digest, read_instrument
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint
+from swarm.protocol.status import Phase
 from tests.fakes.repeat_study import FOLDER
 
 SECRET = "swt_a-token-of-the-contract"
@@ -102,7 +104,7 @@ class ClientJobContract:
     async def test_a_client_is_known_by_its_last_words_and_its_exit_code(
         self, place: ClientPlace, tmp_path: Path
     ) -> None:
-        """It has the token that servers ask for; nobody finds that in the folder."""
+        """It has the token that servers ask for; nobody finds that in the folder. Other code may take its place."""
         job, order = place.job(tmp_path / "attempt1", f"{tmp_path}#1"), order_of(tmp_path, ENDS)
         await started(job, order)
         await job.ended()
@@ -112,11 +114,14 @@ class ClientJobContract:
         assert (ending.exit_code, ending.lost, await job.alive()) == (3, "", False)
         written = b"".join(file.read_bytes() for file in job.folder.rglob("*") if file.is_file())
         assert SECRET.encode() not in written
-        other = order_of(tmp_path, ENDS.replace("last words", "other code"))
-        await started(job, other)
+        mended = order_of(tmp_path, "raise KeyError('in other code')")
+        await started(job, mended)
         await job.ended()
-        assert "other code" in job.said()
+        folder = mended.code.folder
         assert "last words" not in job.said()
+        symptoms = Symptoms(folder=folder, said=job.as_here(job.said(40_000), folder), phase=Phase.ROLLING)
+        found = diagnose(symptoms)
+        assert (found.cause, found.place, found.error) == (Cause.CODE, "workflow.py:1", "KeyError: 'in other code'")
 
     async def test_one_at_a_time_found_by_whoever_looks_and_ended_from_there(
         self, place: ClientPlace, words: str, tmp_path: Path
