@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import importlib.util
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from foundation.ids import RandomIds
+from foundation.paths import visible_files
 from researcher.environments import pins
 from researcher.executor.errors import ClusterUnreachable
 from researcher.executor.jobs import ClientPlace
@@ -20,16 +24,20 @@ from researcher.executor.ray_cluster import ClusterRefused, RayCluster, check_ad
 from researcher.executor.ray_jobs import RayPlace
 from researcher.models import Plan
 from researcher.planner.instruments import InstrumentFolder
+from researcher.workshop.writing import NEW
 
 LOCAL, RAY = "local", "ray"
 NO_SANDBOX = "code that no person wrote runs in a sandbox, and clients that are Ray jobs have none"
 _FORMS = f"{LOCAL}, {RAY} or {RAY}=http://HOST:8265"
 
 
-def check_clients(given: str) -> None:
-    """Raises: UsageError for a word that is none of the forms, or where Ray is not installed."""
+def check_clients(given: str, instrument: str | None = None) -> None:
+    """Raises: UsageError for a word that is none of the forms, where Ray is not installed, or for an instrument that an LLM is to
+    write."""
     kind, address = _parsed(given)
     if kind == RAY:
+        if instrument == NEW:
+            raise UsageError(f"--instrument {NEW} needs a sandbox: {NO_SANDBOX}; use --clients {LOCAL}")
         try:
             check_installed()
             check_address(address, os.environ)
@@ -59,17 +67,32 @@ def check_cluster(
 
 async def _checked(cluster: RayCluster, plan: Plan, folder: InstrumentFolder, urls: list[str]) -> None:
     await cluster.check_reach(urls)
-    instrument = folder.instrument
-    parameters = {**instrument.defaults.task, **plan.task}
+    asked = {
+        "parameters": [{**folder.instrument.defaults.task, **plan.task}],
+        "heldout": plan.heldout_tasks,
+        "thorough": False,
+        "modules": _imported(folder.path),
+    }
+    name = f"researcher-check-{RandomIds().new('job')}"
     with tempfile.TemporaryDirectory(prefix="researcher-") as place:
         await RayPlace(cluster, pins=_pinned(folder)).rehearse(
-            folder.path,
-            instrument.workflow,
-            parameters,
-            plan.heldout_tasks,
-            Path(place),
-            f"researcher-check-{RandomIds().new('job')}",
+            folder.path, folder.instrument.workflow, asked, Path(place), name
         )
+
+
+def _imported(folder: Path) -> list[str]:
+    """Packages that the instrument's files import anywhere, and that are here: a node has to have them, too."""
+    names: set[str] = set()
+    for _, file in visible_files(folder):
+        if file.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                names |= {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names.add(node.module.partition(".")[0])
+    foreign = names - sys.stdlib_module_names - {"swarm", "foundation"}
+    return sorted(name for name in foreign if importlib.util.find_spec(name) is not None)
 
 
 async def place_of(

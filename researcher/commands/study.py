@@ -61,7 +61,7 @@ def start_command(args: argparse.Namespace) -> int:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--server {url!r} is no address; write it as http://host:8642")
     check_installed(args.sink)
-    check_clients(args.clients)
+    check_clients(args.clients, args.instrument)
     home, calls = open_home(), list[LlmCall]()
     if args.instrument == NEW:
         settings = settings_for_writing()

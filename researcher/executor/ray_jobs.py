@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ from researcher.executor.ray_cluster import ClusterRefused, RayCluster, SeenJob
 _CLIENT = f"exec python -m swarm.client.trial {BLUEPRINT}"
 _TOKEN = "token"
 _WITH_TOKEN = f"read -r SWARM_TOKEN < {_TOKEN} && rm {_TOKEN} && export SWARM_TOKEN && {_CLIENT}"
-_REHEARSAL = "python -m swarm.client.rehearsal {folder} {workflow} < asked.json"
 _FORWARDED = ("SWARM_LOG_LEVEL",)
 _STATE, _ARCHIVE, _JOB = "ray.json", "client.zip", "job"
 _CPUS = 1.0
 """Of a client. A job that asks for none stays on the cluster's head."""
 _LOOK_S, _READ_S = 1.0, 30.0
 """How often a job is looked at, and its output fetched while it runs."""
+_REHEARSAL_LIMIT_S = 600.0
+"""Packages may have to be installed first."""
 _SLACK_S = 20.0
 """On top of a job's own time to end, until one that waits for room on the cluster is let go."""
 _UNPACKED = re.compile(r"""[^\s"']*/_ray_pkg_[0-9a-f]+/""" + INSTRUMENT + "/")
@@ -85,25 +87,32 @@ class RayPlace:
         finally:
             file.unlink(missing_ok=True)
 
-    async def rehearse(
-        self, code: Path, workflow: str, parameters: Mapping[str, Any], heldout: int, folder: Path, name: str
-    ) -> None:
-        """Draw a few of the instrument's tasks on the cluster: whether its Python has what a client needs.
+    async def rehearse(self, code: Path, workflow: str, asked: Mapping[str, Any], folder: Path, name: str) -> None:
+        """Have the instrument's tasks drawn on the cluster: whether its Python has what a client needs.
 
-        folder: for what is sent. Raises: ClusterRefused with the job's last words; ClusterUnreachable.
+        asked: as swarm.client.rehearsal takes it. folder: for what is sent. Raises: ClusterRefused with the job's last words;
+        ClusterUnreachable.
         """
-        asked = json.dumps({"parameters": [dict(parameters)], "heldout": heldout, "thorough": False})
-        command = _REHEARSAL.format(folder=INSTRUMENT, workflow=workflow)
-        await self.submit(name, command, folder, packed(code, {"asked.json": asked.encode()}), {})
+        clock = self.cluster.clock
+        deadline = clock.monotonic() + _REHEARSAL_LIMIT_S
+        files = {"asked.json": json.dumps(asked).encode()}
+        command = f"python -m swarm.client.rehearsal {INSTRUMENT} {shlex.quote(workflow)} < asked.json"
+        await self.submit(name, command, folder, packed(code, files), {})
         while (seen := await self.cluster.look(name)) is not None and not seen.over:
-            await self.cluster.clock.sleep(_LOOK_S)
+            if clock.monotonic() > deadline:
+                await self.cluster.stop(name)
+                raise ClusterRefused(
+                    f"the Ray cluster at {self.cluster.name} drew no tasks within {_REHEARSAL_LIMIT_S:.0f} s (it says "
+                    f"{seen.status}): has it a free CPU? `ray status` tells"
+                )
+            await clock.sleep(_LOOK_S)
         said = await self.cluster.logs(name) or (seen.message if seen is not None else "")
         lines = said.strip().splitlines() or ["nothing"]
         if seen is None or seen.status != "SUCCEEDED":
             why = seen.lost if seen is not None and seen.lost else lines[-1]
             raise ClusterRefused(
-                f"a client cannot work on the Ray cluster at {self.cluster.name}: {why}. Its Python (`python` on the nodes) must be 3.11 or newer, "
-                "with httpx, pydantic and what the instrument imports; docs/ray.md says how"
+                f"a client cannot work on the Ray cluster at {self.cluster.name}: {why}. `python` on its nodes must be 3.11 or "
+                "newer, with httpx, pydantic and what the instrument imports (docs/ray.md)"
             )
         if "problem" in (answer := json.loads(lines[-1])):
             raise ClusterRefused(f"on the Ray cluster at {self.cluster.name}: {answer['problem']}")
