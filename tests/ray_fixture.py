@@ -30,8 +30,10 @@ def lacking() -> list[str]:
 def ray_home() -> Iterator[Path]:
     """Where the cluster keeps its logs and what it was sent."""
     place = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # short: Unix sockets lie in it
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -23,15 +23,15 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def packed(code: Path, files: Mapping[str, bytes]) -> bytes:
-    """A zip of the client library, the instrument's folder and `files`, by their names in it."""
+    """A zip of the client library, the instrument's folder and `files`, by their names in it. Only its owner may read `files`."""
     data = BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in sorted(
             [*_library(), *((f"{INSTRUMENT}/{name}", file) for name, file in visible_files(code))]
         ):
-            _add(archive, name, file.read_bytes(), file.stat().st_mode & 0o111)
+            _add(archive, name, file.read_bytes(), 0o644 | (file.stat().st_mode & 0o111))
         for name, content in sorted(files.items()):
-            _add(archive, name, content)
+            _add(archive, name, content, 0o600)
     return data.getvalue()
 
 
@@ -43,8 +43,8 @@ def _library() -> Iterator[tuple[str, Path]]:
             yield f"{room}/{name}", file
 
 
-def _add(archive: zipfile.ZipFile, name: str, content: bytes, executable: int = 0) -> None:
+def _add(archive: zipfile.ZipFile, name: str, content: bytes, mode: int) -> None:
     entry = zipfile.ZipInfo(name, _EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = (0o100644 | executable) << 16
+    entry.external_attr = (0o100000 | mode) << 16
     archive.writestr(entry, content)

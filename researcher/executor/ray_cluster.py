@@ -28,6 +28,8 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 8.0
 _OVER = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 _OWN_END = "JOB_ENTRYPOINT_COMMAND_ERROR"
 """Of a job whose command ended by itself, with an exit code that tells of a failure."""
+_END = 300
+"""Letters that are shown of the beginning and the end of what Ray says."""
 INSTALL = "pip install 'swarm-researcher[ray]'"
 T = TypeVar("T")
 
@@ -215,7 +217,7 @@ class RayCluster:
         return question(self._server)
 
     def _unreachable(self, error: Exception) -> str:
-        said = redact(" ".join(str(error).split()))[:500]
+        said = _shortened(redact(str(error)))
         return (
             f"the Ray cluster at {self.name} cannot be used: {said}. Is it up (`ray status` on its head), and is that the address of its "
             "job server (http://HOST:8265)?"
@@ -290,6 +292,12 @@ def _seen(server: JobServer, submission_id: str) -> SeenJob | None:
         message=found.message or "",
         metadata=found.metadata or {},
     )
+
+
+def _shortened(text: str) -> str:
+    """On one line: its beginning, and its end, where a traceback says what was wrong."""
+    line = " ".join(text.split())
+    return line if len(line) <= 2 * _END else f"{line[:_END]} ... {line[-_END:]}"
 
 
 def _node_addresses(server: JobServer) -> list[str]:
