@@ -282,9 +282,7 @@ def _seen(server: JobServer, submission_id: str) -> SeenJob | None:
         return None
     status, lost = str(getattr(found.status, "value", found.status)), ""
     if status == "FAILED" and found.driver_exit_code is None and found.error_type != _OWN_END:
-        lost = (
-            redact(" ".join(f"{found.error_type or ''} {found.message or ''}".split()))[:1000] or "Ray does not say why"
-        )
+        lost = _shortened(redact(f"{found.error_type or ''} {found.message or ''}")) or "Ray does not say why"
     return SeenJob(
         status=status,
         exit_code=found.driver_exit_code,

