@@ -44,7 +44,7 @@ $(VENV)/.dev-ready: $(VENV)/.ready $(VENV)/.verl-ready requirements/dev.txt $(ST
 
 verl: $(VENV)/.verl-ready  ## what `swarm serve --engine verl` needs beside the rest (0.4 GB)
 
-$(VENV)/.verl-ready: $(VENV)/.ready requirements/verl.txt
+$(VENV)/.verl-ready: $(VENV)/.ready requirements/verl.txt requirements/ray.txt
 	@$(PIP) -r requirements/verl.txt
 	@touch $@
 

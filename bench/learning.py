@@ -34,8 +34,9 @@ from typing import Any
 from scipy import stats
 
 from bench.serving import ServerProcess
+from foundation.paths import visible_files
 from researcher.executor.collection import collect
-from researcher.planner.instruments import DECLARATION, InstrumentFolder, instrument_files, read_instrument
+from researcher.planner.instruments import DECLARATION, InstrumentFolder, read_instrument
 from swarm.client import RunSpec, SwarmClient
 from swarm.client.trial import client_id, run_blueprint
 from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
@@ -83,7 +84,7 @@ class Trial:
         """Equal keys: the same trial, by the instrument's code, its defaults, and what is changed in them. What else it declares
         (names of factors, words) changes no trial."""
         code = hashlib.sha256(self.folder.instrument.defaults.model_dump_json().encode())
-        for name, file in instrument_files(self.folder.path):
+        for name, file in visible_files(self.folder.path):
             if name != DECLARATION:
                 code.update(f"{name}\0".encode() + file.read_bytes())
         return f"{code.hexdigest()[:16]}/{json.dumps(self.changes, sort_keys=True)}/{self.arm}/{self.seed}"

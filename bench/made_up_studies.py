@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from bench.simulated_server import URL, SimulatedBerth, SimulatedServer
+from bench.simulated_server import URL, SimulatedClients, SimulatedServer
 from foundation.clock import ManualClock
 from foundation.ids import derived_seed
 from researcher.analysis.conclusions import conclude
@@ -122,9 +122,7 @@ class Laboratory:
         async with ServerPool(
             self.store, f"study {study_id}", urls=[URL], clock=self._clock, transport=transport, environ={}
         ) as pool:
-            executor = Executor(
-                self.store, pool, setup, berths=lambda folder, clock: SimulatedBerth(folder, clock, server)
-            )
+            executor = Executor(self.store, pool, setup, clients=SimulatedClients(server))
             conduct = Conduct(self.store, executor, _NoCopy(), _NoView(), self._clock, self._home)
             outcome = await conduct.carry_out(study_id)
         if outcome.status is not StudyStatus.DONE:

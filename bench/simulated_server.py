@@ -1,21 +1,21 @@
 """A swarm server without a model: its runs are over as soon as a client is started, with rewards that the bench draws.
 
 It speaks the protocol through the protocol's own models, behind an httpx transport, so that the researcher's executor, its
-client library and its records are the real ones. `SimulatedBerth` stands for the client's process.
+client library and its records are the real ones. `SimulatedClients` stands for the place where clients live.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from foundation.clock import Clock, ManualClock
-from researcher.executor.processes import Berth
+from foundation.clock import ManualClock
+from researcher.executor.jobs import Ending, Order, Started
 from swarm.protocol.episodes import DropReason, EpisodeState, LedgerEntry, LedgerPage, TaskProgress
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec
@@ -163,18 +163,28 @@ class SimulatedServer:
         ]
 
 
-class SimulatedBerth(Berth):
-    """Where a client would live: it has done its work as soon as it is started."""
+class SimulatedClients:
+    """Where clients would live."""
 
-    def __init__(self, folder: Path, clock: Clock, server: SimulatedServer) -> None:
-        super().__init__(folder, clock)
+    def __init__(self, server: SimulatedServer) -> None:
         self._server = server
 
-    def start(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
-        self._server.run_client()
-        return os.getpid()
+    def job(self, folder: Path, name: str) -> SimulatedJob:
+        return SimulatedJob(folder, self._server)
 
-    def alive(self) -> bool:
+
+class SimulatedJob:
+    """A client that has done its work as soon as it is started."""
+
+    def __init__(self, folder: Path, server: SimulatedServer) -> None:
+        self.folder = folder
+        self._server = server
+
+    async def start(self, order: Order) -> Started:
+        self._server.run_client()
+        return Started(name="simulated", pid=os.getpid(), began=0.0)
+
+    async def alive(self) -> bool:
         return False
 
     async def ended(self) -> None:
@@ -182,6 +192,15 @@ class SimulatedBerth(Berth):
 
     async def end(self, grace_s: float) -> None:
         return
+
+    async def ending(self) -> Ending:
+        return Ending(exit_code=0)
+
+    def said(self, length: int = 2000) -> str:
+        return ""
+
+    def as_here(self, text: str, code: Path) -> str:
+        return text
 
 
 def _healthy(value: float) -> dict[str, float]:

@@ -35,6 +35,17 @@ def memory_dir() -> Path:
     return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
 
+def visible_files(folder: Path) -> list[tuple[str, Path]]:
+    """The files under `folder` by their names in it, sorted; caches and hidden files are left out."""
+    found = []
+    for file in folder.rglob("*"):
+        parts = file.relative_to(folder).parts
+        if not file.is_file() or file.suffix == ".pyc" or any(p.startswith(".") or p == "__pycache__" for p in parts):
+            continue
+        found.append(("/".join(parts), file))
+    return sorted(found)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` so that `path` holds either the old content or all of the new, even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from foundation.paths import write_atomically
+from foundation.paths import visible_files, write_atomically
 from researcher.models import Event, Plan, RepairRecord, TrialRecord, TrialStatus
-from researcher.planner.instruments import InstrumentFolder, folder_digest, instrument_files, read_instrument
+from researcher.planner.instruments import InstrumentFolder, folder_digest, read_instrument
 from researcher.store.errors import StoreError
 from researcher.store.store import Store
 
@@ -111,10 +111,10 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
         "claims.jsonl": _lines(store.claims(study_id)),
         "findings.jsonl": _lines(store.findings(study_id=study_id)),
     }
-    parts |= {f"instrument/{name}": path.read_bytes() for name, path in instrument_files(source)}
+    parts |= {f"instrument/{name}": path.read_bytes() for name, path in visible_files(source)}
     for record in data.repairs:
         place = kept / record.new[:16]
-        parts |= {f"code/{place.name}/{name}": path.read_bytes() for name, path in instrument_files(place)}
+        parts |= {f"code/{place.name}/{name}": path.read_bytes() for name, path in visible_files(place)}
     parts |= {f"report/{path.name}": path.read_bytes() for path in sorted(reports.glob("*.*")) if _is_report(path)}
     packed = _packed(parts)
     write_atomically(file, packed)

@@ -90,6 +90,12 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     start.add_argument("--planner", choices=("auto", "llm", "builtin"), default="auto")
     _servers(start)
+    start.add_argument(
+        "--clients",
+        default="local",
+        metavar="local|ray|ray=http://HOST:8265",
+        help="where the clients of trials run: as processes here, or as jobs on a Ray cluster (default: %(default)s)",
+    )
     _add_sizes(start)
     _add_care(start)
     start.add_argument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest_plugins = ["tests.models_fixture", "tests.tiny_llama", "tests.vllm_fixture"]
+pytest_plugins = ["tests.models_fixture", "tests.ray_fixture", "tests.tiny_llama", "tests.vllm_fixture"]
 
 
 @pytest.fixture

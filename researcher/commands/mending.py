@@ -9,6 +9,7 @@ from typing import Any
 
 from foundation.clock import Clock
 from foundation.commandline import UsageError
+from researcher.commands.clients import NO_SANDBOX, on_ray
 from researcher.commands.home import Home
 from researcher.models import Plan
 from researcher.planner.instruments import InstrumentFolder
@@ -72,7 +73,9 @@ def helpers(
         asker.cost = sum(call.cost or 0.0 for call in calls)
         return Llm(asker, own.model, own.answer_tokens)
 
+    opinion = llm(replace(settings, patience_s=min(_HURRY_S, settings.patience_s)))
+    if on_ray(choices):
+        return Helpers(opinion=opinion, why_none=NO_SANDBOX)
     return Helpers(
-        mending=llm(replace(settings, answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))),
-        opinion=llm(replace(settings, patience_s=min(_HURRY_S, settings.patience_s))),
+        mending=llm(replace(settings, answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))), opinion=opinion
     )

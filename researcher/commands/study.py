@@ -19,6 +19,7 @@ from foundation.ids import RandomIds
 from researcher.analysis.knowledge import told
 from researcher.analysis.metrics import finals
 from researcher.commands import DONE, FAILED, WAITING
+from researcher.commands.clients import check_clients, check_cluster, place_of
 from researcher.commands.given_servers import check_servers
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines, when
@@ -60,6 +61,7 @@ def start_command(args: argparse.Namespace) -> int:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--server {url!r} is no address; write it as http://host:8642")
     check_installed(args.sink)
+    check_clients(args.clients, args.instrument)
     home, calls = open_home(), list[LlmCall]()
     if args.instrument == NEW:
         settings = settings_for_writing()
@@ -91,12 +93,14 @@ def start_command(args: argparse.Namespace) -> int:
         "planner": args.planner,
         "servers": args.server,
         "engine": args.engine,
+        "clients": args.clients,
         "max_parallel": args.max_parallel,
         "sinks": list(dict.fromkeys(args.sink)),
         "approve": args.approve or ("never" if instrument.instrument.generated is None else "plan"),
         "repairs": args.repairs,
     }
     check_servers(plan, args.server)
+    check_cluster(args.clients, plan, folder, args.server, _teller(args))
     study_id = home.store.create_study(topic, choices)
     for call in calls:
         home.store.record_llm_call(study_id, call)
@@ -305,8 +309,9 @@ class Sitting:
         mender = workshop_of(home, self._store, study_id, plan, folder, self._clock, self._view.say)
         arranged = setup(home, folder, code=mender.code(), repairs=mender.taken_up)
         mender.tell_sandbox()
+        clients = await place_of(choices, folder, self._clock, arranged.python, self._view.say)
         async with pool:
-            executor = Executor(self._store, pool, arranged, may_run=self._may_run, mender=mender)
+            executor = Executor(self._store, pool, arranged, may_run=self._may_run, clients=clients, mender=mender)
             sink = self._copy(self._store)
             further = [open_sink(self._store, name) for name in choices.get("sinks", ())]
             conduct = Conduct(

@@ -1,6 +1,6 @@
 """One attempt at one trial on one server, from intent to recorded numbers, wherever it was left.
 
-    intent in SQL → run on the server (found again by its key) → client process (found again by its berth)
+    intent in SQL → run on the server (found again by its key) → client (found again by its folder)
     → followed until it ends → collected from the server's records → one transaction → server free
 
 Each arrow may be cut by a SIGKILL. What was done before is found, not done again; a client that ended too early is started
@@ -26,10 +26,17 @@ from foundation.logs import redact
 from researcher.executor.blueprint import Code, Work, run_spec, trial_blueprint
 from researcher.executor.clients import Client
 from researcher.executor.collection import Collected, collect_whole, points
-from researcher.executor.diagnosis import Diagnosis
-from researcher.executor.errors import AttemptFailed, EvidenceMissing, MendByHand, RunLost, ServerUnfit, StudyHalted
+from researcher.executor.errors import (
+    AttemptFailed,
+    ClusterUnreachable,
+    EvidenceMissing,
+    MendByHand,
+    RunLost,
+    ServerUnfit,
+    StudyHalted,
+)
+from researcher.executor.jobs import ClientJob, ClientPlace
 from researcher.executor.mending import Mender
-from researcher.executor.processes import Berth, Berths
 from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
 from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
@@ -104,8 +111,8 @@ class AttemptRun:
         clock: Clock,
         limits: TrialLimits,
         heed: Heed,
-        tell: Callable[[str], None] = lambda _: None,
-        berths: Berths = Berth,
+        tell: Callable[[str], None],
+        clients: ClientPlace,
         mender: Mender | None = None,
     ) -> None:
         self._work = work
@@ -124,7 +131,7 @@ class AttemptRun:
         self._store = store
         self._clock = clock
         self._limits = limits
-        self._berths = berths
+        self._clients = clients
         self._mender = mender
         self._on_sight: OnSight = lambda _: None
         self._step = 0
@@ -134,31 +141,31 @@ class AttemptRun:
         """The finished trial.
 
         Raises: AttemptFailed, ServerUnfit, RunLost (each recorded); StudyHalted (the trial is paused, or, after a stop,
-        planned again).
+        planned again); ClusterUnreachable (it is left as it is).
         """
         self._on_sight = on_sight
         attempt, begun_before = self._intend()
-        berth = self._berths(self._work.folder(self._trial, attempt.number), self._clock)
-        client = Client(self._work, self._trial, self._swarm, berth, self._store, self._mender)
+        job = self._clients.job(self._work.folder(self._trial, attempt.number), attempt.idempotency_key)
+        client = Client(self._work, self._trial, self._swarm, job, self._store, self._mender)
         run_id = attempt.run_id
         try:
             report = await self._submit(attempt)
             run_id = report.run_id
-            blueprint = self._hand_over(attempt, report, client)
+            blueprint = await self._hand_over(attempt, report, client)
             if begun_before:
-                await self._go_on(blueprint, berth)
+                await self._go_on(blueprint, job)
             collected = await self._follow(attempt, report, blueprint, client)
             self._record(collected)
-        except (asyncio.CancelledError, MendByHand):
-            await self._leave(berth, run_id)
+        except (asyncio.CancelledError, MendByHand, ClusterUnreachable):
+            await self._leave(job, run_id)
             raise
         except (AttemptFailed, ServerUnfit, RunLost, StudyHalted, SwarmError) as error:
             if isinstance(error, StudyHalted) and error.wish != "stop" and run_id is not None:
-                await self._pause(berth, run_id, str(error))
+                await self._pause(job, run_id, str(error))
                 raise
             if isinstance(error, ServerUnreachable):
                 self._site.lost(error)
-            await berth.end(self._limits.grace_s)
+            await job.end(self._limits.grace_s)
             self._end_attempt(error)
             await self._free(run_id)
             if isinstance(error, SwarmError):
@@ -205,9 +212,9 @@ class AttemptRun:
             raise RunLost(f"{attempt.server_url} has forgotten run {attempt.run_id}; the trial starts afresh")
         return report
 
-    def _hand_over(self, attempt: AttemptRecord, report: RunReport, client: Client) -> TrialBlueprint:
+    async def _hand_over(self, attempt: AttemptRecord, report: RunReport, client: Client) -> TrialBlueprint:
         """The blueprint of the client: as it has it, where one lives already; else with the newest code."""
-        if client.berth.alive() and attempt.blueprint is not None:
+        if await client.job.alive() and attempt.blueprint is not None:
             return TrialBlueprint.model_validate(attempt.blueprint)
         return self._with_code(attempt, report, client, client.code())
 
@@ -224,11 +231,11 @@ class AttemptRun:
             self._store.record_submitted(self._work.study_id, self._trial.key, report.run_id, facts)
         return blueprint
 
-    async def _go_on(self, blueprint: TrialBlueprint, berth: Berth) -> None:
+    async def _go_on(self, blueprint: TrialBlueprint, job: ClientJob) -> None:
         """Put an attempt that was paused, or left, back where it stood. Raises: RunLost."""
         if self._trial.status is TrialStatus.PAUSED:
-            await self._rest(berth, blueprint.run_id)  # a pause that was cut short is made whole first
-        if not berth.alive():
+            await self._rest(job, blueprint.run_id)  # a pause that was cut short is made whole first
+        if not await job.alive():
             with suppress(EvidenceMissing):
                 await self._collect(blueprint)
                 return
@@ -247,10 +254,10 @@ class AttemptRun:
 
         Raises: Unmended, MendByHand, and what `_until_ended` raises.
         """
-        berth, deadline = client.berth, self._clock.monotonic() + self._limits.attempt_s
+        job, deadline = client.job, self._clock.monotonic() + self._limits.attempt_s
         reason, tries, diagnosis = "", 0, None
         while True:
-            if not berth.alive():
+            if not await job.alive():
                 try:
                     return await self._collect(blueprint)
                 except EvidenceMissing as missing:
@@ -264,31 +271,32 @@ class AttemptRun:
                             blueprint = self._with_code(attempt, report, client, code)
                             tries, last = 0, False
                     if last:
-                        raise AttemptFailed(_last_words(f"{reason}{missing}", diagnosis, berth)) from missing
+                        raise AttemptFailed(await client.last_words(f"{reason}{missing}", diagnosis)) from missing
                 if tries:
                     await self._clock.sleep(self._limits.first_backoff_s * 2 ** (tries - 1))
                 if client.code().version != blueprint.code_version:
                     blueprint = self._with_code(attempt, report, client, client.code())
-                client.start(blueprint)
+                await client.start(blueprint)
             tries, reason = tries + 1, ""
             try:
-                await self._until_ended(blueprint, berth, deadline)
+                await self._until_ended(blueprint, job, deadline)
             except _Stalled:
-                await berth.end(self._limits.grace_s)
+                await job.end(self._limits.grace_s)
                 reason = f"no episode ended for {self._limits.stall_s:.0f} s; "
 
     async def _collect(self, blueprint: TrialBlueprint) -> Collected:
         others = {role: slot.swarm for role, slot in self._beside.items()}
         return await collect_whole(self._swarm, others, blueprint)
 
-    async def _until_ended(self, blueprint: TrialBlueprint, berth: Berth, deadline: float) -> None:
-        """Watch until the client's process is gone. Raises what the watch raises, and then the client still lives."""
-        ended = asyncio.create_task(berth.ended())
+    async def _until_ended(self, blueprint: TrialBlueprint, job: ClientJob, deadline: float) -> None:
+        """Watch until the client is gone. Raises what the watch raises, and then it still lives; ClusterUnreachable."""
+        ended = asyncio.create_task(job.ended())
         watch = asyncio.create_task(self._watch(blueprint.run_id, deadline))
         try:
             await asyncio.wait({ended, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if watch.done():
-                watch.result()
+            for task in (watch, ended):
+                if task.done():
+                    task.result()
         finally:
             for task in (ended, watch):
                 task.cancel()
@@ -364,34 +372,36 @@ class AttemptRun:
         study_id, key = self._work.study_id, self._trial.key
         self._store.finish_trial(study_id, key, finals, collected.series, evidence, collected.episodes)
 
-    async def _pause(self, berth: Berth, run_id: str, why: str) -> None:
+    async def _pause(self, job: ClientJob, run_id: str, why: str) -> None:
         """Have the run rest, so that the trial goes on from there. What cannot be done now is done when it goes on."""
         self._store.pause_attempt(self._work.study_id, self._trial.key, why)
         try:
-            await self._rest(berth, run_id)
-        except (SwarmError, ServerUnfit) as error:
+            await self._rest(job, run_id)
+        except (SwarmError, ServerUnfit, ClusterUnreachable) as error:
             _log.warning("run %s was not brought to rest: %s", run_id, error)
-            await berth.end(self._limits.grace_s)
+            with suppress(ClusterUnreachable):
+                await job.end(self._limits.grace_s)
         else:
             self._store.record_rest(self._work.study_id, self._trial.key, why)
 
-    async def _rest(self, berth: Berth, run_id: str) -> None:
+    async def _rest(self, job: ClientJob, run_id: str) -> None:
         """Stop the runs with a checkpoint. Their client lives on meanwhile: it ends its open episodes, and gets no others."""
         await asyncio.gather(*(slot.rest(one) for slot, one in self._runs(run_id)))
-        await berth.end(self._limits.grace_s)
+        await job.end(self._limits.grace_s)
         await self._note(run_id, None)
 
     def _runs(self, run_id: str) -> list[tuple[Slot, str]]:
         """Every run of the attempt, with its server; run_id: of the main one."""
         return [(self._slot, run_id), *((self._beside[role], partner) for role, partner in self._partners.items())]
 
-    async def _leave(self, berth: Berth, run_id: str | None) -> None:
+    async def _leave(self, job: ClientJob, run_id: str | None) -> None:
         """Interrupted: on a server of our own all is left so that it goes on later; another's is given back."""
-        await berth.end(self._limits.grace_s)
+        with suppress(ClusterUnreachable):  # a client that nobody reaches is ended, or taken up, when the trial goes on
+            await job.end(self._limits.grace_s)
         if self._site.main.owned:
             return
         if run_id is not None:
-            await self._pause(berth, run_id, "interrupted")
+            await self._pause(job, run_id, "interrupted")
         else:
             self._store.withdraw_attempt(self._work.study_id, self._trial.key, "interrupted")
             await self._free(run_id)
@@ -400,9 +410,3 @@ class AttemptRun:
         await self._slot.free(run_id)
         for role, slot in self._beside.items():
             await slot.free(self._partners.get(role))
-
-
-def _last_words(reason: str, diagnosis: Diagnosis | None, berth: Berth) -> str:
-    found = f" {diagnosis}." if diagnosis is not None else ""
-    said = redact(berth.tail())
-    return f"{reason}.{found} The client ended with code {berth.exit_code()}; it said last: {said or 'nothing'}"

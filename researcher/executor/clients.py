@@ -1,19 +1,17 @@
-"""The client of one attempt: a process that is started, and when it fails, diagnosed and perhaps given other code."""
+"""The client of one attempt: it is started, and when it fails, diagnosed and perhaps given other code."""
 
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 from foundation.logs import redact
 from foundation.paths import write_atomically
 from researcher.executor.blueprint import Code, Work
 from researcher.executor.diagnosis import Cause, Diagnosis, Symptoms, diagnose
+from researcher.executor.jobs import BLUEPRINT, ClientJob, Order
 from researcher.executor.mending import Case, Mender
-from researcher.executor.processes import Berth, child_environ, started_at
 from researcher.models import TrialRecord
-from researcher.sandbox.launch import confined
 from researcher.store.store import Store
 from swarm.client import ServerUnreachable, SwarmClient
 from swarm.protocol.blueprint import TrialBlueprint
@@ -31,15 +29,14 @@ class Client:
     """mender: None mends nothing, and every client runs the code that the study began with."""
 
     def __init__(
-        self, work: Work, trial: TrialRecord, swarm: SwarmClient, berth: Berth, store: Store, mender: Mender | None
+        self, work: Work, trial: TrialRecord, swarm: SwarmClient, job: ClientJob, store: Store, mender: Mender | None
     ) -> None:
         self._work = work
         self._trial = trial
         self._swarm = swarm
-        self.berth = berth
+        self.job = job
         self._store = store
         self._mender = mender
-        self._said_from = 0
 
     def code(self) -> Code:
         """What a client that starts now is to run."""
@@ -48,38 +45,32 @@ class Client:
     def write(self, blueprint: TrialBlueprint) -> None:
         """Put the blueprint where the process, and a person, finds it."""
         text = blueprint.model_dump_json(indent=2) + "\n"
-        write_atomically(self.berth.folder / "blueprint.json", text.encode())
+        write_atomically(self.job.folder / BLUEPRINT, text.encode())
 
-    def start(self, blueprint: TrialBlueprint) -> None:
-        """Raises: BlockingIOError when one lives here already."""
-        file = self.berth.folder / "blueprint.json"
-        python = self._work.setup.python
-        command, environ = [python, "-m", "swarm.client.trial", str(file)], child_environ()
+    async def start(self, blueprint: TrialBlueprint) -> None:
+        """Raises: BlockingIOError when one lives already."""
         code = self.code()
         if code.version != blueprint.code_version:
             raise ValueError(
                 f"the blueprint is for code {blueprint.code_version[:12]}, and {code.version[:12]} is to run"
             )
-        if code.sandboxed:
-            servers = [blueprint.server_url, *(run.server_url for run in blueprint.partners.values())]
-            command, environ = confined(
-                command, environ, self.berth.folder, reads=[code.folder, file, Path(python).parents[1]], servers=servers
-            )
-        elif "SWARM_TOKEN" not in environ and "SWARM_ADMIN_TOKEN" in os.environ:
-            environ["SWARM_TOKEN"] = os.environ["SWARM_ADMIN_TOKEN"]
-        self._said_from = self.berth.size()
-        pid = self.berth.start(command, environ)
-        self._store.record_client(self._work.study_id, self._trial.key, pid, started_at(pid) or 0.0)
+        started = await self.job.start(Order(blueprint=blueprint, code=code))
+        if started.pid is not None:
+            self._store.record_client(self._work.study_id, self._trial.key, started.pid, started.began or 0.0)
+        else:
+            detail = {"trial": self._trial.key, "client": started.name, "code": code.version}
+            self._store.record_event(self._work.study_id, "client_started", detail)
 
     async def diagnosis(self, blueprint: TrialBlueprint, *, stalled: bool) -> Diagnosis:
         """Why it ended, by rules; where these cannot tell, with the opinion of whoever may be asked. Journalled."""
-        said = self.berth.tail(length=max(0, min(_SAID, self.berth.size() - self._said_from)))
+        folder, ending = Path(blueprint.instrument_dir), await self.job.ending()
         found = diagnose(
             Symptoms(
-                folder=Path(blueprint.instrument_dir),
-                exit_code=self.berth.exit_code(),
-                said=said,
-                aborted=[reason for _, reason in await self._aborted(blueprint)],
+                folder=folder,
+                exit_code=ending.exit_code,
+                lost=ending.lost,
+                said=self.job.as_here(self.job.said(_SAID), folder),
+                aborted=[self.job.as_here(reason, folder) for _, reason in await self._aborted(blueprint)],
                 phase=await self._phase(),
                 stalled=stalled,
             )
@@ -123,6 +114,12 @@ class Client:
                 )
             )
         return None if newest.version == blueprint.code_version else newest
+
+    async def last_words(self, reason: str, diagnosis: Diagnosis | None) -> str:
+        """Why an attempt that comes to nothing does: what was missed, the diagnosis, and what the client said last."""
+        found = f" {diagnosis}." if diagnosis is not None else ""
+        said, ending = redact(self.job.said()), await self.job.ending()
+        return f"{reason}.{found} The client ended with code {ending.exit_code}; it said last: {said or 'nothing'}"
 
     async def _aborted(self, blueprint: TrialBlueprint) -> list[tuple[str, str]]:
         """Task and reason of the newest episodes that this version of the code gave up."""

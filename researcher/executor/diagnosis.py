@@ -29,12 +29,14 @@ class Cause(StrEnum):
 class Symptoms:
     """What is known of a client that ended, or was ended.
 
-    folder: of the code that it ran. exit_code: None where nobody saw it end. said: its standard error.
+    folder: of the code that it ran. exit_code: None where nobody saw it end. said: its standard error. lost: what the place
+    where it lived says, where that ended it.
     aborted: for the episodes that it gave up, what it told the server. phase: of the server, None where it does not answer.
     """
 
     folder: Path
     exit_code: int | None = None
+    lost: str = ""
     said: str = ""
     aborted: Sequence[str] = ()
     phase: Phase | None = None
@@ -134,6 +136,8 @@ def diagnose(seen: Symptoms) -> Diagnosis:
         return Diagnosis(cause=Cause.INFRASTRUCTURE, why="the server's engine failed")
     if seen.phase is None:
         return Diagnosis(cause=Cause.INFRASTRUCTURE, why="the server does not answer")
+    if seen.lost:
+        return Diagnosis(cause=Cause.INFRASTRUCTURE, why=f"the client was lost: {seen.lost}")
     code = seen.exit_code
     if code is not None and (code < 0 or code > 128):
         number = -code if code < 0 else code - 128

@@ -3,6 +3,7 @@
 ExecutorError
 ├── ServerUnfit       this server cannot be used; another may
 ├── NoServersLeft     none can; trials are left as they are
+├── ClusterUnreachable  the Ray cluster where clients live does not answer; trials are left as they are
 ├── StudyHalted       a stop or a pause was asked for, the study's window closed, or its budget is spent
 │   └── MendByHand    the instrument's code fails, and nobody but a person may mend it
 ├── RunLost           the run that an attempt was to go on with is no more: the trial starts afresh
@@ -31,6 +32,10 @@ class ServerUnfit(ExecutorError):
 
 
 class NoServersLeft(ExecutorError):
+    pass
+
+
+class ClusterUnreachable(ExecutorError):
     pass
 
 

@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -144,10 +144,6 @@ class Berth:
             return
         if pid:
             self._child, self._exit_code = None, os.waitstatus_to_exitcode(status)
-
-
-Berths = Callable[[Path, Clock], Berth]
-"""Where the client of a trial is to live, by its folder."""
 
 
 def started_at(pid: int) -> float | None:

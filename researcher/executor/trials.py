@@ -5,7 +5,7 @@ models) at a time, each exactly once whatever dies meanwhile.
         records = await Executor(store, pool, setup).run_trials(study_id, plan, trials, on_progress)
 
 `store` is the orchestrator's: fenced with its lease. A reconcile loop: SQL says what is intended, the servers and the
-berths of the clients say what is there; each round does what is missing.
+clients' places say what is there; each round does what is missing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from researcher.executor.errors import (
     Unmended,
     Wish,
 )
+from researcher.executor.jobs import ClientPlace
+from researcher.executor.local_jobs import LocalPlace
 from researcher.executor.mending import Mender
-from researcher.executor.processes import Berth, Berths
 from researcher.executor.servers import ServerPool, Site
 from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
 from researcher.store.store import Store
@@ -80,7 +81,7 @@ class Executor:
     """attempts: how often a trial may fail, over its whole life, before it is recorded as failed.
 
     limits: None follows from the plan. may_run: whether trials may run now; when they may not, those that do are paused.
-    berths: where clients live; by default as processes of this machine. mender: asked when a client fails by its own code;
+    clients: where clients live; by default as processes of this machine. mender: asked when a client fails by its own code;
     None: it is started again, as after any other failure.
     """
 
@@ -93,7 +94,7 @@ class Executor:
         limits: TrialLimits | None = None,
         attempts: int = 3,
         may_run: Callable[[], bool] = lambda: True,
-        berths: Berths = Berth,
+        clients: ClientPlace | None = None,
         mender: Mender | None = None,
     ) -> None:
         if attempts < 1:
@@ -105,7 +106,7 @@ class Executor:
         self._limits = limits
         self._attempts = attempts
         self._may_run = may_run
-        self._berths = berths
+        self._clients = clients or LocalPlace(self._clock, setup.python)
         self._mender = mender
         self._wish: Wish | None = None
 
@@ -116,7 +117,7 @@ class Executor:
 
         Some are not when a person asked for a stop (which ends what runs), or when the study is halted in another way (a
         pause, its window, `halt`): what runs then is paused with a checkpoint, and goes on with the next call.
-        Raises: NoServersLeft; OverBudget; InstrumentChanged; MendByHand; LeaseSuperseded when another process owns the study by now.
+        Raises: NoServersLeft; ClusterUnreachable; OverBudget; InstrumentChanged; MendByHand; LeaseSuperseded when another process owns the study by now.
         What was under way then goes on with the next call.
         """
         work = Work(study_id=study_id, plan=plan, setup=self._setup)
@@ -156,9 +157,8 @@ class Executor:
                 continue
             under_way.append(trial.key)
             if not any(_is_at(attempt, site) for site in sites):
-                await self._berths(work.folder(fresh, attempt.number), self._clock).end(
-                    self._limits_of(work.plan).grace_s
-                )
+                job = self._clients.job(work.folder(fresh, attempt.number), attempt.idempotency_key)
+                await job.end(self._limits_of(work.plan).grace_s)
                 reason = f"its server {attempt.server_url} is not in the pool any more"
                 if self._pool.needed > 1:
                     reason = f"its servers ({attempt.server_url} and others) are not together in the pool any more"
@@ -227,7 +227,7 @@ class Executor:
 
         limits = self._limits_of(this.work.plan)
         attempt = AttemptRun(
-            this.work, trial, site, self._store, self._clock, limits, heed, self._pool.tell, self._berths, self._mender
+            this.work, trial, site, self._store, self._clock, limits, heed, self._pool.tell, self._clients, self._mender
         )
         await attempt.carry_out(on_sight)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from foundation.paths import visible_files
 from foundation.strict import explain, nearest
 from researcher.models import Factor, Instrument, Scalar
 from researcher.planner.refusals import PlanningRefused
@@ -94,21 +95,10 @@ def read_instrument(path: Path) -> InstrumentFolder:
     return InstrumentFolder(instrument, path.resolve(), folder_digest(path))
 
 
-def instrument_files(path: Path) -> list[tuple[str, Path]]:
-    """The folder's files that count, by name; caches and hidden files do not."""
-    found = []
-    for file in path.rglob("*"):
-        parts = file.relative_to(path).parts
-        if not file.is_file() or file.suffix == ".pyc" or any(p.startswith(".") or p == "__pycache__" for p in parts):
-            continue
-        found.append(("/".join(parts), file))
-    return sorted(found)
-
-
 def folder_digest(path: Path) -> str:
     """SHA-256 over names and contents of the folder's files."""
     digest = hashlib.sha256()
-    for name, file in instrument_files(path):
+    for name, file in visible_files(path):
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         digest.update(f"{name}\0{content}\n".encode())
     return digest.hexdigest()

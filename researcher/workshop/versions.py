@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from foundation.paths import visible_files
 from researcher.executor.blueprint import Code, InstrumentChanged
-from researcher.planner.instruments import folder_digest, instrument_files
+from researcher.planner.instruments import folder_digest
 
 
 class Versions:
@@ -26,7 +27,7 @@ class Versions:
         self._root.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(dir=self._root, prefix=".new-"))
         try:
-            for name, file in instrument_files(folder):
+            for name, file in visible_files(folder):
                 (place / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, place / name)
             for name, text in (changes or {}).items():
@@ -59,7 +60,7 @@ class Versions:
 def texts(folder: Path) -> dict[str, str]:
     """The folder's files that are text, by name."""
     found = {}
-    for name, file in instrument_files(folder):
+    for name, file in visible_files(folder):
         try:
             found[name] = file.read_text(encoding="utf-8")
         except UnicodeDecodeError:

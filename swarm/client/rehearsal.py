@@ -1,7 +1,7 @@
 """An instrument's tasks, drawn before anything is run: `python -m swarm.client.rehearsal FOLDER WORKFLOW`.
 
 Reads a JSON object on standard input (`parameters`: a list of parameters for `tasks`; `heldout`: how many held-out tasks are
-wanted; `thorough`) and answers with one on standard output: `problem`, or `tasks` as they were found. Draws tasks only:
+wanted; `thorough`; perhaps `modules` that have to be there) and answers with one on standard output: `problem`, or `tasks` as they were found. Draws tasks only:
 no model is asked and no reward given. In a process of its own, since it runs the instrument's code.
 
 Exit codes: 0 answered, with or without a problem; 1 the instrument's code broke down (the traceback is on standard error).
@@ -10,6 +10,7 @@ Exit codes: 0 answered, with or without a problem; 1 the instrument's code broke
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,13 @@ async def _drawn(workflow: Workflow, parameters: Mapping[str, Any], split: str, 
     return found
 
 
+def _require(modules: Sequence[str]) -> None:
+    """Raises: WorkflowFault naming those that are not here."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise WorkflowFault(f"this Python ({sys.executable}) has no {', '.join(missing)}, which the instrument imports")
+
+
 def _shown(task: Task) -> dict[str, str]:
     return {"id": task.id, "query": task.query}
 
@@ -74,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = json.load(sys.stdin)
     found: list[dict[str, Any]] = []
     try:
+        _require(asked.get("modules", []))
         workflow = load_workflow(Path(folder), file)
         for parameters in asked["parameters"]:
             wanted = rehearse(workflow, parameters, asked["heldout"], thorough=asked["thorough"])

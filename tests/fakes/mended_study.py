@@ -13,6 +13,7 @@ from researcher.analysis.metrics import finals
 from researcher.executor.attempts import TrialLimits
 from researcher.executor.blueprint import Setup
 from researcher.executor.diagnosis import Cause, Diagnosis
+from researcher.executor.jobs import ClientPlace
 from researcher.executor.local_server import LocalServer
 from researcher.executor.mending import Case
 from researcher.executor.servers import ServerPool
@@ -143,7 +144,12 @@ class MendedStudy:
             yield pool
 
     async def run(
-        self, pool: ServerPool, trials: list[TrialRecord], workshop: Workshop | None = None, attempts: int = 2
+        self,
+        pool: ServerPool,
+        trials: list[TrialRecord],
+        workshop: Workshop | None = None,
+        attempts: int = 2,
+        clients: ClientPlace | None = None,
     ) -> list[TrialRecord]:
         mender = workshop or self.workshop()
         code = mender.code()
@@ -156,5 +162,5 @@ class MendedStudy:
             finals=finals,
             studies=self.home / "studies",
         )
-        executor = Executor(self.store, pool, setup, limits=LIMITS, attempts=attempts, mender=mender)
+        executor = Executor(self.store, pool, setup, limits=LIMITS, attempts=attempts, clients=clients, mender=mender)
         return await executor.run_trials(self.study, self.plan, trials, self.seen.append)

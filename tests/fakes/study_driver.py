@@ -1,7 +1,7 @@
-"""A researcher's process for kill tests: `python -m tests.fakes.study_driver HOME [METHOD:before|after[:N]]`.
+"""A researcher's process for kill tests: `python -m tests.fakes.study_driver HOME [METHOD:before|after[:N] [CLIENTS]]`.
 
 Runs the trials of one `repeat` study, adopted from wherever the last process left it. With a METHOD of the store it kills
-itself there (the N-th time), as a power cut would. Prints what the server's records say in the end.
+itself there (the N-th time), as a power cut would; METHOD `submit` is that of a Ray cluster. Prints what the server's records say in the end.
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from researcher.executor.local_server import LocalServer
+from researcher.executor.ray_cluster import RayCluster
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
 from researcher.store.store import Store
+from tests.contracts.client_job_contract import place_at
 from tests.fakes.example_plan import ARMS
 from tests.fakes.repeat_study import repeat_plan, repeat_setup
 
 
 def armed(store: Store, where: str) -> None:
-    """Let a call of one method of the store be the last thing that this process does."""
+    """Let a call of one method of the store, or of a cluster, be the last thing that this process does."""
     method, moment, *rest = where.split(":")
     left = [int(rest[0]) if rest else 1]
-    real = getattr(store, method)
+    target: Any = RayCluster if method == "submit" else store
+    real = getattr(target, method)
+
+    async def fatal_submit(*args: Any, **kwargs: Any) -> Any:
+        if moment == "after":
+            await real(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def fatal(*args: Any, **kwargs: Any) -> Any:
         left[0] -= 1
@@ -38,7 +46,7 @@ def armed(store: Store, where: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    setattr(store, method, fatal)
+    setattr(target, method, fatal_submit if method == "submit" else fatal)
 
 
 async def records(pool: ServerPool, store: Store, study: str) -> dict[str, Any]:
@@ -63,7 +71,7 @@ async def records(pool: ServerPool, store: Store, study: str) -> dict[str, Any]:
     return found
 
 
-async def drive(home: Path, where: str | None) -> None:
+async def drive(home: Path, where: str = "", words: str = "local") -> None:
     store = Store.open(f"sqlite:///{home}/researcher.db")
     plan = repeat_plan()
     if not store.studies():
@@ -81,11 +89,12 @@ async def drive(home: Path, where: str | None) -> None:
         model="echo", engine="echo", folder=home / "server", arguments=("--log-level", "warning", *slow)
     )
     async with ServerPool(mine, f"study {study}", local=local) as pool:
-        await Executor(mine, pool, repeat_setup(home / "studies")).run_trials(study, plan, trials)
+        clients = await place_at(words)
+        await Executor(mine, pool, repeat_setup(home / "studies"), clients=clients).run_trials(study, plan, trials)
         print(json.dumps(await records(pool, mine, study)))  # noqa: T201 - the test reads it
     mine.release_lease(study, token)
     store.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(drive(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None))
+    asyncio.run(drive(Path(sys.argv[1]), *sys.argv[2:]))

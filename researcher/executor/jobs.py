@@ -1,0 +1,82 @@
+"""The seam between an attempt and the client that carries it out, wherever that client lives.
+
+An attempt has at most one client at a time. Whoever holds the attempt's folder finds that client again, also after the process
+that started it was killed: what has to be remembered lies in the folder before anything is started.
+
+    local_jobs.py  a process of this machine          ray_jobs.py  a job on a Ray cluster
+
+tests/contracts/client_job_contract.py says what both keep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from researcher.executor.blueprint import Code
+from swarm.protocol.blueprint import TrialBlueprint
+
+BLUEPRINT = "blueprint.json"
+"""In the folder of every client, for people: as it is on this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a client is to carry out. code: of the version that the blueprint names."""
+
+    blueprint: TrialBlueprint
+    code: Code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """Who carries it out. name: for people. pid and began (`started_at`): of a process of this machine."""
+
+    name: str
+    pid: int | None = None
+    began: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the newest client ended. exit_code: None where nobody saw it. lost: why, where it was none of the client's doing."""
+
+    exit_code: int | None = None
+    lost: str = ""
+
+
+class ClientJob(Protocol):
+    """The client of one attempt. Whatever asks a cluster raises `ClusterUnreachable` once its patience is spent."""
+
+    @property
+    def folder(self) -> Path:
+        """Of its blueprint and its output."""
+
+    async def start(self, order: Order) -> Started:
+        """Raises: BlockingIOError when one lives already; ValueError for code that cannot be run in this place."""
+
+    async def alive(self) -> bool:
+        """Whether it runs, or is about to."""
+
+    async def ended(self) -> None:
+        """Returns when none lives."""
+
+    async def end(self, grace_s: float) -> None:
+        """Ask it to end, with all that it started; after `grace_s`, make it. Returns when none lives."""
+
+    async def ending(self) -> Ending:
+        """Of the newest client, once it ended."""
+
+    def said(self, length: int = 2000) -> str:
+        """The last words of the newest client."""
+
+    def as_here(self, text: str, code: Path) -> str:
+        """Words of a client with the files of its code named as they are here, in the folder `code`."""
+
+
+class ClientPlace(Protocol):
+    """Where clients live."""
+
+    def job(self, folder: Path, name: str) -> ClientJob:
+        """The client of the attempt that keeps its files in `folder`. name: the attempt's own, in all studies."""

@@ -1,0 +1,63 @@
+"""`--clients`: what is wrong with it is said before there is a study."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from researcher.commands import clients
+from researcher.commands.clients import check_clients, check_cluster
+from researcher.commands.mending import helpers
+from researcher.planner.instruments import read_instrument
+from researcher.store.store import Store
+from researcher.workshop.writing import NEW
+from tests.fakes.repeat_study import FOLDER, repeat_plan
+
+
+@pytest.mark.parametrize("given", ["", "rya", "ray=", "local=http://head:8265", "ray=head:8265"])
+def test_what_is_none_of_the_forms_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="http://HOST:8265"):
+        check_clients(given)
+
+
+def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_clients("local")
+    with pytest.raises(UsageError, match=r"pip install 'swarm-researcher\[ray\]'"):
+        check_clients("ray=http://head:8265")
+
+
+def test_a_cluster_that_is_not_there_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def away(address: str | None) -> None:
+        raise ConnectionError(f"Failed to connect to Ray at address: {address}.")
+
+    monkeypatch.setattr("researcher.executor.ray_cluster._connected", away)
+    with pytest.raises(UsageError, match=r"http://head:8265 cannot be used.*ray status"):
+        check_cluster("ray=http://head:8265", repeat_plan(), read_instrument(FOLDER), [], lambda _: None)
+
+
+def test_generated_code_and_an_llms_repairs_have_no_sandbox_on_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = read_instrument(FOLDER)
+    written = folder.instrument.model_copy(update={"generated": "an LLM"})
+    with pytest.raises(UsageError, match="--clients local"):
+        check_clients("ray", NEW)
+    with pytest.raises(UsageError, match="--clients local"):
+        check_cluster("ray", repeat_plan(), replace(folder, instrument=written), [], lambda _: None)
+    store = Store.open("sqlite://")
+    study = store.create_study("a topic", {})
+    environ = {
+        "RESEARCHER_LLM_MODEL": "m",
+        "RESEARCHER_LLM_API_KEY": "k",
+        "RESEARCHER_LLM_BASE_URL": "http://127.0.0.1:9",
+    }
+    for words, mends in (("local", True), ("ray", False)):
+        found = helpers(store, study, {"repairs": 3, "clients": words}, SystemClock(), lambda _: None, environ)
+        assert (found.mending is not None, found.opinion is not None) == (mends, True)
+    assert found.why_none == clients.NO_SANDBOX
+    store.close()
