@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from researcher.analysis.knowledge import told
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.models import Event, Plan, RepairRecord, StudyRecord, StudyStatus, TrialRecord
+from researcher.models import STUDY_STEPS, Event, Plan, RepairRecord, StudyRecord, StudyStatus, TrialRecord
 from researcher.ownership import living_owner
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
@@ -77,12 +77,12 @@ def stop_command(args: argparse.Namespace) -> int:
 
 def plan_lines(plan: Plan) -> list[str]:
     """A plan as a person reads it."""
-    varied = {factor.name for factor in plan.factors if factor.target == "study.steps"}
+    varied = {factor.name for factor in plan.factors if factor.target == STUDY_STEPS}
     length = "steps as the arm says" if varied & set(plan.arms[0].levels) else f"{plan.steps} steps a trial"
     lines = [
         f"question    {plan.question}",
         f"hash        {plan.digest()}  (version {plan.version}, planner {plan.planner})",
-        f"instrument  {plan.instrument} {plan.instrument_version}, model {plan.model.name}, {length}",
+        f"instrument  {plan.instrument} {plan.instrument_version}, {plan.models_text}, {length}",
     ]
     lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
     lines += [f"arm         {arm.name}: {', '.join(f'{k}={v}' for k, v in arm.levels.items())}" for arm in plan.arms]
@@ -100,13 +100,15 @@ def plan_lines(plan: Plan) -> list[str]:
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
     lines += [f"already known: {each if isinstance(each, str) else told(each)}" for each in plan.known]
     if plan.trial_s is not None:
+        from researcher.planner.hosting import boots_s
         from researcher.planner.stages import cost  # scipy takes longer to import than most commands take
 
         each = dict.fromkeys((arm.name for arm in plan.arms), plan.trial_s)
         (few, least_s), (many, most_s) = (cost(plan, each, at_most=at_most) for at_most in (False, True))
+        least_s, most_s = least_s + boots_s(plan, at_most=False), most_s + boots_s(plan, at_most=True)
         lines.append(
             f"price       {few} to {many} trials of about {duration(plan.trial_s)}: {duration(least_s)} to {duration(most_s)} "
-            "one after the other"
+            f"one after the other{', with the boots of each model' if plan.models else ''}"
         )
     lines.append(f"budget      at the most {plan.budget.trials} trials, {duration(plan.budget.wall_s)}")
     return lines

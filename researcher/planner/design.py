@@ -16,6 +16,8 @@ from foundation.strict import explain
 from researcher.analysis.power import power_of, seeds_needed
 from researcher.analysis.sentinels import SENTINELS
 from researcher.models import (
+    STUDY_MODEL,
+    STUDY_STEPS,
     Arm,
     Budget,
     Factor,
@@ -29,6 +31,7 @@ from researcher.models import (
 )
 from researcher.planner.arms import arms_between, arms_of, hypotheses_of
 from researcher.planner.balance import balances
+from researcher.planner.hosting import boots_s, models_of
 from researcher.planner.instruments import InstrumentFolder, nested
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
@@ -59,15 +62,17 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
     stages = tuple(each.model_copy(update={"first_seed": each.first_seed + options.first_seed}) for each in stages)
     budget_s = options.budget_s or reading.budget_s or DEFAULT_BUDGET_S
     settings = dict(_by_target(reading.settings))
+    factors = tuple(each.factor for each in reading.crossed) or (reading.factor,)
     plan = Plan(
         question=topic.strip(),
         instrument=instrument.name,
         instrument_version=instrument.version,
         instrument_code=folder.code,
-        model=PlanModel(name=model),
+        model=PlanModel(name=str(settings.pop(STUDY_MODEL, model))),
+        models=models_of(arms, factors),
         hypotheses=hypotheses,
         arms=arms,
-        factors=tuple(each.factor for each in reading.crossed) or (reading.factor,),
+        factors=factors,
         stages=stages,
         branches=branches(
             stages,
@@ -77,7 +82,7 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
             if reading.balance
             else (),
         ),
-        steps=int(settings.pop("study.steps", defaults.steps)),
+        steps=int(settings.pop(STUDY_STEPS, defaults.steps)),
         run=_run(instrument, settings),
         roles=_roles(instrument, settings, model),
         task=_task(instrument, settings),
@@ -101,7 +106,8 @@ def priced(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
     needed = min(len(stage.arms) for stage in plan.stages[-1:])
     at_once = max(1, min(servers // (1 + len(plan.roles)), needed))
     least, most = (cost(plan, seconds, at_most=at_most) for at_most in (False, True))
-    return Price(trials=(least[0], most[0]), wall_s=(least[1] / at_once, most[1] / at_once))
+    few_s, many_s = (0.0, 0.0) if servers > 1 else (boots_s(plan, at_most=False), boots_s(plan, at_most=True))
+    return Price(trials=(least[0], most[0]), wall_s=(least[1] / at_once + few_s, most[1] / at_once + many_s))
 
 
 def fitted(plan: Plan, instrument: Instrument, options: PlanOptions) -> Plan:
