@@ -67,7 +67,7 @@ CATALOGUE: tuple[KnownModel, ...] = (
         name="smollm2-81m",  # 81,413,568 parameters
         distilled=DistilledSource(
             teacher="smollm2-135m",
-            layers=(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 25, 26, 27, 28, 29),
+            layers=(0, 1, 2, 3, 4, *range(20, 30)),
             folder="smollm2-81m-distilled",
         ),
         own_template=True,

@@ -47,9 +47,9 @@ class Recipe:
     short: int = 64
     long: int = 32
     sampled: int = 64
-    epochs: int = 6
+    epochs: int = 4
     batch: int = 8
-    learning_rate: float = 5e-4
+    learning_rate: float = 8e-4
     warmup_steps: int = 10
 
 
