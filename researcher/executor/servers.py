@@ -225,10 +225,13 @@ class ServerPool:
         """Where servers take turns: have the one that hosts `model` run, in place of any other; its folder, and so its port
         and its runs, stay from turn to turn. Where they do not: nothing.
 
-        Raises: NoServersLeft when it does not start.
+        Raises: NoServersLeft when it does not start, or was lost in its turn.
         """
-        if not self.by_turns or any(server.model == hosted_name(model) for server in self.servers):
+        own = [server for server in self._servers if server.model == hosted_name(model)]
+        if not self.by_turns or any(server.unfit is None for server in own):
             return
+        if own:
+            raise NoServersLeft(self.reasons())
         local = next((each for each in self._starts if hosted_name(each.model) == hosted_name(model)), None)
         if local is None:
             raise NoServersLeft(f"no server here hosts {model}")

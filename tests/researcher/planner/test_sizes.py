@@ -76,7 +76,7 @@ async def test_a_size_is_crossed_with_another_factor() -> None:
         ("Does SmolLM2-360M learn sums faster than smollm2-135m?", r"'SmolLM2-360M' is not available.* smollm2-135m, smollm2-81m"),
         ("Compare model sizes 135M and 360M on sums", r"no model has '360M'; there are: smollm2-81m, smollm2-135m"),
         ("Does the larger model (smollm2-81m) learn sums faster?", r"does not fit.*it is smollm2-135m"),
-        ("Do 30 layers learn sums faster than 15?", r"one of smollm2-81m, smollm2-135m"),
+        ("Do 30 layers learn sums faster than 15?", r"tied to '30'"),
         ("Does smollm2-135m cook better with a recipe length of 4 than smollm2-81m with 8?", r"a study of kitchen trains one"),
     ],
 )  # fmt: skip
