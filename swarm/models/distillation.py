@@ -74,7 +74,8 @@ def distil(
 
     recipe = recipe or Recipe()
     tokenizer = AutoTokenizer.from_pretrained(teacher_dir)
-    teacher = AutoModelForCausalLM.from_pretrained(teacher_dir, dtype=torch.bfloat16).eval().requires_grad_(False)
+    teacher: Any = AutoModelForCausalLM.from_pretrained(teacher_dir, dtype=torch.bfloat16)
+    teacher.eval().requires_grad_(False)
     student = with_layers(teacher, layers)
     asked = prompts(recipe.sums, recipe.short, recipe.long, recipe.seed)
     kept = workshop / f"answers-{_key(teacher_dir, asked, recipe)}.json"
@@ -97,7 +98,8 @@ def with_layers(teacher: Any, layers: Sequence[int]) -> Any:
     if not layers or sorted(set(layers)) != list(layers) or not 0 <= layers[0] <= layers[-1] < most:
         raise ValueError(f"layers have to be some of 0 to {most - 1}, each once and in order, got {list(layers)}")
     config = type(teacher.config)(**{**teacher.config.to_dict(), "num_hidden_layers": len(layers)})
-    student = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    make: Any = AutoModelForCausalLM.from_config
+    student = make(config, dtype=torch.float32)
     weights = {
         name: tensor.float() for name, tensor in teacher.state_dict().items() if not name.startswith("model.layers.")
     }
@@ -188,7 +190,7 @@ def _learn(student: Any, teacher: Any, answers: Sequence[Answer], recipe: Recipe
             loss = loss_of(
                 student, teacher.lm_head, [answers[place] for place in places], [wanted[place] for place in places]
             )
-            loss.backward()
+            torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
