@@ -99,7 +99,9 @@ def distil(source: DistilledSource, teacher: Path, into: Path, workshop: Path) -
     workshop.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(into, ignore_errors=True)
     layers = ",".join(map(str, source.layers))
-    log.info("distilling %s from %s: about 5 min and 4 GiB of memory on two cores ...", source.folder, teacher.name)
+    log.info(
+        "distilling %s from %s: 6 to 15 min on two cores, and up to 4 GiB of memory ...", source.folder, teacher.name
+    )
     command = [sys.executable, "-m", "swarm.models.distillation", str(teacher), str(into), str(workshop)]
     _run([*command, "--layers", layers], "distillation", DISTILLATION_LIMIT_S, told=True)
     if not is_checkpoint(into):
