@@ -90,7 +90,7 @@ def run_spec(work: Work, trial: TrialRecord, role: str | None = None) -> RunSpec
     plan = work.plan
     levels = {_factor(work, name).target: level for name, level in plan.arm(trial.arm).levels.items()}
     fields: dict[str, Any] = merge_patch(work.setup.instrument.defaults.run, plan.run_fields(levels, role))
-    steps = plan.steps_of(trial.arm)
+    steps = int(levels.get(STUDY_STEPS, plan.steps))
     labels = {
         "study": work.study_id,
         "trial": trial.key,
