@@ -36,7 +36,9 @@ def findings_of(study_id: str, plan: Plan, verdicts: Sequence[VerdictRecord], at
             question=plan.question,
             instrument=plan.instrument,
             instrument_version=plan.instrument_version,
-            model=plan.model.name,
+            model=", ".join(
+                dict.fromkeys(plan.model_of(arm).name for arm in (*hypothesis.baselines, *hypothesis.treatments))
+            ),
             factor=hypothesis.factor,
             metric=hypothesis.metric,
             statement=hypothesis.statement,

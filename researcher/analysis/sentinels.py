@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
-from researcher.models import Factor, Plan, TrialRecord, TrialStatus
+from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Plan, TrialRecord, TrialStatus
+from swarm.models.catalogue import hosted_name
 
 Severity = Literal["invalid", "warning", "unchecked"]
 
@@ -264,10 +265,11 @@ def _end(values: np.ndarray) -> float:
 
 def _wanted(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     """Everything that the plan sets for this trial, by target path."""
-    wanted: dict[str, Any] = plan.settings | {"study.steps": plan.steps}
+    wanted: dict[str, Any] = plan.settings | {STUDY_STEPS: plan.steps}
     factors = {factor.name: factor for factor in plan.factors}
     for name, level in plan.arm(trial.arm).levels.items():
-        wanted[_target(factors, name)] = level
+        target = _target(factors, name)
+        wanted[target] = hosted_name(str(level)) if target == STUDY_MODEL else level
     return wanted
 
 
@@ -291,6 +293,10 @@ def _target(factors: dict[str, Factor], name: str) -> str:
 def _used(trial: TrialRecord, path: str) -> Any:
     evidence = trial.evidence
     root, _, rest = path.partition(".")
+    if path == STUDY_MODEL:
+        if evidence is None or evidence.model is None:
+            raise _Unchecked
+        return evidence.model.name
     if root == "study":
         return len(_series(trial, "reward_mean"))
     source: Any = None

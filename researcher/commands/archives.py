@@ -13,9 +13,9 @@ from foundation.commandline import UsageError
 from researcher.archive import Archive, read_archive, write_archive
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.commands.study import local_servers, setup
+from researcher.commands.own_servers import have_models, pool_of
+from researcher.commands.study import setup
 from researcher.executor.blueprint import Code
-from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
 from researcher.models import StudyStatus, TrialRecord, TrialStatus
 from researcher.ownership import owned
@@ -79,14 +79,8 @@ async def _again(
         store.save_plan(study_id, archive.plan)
         store.record_event(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
         (trial,) = store.ensure_trials(study_id, then.stage, [(then.arm, then.seed)])
-        pool = ServerPool(
-            store,
-            f"study {study_id}",
-            urls=args.server,
-            local=local_servers(home, study_id, archive.plan, choices),
-            roles=tuple(archive.plan.roles),
-            clock=clock,
-        )
+        await have_models(archive.plan, choices)
+        pool = pool_of(home, store, study_id, archive.plan, choices, clock)
         async with pool:
             mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None
             code = Code(folder=instrument.path, version=instrument.code, sandboxed=mended)

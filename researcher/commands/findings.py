@@ -57,9 +57,12 @@ def _list(args: argparse.Namespace) -> int:
 def _chosen(args: argparse.Namespace) -> tuple[list[Finding], list[Contradiction]]:
     """The findings that were asked for, and the contradictions in which they stand."""
     everything = open_home().store.findings()
-    wanted = {name: getattr(args, name) for name in ("instrument", "factor", "model")}
+    wanted = {name: getattr(args, name) for name in ("instrument", "factor")}
     chosen = [
-        each for each in everything if all(value in (None, getattr(each, name)) for name, value in wanted.items())
+        each
+        for each in everything
+        if all(value in (None, getattr(each, name)) for name, value in wanted.items())
+        and (args.model is None or args.model in each.models)
     ]
     ids = {each.id for each in chosen}
     return chosen, [each for each in contradictions(everything) if ids & {each.one.id, each.other.id}]

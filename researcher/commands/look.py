@@ -63,7 +63,7 @@ def plan_lines(plan: Plan) -> list[str]:
     lines = [
         f"question    {plan.question}",
         f"hash        {plan.digest()}  (version {plan.version}, planner {plan.planner})",
-        f"instrument  {plan.instrument} {plan.instrument_version}, model {plan.model.name}, {length}",
+        f"instrument  {plan.instrument} {plan.instrument_version}, {plan.models_text}, {length}",
     ]
     lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
     lines += [f"arm         {arm.name}: {', '.join(f'{k}={v}' for k, v in arm.levels.items())}" for arm in plan.arms]
@@ -81,13 +81,15 @@ def plan_lines(plan: Plan) -> list[str]:
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
     lines += [f"already known: {each if isinstance(each, str) else told(each)}" for each in plan.known]
     if plan.trial_s is not None:
+        from researcher.planner.hosting import boots_s
         from researcher.planner.stages import cost  # scipy takes longer to import than most commands take
 
         each = dict.fromkeys((arm.name for arm in plan.arms), plan.trial_s)
         (few, least_s), (many, most_s) = (cost(plan, each, at_most=at_most) for at_most in (False, True))
+        least_s, most_s = least_s + boots_s(plan, at_most=False), most_s + boots_s(plan, at_most=True)
         lines.append(
             f"price       {few} to {many} trials of about {duration(plan.trial_s)}: {duration(least_s)} to {duration(most_s)} "
-            "one after the other"
+            f"one after the other{', with the boots of each model' if plan.models else ''}"
         )
     lines.append(f"budget      at the most {plan.budget.trials} trials, {duration(plan.budget.wall_s)}")
     return lines

@@ -24,12 +24,11 @@ from researcher.commands.given_servers import check_servers
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines, when
 from researcher.commands.mending import workshop_of
+from researcher.commands.own_servers import have_models, pool_of, starting
 from researcher.commands.writing import labelled, new_instrument, settings_for_writing
 from researcher.conduct import Conduct, Outcome, Sink
 from researcher.environments import check_tasks, interpreter
 from researcher.executor.blueprint import Code, Setup
-from researcher.executor.local_server import LocalServer
-from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
 from researcher.gates import Gates, Halted, heed
 from researcher.models import LlmCall, Plan, StudyStatus
@@ -294,17 +293,9 @@ class Sitting:
         home, study_id, plan = self._home, self._study_id, self._plan
         choices = self._store.study(study_id).options
         folder = open_instrument(choices.get("instrument") or plan.instrument)
-        pool = ServerPool(
-            self._store,
-            f"study {study_id}",
-            urls=choices["servers"],
-            local=local_servers(home, study_id, plan, choices),
-            roles=tuple(plan.roles),
-            at_most=choices.get("max_parallel"),
-            clock=self._clock,
-            tell=self._view.say,
-        )
-        servers = ", ".join(choices["servers"]) or _starting(plan)
+        await have_models(plan, choices, self._view.say)
+        pool = pool_of(home, self._store, study_id, plan, choices, self._clock, self._view.say)
+        servers = ", ".join(choices["servers"]) or starting(plan)
         self._view.say(f"waiting for {servers} ...")
         mender = workshop_of(home, self._store, study_id, plan, folder, self._clock, self._view.say)
         arranged = setup(home, folder, code=mender.code(), repairs=mender.taken_up)
@@ -331,26 +322,6 @@ class Sitting:
 
     def _may_run(self) -> bool:
         return self._timetable.open(self._clock.now())
-
-
-def _starting(plan: Plan) -> str:
-    if not plan.roles:
-        return "the swarm server that starts on this machine"
-    return f"{1 + len(plan.roles)} swarm servers that start on this machine, one after the other"
-
-
-def local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> list[LocalServer]:
-    """One for each model that a trial trains, none where servers were given. No longer contexts than the plan asks for:
-    the memory for them is taken when a server starts."""
-    if choices["servers"]:
-        return []
-    engine, longest = choices.get("engine", "local"), plan.run.get("max_model_len")
-    arguments = ("--max-model-len", str(longest)) if longest else ()
-    models = {"server": plan.model.name, **{f"server-{role}": each.model for role, each in plan.roles.items()}}
-    return [
-        LocalServer(model=model, folder=home.studies / study_id / name, engine=engine, arguments=arguments)
-        for name, model in models.items()
-    ]
 
 
 def setup(home: Home, folder: InstrumentFolder, *, code: Code | None = None, repairs: tuple[str, ...] = ()) -> Setup:

@@ -206,7 +206,8 @@ class AttemptRun:
         for role, slot in self._beside.items():
             self._partners[role] = (await slot.start(run_spec(self._work, self._trial, role), keys[role])).run_id
         spec = RunSpec.model_validate(attempt.spec)
-        report = await self._slot.start(spec, attempt.idempotency_key, self._work.plan.model.fingerprint)
+        model = self._work.plan.model_of(self._trial.arm)
+        report = await self._slot.start(spec, attempt.idempotency_key, model)
         if attempt.run_id not in (None, report.run_id):
             await self._free(report.run_id)
             raise RunLost(f"{attempt.server_url} has forgotten run {attempt.run_id}; the trial starts afresh")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from researcher.models import Factor, Instrument, Metric, Plan, Scalar, TrialRecord
+from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Plan, Scalar, TrialRecord
 from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
 from swarm.protocol.runspec import RunSpec, merge_patch
 
@@ -90,7 +90,7 @@ def run_spec(work: Work, trial: TrialRecord, role: str | None = None) -> RunSpec
     plan = work.plan
     levels = {_factor(work, name).target: level for name, level in plan.arm(trial.arm).levels.items()}
     fields: dict[str, Any] = merge_patch(work.setup.instrument.defaults.run, plan.run_fields(levels, role))
-    steps = int(levels.get("study.steps", plan.steps))
+    steps = int(levels.get(STUDY_STEPS, plan.steps))
     labels = {
         "study": work.study_id,
         "trial": trial.key,
@@ -148,8 +148,8 @@ def _factor(work: Work, name: str) -> Factor:
     for factor in (*work.plan.factors, *work.setup.instrument.factors):
         if factor.name == name:
             room = factor.target.partition(".")[0]
-            if room not in ("run", "roles", "task") and factor.target != "study.steps":
-                kinds = "run.…, roles.…, task.… or study.steps"
+            if room not in ("run", "roles", "task") and factor.target not in (STUDY_STEPS, STUDY_MODEL):
+                kinds = f"run.…, roles.…, task.…, {STUDY_STEPS} or {STUDY_MODEL}"
                 raise ValueError(f"factor {name!r} has target {factor.target!r}; use {kinds}")
             return factor
     raise ValueError(f"the plan varies {name!r}, which is no factor of {work.setup.instrument.name}")

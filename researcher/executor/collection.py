@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from researcher.executor.errors import EvidenceMissing
 from researcher.executor.sampling import sample
-from researcher.models import SampledEpisode, TrialEvidence
+from researcher.models import HostedModel, SampledEpisode, TrialEvidence
 from swarm.client import SwarmClient
 from swarm.client.trial import client_id
+from swarm.models.catalogue import hosted_name
 from swarm.protocol.blueprint import TrialBlueprint
 from swarm.protocol.episodes import DropReason, LedgerEntry
 from swarm.protocol.status import RunReport, StepMetrics
@@ -42,9 +43,11 @@ async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
         raise EvidenceMissing(f"the run is {report.status} at step {report.step}: {report.reason or 'no reason given'}")
     entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
     series = _steps(report) | _evaluations(blueprint, entries, report)
+    status = await swarm.status()
+    hosted = HostedModel(name=hosted_name(status.model), fingerprint=status.model_fingerprint)
     return Collected(
         series=series,
-        evidence=_evidence(report, blueprint, entries),
+        evidence=_evidence(report, blueprint, entries, hosted),
         sampled_tokens=sum(entry.sampled_tokens for entry in entries),
         episodes=await sample(swarm, entries),
         code_versions=_versions(blueprint, entries),
@@ -130,7 +133,9 @@ def _versions(blueprint: TrialBlueprint, entries: list[LedgerEntry]) -> dict[str
     return dict(Counter(entry.client_version for entry in own))
 
 
-def _evidence(report: RunReport, blueprint: TrialBlueprint, entries: list[LedgerEntry]) -> TrialEvidence:
+def _evidence(
+    report: RunReport, blueprint: TrialBlueprint, entries: list[LedgerEntry], hosted: HostedModel
+) -> TrialEvidence:
     tasks = {
         kind: sorted({entry.task_id for entry in entries if entry.kind == kind and entry.reward is not None})
         for kind in ("train", "eval")
@@ -141,4 +146,5 @@ def _evidence(report: RunReport, blueprint: TrialBlueprint, entries: list[Ledger
         parameters=dict(blueprint.parameters),
         train_tasks=tasks["train"],
         heldout_tasks=tasks["eval"],
+        model=hosted,
     )

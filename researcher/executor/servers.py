@@ -18,9 +18,11 @@ import httpx
 from foundation.clock import Clock, SystemClock
 from researcher.executor.errors import NoServersLeft, ServerUnfit
 from researcher.executor.local_server import LocalLimits, LocalProcess, LocalServer
+from researcher.models import Plan
 from researcher.store.errors import LeaseHeld, LeaseSuperseded
 from researcher.store.store import Store
 from swarm.client import Patience, ServerUnreachable, SwarmClient
+from swarm.models.catalogue import hosted_name
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.status import Phase, ServerStatus
 
@@ -52,6 +54,8 @@ class Server:
         self.lease = lease
         self.owned = owned
         """Started by this study: nobody else's runs are on it."""
+        self.model: str | None = None
+        """What it hosts, by the name that `hosted_name` gives; None until it has said so."""
         self.unfit: str | None = None
 
     def check(self) -> None:
@@ -69,6 +73,7 @@ class Server:
                     reason = status.failed.reason if status.failed else "its engine failed"
                     raise ServerUnfit(f"{self.url}: {reason}", self.url)
                 if status.phase is not Phase.BOOTING:
+                    self.model = hosted_name(status.model)
                     return status
                 if clock.monotonic() >= deadline:
                     break
@@ -91,6 +96,10 @@ class Site:
     @property
     def fit(self) -> bool:
         return all(server.unfit is None for server in self.servers)
+
+    def takes(self, plan: Plan, arm: str) -> bool:
+        """Whether the arm's model is hosted here. Where arms do not differ by it, every site takes them all."""
+        return not plan.models or hosted_name(plan.model_of(arm).name) == self.main.model
 
     def check(self) -> None:
         """Raises: ServerUnfit."""
@@ -118,7 +127,9 @@ class ServerPool:
     holder: who holds the leases; the same text again (after a crash) gets them back at once.
     local: what to start here, one after the other, where no url is given. roles: of the further models that a trial needs
     servers for; given servers are taken in order, first the instrument's own model, then a server for each role.
-    at_most: trials at once. tell: told, in a line, of what is waited for.
+    by_turns: of `local` only one runs at a time, that whose model was asked for last (`turn_to`); none to begin with.
+    at_most: trials at once, and no more servers are taken than these need. None: as many as there are servers for.
+    models: how many different ones the trials train; then all servers are taken, whatever `at_most`. tell: told, in a line, of what is waited for.
     transport: how the servers that were given are reached; None is the network.
     """
 
@@ -130,6 +141,8 @@ class ServerPool:
         urls: Sequence[str] = (),
         local: LocalServer | Sequence[LocalServer] | None = None,
         roles: Sequence[str] = (),
+        by_turns: bool = False,
+        models: int = 1,
         at_most: int | None = None,
         clock: Clock | None = None,
         limits: PoolLimits | None = None,
@@ -145,7 +158,9 @@ class ServerPool:
         self._holder = holder
         self._urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
         self._roles = tuple(roles)
-        self._at_most = at_most
+        self.by_turns = by_turns
+        self._models = models
+        self.at_most = at_most
         self.tell = tell
         self._transport = transport
         self._limits = limits or PoolLimits()
@@ -191,20 +206,45 @@ class ServerPool:
         """
         refused = []
         try:
-            wanted: list[str | LocalServer] = [*self._urls, *self._starts]
+            wanted: list[str | LocalServer] = [*self._urls, *(() if self.by_turns else self._starts)]
             for start in wanted:
-                if self._at_most is not None and len(self.servers) >= self._at_most * self.needed:
+                if self._enough:
                     break
                 try:
                     await self._add(start)
                 except (ServerUnfit, LeaseHeld) as error:
                     refused.append(str(error))
-            if not self.sites():
+            if not self.sites() and not self.by_turns:
                 raise NoServersLeft(self._too_few("; ".join(refused)))
         except BaseException:
             await self.close()
             raise
         return self.servers
+
+    async def turn_to(self, model: str) -> None:
+        """Where servers take turns: have the one that hosts `model` run, in place of any other; its folder, and so its port
+        and its runs, stay from turn to turn. Where they do not: nothing.
+
+        Raises: NoServersLeft when it does not start, or was lost in its turn.
+        """
+        own = [server for server in self._servers if server.model == hosted_name(model)]
+        if not self.by_turns or any(server.unfit is None for server in own):
+            return
+        if own:
+            raise NoServersLeft(self.reasons())
+        local = next((each for each in self._starts if hosted_name(each.model) == hosted_name(model)), None)
+        if local is None:
+            raise NoServersLeft(f"no server here hosts {model}")
+        await self.close()
+        self.tell(f"starting a server of {model} ...")
+        try:
+            await self._add(local)
+        except (ServerUnfit, LeaseHeld) as error:
+            raise NoServersLeft(str(error)) from error
+
+    @property
+    def _enough(self) -> bool:
+        return self.at_most is not None and self._models == 1 and len(self.servers) >= self.at_most * self.needed
 
     async def close(self, *, stop_local: bool = True) -> None:
         """Give the servers back, and end our own (with `stop_local`); its state stays."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from foundation.clock import Clock
 from researcher.executor.errors import AttemptFailed, RunLost, ServerUnfit
 from researcher.executor.servers import Server
-from researcher.models import StudyStatus
+from researcher.models import PlanModel, StudyStatus
 from researcher.store.errors import NotFound as NoStudy
 from researcher.store.store import Store
 from swarm.client import IdempotencyConflict, InvalidSpec, NotFound, OverLimit, Refusal, ServerBusy
@@ -45,17 +45,15 @@ class Slot:
         self._tell = tell
         self._told: set[str] = set()
 
-    async def start(self, spec: RunSpec, idempotency_key: str, fingerprint: str | None = None) -> RunReport:
-        """The run under this key, started now or found again.
+    async def start(self, spec: RunSpec, idempotency_key: str, model: PlanModel | None = None) -> RunReport:
+        """The run under this key, started now or found again. model: what the server has to host; None: anything.
 
         Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts other weights, or others keep it.
         """
         deadline = self._clock.monotonic() + self._busy_s
         status = await self.server.ready(self._clock, self._busy_s)
-        if fingerprint is not None and status.model_fingerprint not in (None, fingerprint):
-            raise ServerUnfit(
-                f"{self.server.url} hosts other weights than the plan names: {status.model}", self.server.url
-            )
+        if model is not None:
+            self._check_weights(model, status)
         while True:
             self.server.check()
             try:
@@ -65,6 +63,30 @@ class Slot:
                 await self._clock.sleep(self._look_s)
             except (InvalidSpec, IdempotencyConflict) as error:
                 raise AttemptFailed(f"the server refused the run: {_details(error)}") from error
+
+    def _check_weights(self, model: PlanModel, status: ServerStatus) -> None:
+        """Against the plan's fingerprint, else against what this study saw first under the model's name.
+
+        Raises: ServerUnfit.
+        """
+        found = status.model_fingerprint
+        if found is None:
+            return
+        seen = {
+            event.detail["model"]: event.detail["fingerprint"]
+            for event in self._store.events(self._study_id, kind="weights")
+        }
+        wanted = model.fingerprint or seen.get(model.name)
+        if wanted is None:
+            self._store.record_event(
+                self._study_id, "weights", {"model": model.name, "fingerprint": found, "hosted": status.model}
+            )
+        elif wanted != found:
+            raise ServerUnfit(
+                f"{self.server.url} hosts other weights than this study trains as {model.name}: {status.model}, not "
+                f"{wanted[:12]}; start a new study for them",
+                self.server.url,
+            )
 
     def check(self, status: ServerStatus, run_id: str) -> None:
         """Raises: ServerUnfit; AttemptFailed when the run was taken off the server."""

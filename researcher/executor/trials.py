@@ -67,8 +67,9 @@ class _Round:
     work: Work
     on_progress: OnProgress
     began: float
-    steps: Mapping[str, int]
-    """Of each trial."""
+    trials: Mapping[str, TrialRecord]
+    """As they were when it began, by key."""
+    at_once: asyncio.Semaphore
     queue: list[str] = field(default_factory=list)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     durations: list[float] = field(default_factory=list)
@@ -125,15 +126,15 @@ class Executor:
             work,
             on_progress,
             began=self._clock.monotonic(),
-            steps={trial.key: plan.steps_of(trial.arm) for trial in trials},
+            trials={trial.key: trial for trial in trials},
+            at_once=asyncio.Semaphore(self._pool.at_most or len(trials) or 1),
         )
         while not this.halted:
             this.queue = await self._reconciled(work, trials)
             this.over = {trial.key for trial in trials} - set(this.queue)
             if not this.queue:
                 break
-            if not self._pool.sites():
-                raise NoServersLeft(self._pool.reasons() or "the pool holds too few servers")
+            self._check_sites(this)
             await self._all_sites(this)
         if this.by_hand is not None:
             raise this.by_hand
@@ -144,26 +145,54 @@ class Executor:
         self._wish = wish
 
     async def _reconciled(self, work: Work, trials: Sequence[TrialRecord]) -> list[str]:
-        """Keys of the trials that are not over, those under way first. Attempts whose server is gone are ended."""
-        sites = self._pool.sites()
-        under_way, planned = [], []
+        """Keys of the trials that are not over, those under way first. Attempts whose server is gone are ended.
+
+        Raises: NoServersLeft when the server whose turn it is does not start.
+        """
+        under_way, planned = list[tuple[TrialRecord, AttemptRecord]](), list[TrialRecord]()
         for trial in trials:
             fresh = self._store.trial(work.study_id, trial.key)
             if fresh.status.ended or self._given_up(work, fresh):
                 continue
             attempt = self._open_attempt(work, trial.key)
             if attempt is None:
-                planned.append(trial.key)
-                continue
-            under_way.append(trial.key)
-            if not any(_is_at(attempt, site) for site in sites):
-                job = self._clients.job(work.folder(fresh, attempt.number), attempt.idempotency_key)
-                await job.end(self._limits_of(work.plan).grace_s)
-                reason = f"its server {attempt.server_url} is not in the pool any more"
-                if self._pool.needed > 1:
-                    reason = f"its servers ({attempt.server_url} and others) are not together in the pool any more"
-                self._store.withdraw_attempt(work.study_id, trial.key, reason)
-        return under_way + planned
+                planned.append(fresh)
+            else:
+                under_way.append((fresh, attempt))
+        await self._take_turn(work.plan, [trial for trial, _ in under_way], planned)
+        sites = self._pool.sites()
+        for trial, attempt in under_way:
+            waits = self._pool.by_turns and not any(site.takes(work.plan, trial.arm) for site in sites)
+            if not waits and not any(_is_at(attempt, site) for site in sites):
+                await self._withdraw(work, trial, attempt)
+        return [trial.key for trial, _ in under_way] + [trial.key for trial in planned]
+
+    async def _take_turn(self, plan: Plan, under_way: Sequence[TrialRecord], planned: Sequence[TrialRecord]) -> None:
+        """Where servers take turns: seeds in order, and each begins with the model that the one before it ended with (A B,
+        B A, A B), so that arms meet the same conditions as far as one server at a time lets them, at one boot for each seed.
+        """
+        if not self._pool.by_turns or not (under_way or planned):
+            return
+        due = under_way or _of_first_seed(planned)
+        if not any(site.takes(plan, trial.arm) for trial in due for site in self._pool.sites()):
+            await self._pool.turn_to(plan.model_of(due[0].arm).name)
+
+    async def _withdraw(self, work: Work, trial: TrialRecord, attempt: AttemptRecord) -> None:
+        job = self._clients.job(work.folder(trial, attempt.number), attempt.idempotency_key)
+        await job.end(self._limits_of(work.plan).grace_s)
+        reason = f"its server {attempt.server_url} is not in the pool any more"
+        if self._pool.needed > 1:
+            reason = f"its servers ({attempt.server_url} and others) are not together in the pool any more"
+        self._store.withdraw_attempt(work.study_id, trial.key, reason)
+
+    def _check_sites(self, this: _Round) -> None:
+        """Raises: NoServersLeft where no trial that is left can go on."""
+        sites, plan = self._pool.sites(), this.work.plan
+        if not sites:
+            raise NoServersLeft(self._pool.reasons() or "the pool holds too few servers")
+        if not any(site.takes(plan, this.trials[key].arm) for key in this.queue for site in sites):
+            models = ", ".join(dict.fromkeys(plan.model_of(this.trials[key].arm).name for key in this.queue))
+            raise NoServersLeft(f"no server is left that hosts {models}: {self._pool.reasons() or 'none was given'}")
 
     async def _all_sites(self, this: _Round) -> None:
         """One worker per site, until each has nothing more to do. The first error ends the others."""
@@ -185,33 +214,37 @@ class Executor:
     async def _serve(self, this: _Round, site: Site) -> None:
         """Trial after trial, until none is left for this site or a server of it is unfit."""
         while site.fit and this.by_hand is None:
-            key = self._next(this, site)
-            if key is None:
-                return
-            self._check_requests(this.work)
-            self._reserve(this.work, key)
-            began = self._clock.monotonic()
-            try:
-                await self._attempt(this, site, key)
-            except ServerUnfit as error:
-                _log.warning("%s", error)
-                if site.fit:
-                    site.lost(error)
-            except MendByHand as halt:
-                this.by_hand = halt
-                raise
-            except Unmended as error:
-                self._give_up(this.work, key, str(error))
-                self._over(this, key, str(error))
-            except RunLost as error:
-                _log.warning("%s: %s", key, error)
-                this.queue.append(key)
-                self._tell(this, key, TrialStatus.PLANNED, 0, str(error))
-            except AttemptFailed as error:
-                self._failed(this, key, str(error))
-            else:
-                this.durations.append(self._clock.monotonic() - began)
-                self._over(this, key, "")
+            async with this.at_once:
+                key = self._next(this, site)
+                if key is None:
+                    return
+                await self._carry_out(this, site, key)
+
+    async def _carry_out(self, this: _Round, site: Site, key: str) -> None:
+        self._check_requests(this.work)
+        self._reserve(this.work, key)
+        began = self._clock.monotonic()
+        try:
+            await self._attempt(this, site, key)
+        except ServerUnfit as error:
+            _log.warning("%s", error)
+            if site.fit:
+                site.lost(error)
+        except MendByHand as halt:
+            this.by_hand = halt
+            raise
+        except Unmended as error:
+            self._give_up(this.work, key, str(error))
+            self._over(this, key, str(error))
+        except RunLost as error:
+            _log.warning("%s: %s", key, error)
+            this.queue.append(key)
+            self._tell(this, key, TrialStatus.PLANNED, 0, str(error))
+        except AttemptFailed as error:
+            self._failed(this, key, str(error))
+        else:
+            this.durations.append(self._clock.monotonic() - began)
+            self._over(this, key, "")
 
     async def _attempt(self, this: _Round, site: Site, key: str) -> None:
         trial = self._store.trial(this.work.study_id, key)
@@ -264,10 +297,15 @@ class Executor:
         self._tell(this, key, trial.status, len(this.curves[key]), note)
 
     def _next(self, this: _Round, site: Site) -> str | None:
-        """The first trial that this site may take: one that is under way stays on its servers."""
+        """The first trial that this site may take: one that is under way stays on its servers. Where servers take turns, of
+        the first seed that is left: later ones wait until the other models have had theirs."""
+        trials = [this.trials[key] for key in this.queue]
+        due = {trial.key for trial in (_of_first_seed(trials) if self._pool.by_turns else trials)}
         for key in this.queue:
+            if not site.takes(this.work.plan, this.trials[key].arm):
+                continue
             attempt = self._open_attempt(this.work, key)
-            if attempt is None or _is_at(attempt, site):
+            if (attempt is None and key in due) or (attempt is not None and _is_at(attempt, site)):
                 this.queue.remove(key)
                 return key
         return None
@@ -306,8 +344,13 @@ class Executor:
         """Trials that are not over at the pace of those that are; before the first, at the instrument's own guess."""
         done, guess = this.durations, this.work.plan.trial_s or self._setup.instrument.defaults.trial_s
         each_s = sum(done) / len(done) if done else guess
-        begun = sum(len(curve) / this.steps[key] for key, curve in this.curves.items() if key not in this.over)
-        return max(0.0, each_s * (len(this.steps) - len(this.over) - begun) / max(1, len(self._pool.sites())))
+        plan = this.work.plan
+        begun = sum(
+            len(curve) / plan.steps_of(this.trials[key].arm)
+            for key, curve in this.curves.items()
+            if key not in this.over
+        )
+        return max(0.0, each_s * (len(this.trials) - len(this.over) - begun) / max(1, len(self._pool.sites())))
 
     # -- budget: trials, where the study has one ----------------------------------------------------------------------
 
@@ -322,6 +365,12 @@ class Executor:
 
     def _budgeted(self, work: Work) -> bool:
         return any(budget.kind == "trials" for budget in self._store.budget(work.study_id))
+
+
+def _of_first_seed(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Of these, those with the lowest seed."""
+    first = min((trial.seed for trial in trials), default=0)
+    return [trial for trial in trials if trial.seed == first]
 
 
 def _is_at(attempt: AttemptRecord, site: Site) -> bool:

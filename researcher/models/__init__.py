@@ -4,7 +4,17 @@ One noun per module; everything is imported from here.
 """
 
 from researcher.models.conclusions import Claim, Effect, Finding, Verdict, VerdictRecord
-from researcher.models.instruments import Direction, Factor, Instrument, InstrumentDefaults, Metric, Role, Scalar
+from researcher.models.instruments import (
+    STUDY_MODEL,
+    STUDY_STEPS,
+    Direction,
+    Factor,
+    Instrument,
+    InstrumentDefaults,
+    Metric,
+    Role,
+    Scalar,
+)
 from researcher.models.plans import (
     Arm,
     Branch,
@@ -24,6 +34,7 @@ from researcher.models.records import (
     AttemptRecord,
     BudgetState,
     Event,
+    HostedModel,
     LeaseInfo,
     LlmCall,
     SampledCall,
@@ -39,6 +50,8 @@ from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
     "PERSON",
+    "STUDY_MODEL",
+    "STUDY_STEPS",
     "Arm",
     "AttemptRecord",
     "Branch",
@@ -51,6 +64,7 @@ __all__ = [
     "Event",
     "Factor",
     "Finding",
+    "HostedModel",
     "Hypothesis",
     "Instrument",
     "InstrumentDefaults",

@@ -70,6 +70,7 @@ class Finding(BaseModel):
     instrument: str
     instrument_version: str = ""
     model: str
+    """Several, with commas between them, where the sides differ by it."""
     factor: str
     metric: str
     statement: str
@@ -87,6 +88,10 @@ class Finding(BaseModel):
     origin: str | None = None
     """Whose it is, where it was imported: the trials behind it are not here, so that it cannot be recomputed. None: our own."""
     imported_at: float | None = None
+
+    @property
+    def models(self) -> list[str]:
+        return self.model.split(", ")
 
     @property
     def recomputable(self) -> bool:

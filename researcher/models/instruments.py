@@ -10,6 +10,8 @@ from foundation.strict import StrictModel
 
 Scalar = bool | int | float | str
 Direction = Literal["increase", "decrease"]
+STUDY_STEPS, STUDY_MODEL = "study.steps", "study.model"
+"""Targets of factors that are no field of a run: the length of a trial, and the model that its server hosts."""
 
 
 class Factor(StrictModel):
@@ -17,7 +19,8 @@ class Factor(StrictModel):
 
     target: `run.<path>` sets a field of the RunSpec (`run.optimizer.learning_rate`), of every model that is trained;
     `roles.<role>.<path>` one of a further role's alone; `task.<name>` is passed to the instrument's `tasks`; `study.steps`
-    is the length of a trial.
+    is the length of a trial; `study.model` the model that is trained, a choice from the smallest to the largest: such arms
+    run on servers of their own.
 
     type: `text` and `data` levels are written out in the topic. A text stands in quotes behind the factor's name; data are a
     file (`path/to/train.jsonl`), which a plan pins by its digest, or a data set on Hugging Face's hub (`hf:owner/name`). An

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
 from researcher.models.conclusions import Verdict
-from researcher.models.instruments import Direction, Factor, Metric, Scalar
+from researcher.models.instruments import STUDY_MODEL, STUDY_STEPS, Direction, Factor, Metric, Scalar
 from swarm.protocol.runspec import merge_patch
 
 
@@ -194,6 +194,9 @@ class Plan(StrictModel):
     instrument_code: str
     """SHA-256 over the files of the instrument's folder."""
     model: PlanModel
+    """What servers host, unless arms differ by it."""
+    models: Annotated[tuple[PlanModel, ...], Field(exclude_if=_is_unset)] = ()
+    """Where arms differ by their model: each of these, by the level that names it."""
     hypotheses: tuple[Hypothesis, ...]
     arms: tuple[Arm, ...]
     factors: tuple[Factor, ...] = ()
@@ -227,6 +230,15 @@ class Plan(StrictModel):
     """`builtin`, or the LLM's name."""
     assumptions: tuple[str, ...] = ()
     """What the topic left open and how the planner filled it, in words."""
+
+    @model_validator(mode="after")
+    def _each_arms_model_is_known(self) -> Self:
+        levels = {str(level) for arm in self.arms if (level := self._level(arm, STUDY_MODEL)) is not None}
+        if levels != {model.name for model in self.models}:
+            raise ValueError(
+                f"arms train {sorted(levels)}, the plan's models are {[each.name for each in self.models]}"
+            )
+        return self
 
     def canonical(self) -> str:
         """Canonical JSON: sorted keys, no white space."""
@@ -271,11 +283,31 @@ class Plan(StrictModel):
 
     def steps_of(self, arm: str) -> int:
         """Optimiser steps of an arm's trials."""
-        levels = self.arm(arm).levels
+        own = self._level(self.arm(arm), STUDY_STEPS)
+        return self.steps if own is None else int(own)
+
+    def model_of(self, arm: str) -> PlanModel:
+        """What has to be hosted where an arm's trials run."""
+        own = self._level(self.arm(arm), STUDY_MODEL)
+        return self.model if own is None else next(model for model in self.models if model.name == own)
+
+    @property
+    def hosted(self) -> tuple[PlanModel, ...]:
+        """Every model that arms train."""
+        return self.models or (self.model,)
+
+    @property
+    def models_text(self) -> str:
+        """`model NAME`, or `models NAME and NAME`, for people."""
+        names = [model.name for model in self.hosted]
+        return f"model{'s' if len(names) > 1 else ''} {' and '.join(names)}"
+
+    def _level(self, arm: Arm, target: str) -> Scalar | None:
+        """None where the arm does not vary it."""
         own = [
-            levels[factor.name] for factor in self.factors if factor.target == "study.steps" and factor.name in levels
+            arm.levels[factor.name] for factor in self.factors if factor.target == target and factor.name in arm.levels
         ]
-        return int(own[0]) if own else self.steps
+        return own[0] if own else None
 
     def alternatives(self, stage: str) -> tuple[str, ...]:
         """The stages of which one at the most runs, `stage` among them: the branches of one stage lead to each of them."""

@@ -43,6 +43,13 @@ class TrialStatus(StrEnum):
         return self in (TrialStatus.DONE, TrialStatus.FAILED)
 
 
+class HostedModel(BaseModel):
+    """What a server says that it hosts: the model's name, and the SHA-256 over its weights where it has some."""
+
+    name: str
+    fingerprint: str | None = None
+
+
 class TrialEvidence(BaseModel):
     """What the server and the client say was really run; sentinels compare it with the plan. None: not recorded."""
 
@@ -56,6 +63,8 @@ class TrialEvidence(BaseModel):
     """What the instrument's `tasks` was called with."""
     train_tasks: list[str] | None = None
     heldout_tasks: list[str] | None = None
+    model: Annotated[HostedModel | None, Field(exclude_if=lambda found: found is None)] = None
+    """What was trained, as its server names it. None: recorded before models were compared."""
     code_versions: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
     """Versions of the instrument's code that made the episodes, and how many each; None: the plan's own alone."""
 

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foundation.strict import nearest
 from researcher.planner.instruments import InstrumentFolder, open_instrument
 from researcher.planner.matching import read
 from researcher.planner.mentions import keyword_hits, split_models
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import PlanRequest
+from researcher.planner.sizes import compares_models, model_factor, models_of, unknown_model
 from researcher.planner.wording import Token, tokens
 from researcher.planner.written import pieces, without_data
 
 
 def model_and_rest(request: PlanRequest) -> tuple[str | None, str]:
-    """The model that the topic names, if any, and the topic without it.
+    """The model that the topic names for all arms, if any, and the topic without it. Models that are compared stay in it.
 
-    Raises: PlanningRefused for a model that is not available, or two.
+    Raises: PlanningRefused for a model that is not available, or two where no instrument compares models.
     """
-    own = [folder.instrument.model for folder in request.instruments]
-    available = list(dict.fromkeys([*own, *request.options.models]))
+    known_here = models_of(folder.instrument for folder in request.instruments)
+    available = list(dict.fromkeys([*known_here, *request.options.models]))
     rest, known, unknown = "", list[str](), list[str]()
     for piece, is_data in pieces(request.topic):
         left, here, not_here = (piece, [], []) if is_data else split_models(piece, available)
         rest, known, unknown = rest + left, known + here, unknown + not_here
     if unknown:
-        guess = nearest(unknown[0].lower(), available)
-        hint = f"did you mean {guess!r}?" if guess else f"available: {', '.join(available) or 'none'}"
-        raise PlanningRefused(f"model {unknown[0]!r} is not available; {hint}", [guess] if guess else available)
+        raise unknown_model(unknown[0], available)
+    varied = any(model_factor(folder.instrument) is not None for folder in request.instruments)
+    if varied and compares_models(without_data(request.topic)[0], available):
+        return None, request.topic
     if len(set(known)) > 1:
         raise PlanningRefused(f"the topic names {' and '.join(dict.fromkeys(known))}; a study trains one model", known)
     return (known[0] if known else None), rest

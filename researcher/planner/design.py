@@ -18,6 +18,8 @@ from researcher.analysis.power import power_of, seeds_needed
 from researcher.analysis.samples import deciding_stage
 from researcher.analysis.sentinels import SENTINELS
 from researcher.models import (
+    STUDY_MODEL,
+    STUDY_STEPS,
     Arm,
     Branch,
     Budget,
@@ -33,6 +35,7 @@ from researcher.models import (
 from researcher.planner import succession
 from researcher.planner.arms import arms_between, arms_of, hypotheses_of
 from researcher.planner.balance import balances
+from researcher.planner.hosting import boots_s, models_of
 from researcher.planner.instruments import InstrumentFolder, nested
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
@@ -68,13 +71,14 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
         instrument=instrument.name,
         instrument_version=instrument.version,
         instrument_code=folder.code,
-        model=PlanModel(name=model),
+        model=PlanModel(name=str(settings.pop(STUDY_MODEL, model))),
+        models=models_of(arms, reading.factors),
         hypotheses=hypotheses,
         arms=arms,
         factors=reading.factors,
         stages=stages,
         branches=_branches(reading, arms, hypotheses, stages, options),
-        steps=int(settings.pop("study.steps", defaults.steps)),
+        steps=int(settings.pop(STUDY_STEPS, defaults.steps)),
         run=_run(instrument, settings),
         roles=_roles(instrument, settings, model),
         task=_task(instrument, settings),
@@ -99,7 +103,8 @@ def priced(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
     needed = min(len(stage.arms) for stage in plan.stages[-1:])
     at_once = max(1, min(servers // (1 + len(plan.roles)), needed))
     least, most = (cost(plan, seconds, at_most=at_most) for at_most in (False, True))
-    return Price(trials=(least[0], most[0]), wall_s=(least[1] / at_once, most[1] / at_once))
+    few_s, many_s = (0.0, 0.0) if servers > 1 else (boots_s(plan, at_most=False), boots_s(plan, at_most=True))
+    return Price(trials=(least[0], most[0]), wall_s=(least[1] / at_once + few_s, most[1] / at_once + many_s))
 
 
 def fitted(plan: Plan, instrument: Instrument, options: PlanOptions) -> Plan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,13 +21,16 @@ from pydantic import ValidationError
 
 from foundation.paths import visible_files
 from foundation.strict import explain, nearest
-from researcher.models import Factor, Instrument, Scalar
+from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Scalar
 from researcher.planner.refusals import PlanningRefused
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 DECLARATION = "study.toml"
 OWN_STUDIES = Path(__file__).resolve().parents[2] / "studies"
 _TRAINING = Path(__file__).with_name("training.toml")
+
+_UNITS = {"m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)(m|b)(?![a-z0-9])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,17 @@ def level_problem(factor: Factor, level: Scalar) -> str | None:
     return None
 
 
+def size_of(model: str) -> float | None:
+    """Parameters of a model, as its name says (`name-135m`); None where it says nothing."""
+    found = _SIZE.findall(model)
+    return parameters(*found[-1]) if found else None
+
+
+def parameters(number: str, unit: str) -> float:
+    """`135`, `M`."""
+    return float(number) * _UNITS[unit.lower()]
+
+
 def nested(path: str, value: object) -> dict[str, object]:
     """`nested("a.b", 1)` is `{"a": {"b": 1}}`."""
     head, _, rest = path.partition(".")
@@ -134,7 +149,11 @@ def _with_training_factors(declared: dict[str, Any]) -> dict[str, Any]:
     own = declared.get("factors", [])
     if not isinstance(own, list) or not all(isinstance(each, dict) for each in own):
         return declared
-    shared = {each["name"]: each | _default_of(each["target"], declared) for each in _training_factors()}
+    shared = {
+        each["name"]: each | _default_of(each["target"], declared)
+        for each in _training_factors()
+        if each["target"] != STUDY_MODEL or (declared.get("model") in each["choices"] and not declared.get("roles"))
+    }
     laid_over = [shared.get(each.get("name"), {}) | each for each in own]
     names = {each.get("name") for each in own}
     return declared | {"factors": [*laid_over, *(each for name, each in shared.items() if name not in names)]}
@@ -147,6 +166,8 @@ def _training_factors() -> list[dict[str, Any]]:
 
 def _default_of(target: str, declared: Mapping[str, Any]) -> dict[str, Any]:
     """`{"default": …}` where the declaration's defaults say it."""
+    if target == STUDY_MODEL:
+        return {"default": declared.get("model")}
     value: Any = declared.get("defaults", {})
     for part in target.removeprefix("study.").split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -197,7 +218,10 @@ def _wrong_targets(instrument: Instrument) -> Iterable[str]:
     for factor in instrument.factors:
         room, _, path = factor.target.partition(".")
         role, _, field = path.partition(".")
-        if factor.target == "study.steps" or (room == "task" and path):
+        if factor.target == STUDY_STEPS or (room == "task" and path):
+            continue
+        if factor.target == STUDY_MODEL:
+            yield from _wrong_models(factor, instrument)
             continue
         if room == "run" and path:
             yield from _wrong_run(f"factors.{factor.name}", instrument.defaults.run, nested(path, factor.default))
@@ -205,13 +229,28 @@ def _wrong_targets(instrument: Instrument) -> Iterable[str]:
             run = merge_patch(instrument.defaults.run, instrument.roles[role].run)
             yield from _wrong_run(f"factors.{factor.name}", run, nested(field, factor.default))
         else:
-            kinds = "run.<field>, roles.<role>.<field>, task.<name>, study.steps"
+            kinds = "run.<field>, roles.<role>.<field>, task.<name>, study.steps, study.model"
             yield f"factors.{factor.name}.target: {factor.target!r} is none of {kinds}"
     for name, further in instrument.roles.items():
         yield from _wrong_run(f"roles.{name}.run", instrument.defaults.run, further.run)
     for metric in instrument.metrics:
         if metric.role is not None and metric.role not in instrument.roles:
             yield f"metrics.{metric.name}.role: there is no role {metric.role!r}"
+
+
+def _wrong_models(factor: Factor, instrument: Instrument) -> Iterable[str]:
+    if factor.type != "choice" or len(factor.choices) < 2:
+        yield f"factors.{factor.name}: models are a choice of two or more, from the smallest to the largest"
+    elif (sizes := _sizes(factor)) != sorted(sizes):
+        yield f"factors.{factor.name}.choices: models stand from the smallest to the largest"
+    elif factor.default != instrument.model:
+        yield f"factors.{factor.name}.default: it is the instrument's model, {instrument.model}"
+    if instrument.roles:
+        yield f"factors.{factor.name}: the model of an instrument with roles cannot be varied"
+
+
+def _sizes(factor: Factor) -> list[float]:
+    return [size for model in factor.choices if (size := size_of(str(model))) is not None]
 
 
 def _wrong_run(what: str, run: Mapping[str, object], patch: Mapping[str, object]) -> Iterable[str]:

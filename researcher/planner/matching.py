@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from researcher.models import Factor, Instrument, Metric, Scalar
-from researcher.planner import balance, sequence
+from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
+from researcher.planner import balance, sequence, sizes
 from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed, modifiers, oppose
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.instruments import level_problem
@@ -46,6 +46,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     """Raises: PlanningRefused, one clear line, with the nearest things that could be asked."""
     instrument = with_steps(instrument)
     written = taken_out(topic, instrument)
+    sizes.refuse_models(written.topic, instrument)
     found = tokens(written.topic)
     named = mentions(instrument, found, written.levels)
     _refuse_misspelt(topic, instrument, found, named)
@@ -69,7 +70,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
             nearest_names(instrument, found),
         )
     _refuse_bad_levels(placed.levels)
-    notes = Notes()
+    notes = Notes(list(written.notes))
     balanced = balance.is_asked(found)
     metric, assumed = metric_of(instrument, found, balance.gains(named) if balanced else named, placed)
     for line in assumed:
@@ -105,11 +106,11 @@ def _may_vary(factor: Factor, found: Sequence[Token], placed: Placed) -> bool:
 
 def with_steps(instrument: Instrument) -> Instrument:
     """Every instrument's trials have a length, declared as a factor or not."""
-    if any(factor.target == "study.steps" for factor in instrument.factors):
+    if any(factor.target == STUDY_STEPS for factor in instrument.factors):
         return instrument
     steps = Factor(
         name="steps",
-        target="study.steps",
+        target=STUDY_STEPS,
         type="int",
         default=instrument.defaults.steps,
         low=1,
@@ -187,6 +188,8 @@ def _opposition(
     levels = distinct(found, placed.of(factor))
     if len(levels) > 1:
         return oppose(found, levels, factor.default)
+    if factor.target == STUDY_MODEL:
+        return _opposed_models(factor, levels, notes)
     default = Level(-1, factor, factor.default)
     if levels:
         level = levels[0]
@@ -209,6 +212,15 @@ def _opposition(
     shown = ", ".join(level_text(value) for value in chosen)
     notes.add(f"The topic names no level of {factor.name}: {shown} against the default, {level_text(factor.default)}.")
     return Opposition(tuple(Level(-1, factor, value) for value in chosen), (default,))
+
+
+def _opposed_models(factor: Factor, levels: Sequence[Level], notes: Notes) -> Opposition:
+    opposition = sizes.opposed(factor, levels)
+    baselines, treatments = (
+        ", ".join(level_text(level.value) for level in side) for side in (opposition.baselines, opposition.treatments)
+    )
+    notes.add(f"The topic does not name two models: {treatments} against {baselines}.")
+    return opposition
 
 
 def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> list[Scalar]:

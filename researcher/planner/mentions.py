@@ -6,7 +6,7 @@ The longest phrase wins. Misspelt names are found too, and never taken for what 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -38,7 +38,8 @@ def mentions(
     instrument: Instrument, found: Sequence[Token], written: Mapping[str, tuple[Factor, str]] | None = None
 ) -> list[Mention]:
     """Everything that the topic names, in its order, without overlaps. written: levels by the words that stand for them."""
-    dictionary = _dictionary(instrument) | {(word,): level for word, level in (written or {}).items()}
+    written = written or {}
+    dictionary = _dictionary(instrument) | {(word,): level for word, level in written.items()}
     longest = max(len(keys) for keys in dictionary)
     result: list[Mention] = []
     at = 0
@@ -60,6 +61,7 @@ def mentions(
         if m.choice is None
         or m.what.name in named
         or _speaks_for_itself(m)
+        or found[m.start].key in written
         or _several_choices(result, m)
         or _is_method(found, m)
     ]
@@ -155,8 +157,11 @@ def keyword_hits(instrument: Instrument, found: Sequence[Token]) -> int:
     )
 
 
-def split_models(topic: str, models: Iterable[str]) -> tuple[str, list[str], list[str]]:
-    """The topic without model names, the available models that it names, and names of models that are not available."""
+def split_models(
+    topic: str, models: Iterable[str], word: Callable[[str], str] = lambda _: " model "
+) -> tuple[str, list[str], list[str]]:
+    """The topic with a word in place of each model's name, the available models that it names, and names of models that
+    are not available."""
     known, unknown = [], []
     by_length = sorted(models, key=len, reverse=True)
 
@@ -169,7 +174,7 @@ def split_models(topic: str, models: Iterable[str]) -> tuple[str, list[str], lis
             unknown.append(text)
         else:
             return match.group()
-        return " model "
+        return word(fits[0] if fits else text)
 
     return _MODEL_NAME.sub(take, topic), known, unknown
 
@@ -249,4 +254,6 @@ def _looks_like_a_model(text: str) -> bool:
     """Letters with a size or version, such as Qwen2.5-0.5B or llama-3; not `step5` or `top-5`."""
     return bool(
         re.match(r"(?i)(?:[a-z]{3,}-?\d+(?:\.\d+)?(?:-\w[\w.]*)+|[a-z]{4,}-?\d+(?:\.\d+)?-?\d*[bm]?)$", text)
-    ) and (not re.match(r"(?i)(?:steps?|seeds?|lr|top|size|group|batch|digits?|temp\w*|rate|tokens?)-?\d", text))
+    ) and (
+        not re.match(r"(?i)(?:steps?|seeds?|lr|top|size|group|batch|digits?|temp\w*|rate|tokens?|written)-?\d", text)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.models import Factor, Instrument, Scalar
+from researcher.models import STUDY_MODEL, Factor, Instrument, Scalar
 from researcher.planner.claims import is_set_against, modifiers
 from researcher.planner.levels import Level, Placed, off_level
 from researcher.planner.mentions import Mention
@@ -95,7 +95,7 @@ def _rank(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], pl
     at = min(m.start for m in own)
     levels = placed.of(factor)
     scene = _is_scene(found, min([at, *(level.at for level in levels)]))
-    if not factor.target.startswith("run.") and (levels or off_level(factor) is None):
+    if not factor.target.startswith(("run.", STUDY_MODEL)) and (levels or off_level(factor) is None):
         return (3 if levels else 4), at
     if levels:
         changed = any(level.value != factor.default for level in levels)

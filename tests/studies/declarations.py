@@ -26,7 +26,11 @@ def assert_declaration_fits_the_code(name: str) -> None:
     spec = RunSpec.model_validate(instrument.defaults.run)
     parameters = set(inspect.signature(workflow.tasks).parameters) - {"split", "seed", "count"}
     assert set(instrument.defaults.task) <= parameters
-    known: dict[str, object] = {"steps": instrument.defaults.steps, **instrument.defaults.task}
+    known: dict[str, object] = {
+        "steps": instrument.defaults.steps,
+        "model": instrument.model,
+        **instrument.defaults.task,
+    }
     for factor in instrument.factors:
         room, _, path = factor.target.partition(".")
         if room == "run":

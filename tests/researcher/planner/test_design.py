@@ -94,7 +94,7 @@ async def test_the_model_in_the_topic_must_be_there() -> None:
     assert (await planned("With SmolLM2-135M, " + TOPIC)).model.name == "smollm2-135m"
     assert (await planned("With SmolLM2, " + TOPIC)).model.name == "smollm2-135m"
     assert (await planned("With Qwen2.5-0.5B, " + TOPIC, models=("qwen2.5-0.5b",))).model.name == "qwen2.5-0.5b"
-    with pytest.raises(PlanningRefused, match=r"'Qwen2\.5-0\.5B' is not available; available: smollm2-135m"):
+    with pytest.raises(PlanningRefused, match=r"'Qwen2\.5-0\.5B' is not available; there are: smollm2-135m"):
         await planned("With Qwen2.5-0.5B, " + TOPIC)
 
 

@@ -1,0 +1,43 @@
+"""Which models a plan's servers have to host, and what changing from one to the other costs on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from researcher.models import STUDY_MODEL, Arm, Factor, Plan, PlanModel, Stage
+
+BOOT_S = 45.0
+"""Until a server that starts on two cores takes runs."""
+
+
+def models_of(arms: Sequence[Arm], factors: Sequence[Factor]) -> tuple[PlanModel, ...]:
+    """The models that arms are told apart by, in the arms' order; empty where they are not."""
+    names = [factor.name for factor in factors if factor.target == STUDY_MODEL]
+    found = dict.fromkeys(str(arm.levels[name]) for arm in arms for name in names if name in arm.levels)
+    return tuple(PlanModel(name=model) for model in found)
+
+
+def boots_s(plan: Plan, *, at_most: bool) -> float:
+    """Seconds for all boots where one server runs at a time, as the executor takes turns: each stage goes through its seeds
+    in order, and begins a seed with the model that is hosted."""
+    if not plan.models:
+        return 0.0
+    boots, hosted, ran = 0, None, set[tuple[str, int]]()
+    for stage in plan.stages:
+        for seed in range(stage.first_seed, stage.first_seed + (stage.max_seeds if at_most else stage.seeds)):
+            left = dict.fromkeys(plan.model_of(arm).name for arm in _arms(plan, stage) if (arm, seed) not in ran)
+            ran |= {(arm, seed) for arm in _arms(plan, stage)}
+            boots += len(left) - (hosted in left)
+            hosted = _last(list(left), hosted)
+    return boots * BOOT_S
+
+
+def _arms(plan: Plan, stage: Stage) -> tuple[str, ...]:
+    """All that may run: who comes through a race is not known yet, and may be of either model."""
+    return stage.arms
+
+
+def _last(models: Sequence[str], hosted: str | None) -> str | None:
+    """What is hosted after these have had their turn."""
+    others = [model for model in models if model != hosted]
+    return others[-1] if others else hosted

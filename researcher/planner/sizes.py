@@ -1,0 +1,149 @@
+"""Models as levels of a factor: their names, bare sizes (`135M`), and the larger or smaller one.
+
+Works on a topic's text, before its words are read: each model that is named leaves a word in its place, as what a topic
+writes out does. Knows choices by their names alone, from the smallest to the largest; a name says its size (`name-135m`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from foundation.strict import nearest
+from researcher.models import STUDY_MODEL, Factor, Instrument
+from researcher.planner.claims import Opposition
+from researcher.planner.instruments import parameters, size_of
+from researcher.planner.levels import Level
+from researcher.planner.mentions import split_models
+from researcher.planner.refusals import PlanningRefused
+
+ALIKE = 0.02
+"""Sizes this near to each other are one, as in `80M` for 81 million."""
+_SIZE = re.compile(
+    r"(?<![\w.\-])(\d+(?:\.\d+)?)\s?(m|b|million|billion)\b(?:[\s\-]*param(?:eter)?s?\b)?(?:[\s\-]+models?\b)?",
+    re.IGNORECASE,
+)
+_SIZED = re.compile(
+    r"\b(?:(?P<large>larger|largest|bigger|biggest|full[\s\-]?sized?)|(?P<small>smaller|smallest|half[\s\-]?sized?))"
+    r"\s+(?:language\s+)?(?:(?:model|llm|network)s?|(?P<one>ones?))\b(?:\s*\(\s*(?P<named>[^()]*?)\s*\))?",
+    re.IGNORECASE,
+)
+_SPOKEN_OF = re.compile(
+    r"\bmodel[\s\-]+(?:size|scale|depth)s?\b|\b(?:size|depth)s?\s+of\s+(?:the\s+)?models?\b", re.IGNORECASE
+)
+_TIME_LIMIT = re.compile(r"\b(?:in|within|under|budget|spend|spending|for)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+Place = Callable[[Factor, str], str]
+"""Notes a level of the factor; returns the word that stands for it."""
+
+
+def model_factor(instrument: Instrument) -> Factor | None:
+    """The factor whose levels are models; None where the instrument always trains one."""
+    return next((factor for factor in instrument.factors if factor.target == STUDY_MODEL), None)
+
+
+def models_of(instruments: Iterable[Instrument]) -> list[str]:
+    """Every model that the instruments know by name."""
+    found: dict[str, None] = {}
+    for instrument in instruments:
+        factor = model_factor(instrument)
+        found |= dict.fromkeys([instrument.model, *(map(str, factor.choices) if factor else ())])
+    return list(found)
+
+
+def compares_models(topic: str, models: Sequence[str]) -> bool:
+    """Whether it asks about models: names or sizes of two of them, one and `the smaller model`, `model size`."""
+    rest, known, _ = split_models(topic, models)
+    sizes = {model for number, unit in _SIZE.findall(rest) if (model := _of_size(number, unit, models)) is not None}
+    return len({*known, *sizes}) > 1 or bool(_spoken_of(rest))
+
+
+def levels_out(topic: str, factor: Factor, place: Place) -> tuple[str, list[str]]:
+    """The topic with words in place of the models that it names as levels, and what was assumed.
+
+    Raises: PlanningRefused for a size that no model has, and where a name and its description are not of one model.
+    """
+    models = [str(choice) for choice in factor.choices]
+    notes: list[str] = []
+
+    def sized(match: re.Match[str]) -> str:
+        model = models[-1] if match["large"] else models[0]
+        if match["named"] is not None:
+            named = _named(match["named"], models)
+            if named is None:
+                return f"{place(factor, model)} ({match['named']})"
+            if named != model:
+                raise PlanningRefused(f"{match.group()!r} does not fit: of {_listed(models)} it is {model}", models)
+        return place(factor, model)
+
+    def bare(match: re.Match[str]) -> str:
+        if _TIME_LIMIT.search(match.string[: match.start()]):
+            return match.group()
+        model = _of_size(match[1], match[2], models)
+        if model is None:
+            raise PlanningRefused(f"no model has {match.group().strip()!r}; there are: {_listed(models)}", models)
+        if parameters(match[1], match[2]) != size_of(model):
+            notes.append(f"{match.group().strip()!r} is read as {model}.")
+        return f" {place(factor, model)} "
+
+    if not compares_models(topic, models):
+        return topic, notes
+    topic = _SIZED.sub(sized, topic)
+    topic, _, unknown = split_models(topic, models, lambda model: f" {place(factor, model)} ")
+    if unknown:
+        raise unknown_model(unknown[0], models)
+    return _SIZE.sub(bare, topic), notes
+
+
+def refuse_models(topic: str, instrument: Instrument) -> None:
+    """Raises: PlanningRefused where the topic names models, and the instrument always trains one."""
+    _, _, named = split_models(topic, [])
+    if named and model_factor(instrument) is None:
+        raise PlanningRefused(
+            f"the topic names {' and '.join(dict.fromkeys(named))}; a study of {instrument.name} trains one model, "
+            f"{instrument.model} unless the topic names another one",
+            [instrument.model],
+        )
+
+
+def unknown_model(unknown: str, models: Sequence[str]) -> PlanningRefused:
+    """What is said of a model that is not to be had here."""
+    guess = nearest(unknown.lower(), models)
+    hint = f"did you mean {guess!r}? There are: " if guess else "there are: "
+    return PlanningRefused(f"model {unknown!r} is not available; {hint}{_listed(models)}", [guess] if guess else models)
+
+
+def opposed(factor: Factor, levels: Sequence[Level]) -> Opposition:
+    """Models that a topic does not set against each other: one against its smaller neighbour, all against the smallest."""
+    models = factor.choices
+    if not levels:
+        smallest, *larger = models
+        return Opposition(tuple(Level(-1, factor, model) for model in larger), (Level(-1, factor, smallest),))
+    place = models.index(levels[0].value)
+    return Opposition((levels[0],), (Level(-1, factor, models[place - 1 if place else 1]),))
+
+
+def _spoken_of(topic: str) -> bool:
+    """`the smaller model`, `model size`; `the smaller one` alone may be anything."""
+    return bool(_SPOKEN_OF.search(topic)) or any(
+        match["one"] is None or "half" in match.group().lower() for match in _SIZED.finditer(topic)
+    )
+
+
+def _named(text: str, models: Sequence[str]) -> str | None:
+    _, known, unknown = split_models(text, models)
+    if unknown:
+        raise unknown_model(unknown[0], models)
+    if known:
+        return known[0]
+    size = _SIZE.fullmatch(text)
+    return None if size is None else _of_size(size[1], size[2], models)
+
+
+def _of_size(number: str, unit: str, models: Sequence[str]) -> str | None:
+    wanted = parameters(number, unit)
+    near = [model for model in models if (own := size_of(model)) is not None and abs(own - wanted) <= ALIKE * own]
+    return min(near, key=lambda model: abs((size_of(model) or 0.0) - wanted), default=None)
+
+
+def _listed(models: Sequence[str]) -> str:
+    return ", ".join(models)
