@@ -15,7 +15,16 @@ from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claim
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text, off_level, on_level, rounded
-from researcher.planner.mentions import Mention, inflected, is_given, mentions, misspelt, nearest_names
+from researcher.planner.mentions import (
+    Mention,
+    a_few,
+    inflected,
+    is_given,
+    mentions,
+    misspelt,
+    nearest_factors,
+    nearest_metrics,
+)
 from researcher.planner.notes import Notes, better, settings_of
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes
 from researcher.planner.reading import Reading
@@ -66,8 +75,8 @@ def read(topic: str, instrument: Instrument) -> Reading:
     if placed.unplaced:
         raise PlanningRefused(
             f"no factor of {instrument.name} could be tied to {placed.unplaced[0].text!r} in the topic; "
-            f"factors: {', '.join(nearest_names(instrument, found)[: len(instrument.factors)])}",
-            nearest_names(instrument, found),
+            f"factors: {a_few(nearest_factors(instrument, found), instrument)}",
+            nearest_factors(instrument, found),
         )
     _refuse_bad_levels(placed.levels)
     notes = Notes(list(written.notes))
@@ -123,19 +132,17 @@ def with_steps(instrument: Instrument) -> Instrument:
 
 
 def _nothing_matched(topic: str, instrument: Instrument, found: Sequence[Token]) -> PlanningRefused:
-    near = nearest_names(instrument, found)
+    near, metrics = nearest_factors(instrument, found), nearest_metrics(instrument, found)
     taking = _taking(instrument, [token for token in found if token.kind == "number"])
     hint = ""
     if taking:
         shown = " and ".join(token.text for token in found if token.kind == "number")
         hint = f" (if {shown} are levels of {taking[0]}, write its name with them)"
         near = list(dict.fromkeys([*taking, *near]))
-    factors = ", ".join(near[: len(instrument.factors)])
-    metrics = ", ".join(near[len(instrument.factors) :])
     return PlanningRefused(
-        f"{topic.strip()!r} names nothing that {instrument.name} can vary{hint}. Ask about one of its factors ({factors}) "
-        f"and one of its metrics ({metrics}), for example: {example(instrument)!r}",
-        near,
+        f"{topic.strip()!r} names nothing that {instrument.name} can vary{hint}. Ask about one of its factors, as "
+        f"{a_few(near, instrument)}, and one of its metrics ({', '.join(metrics)}), for example: {example(instrument)!r}",
+        [*near, *metrics],
     )
 
 
@@ -154,7 +161,7 @@ def _taking(instrument: Instrument, numbers: Sequence[Token]) -> list[str]:
 
 def example(instrument: Instrument) -> str:
     """A topic that this instrument can answer."""
-    for factor in instrument.factors:
+    for factor in sorted(instrument.factors, key=lambda factor: factor.name != "learning_rate"):
         if factor.type in ("int", "float"):
             moved = _moved(factor, 1) or _moved(factor, -1)
             if moved is not None:

@@ -20,6 +20,8 @@ _SMALL = words("with within which when where what that than then there their the
 """Ordinary words, however much they look like a name: `with` is no misspelt `width`."""
 COMPARING = BETTER | WORSE | MORE | LESS | QUALITIES | words("how learn learning train training")
 _MODEL_NAME = re.compile(r"\b(?=[\w.\-]*\d)[A-Za-z]{3,}[\w.]*(?:-[\w.]+)*")
+_FEW = 8
+"""Names that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +133,31 @@ def inflected(instrument: Instrument, found: Sequence[Token], named: Sequence[Me
     return None
 
 
-def nearest_names(instrument: Instrument, found: Sequence[Token]) -> list[str]:
-    """All factors, then all metrics; each by how much a word of the topic resembles one of its names."""
+def nearest_factors(instrument: Instrument, found: Sequence[Token]) -> list[str]:
+    """All of them, by how much a word of the topic resembles one of their names."""
+    return _nearest(instrument.factors, found)
+
+
+def nearest_metrics(instrument: Instrument, found: Sequence[Token]) -> list[str]:
+    """The same of metrics."""
+    return _nearest(instrument.metrics, found)
+
+
+def a_few(names: Sequence[str], instrument: Instrument) -> str:
+    """The first of them, and where to find the rest."""
+    more = len(names) - _FEW
+    rest = f" and {more} more (`researcher instruments {instrument.name}`)" if more > 0 else ""
+    return ", ".join(names[:_FEW]) + rest
+
+
+def _nearest(things: Sequence[Factor | Metric], found: Sequence[Token]) -> list[str]:
     written = [token.key for token in found if token.kind == "word"]
 
     def closeness(thing: Factor | Metric) -> float:
         parts = [" ".join(keys) for keys in _phrases(thing)]
         return max((SequenceMatcher(None, word, part).ratio() for word in written for part in parts), default=0.0)
 
-    factors = sorted(instrument.factors, key=closeness, reverse=True)
-    metrics = sorted(instrument.metrics, key=closeness, reverse=True)
-    return [factor.name for factor in factors] + [metric.name for metric in metrics]
+    return [thing.name for thing in sorted(things, key=closeness, reverse=True)]
 
 
 def keyword_hits(instrument: Instrument, found: Sequence[Token]) -> int:

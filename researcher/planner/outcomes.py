@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from researcher.models import Instrument, Metric
 from researcher.planner.levels import Placed
-from researcher.planner.mentions import Mention, nearest_names
+from researcher.planner.mentions import Mention, nearest_metrics
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import LESS, MORE, Token, number_text, tokens, words
 
@@ -85,7 +85,7 @@ def _refuse_other_outcomes(instrument: Instrument, found: Sequence[Token], named
 
 
 def _no_metric(instrument: Instrument, found: Sequence[Token], written: str) -> PlanningRefused:
-    near = nearest_names(instrument, found)[len(instrument.factors) :]
+    near = nearest_metrics(instrument, found)
     return PlanningRefused(f"{written!r} is no metric of {instrument.name}; its metrics: {', '.join(near)}", near)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from researcher.models import Factor, Instrument, Scalar
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Placed, as_level
-from researcher.planner.mentions import COMPARING, Mention
+from researcher.planner.mentions import COMPARING, Mention, a_few, nearest_factors
 from researcher.planner.placing import KNOWN_WORDS
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import (
@@ -61,14 +61,26 @@ def refuse_other_methods(instrument: Instrument, found: Sequence[Token], named: 
     known = {token.key for word in instrument.keywords for token in tokens(word)}
     for i, token in enumerate(found):
         if token.key in METHODS - known and i not in owned and not _is_frame(found, i, named):
-            factors = [factor.name for factor in instrument.factors]
+            factors = nearest_factors(instrument, found)
+            beside = next((each for each in instrument.factors if _is_chosen(found, each)), None)
+            if beside is not None:
+                choices = [str(choice) for choice in beside.choices]
+                raise PlanningRefused(
+                    f"{token.text!r} is no {beside.name} of {instrument.name}; there are {', '.join(choices)}", choices
+                )
             parts = _parts_of(token.key, instrument.factors)
             raise PlanningRefused(
                 f"{token.text!r} by itself is no choice of {instrument.name}; name a level of {' or '.join(parts)}"
                 if parts
-                else f"{token.text!r} is nothing that {instrument.name} can vary; its factors: {', '.join(factors)}",
+                else f"{token.text!r} is nothing that {instrument.name} can vary; its factors: {a_few(factors, instrument)}",
                 parts or factors,
             )
+
+
+def _is_chosen(found: Sequence[Token], factor: Factor) -> bool:
+    """Whether one of its choices stands in the topic."""
+    keys = {token.key for token in found}
+    return factor.type == "choice" and any(keys >= set(phrase(str(choice))) for choice in factor.choices)
 
 
 def _is_frame(found: Sequence[Token], i: int, named: Sequence[Mention]) -> bool:

@@ -76,7 +76,7 @@ async def test_a_size_is_crossed_with_another_factor() -> None:
         ("Does SmolLM2-360M learn sums faster than smollm2-135m?", r"'SmolLM2-360M' is not available.* smollm2-135m, smollm2-81m"),
         ("Compare model sizes 135M and 360M on sums", r"no model has '360M'; there are: smollm2-81m, smollm2-135m"),
         ("Does the larger model (smollm2-81m) learn sums faster?", r"does not fit.*it is smollm2-135m"),
-        ("Do 30 layers learn sums faster than 15?", r"tied to '30'"),
+        ("Do 30 layers learn sums faster than 15?", "if 30 and 15 are levels of lora_rank"),
         ("Does smollm2-135m cook better with a recipe length of 4 than smollm2-81m with 8?", r"a study of kitchen trains one"),
     ],
 )  # fmt: skip
@@ -100,13 +100,13 @@ async def test_turns_on_one_machine_are_in_the_price() -> None:
     [
         ('choices = ["smollm2-135m", "smollm2-81m"]', "from the smallest to the largest"),
         ('choices = ["smollm2-135m"]', "a choice of two or more"),
-        ('choices = ["smollm2-135m", "other-1b"]\nmodel = 1', "Extra inputs|extra|model"),
+        ('model = "smollm2-135m"', "not known: factors.0.model|model"),
     ],
 )
 def test_a_declaration_of_models_that_cannot_be_right_is_refused(wrong: str, says: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     own = open_instrument("arithmetic").path
-    text = (own / "study.toml").read_text().replace('choices = ["smollm2-81m", "smollm2-135m"]', wrong)
-    (tmp_path / "study.toml").write_text(text)
+    declared = (own / "study.toml").read_text()
+    (tmp_path / "study.toml").write_text(f'{declared}\n[[factors]]\nname = "model_size"\n{wrong}\n')
     (tmp_path / "workflow.py").write_text("")
     with pytest.raises(PlanningRefused, match=says):
         read_instrument(tmp_path)
