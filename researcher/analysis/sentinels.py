@@ -116,7 +116,7 @@ def _longer(_plan: Plan, trial: TrialRecord) -> Seen:
 
 def _not_applied(plan: Plan, trial: TrialRecord) -> Seen:
     """What the arm and the plan set, against what the server and the client say they used."""
-    wrong = [path for path, wanted in _wanted(plan, trial).items() if not _same(_used(trial, path), wanted)]
+    wrong = [path for path, wanted in _wanted(plan, trial).items() if not _same(path, _used(trial, path), wanted)]
     return (f"never reached the engine: {', '.join(wrong)}", float(len(wrong))) if wrong else None
 
 
@@ -263,6 +263,10 @@ def _end(values: np.ndarray) -> float:
 # -- plan against evidence ------------------------------------------------------------------------------------------
 
 
+_PARAMETERS = "run.parameters"
+"""All weights (`full`), or adapters, which a server shows with their rank and alpha."""
+
+
 def _wanted(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     """Everything that the plan sets for this trial, by target path."""
     wanted: dict[str, Any] = plan.settings | {STUDY_STEPS: plan.steps}
@@ -270,6 +274,8 @@ def _wanted(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     for name, level in plan.arm(trial.arm).levels.items():
         target = _target(factors, name)
         wanted[target] = hosted_name(str(level)) if target == STUDY_MODEL else level
+    if wanted.get(_PARAMETERS) == "full":
+        return {path: value for path, value in wanted.items() if not path.startswith(f"{_PARAMETERS}.")}
     return wanted
 
 
@@ -310,6 +316,8 @@ def _used(trial: TrialRecord, path: str) -> Any:
     return found
 
 
-def _same(used: Any, wanted: Any) -> bool:
+def _same(path: str, used: Any, wanted: Any) -> bool:
+    if (path, wanted) == (_PARAMETERS, "lora"):
+        return isinstance(used, dict)
     numbers = isinstance(used, int | float) and isinstance(wanted, int | float)
     return math.isclose(used, wanted, rel_tol=1e-9) if numbers else bool(used == wanted)

@@ -36,6 +36,8 @@ class Factor(StrictModel):
     choices: tuple[Scalar, ...] = ()
     proper: Annotated[bool, Field(exclude_if=lambda proper: not proper)] = False
     """Its choices are names of their own: a topic may use one without the factor's name."""
+    off: Annotated[Scalar | None, Field(exclude_if=lambda off: off is None)] = None
+    """The level at which it is off, where that is not 0: all weights instead of adapters, a constant schedule."""
     scale: Literal["linear", "log"] = "linear"
     aliases: tuple[str, ...] = ()
     description: str = ""

@@ -160,6 +160,11 @@ def checked(plan: Plan) -> Plan:
     """
     for arm in plan.arms:
         levels = {factor.target: arm.levels[factor.name] for factor in plan.factors}
+        if "run.parameters" in levels and any(target.startswith("run.parameters.") for target in levels):
+            raise PlanningRefused(
+                f"arm {arm.name} cannot be: all weights have no rank and no alpha; compare LoRA with full fine-tuning, or "
+                "LoRA's ranks with each other"
+            )
         for role in (None, *plan.roles):
             try:
                 RunSpec.model_validate(plan.run_fields(levels, role))

@@ -41,17 +41,21 @@ def off_level(factor: Factor) -> Scalar | None:
     """The level at which the factor does nothing; None when it has none."""
     if factor.type == "bool":
         return False
+    if factor.off is not None:
+        return factor.off
     if factor.type in ("int", "float") and level_problem(factor, 0) is None:
         return as_level(factor, 0.0)
     return None
 
 
 def on_level(factor: Factor) -> Scalar:
-    """A level at which it does something: the default, or a tenth of its range."""
+    """A level at which it does something: the default, another choice, or a tenth of its range."""
     if factor.type == "bool":
         return True
     if factor.default != off_level(factor):
         return factor.default
+    if factor.type == "choice":
+        return next(choice for choice in factor.choices if choice != factor.off)
     return as_level(factor, rounded((factor.high if factor.high is not None else 1.0) / 10))
 
 

@@ -79,6 +79,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
             nearest_factors(instrument, found),
         )
     _refuse_bad_levels(placed.levels)
+    _set_against_all_weights(instrument, placed)
     notes = Notes(list(written.notes))
     balanced = balance.is_asked(found)
     metric, assumed = metric_of(instrument, found, balance.gains(named) if balanced else named, placed)
@@ -185,6 +186,23 @@ def _refuse_bad_levels(levels: Sequence[Level]) -> None:
         raise PlanningRefused(problems[0], list(dict.fromkeys(level.factor.name for level in levels)))
 
 
+def _set_against_all_weights(instrument: Instrument, placed: Placed) -> None:
+    """`LoRA of rank 8 or full fine-tuning?`: adapters of that rank against all weights.
+
+    Raises: PlanningRefused where several ranks or alphas are.
+    """
+    whole = next((factor for factor in instrument.factors if factor.target == "run.parameters"), None)
+    parts = [level for level in placed.levels if level.factor.target.startswith("run.parameters.")]
+    if whole is None or not parts or {level.value for level in placed.of(whole)} != {"full"}:
+        return
+    if len({(level.factor.name, level.value) for level in parts}) > len({level.factor.name for level in parts}):
+        raise PlanningRefused(
+            "full fine-tuning has no rank and no alpha: compare it with LoRA of one rank, or LoRA's ranks with each other",
+            [whole.name],
+        )
+    placed.levels.append(Level(min(level.at for level in parts), whole, "lora"))
+
+
 # -- the levels -----------------------------------------------------------------------------------------------------
 
 
@@ -196,10 +214,14 @@ def _opposition(
     if len(levels) > 1:
         return oppose(found, levels, factor.default)
     if factor.target == STUDY_MODEL:
-        return _opposed_models(factor, levels, notes)
+        smaller = not levels and _is_lowered(found, own)
+        return _opposed_models(factor, levels, notes, smaller=smaller)
     default = Level(-1, factor, factor.default)
     if levels:
         level = levels[0]
+        if factor.off is not None and level.value == factor.off == factor.default:
+            others = [Level(-1, factor, choice) for choice in factor.choices if choice != factor.off]
+            return Opposition((level,), tuple(others))
         if level.value == factor.default:
             raise PlanningRefused(
                 f"{factor.name}={level_text(level.value)} is the default of {factor.name}: name a second level to "
@@ -221,8 +243,16 @@ def _opposition(
     return Opposition(tuple(Level(-1, factor, value) for value in chosen), (default,))
 
 
-def _opposed_models(factor: Factor, levels: Sequence[Level], notes: Notes) -> Opposition:
+def _is_lowered(found: Sequence[Token], own: Sequence[Mention]) -> bool:
+    """`halving the model size`, `a lower number of layers`."""
+    keys = [found[i].key for m in own for i in modifiers(found, m)]
+    return any(key in LESS or SCALES.get(key, 1.0) < 1 for key in keys)
+
+
+def _opposed_models(factor: Factor, levels: Sequence[Level], notes: Notes, *, smaller: bool) -> Opposition:
     opposition = sizes.opposed(factor, levels)
+    if smaller:
+        opposition = Opposition(opposition.baselines, opposition.treatments)
     baselines, treatments = (
         ", ".join(level_text(level.value) for level in side) for side in (opposition.baselines, opposition.treatments)
     )

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from researcher.models import Factor, Metric
+from researcher.models import Factor, Metric, Scalar
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, off_level, on_level
 from researcher.planner.mentions import Mention
+from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, phrase, words
 
 SEPARATORS = words(
@@ -38,6 +39,9 @@ _PLAIN = (
     )
 )
 """What may stand before a number that bears no name of its own."""
+_USING = words("use using with any")
+_DENYING = words("not never don't doesn't dont")
+_TURNING = words("turn turned turning switch switched switching")
 _IS = words("is are was be")
 _PRONOUNS = words("it that this there one")
 KNOWN_WORDS = _LINKS | _BRIDGES | _PLAIN
@@ -103,11 +107,27 @@ class _Placing:
             self.placed.levels.append(Level(i, factor, as_level(factor, self.found[i].value)))
         for mention in self.named:
             if isinstance(mention.what, Factor) and mention.choice is not None:
-                self.placed.levels.append(Level(mention.start, mention.what, mention.choice))
+                self.placed.levels.append(Level(mention.start, mention.what, self._chosen(mention, mention.choice)))
         for factor in {m.what.name: m.what for m in self.factors if isinstance(m.what, Factor)}.values():
             self._settle_switches(factor)
             self._settle_default(factor)
         return self.placed
+
+    def _chosen(self, mention: Mention, choice: Scalar) -> Scalar:
+        """`without LoRA`, `LoRA turned off`: the factor is off. Raises: PlanningRefused where it cannot be."""
+        factor, j, end = _factor(mention), mention.start - 1, mention.end
+        while self._key(j) in ARTICLES | _USING:
+            j -= 1
+        denied = self._key(j) in SWITCHED_OFF | _DENYING or (self._key(j) == "off" and self._key(j - 1) in _TURNING)
+        after = self._key(end + 1) if self._key(end) in _TURNING else self._key(end)
+        if not denied and after not in ("off", "removed", "disabled"):
+            return choice
+        off = off_level(factor)
+        if off is None or off == choice:
+            raise PlanningRefused(
+                f"the topic says what {factor.name} is not ({choice}); name the level that it is", [factor.name]
+            )
+        return off
 
     def _settle_seeds_and_time(self) -> None:
         for i in [*self.numbers, *self.spelled]:

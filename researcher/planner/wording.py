@@ -67,7 +67,7 @@ SCALES = {
 SWITCHED_ON = words("adding add added using use enabling enabled enable activating include including introducing")
 SWITCHED_OFF = words("without no removing remove removed dropping disabling disabled disable omitting")
 METHODS = words(
-    "ppo dpo sft reinforce rloo reinforce++ dapo gspo cispo kto orpo ppo2 a2c a3c trpo sac dqn remax vpg adam adamw sgd muon "
+    "ppo dpo sft reinforce rloo reinforce++ dapo gspo cispo kto orpo ppo2 a2c a3c trpo sac dqn remax vpg adam adamw adafactor sgd muon "
     "lion lora qlora distillation imitation warm warmup decay momentum scheduler"
 )
 """Ways to train, other than the usual one, and parts of them."""
@@ -109,9 +109,16 @@ def number_text(value: float) -> str:
     return re.sub(r"e([+-]?)0*(\d)", lambda m: f"e{m.group(1).replace('+', '')}{m.group(2)}", text)
 
 
-_ALL_WEIGHTS = re.compile(
-    r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
+_SAID_OTHERWISE = (
+    (
+        r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
+        r"|\b(?:training |tuning |updating )?all (?:the |model )*(?:weights|parameters)\b",
+        "parameters full",
+    ),
+    (r"\b(\w+) steps? (?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
+    (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous)\b", "max staleness 0"),
 )
+"""How people say a level without its factor's name."""
 
 
 def _normalised(text: str) -> str:
@@ -119,7 +126,8 @@ def _normalised(text: str) -> str:
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda m: "^" + m.group().translate(_SUPERSCRIPTS), text)
     text = unicodedata.normalize("NFKC", text.translate(_DASHES)).translate(_DASHES).lower().translate(_GREEK)
     text = re.sub(r"\breinforce ?\+\+", "reinforce pp", re.sub(r"\bdr\. ?(?=grpo)", "dr ", text))
-    text = _ALL_WEIGHTS.sub("full", text)
+    for said, meant in _SAID_OTHERWISE:
+        text = re.sub(said, meant, text)
     text = text.replace("**", "^").replace("_", " ")
     text = re.sub(r"(?<=[a-z])(?<!\de)-(?=[a-z0-9.])", " ", text)
     return re.sub(r"(?<=\d)-(?=[a-z])", " ", text)
