@@ -235,8 +235,9 @@ def _opposition(
     off = off_level(factor)
     if off is not None and _is_switched_off(found, own):
         on = on_level(factor)
-        notes.add(f"The topic names no level of {factor.name}: {level_text(off)} against {level_text(on)}.")
-        return Opposition((Level(-1, factor, off),), (Level(-1, factor, on),))
+        sides = (on, off) if not _is_switched_off(found, own[:1]) else (off, on)
+        notes.add(f"The topic names no level of {factor.name}: {level_text(sides[0])} against {level_text(sides[1])}.")
+        return Opposition((Level(-1, factor, sides[0]),), (Level(-1, factor, sides[1]),))
     chosen = _chosen(found, factor, own)
     shown = ", ".join(level_text(value) for value in chosen)
     notes.add(f"The topic names no level of {factor.name}: {shown} against the default, {level_text(factor.default)}.")

@@ -175,3 +175,27 @@ async def test_adapters_asked_for_by_an_arm_are_those_of_the_study() -> None:
     }
     assert runs["parameters=full"].parameters == "full"
     assert runs["parameters=lora"].parameters == LoraSpec(rank=8)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "Without LoRA, is lr 1e-4 better than 4e-5 on sums?",
+        "Is lr 1e-4 better than 4e-5 on sums with LoRA turned off?",
+        "Don't use LoRA: is lr 1e-4 better than 4e-5 on sums?",
+    ],
+)
+async def test_what_is_denied_is_not_set(topic: str) -> None:
+    assert (await planned(topic)).run["parameters"] == "full"
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "On sums, which is best: LoRA or full, and then which rank, 8 or 32?",
+        "Do LoRA (lora or full) and lora rank (8 or 32) interact on sums?",
+    ],
+)
+async def test_no_arm_has_all_weights_and_a_rank(topic: str) -> None:
+    with pytest.raises(PlanningRefused, match="all weights have no rank"):
+        await planned(topic)
