@@ -1,4 +1,4 @@
-"""Commands that look: list, status, show, instruments."""
+"""Commands that look: list, status, show."""
 
 from __future__ import annotations
 

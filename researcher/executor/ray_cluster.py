@@ -252,7 +252,7 @@ def check_address(address: str | None, environ: Mapping[str, str]) -> None:
 def _connected(address: str | None) -> JobServer:
     """Raises: OSError, RuntimeError; ClusterRefused."""
     check_installed()
-    from ray.exceptions import AuthenticationError
+    from ray.exceptions import AuthenticationError, RayError
     from ray.job_submission import JobSubmissionClient
 
     class Timed(JobSubmissionClient):  # type: ignore[misc]  # Ray is not typed for us
@@ -268,7 +268,10 @@ def _connected(address: str | None) -> JobServer:
 
     for name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
         logging.getLogger(name).setLevel(logging.WARNING)  # they tell of each archive that is sent
-    server: JobServer = Timed(address)
+    try:
+        server: JobServer = Timed(address)
+    except RayError as error:
+        raise RuntimeError(_shortened(redact(str(error)))) from error
     return server
 
 

@@ -1,7 +1,7 @@
 """One factor after the other: `which A is best, 1 or 2, and then which B, 3 or 4?`
 
-A topic is cut where it says `then`. A sequence is read only where
-two parts vary one factor each, over levels of their own; what says so by half is refused.
+A topic is cut where it says `then`. A sequence is read only where two parts vary one factor each, over levels of their own; what
+says so by half is refused.
 """
 
 from __future__ import annotations

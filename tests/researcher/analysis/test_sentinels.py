@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from researcher.analysis.sentinels import SENTINELS, inspect
-from researcher.models import Metric, Plan, TrialEvidence, TrialRecord
+from researcher.models import Arm, Factor, Metric, Plan, TrialEvidence, TrialRecord
 from tests.fakes.study import SENTINELS as ALL
 from tests.fakes.study import done_trial, study_plan, trials_with
 
@@ -121,6 +121,20 @@ def test_shared_settings_of_the_plan_are_checked_as_well() -> None:
     assert see("factor_not_applied", [good], plan) == {}
     bad = trial(plan=plan, spec=spec, parameters={"digits": 1})
     assert see("factor_not_applied", [bad], plan) == {"invalid": (bad.key,)}
+
+
+def test_adapters_and_all_weights_are_known_by_their_names() -> None:
+    by = Factor(name="parameters", target="run.parameters", type="choice", default="full", choices=("full", "lora"))
+    arms = (Arm(name="lr=base", levels={"parameters": "full"}), Arm(name=TREAT, levels={"parameters": "lora"}))
+    plan = study_plan(arms=arms, factors=(by,), run={"parameters": {"rank": 8}})
+    adapters: dict[str, Any] = {"parameters": {"rank": 8, "alpha": 32.0, "targets": ["q_proj"]}}
+
+    def ran(arm: str, spec: dict[str, Any]) -> TrialRecord:
+        return done_trial(plan, arm, 0, 0.3, evidence=WELL.model_copy(update={"spec": spec}))
+
+    assert see("factor_not_applied", [ran("lr=base", {"parameters": "full"}), ran(TREAT, adapters)], plan) == {}
+    for arm, spec in ((TREAT, {"parameters": "full"}), ("lr=base", adapters)):
+        assert set(see("factor_not_applied", [ran(arm, spec)], plan)) == {"invalid"}
 
 
 def test_a_plan_may_name_only_sentinels_that_exist() -> None:
