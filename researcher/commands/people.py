@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import getpass
 
+from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.answers import Amendment, amend, answer_gate
 from researcher.commands import DONE
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines, worker_of
 from researcher.commands.study import seconds
+from researcher.executor.local_server import end_left
 from researcher.gates import STOPPED_ON_REQUEST
 from researcher.models import StudyRecord, StudyStatus
 from researcher.ownership import owned_now
 from researcher.planner.gate import Answer
 from researcher.store.database import default_url
 from researcher.store.errors import LeaseHeld, WrongState
-from researcher.store.store import Store
 
 
 def stop_command(args: argparse.Namespace) -> int:
@@ -27,7 +29,7 @@ def stop_command(args: argparse.Namespace) -> int:
         _say(args, study, f"{study.status} already")
         return DONE
     home.store.request_stop(study.id)
-    working = worker_of(home, study.id) or _stop_now(home.store, study.id)
+    working = worker_of(home, study.id) or _stop_now(home, study.id)
     _say(args, study, f"asked {working} to stop" if working else STOPPED_ON_REQUEST)
     return DONE
 
@@ -77,10 +79,11 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     return DONE
 
 
-def _stop_now(store: Store, study_id: str) -> str | None:
-    """Stop a study that rests; who took it up meanwhile, if anybody did."""
+def _stop_now(home: Home, study_id: str) -> str | None:
+    """Stop a study that rests, and its own servers; who took it up meanwhile, if anybody did."""
     try:
-        with owned_now(store, study_id) as own:
+        with owned_now(home.store, study_id) as own:
+            asyncio.run(end_left(home.studies / study_id, SystemClock()))
             own.set_study_status(study_id, StudyStatus.STOPPED, STOPPED_ON_REQUEST)
     except LeaseHeld as held:
         return held.owner

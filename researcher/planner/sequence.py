@@ -34,6 +34,7 @@ _CUTS_AFTER_A_PAUSE = words("next second")
 _PAUSES = words(", ; . and")
 _ASKING = words("which what best optimal optimum ideal find choose pick select tune optimise optimize determine search")
 _BEGINNING = words("the is are does do compare test try with")
+_VERBS = words("doe do is would will can help beat improve")
 SAID = frozenset(
     {"afterwards", "thereafter", "subsequently", "secondly", "followed", "next", "firstly", "winning", "winner"}
 )
@@ -77,6 +78,15 @@ def asked_for(
     ]
     if unsaid:
         raise _refused(f"the topic asks for {unsaid[0]} in a part of its own, and names no levels of it there", unsaid)
+    halves = [
+        factor.name
+        for number, part in enumerate(parts)
+        if number > 0 and asked and not varied[number] and any(found[i].key in _VERBS for i in part)
+        for factor in _mentioned(factors, part)
+        if factor.name not in names and len(_levels_in(placed, factor, part)) == 1
+    ]
+    if halves:
+        raise _refused(f"the topic asks for {halves[0]} in a part of its own, and names one level of it there", halves)
     if len(asked) < 2:
         return None
     if len(asked) > 2:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from bench.serving import ServerProcess
+from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.commands import FAILED, OUT_OF_BUDGET, USAGE, run
 from researcher.commands.look import event_text
 from researcher.commands.study import seconds
+from researcher.executor.processes import Berth
 from researcher.main import main
 from researcher.models import Event, StudyStatus
 from researcher.store.store import Store
@@ -160,11 +162,16 @@ def test_a_study_goes_on_when_nobody_reads_its_view_any_more(kind: type[PlainVie
         view.close()
 
 
-def test_a_study_that_nobody_works_on_is_stopped_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_that_nobody_works_on_is_stopped_at_once_with_its_server(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = Store.open()
     resting = store.create_study("a topic", {})
     store.set_study_status(resting, StudyStatus.RUNNING)
+    left = Berth(home / "studies" / resting / "server" / "process", SystemClock())
+    left.start(["sleep", "600"], dict(os.environ))
     assert main(["stop", resting]) == 0
+    assert not left.alive()
     assert "researcher resume" in capsys.readouterr().out
     assert store.study(resting).status is StudyStatus.STOPPED
     assert main(["stop", resting]) == 0

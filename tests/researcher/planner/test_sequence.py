@@ -100,6 +100,8 @@ def test_what_is_near_to_a_sequence_is_read_as_it_is_meant(
         ("Find the best rank among 16 or 4 and the best alpha to rank ratio (1 or 0.5)", "lora_rank and lora_alpha_ratio together"),
         ("Find the best alpha (16, 32) before the best rank (8, 16)", "one after the other"),
         ("Which learning rate is best and then which group size?", "names no levels of it there"),
+        ("Does lr 4e-5 do better than 1e-5, and then does a group size of 16 help?", "names one level of it there"),
+        ("Which lr is best, 1e-5 or 4e-5, and then does LoRA help?", "names one level of it there"),
         (f"{RATES}, and then which group size?", "asks for group_size in a part of its own"),
         ("First 1e-5 or 4e-5 as the learning rate, then group size 4 or 8, then temperature 0.7 or 1.0", "3 comparisons"),
         ("Of learning rates 1e-5 and 4e-5 and group sizes 4 and 8, find first the best learning rate, then the best group size", "one part"),
