@@ -50,7 +50,8 @@ def asked_about(found: Sequence[Token], factors: Sequence[Mention], placed: Plac
     several = [factor for factor in things if len(distinct(found, placed.of(factor))) > 1]
     moved = [
         factor for factor in things
-        if not placed.of(factor) and any(_is_moved(found, m) for m in factors if m.what == factor)
+        if not placed.of(factor)
+        and any(_is_moved(found, m) and not (several and _stays_off(found, m)) for m in factors if m.what == factor)
     ]  # fmt: skip
     if len(several) + len(moved) > 1:
         raise _several_asked([*several, *moved])
@@ -115,6 +116,13 @@ def _is_moved(found: Sequence[Token], mention: Mention) -> bool:
     near = [token.key for token in found[max(0, mention.start - 3) : mention.start]]
     switched = off_level(mention.what) is not None if isinstance(mention.what, Factor) else False
     return bool(modifiers(found, mention)) or (switched and bool(set(near) & (SWITCHED_ON | SWITCHED_OFF)))
+
+
+def _stays_off(found: Sequence[Token], mention: Mention) -> bool:
+    """`4 or 8 without a KL penalty`, where there is none by default: nothing is varied."""
+    factor = mention.what
+    near = {token.key for token in found[max(0, mention.start - 3) : mention.start]}
+    return isinstance(factor, Factor) and bool(near & SWITCHED_OFF) and off_level(factor) == factor.default
 
 
 def distinct(found: Sequence[Token], levels: Sequence[Level]) -> list[Level]:

@@ -82,6 +82,7 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("Does being 2 steps off-policy hurt?", "max_staleness", [2], [0], AUC, DOWN),
     ("Does halving the model size hurt?", "model_size", ["smollm2-81m"], ["smollm2-135m"], AUC, DOWN),
     ("Does Adafactor help?", "optimizer", ["adafactor"], ["adamw"], AUC, UP),
+    ("Is group size 8 better than 4 without a KL penalty?", "group_size", [8], [4], ACC, UP),
     ("Do 20 steps beat 10 steps in held-out accuracy?", "steps", [20], [10], ACC, UP),
     ("Is a learning rate of 4e-5 beaten by 1e-4?", "learning_rate", [4e-5], [1e-4], AUC, DOWN),
     ("Is 1e-5 slower than the default learning rate?", "learning_rate", [1e-5], [4e-5], AUC, DOWN),
