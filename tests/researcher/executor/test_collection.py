@@ -14,7 +14,15 @@ from swarm.client import SwarmClient
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint
 from swarm.protocol.episodes import DropReason, EpisodeState, LedgerEntry, LedgerPage
 from swarm.protocol.runspec import RunSpec
-from swarm.protocol.status import ConfigChange, Phase, RunReport, StepMetrics
+from swarm.protocol.status import (
+    ConfigChange,
+    EngineStatus,
+    Phase,
+    PoolStatus,
+    RunReport,
+    ServerStatus,
+    StepMetrics,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -31,6 +39,16 @@ BLUEPRINT = TrialBlueprint(
     group_size=2,
     concurrency=1,
     heldout=HeldOut(tasks=2, episodes=2, temperature=1.0),
+)
+
+STATUS = ServerStatus(
+    server_id="s",
+    revision=1,
+    phase=Phase.IDLE,
+    model="smollm2-135m-instruct-q4_1-dequantised",
+    model_fingerprint="abc",
+    pool=PoolStatus(),
+    engine=EngineStatus(backend="local", device="cpu"),
 )
 
 
@@ -76,6 +94,8 @@ def server(run: RunReport, entries: list[LedgerEntry]) -> Callable[[httpx.Reques
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/runs/run-1"):
             return httpx.Response(200, content=run.model_dump_json())
+        if request.url.path.endswith("/status"):
+            return httpx.Response(200, content=STATUS.model_dump_json())
         after = int(request.url.params.get("after", 0))
         following = str(after + 3) if after + 3 < len(entries) else None
         page = LedgerPage(entries=entries[after : after + 3], next=following)
@@ -100,6 +120,7 @@ async def test_series_come_from_steps_and_ledger_in_the_order_of_the_tasks() -> 
     assert found.sampled_tokens == 27
     assert (found.evidence.train_tasks, found.evidence.heldout_tasks) == (["t"], ["a", "b"])
     assert (found.evidence.changes, found.evidence.parameters) == ([], {"digits": 1})
+    assert (found.evidence.model.name, found.evidence.model.fingerprint) == ("smollm2-135m", "abc")
 
 
 async def test_an_episode_too_many_is_left_out_and_an_aborted_one_does_not_count() -> None:
