@@ -132,7 +132,7 @@ def test_an_error_is_json_where_that_was_asked_for(capsys: Capture) -> None:
 
 def test_models_are_listed(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_MODELS", str(tmp_path))
-    assert answer(capsys, "models", "list") == {"cached": [], "known": ["smollm2-135m"]}
+    assert answer(capsys, "models", "list") == {"cached": [], "known": ["smollm2-135m", "smollm2-81m"]}
 
 
 def test_a_server_that_is_told_to_stop_does_not_complain_of_it(tmp_path: Path) -> None:
