@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foundation.commandline import UsageError
-
 if TYPE_CHECKING:
     from foundation.clock import Clock
     from swarm.engine.seam import Engine
@@ -147,6 +145,8 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 def _hosted(args: argparse.Namespace) -> _Hosted:
     """Raises: SwarmError when there is no such model; UsageError when an option is of another engine."""
+    from foundation.commandline import UsageError
+
     for name, given in vars(args).items():
         engine = _engine_of(name)
         if engine not in (None, args.engine) and given is not None:
