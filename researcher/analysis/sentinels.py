@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
-from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Plan, TrialRecord, TrialStatus
+from researcher.models import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor, Plan, TrialRecord, TrialStatus
 from swarm.models.catalogue import hosted_name
 
 Severity = Literal["invalid", "warning", "unchecked"]
@@ -263,10 +263,6 @@ def _end(values: np.ndarray) -> float:
 # -- plan against evidence ------------------------------------------------------------------------------------------
 
 
-_PARAMETERS = "run.parameters"
-"""All weights (`full`), or adapters, which a server shows with their rank and alpha."""
-
-
 def _wanted(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     """Everything that the plan sets for this trial, by target path."""
     wanted: dict[str, Any] = plan.settings | {STUDY_STEPS: plan.steps}
@@ -274,8 +270,8 @@ def _wanted(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     for name, level in plan.arm(trial.arm).levels.items():
         target = _target(factors, name)
         wanted[target] = hosted_name(str(level)) if target == STUDY_MODEL else level
-    if wanted.get(_PARAMETERS) == "full":
-        return {path: value for path, value in wanted.items() if not path.startswith(f"{_PARAMETERS}.")}
+    if wanted.get(RUN_PARAMETERS) == "full":
+        return {path: value for path, value in wanted.items() if not path.startswith(f"{RUN_PARAMETERS}.")}
     return wanted
 
 
@@ -317,7 +313,7 @@ def _used(trial: TrialRecord, path: str) -> Any:
 
 
 def _same(path: str, used: Any, wanted: Any) -> bool:
-    if (path, wanted) == (_PARAMETERS, "lora"):
+    if (path, wanted) == (RUN_PARAMETERS, "lora"):
         return isinstance(used, dict)
     numbers = isinstance(used, int | float) and isinstance(wanted, int | float)
     return math.isclose(used, wanted, rel_tol=1e-9) if numbers else bool(used == wanted)

@@ -5,6 +5,7 @@ One noun per module; everything is imported from here.
 
 from researcher.models.conclusions import Claim, Effect, Finding, Verdict, VerdictRecord
 from researcher.models.instruments import (
+    RUN_PARAMETERS,
     STUDY_MODEL,
     STUDY_STEPS,
     Direction,
@@ -50,6 +51,7 @@ from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
     "PERSON",
+    "RUN_PARAMETERS",
     "STUDY_MODEL",
     "STUDY_STEPS",
     "Arm",

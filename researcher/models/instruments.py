@@ -12,6 +12,8 @@ Scalar = bool | int | float | str
 Direction = Literal["increase", "decrease"]
 STUDY_STEPS, STUDY_MODEL = "study.steps", "study.model"
 """Targets of factors that are no field of a run: the length of a trial, and the model that its server hosts."""
+RUN_PARAMETERS = "run.parameters"
+"""The target of all weights (`full`) or adapters (`lora`), which a server shows with their rank and alpha."""
 
 
 class Factor(StrictModel):

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
 from researcher.models.conclusions import Verdict
-from researcher.models.instruments import STUDY_MODEL, STUDY_STEPS, Direction, Factor, Metric, Scalar
+from researcher.models.instruments import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Direction, Factor, Metric, Scalar
 from swarm.protocol.runspec import merge_patch
 
 
@@ -253,13 +253,13 @@ class Plan(StrictModel):
         fields: Any = self.run
         for target, level in levels.items():
             if target.startswith("run.") and not _has_adapters(fields, target, level):
-                fields = merge_patch(fields, _nested(target.removeprefix("run."), level))
+                fields = merge_patch(fields, nested(target.removeprefix("run."), level))
         if role is None:
             return dict(fields)
         fields = merge_patch(fields, self.roles[role].run)
         for target, level in levels.items():
             if target.startswith(f"roles.{role}."):
-                fields = merge_patch(fields, _nested(target.removeprefix(f"roles.{role}."), level))
+                fields = merge_patch(fields, nested(target.removeprefix(f"roles.{role}."), level))
         return dict(fields)
 
     @property
@@ -342,9 +342,10 @@ def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 def _has_adapters(fields: Mapping[str, Any], target: str, level: Scalar) -> bool:
     """Whether an arm asks for adapters (`lora`) where all arms' settings say already what these are like."""
-    return (target, level) == ("run.parameters", "lora") and isinstance(fields.get("parameters"), Mapping)
+    return (target, level) == (RUN_PARAMETERS, "lora") and isinstance(fields.get("parameters"), Mapping)
 
 
-def _nested(path: str, value: object) -> dict[str, object]:
+def nested(path: str, value: object) -> dict[str, object]:
+    """`nested("a.b", 1)` is `{"a": {"b": 1}}`."""
     head, _, rest = path.partition(".")
-    return {head: _nested(rest, value) if rest else value}
+    return {head: nested(rest, value) if rest else value}

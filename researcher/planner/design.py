@@ -18,6 +18,7 @@ from researcher.analysis.power import power_of, seeds_needed
 from researcher.analysis.samples import deciding_stage
 from researcher.analysis.sentinels import SENTINELS
 from researcher.models import (
+    RUN_PARAMETERS,
     STUDY_MODEL,
     STUDY_STEPS,
     Arm,
@@ -32,11 +33,12 @@ from researcher.models import (
     Scalar,
     Stage,
 )
+from researcher.models.plans import nested
 from researcher.planner import succession
 from researcher.planner.arms import arms_between, arms_of, hypotheses_of
 from researcher.planner.balance import balances
 from researcher.planner.hosting import boots_s, models_of
-from researcher.planner.instruments import InstrumentFolder, nested
+from researcher.planner.instruments import InstrumentFolder
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.planner.seam import PlanOptions
@@ -160,7 +162,7 @@ def checked(plan: Plan) -> Plan:
     """
     for arm in plan.arms:
         levels = {factor.target: arm.levels[factor.name] for factor in plan.factors}
-        if "run.parameters" in levels and any(target.startswith("run.parameters.") for target in levels):
+        if RUN_PARAMETERS in levels and any(target.startswith(f"{RUN_PARAMETERS}.") for target in levels):
             raise PlanningRefused(
                 f"arm {arm.name} cannot be: all weights have no rank and no alpha; compare LoRA with full fine-tuning, or "
                 "LoRA's ranks with each other"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.models import STUDY_MODEL, Arm, Factor, Plan, PlanModel, Stage
+from researcher.models import STUDY_MODEL, Arm, Factor, Plan, PlanModel
 
 BOOT_S = 45.0
 """Until a server that starts on two cores takes runs."""
@@ -19,22 +19,18 @@ def models_of(arms: Sequence[Arm], factors: Sequence[Factor]) -> tuple[PlanModel
 
 def boots_s(plan: Plan, *, at_most: bool) -> float:
     """Seconds for all boots where one server runs at a time, as the executor takes turns: each stage goes through its seeds
-    in order, and begins a seed with the model that is hosted."""
+    in order, and begins a seed with the model that is hosted. All arms of a stage count: who comes through a race is not known
+    yet, and may be of either model."""
     if not plan.models:
         return 0.0
     boots, hosted, ran = 0, None, set[tuple[str, int]]()
     for stage in plan.stages:
         for seed in range(stage.first_seed, stage.first_seed + (stage.max_seeds if at_most else stage.seeds)):
-            left = dict.fromkeys(plan.model_of(arm).name for arm in _arms(plan, stage) if (arm, seed) not in ran)
-            ran |= {(arm, seed) for arm in _arms(plan, stage)}
+            left = dict.fromkeys(plan.model_of(arm).name for arm in stage.arms if (arm, seed) not in ran)
+            ran |= {(arm, seed) for arm in stage.arms}
             boots += len(left) - (hosted in left)
             hosted = _last(list(left), hosted)
     return boots * BOOT_S
-
-
-def _arms(plan: Plan, stage: Stage) -> tuple[str, ...]:
-    """All that may run: who comes through a race is not known yet, and may be of either model."""
-    return stage.arms
 
 
 def _last(models: Sequence[str], hosted: str | None) -> str | None:

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from foundation.paths import visible_files
 from foundation.strict import explain, nearest
 from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Scalar
+from researcher.models.plans import nested
 from researcher.planner.refusals import PlanningRefused
 from swarm.protocol.runspec import RunSpec, merge_patch
 
@@ -133,12 +134,6 @@ def size_of(model: str) -> float | None:
 def parameters(number: str, unit: str) -> float:
     """`135`, `M`."""
     return float(number) * _UNITS[unit.lower()]
-
-
-def nested(path: str, value: object) -> dict[str, object]:
-    """`nested("a.b", 1)` is `{"a": {"b": 1}}`."""
-    head, _, rest = path.partition(".")
-    return {head: nested(rest, value) if rest else value}
 
 
 def _with_training_factors(declared: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
+from researcher.models import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
 from researcher.planner import balance, sequence, sizes
 from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed, modifiers, oppose
 from researcher.planner.clauses import place_by_clause
@@ -24,6 +24,7 @@ from researcher.planner.mentions import (
     misspelt,
     nearest_factors,
     nearest_metrics,
+    words_before,
 )
 from researcher.planner.notes import Notes, better, settings_of
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes
@@ -191,8 +192,8 @@ def _set_against_all_weights(instrument: Instrument, placed: Placed) -> None:
 
     Raises: PlanningRefused where several ranks or alphas are.
     """
-    whole = next((factor for factor in instrument.factors if factor.target == "run.parameters"), None)
-    parts = [level for level in placed.levels if level.factor.target.startswith("run.parameters.")]
+    whole = next((factor for factor in instrument.factors if factor.target == RUN_PARAMETERS), None)
+    parts = [level for level in placed.levels if level.factor.target.startswith(f"{RUN_PARAMETERS}.")]
     if whole is None or not parts or {level.value for level in placed.of(whole)} != {"full"}:
         return
     if len({(level.factor.name, level.value) for level in parts}) > len({level.factor.name for level in parts}):
@@ -291,7 +292,7 @@ def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> l
 
 def _is_switched_off(found: Sequence[Token], own: Sequence[Mention]) -> bool:
     """`removing KL`, `without hints`, `turning hints off`."""
-    before = {token.key for m in own for token in found[max(0, m.start - 3) : m.start]}
+    before = {key for m in own for key in words_before(found, m)}
     after = {token.key for m in own for token in found[m.end : m.end + 1]}
     return bool(before & SWITCHED_OFF or after & {"off", "removed", "disabled"})
 

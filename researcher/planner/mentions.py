@@ -14,6 +14,8 @@ from researcher.models import Factor, Instrument, Metric, Scalar
 from researcher.planner.wording import BETTER, LESS, METHODS, MORE, QUALITIES, WORSE, Token, phrase, words
 
 ALIKE = 0.85
+_RESEMBLES = 0.7
+"""From here on a word is shown what it looks like, though it may not be meant."""
 _VOID = words("schedule scheduler decay warmup warm annealing estimator normalisation normalization distribution")
 """After a factor's name these make another thing of it: a learning rate schedule is no learning rate."""
 _SMALL = words("with within which when where what that than then there their these those over under from into")
@@ -72,6 +74,11 @@ def mentions(
 def _is_unit(found: Sequence[Token], at: int) -> bool:
     """`16 generations per prompt` counts generations, and speaks of no number of prompts."""
     return at > 0 and found[at - 1].key == "per"
+
+
+def words_before(found: Sequence[Token], mention: Mention) -> frozenset[str]:
+    """The three before a name, which say whether it is added, taken away or set."""
+    return frozenset(token.key for token in found[max(0, mention.start - 3) : mention.start])
 
 
 def is_given(factor: Factor) -> bool:
@@ -134,7 +141,7 @@ def inflected(instrument: Instrument, found: Sequence[Token], named: Sequence[Me
 
 
 def nearest_factors(instrument: Instrument, found: Sequence[Token]) -> list[str]:
-    """All of them, by how much a word of the topic resembles one of their names."""
+    """All of them: first those that a word of the topic resembles, the most alike first, then the others as declared."""
     return _nearest(instrument.factors, found)
 
 
@@ -155,7 +162,8 @@ def _nearest(things: Sequence[Factor | Metric], found: Sequence[Token]) -> list[
 
     def closeness(thing: Factor | Metric) -> float:
         parts = [" ".join(keys) for keys in _phrases(thing)]
-        return max((SequenceMatcher(None, word, part).ratio() for word in written for part in parts), default=0.0)
+        best = max((SequenceMatcher(None, word, part).ratio() for word in written for part in parts), default=0.0)
+        return best if best >= _RESEMBLES else 0.0
 
     return [thing.name for thing in sorted(things, key=closeness, reverse=True)]
 

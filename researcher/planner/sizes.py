@@ -72,7 +72,7 @@ def levels_out(topic: str, factor: Factor, place: Place) -> tuple[str, list[str]
             if named is None:
                 return f"{place(factor, model)} ({match['named']})"
             if named != model:
-                raise PlanningRefused(f"{match.group()!r} does not fit: of {_listed(models)} it is {model}", models)
+                raise PlanningRefused(f"{match.group()!r} does not fit: of {', '.join(models)} it is {model}", models)
         return place(factor, model)
 
     def bare(match: re.Match[str]) -> str:
@@ -80,7 +80,7 @@ def levels_out(topic: str, factor: Factor, place: Place) -> tuple[str, list[str]
             return match.group()
         model = _of_size(match[1], match[2], models)
         if model is None:
-            raise PlanningRefused(f"no model has {match.group().strip()!r}; there are: {_listed(models)}", models)
+            raise PlanningRefused(f"no model has {match.group().strip()!r}; there are: {', '.join(models)}", models)
         if parameters(match[1], match[2]) != size_of(model):
             notes.append(f"{match.group().strip()!r} is read as {model}.")
         return f" {place(factor, model)} "
@@ -109,7 +109,9 @@ def unknown_model(unknown: str, models: Sequence[str]) -> PlanningRefused:
     """What is said of a model that is not to be had here."""
     guess = nearest(unknown.lower(), models)
     hint = f"did you mean {guess!r}? There are: " if guess else "there are: "
-    return PlanningRefused(f"model {unknown!r} is not available; {hint}{_listed(models)}", [guess] if guess else models)
+    return PlanningRefused(
+        f"model {unknown!r} is not available; {hint}{', '.join(models)}", [guess] if guess else models
+    )
 
 
 def opposed(factor: Factor, levels: Sequence[Level]) -> Opposition:
@@ -143,7 +145,3 @@ def _of_size(number: str, unit: str, models: Sequence[str]) -> str | None:
     wanted = parameters(number, unit)
     near = [model for model in models if (own := size_of(model)) is not None and abs(own - wanted) <= ALIKE * own]
     return min(near, key=lambda model: abs((size_of(model) or 0.0) - wanted), default=None)
-
-
-def _listed(models: Sequence[str]) -> str:
-    return ", ".join(models)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from researcher.models import STUDY_MODEL, Factor, Instrument, Scalar
 from researcher.planner.claims import is_set_against, modifiers
 from researcher.planner.levels import Level, Placed, off_level
-from researcher.planner.mentions import Mention
+from researcher.planner.mentions import Mention, words_before
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import ARTICLES, SWITCHED_OFF, SWITCHED_ON, Token, words
 
@@ -113,15 +113,15 @@ def _is_scene(found: Sequence[Token], at: int) -> bool:
 
 def _is_moved(found: Sequence[Token], mention: Mention) -> bool:
     """Raised, lowered, doubled, added or taken away, without a level."""
-    near = [token.key for token in found[max(0, mention.start - 3) : mention.start]]
+    near = words_before(found, mention)
     switched = off_level(mention.what) is not None if isinstance(mention.what, Factor) else False
-    return bool(modifiers(found, mention)) or (switched and bool(set(near) & (SWITCHED_ON | SWITCHED_OFF)))
+    return bool(modifiers(found, mention)) or (switched and bool(near & (SWITCHED_ON | SWITCHED_OFF)))
 
 
 def _stays_off(found: Sequence[Token], mention: Mention) -> bool:
     """`4 or 8 without a KL penalty`, where there is none by default: nothing is varied."""
     factor = mention.what
-    near = {token.key for token in found[max(0, mention.start - 3) : mention.start]}
+    near = words_before(found, mention)
     return isinstance(factor, Factor) and bool(near & SWITCHED_OFF) and off_level(factor) == factor.default
 
 
