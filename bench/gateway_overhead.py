@@ -1,7 +1,7 @@
 """What does the gateway cost? Tokens per second through it ÷ straight to vLLM, and how much later the first token comes.
 
-One server, one vLLM, one raw HTTP client for both ways. 1, 16 and 64 agents at once make calls, one after the other, that
-differ from agent to agent; streaming, and not. The ways take turns in rounds, each first in every other one:
+One server, one vLLM, one raw HTTP client for both ways. 1, 16 and 64 agents at once make a call each, all of them different;
+streaming, and not. The ways take turns in rounds, each first in every other one, for --seconds in each setting:
 
     gateway   each agent in an episode of its own, through /v1/chat/completions; recorded, token for token
     direct    vLLM's Unix socket: word for word what the gateway asks vLLM for, the log-probabilities and ids that a record
@@ -9,10 +9,12 @@ differ from agent to agent; streaming, and not. The ways take turns in rounds, e
     plain     vLLM's Unix socket again, asked as a bare client would: no ids, no log-probabilities (--plain)
 
 Every answer has the same number of tokens (ignore_eos). The first round of each setting is not counted: prompts are cached
-after it. Tokens per second are those of the median round, so that what else the machine did in one of them counts little.
-ratio is the worst over all settings; ttft_added_ms is the median over calls of what the gateway adds to the time to the first
-event of a stream, at the worst number of agents. control_ms is processor time of the server's own process for one call: on a
-machine whose cores all sample, that is what the gateway takes from vLLM, and it is the same however busy the machine is.
+after it. A machine's own pace drifts by more than the gateway costs, so a setting's ratio is the median over rounds of
+gateway's tokens per second ÷ direct's *in the same round*, with the 95 % interval that the order of the rounds' ratios gives
+(no assumption on how they are distributed). ratio is the worst over all settings, with that setting's interval;
+ttft_added_ms is the median over calls of what the gateway adds to the time to the first event of a stream, at the worst
+number of agents. control_ms is processor time of the server's own process for one call: on a machine whose cores all sample,
+that is what the gateway takes from vLLM, and it is the same however busy the machine is.
 """
 
 from __future__ import annotations
@@ -20,15 +22,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import httpx
+from scipy import stats
 
 from bench.connection import Connection
 from bench.serving import ServerProcess
@@ -49,7 +54,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of one agent; `number` is its place among the agent's calls."""
+    """One call of one agent; `number` is its place among the agent's calls in a turn."""
 
     agent: int
     number: int
@@ -73,8 +78,8 @@ class Tally:
     rounds: list[Round] = field(default_factory=list)
 
     @property
-    def tokens_per_s(self) -> float:
-        return median(turn.tokens / turn.seconds for turn in self.rounds)
+    def tokens_per_s(self) -> list[float]:
+        return [turn.tokens / turn.seconds for turn in self.rounds]
 
 
 class Gateway:
@@ -188,28 +193,45 @@ async def make_call(
     taken.tokens += usage["completion_tokens"]
 
 
-async def compare(setting: Setting, ways: dict[str, Any], rounds: int, max_tokens: int) -> dict[str, Tally]:
-    """All ways in turns, the order turned round each time; the first round warms up."""
+async def compare(setting: Setting, ways: dict[str, Any], seconds: float, max_tokens: int) -> dict[str, Tally]:
+    """All ways in turns, the order turned round each time; the first round warms up. Whole pairs of rounds, for `seconds`."""
     tallies = {name: Tally() for name in ways}
-    for number in range(rounds + 1):
+    number, until = 0, math.inf
+    while number % 2 == 0 or time.monotonic() < until:
         order = list(ways)
         for name in order if number % 2 == 0 else reversed(order):
             taken = await ways[name].turn(setting, max_tokens)
             if number:
                 tallies[name].rounds.append(taken)
+        if number == 0:
+            until = time.monotonic() + seconds
+        number += 1
     return tallies
+
+
+def middle(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and the 95 % interval between two of the values in order (binomial, as in a sign test)."""
+    inner = sorted(values)
+    below = int(stats.binom.ppf(0.025, len(inner), 0.5))
+    return median(inner), inner[max(0, below - 1)], inner[min(len(inner), len(inner) - below + 1) - 1]
+
+
+def paired(rates: dict[str, list[float]], other: str) -> list[float]:
+    """The gateway's rate ÷ the other way's, round by round."""
+    return [ours / theirs for ours, theirs in zip(rates["gateway"], rates[other], strict=True)]
 
 
 def told(setting: Setting, tallies: dict[str, Tally], calls: int) -> dict[str, Any]:
     """One line of the bench."""
     rates = {name: tally.tokens_per_s for name, tally in tallies.items()}
-    line: dict[str, Any] = {"agents": setting.agents, "streaming": setting.streaming}
-    line |= {f"{name}_tokens_per_s": round(rate, 1) for name, rate in rates.items()}
-    line["ratio"] = round(rates["gateway"] / rates["direct"], 3)
     turns = tallies["gateway"].rounds
+    line: dict[str, Any] = {"agents": setting.agents, "streaming": setting.streaming, "rounds": len(turns)}
+    line |= {f"{name}_tokens_per_s": round(median(rate), 1) for name, rate in rates.items()}
+    ratio, low, high = middle(paired(rates, "direct"))
+    line |= {"ratio": round(ratio, 3), "ratio_95": [round(low, 3), round(high, 3)]}
     line["control_ms"] = round(1e3 * mean(turn.control_s for turn in turns) / (setting.agents * calls), 2)
     if "plain" in rates:
-        line["ratio_plain"] = round(rates["gateway"] / rates["plain"], 3)
+        line["ratio_plain"] = round(median(paired(rates, "plain")), 3)
     if setting.streaming:
         pairs = zip(tallies["gateway"].rounds, tallies["direct"].rounds, strict=True)
         added = [ours.first_s[call] - theirs.first_s[call] for ours, theirs in pairs for call in ours.first_s]
@@ -247,9 +269,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--agents", type=int, nargs="+", default=AGENTS)
-    parser.add_argument("--calls", type=int, default=2, help="of each agent in a turn, one after the other")
+    parser.add_argument("--calls", type=int, default=1, help="of each agent in a turn, one after the other")
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=4, help="that are counted")
+    parser.add_argument("--seconds", type=float, default=120.0, help="that each setting is measured for")
     parser.add_argument("--plain", action="store_true", help="also as a bare client that wants no log-probabilities")
     args = parser.parse_args()
     lines = []
@@ -277,14 +299,16 @@ def main() -> None:
             for streaming in (False, True):
                 setting = Setting(agents, streaming)
                 lines.append(
-                    told(setting, asyncio.run(compare(setting, ways, args.rounds, args.max_tokens)), args.calls)
+                    told(setting, asyncio.run(compare(setting, ways, args.seconds, args.max_tokens)), args.calls)
                 )
                 print(json.dumps(lines[-1]), flush=True)
+    worst = min(lines, key=lambda line: line["ratio"])
     summary = {
         "bench": "gateway_overhead",
         "model": model,
         "n": len(lines),
-        "ratio": min(line["ratio"] for line in lines),
+        "ratio": worst["ratio"],
+        "ratio_95": worst["ratio_95"],
     }
     print(json.dumps(summary | {"ttft_added_ms": max(line.get("ttft_added_ms", -1e9) for line in lines)}))
 

@@ -114,9 +114,15 @@ def _llm_planner(args: argparse.Namespace, place: str, calls: list[LlmCall]) -> 
     settings = None if args.planner == "builtin" else llm_settings(os.environ)
     if settings is None:
         return None
-    fallback = BuiltinPlanner(default_url(), place)
     return LlmPlanner(
-        OpenAIEndpoint(settings), settings, SystemClock(), fallback, keep=calls.append, tell=_teller(args)
+        OpenAIEndpoint(settings),
+        settings,
+        SystemClock(),
+        BuiltinPlanner(default_url(), place),
+        keep=calls.append,
+        tell=_teller(args),
+        checkpoints=default_url(),
+        thread=place,
     )
 
 

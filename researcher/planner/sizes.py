@@ -28,6 +28,16 @@ _SIZED = re.compile(
     r"\s+(?:language\s+)?(?:(?:model|llm|network)s?|(?P<one>ones?))\b(?:\s*\(\s*(?P<named>[^()]*?)\s*\))?",
     re.IGNORECASE,
 )
+_PLAIN = re.compile(
+    r"\b(?P<size>small|big|large)\b(?P<noun>\s+(?:language\s+)?(?:model|llm|network|one)s?\b|(?=\s*(?:[?.,;:)]|$)))",
+    re.IGNORECASE,
+)
+_COMPARATIVES = {"small": "smaller", "big": "bigger", "large": "larger"}
+_SEVERAL = re.compile(
+    r"\b(?:both|all|each|every|either)\s+(?:of\s+)?(?:the\s+)?(?:two\s+)?models?\b"
+    r"|\b(?P<whatever>regardless|irrespective|independent(?:ly)?)\s+of\s+(?:the\s+)?(?:model|size\s+of\s+the\s+model)\b",
+    re.IGNORECASE,
+)
 _SPOKEN_OF = re.compile(
     r"\bmodel[\s\-]+(?:size|scale|depth)s?\b|\b(?:size|depth)s?\s+of\s+(?:the\s+)?models?\b", re.IGNORECASE
 )
@@ -52,7 +62,7 @@ def models_of(instruments: Iterable[Instrument]) -> list[str]:
 
 def compares_models(topic: str, models: Sequence[str]) -> bool:
     """Whether it asks about models: names or sizes of two of them, one and `the smaller model`, `model size`."""
-    rest, known, _ = split_models(topic, models)
+    rest, known, _ = split_models(_compared(topic), models)
     sizes = {model for number, unit in _SIZE.findall(rest) if (model := _of_size(number, unit, models)) is not None}
     return len({*known, *sizes}) > 1 or bool(_spoken_of(rest))
 
@@ -60,8 +70,10 @@ def compares_models(topic: str, models: Sequence[str]) -> bool:
 def levels_out(topic: str, factor: Factor, place: Place) -> tuple[str, list[str]]:
     """The topic with words in place of the models that it names as levels, and what was assumed.
 
-    Raises: PlanningRefused for a size that no model has, and where a name and its description are not of one model.
+    Raises: PlanningRefused for a size that no model has, where a name and its description are not of one model, and where
+    something else is asked of several models.
     """
+    topic = _compared(topic)
     models = [str(choice) for choice in factor.choices]
     notes: list[str] = []
 
@@ -85,7 +97,9 @@ def levels_out(topic: str, factor: Factor, place: Place) -> tuple[str, list[str]
             notes.append(f"{match.group().strip()!r} is read as {model}.")
         return f" {place(factor, model)} "
 
-    if not compares_models(topic, models):
+    compared = compares_models(topic, models)
+    _refuse_several(topic, models, compared=compared)
+    if not compared:
         return topic, notes
     topic = _SIZED.sub(sized, topic)
     topic, _, unknown = split_models(topic, models, lambda model: f" {place(factor, model)} ")
@@ -122,6 +136,25 @@ def opposed(factor: Factor, levels: Sequence[Level]) -> Opposition:
         return Opposition(tuple(Level(-1, factor, model) for model in larger), (Level(-1, factor, smallest),))
     place = models.index(levels[0].value)
     return Opposition((levels[0],), (Level(-1, factor, models[place - 1 if place else 1]),))
+
+
+def _compared(topic: str) -> str:
+    """`for the small model but not the large`: plain adjectives are read as comparatives where both kinds stand."""
+    found = {match["size"].lower(): match["noun"] for match in _PLAIN.finditer(topic)}
+    if "small" not in found or len(found) == 1 or not any("model" in (noun or "").lower() for noun in found.values()):
+        return topic
+    return _PLAIN.sub(lambda match: _COMPARATIVES[match["size"].lower()] + (match["noun"] or " model"), topic)
+
+
+def _refuse_several(topic: str, models: Sequence[str], *, compared: bool) -> None:
+    """compared: whether the topic asks about models; then `both models` are its levels."""
+    said = _SEVERAL.search(topic)
+    if said is not None and (said["whatever"] or not compared):
+        raise PlanningRefused(
+            f"{said.group()!r}: a comparison is made on one model; name it ({' or '.join(models)}), ask which model is better, "
+            "or ask whether the model size and the factor interact",
+            models,
+        )
 
 
 def _spoken_of(topic: str) -> bool:

@@ -84,8 +84,8 @@ def _several_asked(factors: Sequence[Factor]) -> PlanningRefused:
     names = list(dict.fromkeys(factor.name for factor in factors))
     return PlanningRefused(
         f"the topic varies {' and '.join(names)} together, and then neither could be told from the other; "
-        "ask about one of them, and set the other for both arms (`with ...`), or for one after the other (`which ... is best, "
-        "..., and then which ...`)",
+        "ask about one of them, and set the other for both arms (`with ...`), for one after the other (`which ... is best, "
+        "..., and then which ...`), or whether they interact, with two levels of each",
         names,
     )
 

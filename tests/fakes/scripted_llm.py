@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Answer = dict[str, Any] | Exception
+Answer = dict[str, Any] | BaseException
 
 SENSIBLE = {
     "instrument": "arithmetic",
@@ -46,6 +46,6 @@ class ScriptedLlm:
         place = min(len(self.asked), len(self._answers) - 1)
         self.asked.append(request)
         found = self._when(request) if self._when is not None else self._answers[place]
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         return found

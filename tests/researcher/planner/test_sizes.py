@@ -34,6 +34,8 @@ async def planned(topic: str, **options: object) -> Plan:
         ("Is smollm2-81m worse than smollm2-135m at sums?", SMALL, "decrease"),
         ("Does a larger model learn sums faster?", LARGE, "increase"),
         ("Does the smaller model learn sums slower?", SMALL, "decrease"),
+        ("Does the big model learn sums faster than the small one?", LARGE, "increase"),
+        ("Which learns sums better: the small model or the large?", SMALL, "increase"),
     ],
 )
 async def test_models_are_levels_of_a_factor(topic: str, treatment: str, direction: str) -> None:
@@ -68,6 +70,20 @@ async def test_a_size_is_crossed_with_another_factor() -> None:
     plan = await planned("Do model size (81M or 135M) and learning rate (1e-5 or 4e-5) interact on sums?")
     assert len(plan.arms) == 4
     assert [plan.model_of(arm.name).name for arm in plan.arms] == ["smollm2-81m"] * 2 + ["smollm2-135m"] * 2
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [
+        ("Does a learning rate of 4e-5 learn sums faster than 1e-5 for the small model but not for the large?", "varies"),
+        ("Does the small model need a larger learning rate on sums than the big model?", "varies .*whether they interact"),
+        ("Does a learning rate of 4e-5 learn sums faster than 1e-5 for both models?", "'both models': .* one model; name it"),
+        ("Is a group size of 8 better than 4 on sums regardless of model size?", "made on one model|varies"),
+    ],
+)  # fmt: skip
+async def test_something_else_asked_of_several_models_is_refused_with_what_can_be(topic: str, says: str) -> None:
+    with pytest.raises(PlanningRefused, match=says):
+        await planned(topic)
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,39 @@ class _WithRefusals(Replayed):
         return await super().answer(request)
 
 
+async def test_what_was_answered_before_a_crash_is_not_asked_again(tmp_path: Path) -> None:
+    calls, told = list[LlmCall](), list[str]()
+
+    def placed(*answers: Any, **settings: Any) -> tuple[ScriptedLlm, LlmPlanner]:
+        llm, url = ScriptedLlm(*answers), f"sqlite:///{tmp_path / 'researcher.db'}"
+        made = LlmPlanner(
+            llm, LlmSettings(model="some-llm", **settings), SystemClock(), BuiltinPlanner(),
+            keep=calls.append, tell=told.append, checkpoints=url, thread="st-1",
+        )  # fmt: skip
+        return llm, made
+
+    _, cut = placed(completion("hm", prompt_tokens=99_000), KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        await cut.plan(request())
+    llm, again = placed(said(SENSIBLE), max_tokens=100_000)
+    assert (await again.plan(request())).planner == "builtin", "the cap holds over the crash"
+    assert not llm.asked
+    assert "cap of 100000 tokens" in told[0]
+
+    calls.clear()
+    llm, rich = placed(said(SENSIBLE))
+    plan = await rich.plan(request())
+    assert plan.planner == "some-llm"
+    assert [call.purpose for call in calls] == ["plan, attempt 2, tool"], "a first answer without a choice was kept"
+    assert (await rich.plan(request())).digest() == plan.digest()
+    assert len(llm.asked) == 1
+
+
+async def test_half_a_character_at_the_end_of_an_answer_is_told_and_kept() -> None:
+    llm = ScriptedLlm(completion('{"instrument": "\ud83d'), said(SENSIBLE))
+    assert (await planner(llm).plan(request())).planner == "some-llm"
+
+
 def test_settings_come_from_the_environment_and_say_what_is_missing() -> None:
     assert llm_settings({}) is None
     found = llm_settings(

@@ -1,0 +1,253 @@
+"""Asking an LLM for a plan, as a LangGraph graph of short nodes.
+
+    read → ask → check → write
+            ↑______│              until a choice can be planned; three attempts at the most
+
+No node waits for the LLM: `ask` interrupts the graph with the question, and whoever drives it resumes it with what came back,
+be that hours later. Given a database, the graph is checkpointed there, and what was answered before a crash is not asked again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, interrupt
+
+from researcher.analysis.knowledge import known_to, told_of
+from researcher.models import Instrument, Plan
+from researcher.planner import balance
+from researcher.planner.choosing import asked_for, model_and_rest
+from researcher.planner.design import checked, design, fitted
+from researcher.planner.instruments import InstrumentFolder
+from researcher.planner.llm.choice import ChoiceWrong, reading_of, schema
+from researcher.planner.llm.ladder import LADDER, Malformed, Unreadable, choice_in
+from researcher.planner.llm.templates import filled
+from researcher.planner.matching import with_steps
+from researcher.planner.reading import Reading
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.saving import saver_in
+from researcher.planner.seam import PlanRequest
+from researcher.planner.sources import pinned
+from researcher.planner.wording import tokens
+from researcher.planner.written import not_in_topic
+
+ATTEMPTS = 3
+_PROMPTS = Path(__file__).parent / "prompts"
+_KNOWN = 50
+"""Findings that fit into a prompt."""
+_LONGEST = 700
+"""Characters of one finding there: an imported one may say much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the graph waits for. request: the fields of a chat completion besides the model's name and limits."""
+
+    purpose: str
+    request: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came back: a raw answer, or why the endpoint refuses a request of this form; and what was spent by now."""
+
+    raw: dict[str, Any] | None = None
+    refused: str = ""
+    tokens: int = 0
+    cost: float = 0.0
+
+
+class Conversation:
+    """The graph of one request, driven by its replies."""
+
+    def __init__(self, graph: Any, thread: str) -> None:
+        self._graph = graph
+        self._config: RunnableConfig = {"configurable": {"thread_id": thread}}
+
+    def begin(self) -> None:
+        """Go to the first question, or to that at which a crash cut it off."""
+        state = self._graph.get_state(self._config)
+        if not state.values:
+            self._graph.invoke(_State(attempt=1, rung=0), self._config)
+        elif state.next and not state.interrupts:
+            self._graph.invoke(None, self._config)
+
+    @property
+    def question(self) -> Question | None:
+        """What waits for a reply; None when it is over."""
+        waiting = self._graph.get_state(self._config).interrupts
+        return Question(**waiting[0].value) if waiting else None
+
+    def give(self, reply: Reply) -> None:
+        raw = None if reply.raw is None else json.dumps(reply.raw)
+        said = {"raw": raw, "refused": reply.refused, "tokens": reply.tokens, "cost": reply.cost}
+        self._graph.invoke(Command(resume=said), self._config)
+
+    @property
+    def spent(self) -> tuple[int, float]:
+        """Tokens and cost of what was answered."""
+        values = self._graph.get_state(self._config).values
+        return values.get("tokens", 0), values.get("cost", 0.0)
+
+    @property
+    def outcome(self) -> tuple[Plan | None, str]:
+        """The plan, or why there is none."""
+        values = self._graph.get_state(self._config).values
+        plan = values.get("plan")
+        return (None if plan is None else Plan.model_validate(plan)), values.get("given_up", "")
+
+
+@contextmanager
+def conversation(request: PlanRequest, planner: str, checkpoints: str | None, thread: str) -> Iterator[Conversation]:
+    """planner: the name that the plan is signed with. checkpoints: a database URL, or None to keep nothing."""
+    with saver_in(checkpoints) as saver:
+        compiled = _graph(request, planner).compile(checkpointer=saver or InMemorySaver())
+        yield Conversation(compiled, f"ask/{thread}")
+
+
+class _State(TypedDict, total=False):
+    """What the nodes hand on, and a saver keeps: plain values only."""
+
+    messages: list[dict[str, str]]
+    attempt: int
+    rung: int
+    """How the next question is put: its number in `LADDER`."""
+    raw: str | None
+    """The answer to be checked, as JSON."""
+    tokens: int
+    cost: float
+    wrong: str
+    draft: dict[str, Any] | None
+    plan: dict[str, Any]
+    given_up: str
+
+
+def _graph(request: PlanRequest, planner: str) -> StateGraph[_State, None, _State, _State]:
+    """The nodes, over one request."""
+    folders = asked_for(request)
+    wanted = schema(folders)
+
+    def read(_: _State) -> _State:
+        return {"messages": _messages(request, wanted)}
+
+    def ask(state: _State) -> _State:
+        rung = LADDER[state["rung"]]
+        question = {
+            "purpose": f"plan, attempt {state['attempt']}, {rung.name}",
+            "request": {"messages": state["messages"], **rung.form(wanted)},
+        }
+        said = interrupt(question)
+        spent = _State(tokens=said["tokens"], cost=said["cost"])
+        if said["raw"] is not None:
+            return {**spent, "raw": said["raw"]}
+        if state["rung"] + 1 < len(LADDER):
+            return {**spent, "raw": None, "rung": state["rung"] + 1}
+        given_up = f"the endpoint refuses the request in every form; the last: {said['refused']}"
+        return {**spent, "raw": None, "given_up": given_up}
+
+    def check(state: _State) -> _State:
+        raw, rung = json.loads(state["raw"] or "null"), state["rung"]
+        try:
+            draft = _planned(raw, rung, request, folders)
+        except (Unreadable, Malformed, ChoiceWrong, PlanningRefused) as error:
+            told: _State = {"wrong": str(error), "draft": None}
+            if state["attempt"] == ATTEMPTS:
+                return {**told, "given_up": f"no valid plan in {ATTEMPTS} attempts; the last: {error}"}
+            return {
+                **told,
+                "attempt": state["attempt"] + 1,
+                "rung": min(rung + isinstance(error, Unreadable), len(LADDER) - 1),
+                "messages": [*state["messages"], *_told(raw, str(error))],
+            }
+        return {"draft": draft.model_dump(mode="json")}
+
+    def write(state: _State) -> _State:
+        draft = Plan.model_validate(state["draft"])
+        plan = draft.model_copy(update={"planner": planner, "known": known_to(draft, request.known)})
+        return {"plan": plan.model_dump(mode="json")}
+
+    def after_ask(state: _State) -> str:
+        if state.get("given_up"):
+            return END
+        return "ask" if state.get("raw") is None else "check"
+
+    def after_check(state: _State) -> str:
+        if state.get("given_up"):
+            return END
+        return "ask" if state.get("draft") is None else "write"
+
+    graph: StateGraph[_State, None, _State, _State] = StateGraph(_State)
+    for name, node in {"read": read, "ask": ask, "check": check, "write": write}.items():
+        graph.add_node(name, node)
+    graph.add_edge(START, "read")
+    graph.add_edge("read", "ask")
+    graph.add_conditional_edges("ask", after_ask, ["ask", "check", END])
+    graph.add_conditional_edges("check", after_check, ["ask", "write", END])
+    graph.add_edge("write", END)
+    return graph
+
+
+def _planned(raw: dict[str, Any], rung: int, request: PlanRequest, folders: Sequence[InstrumentFolder]) -> Plan:
+    """What the answer chooses, laid out by code. Raises: Unreadable, Malformed, ChoiceWrong, PlanningRefused."""
+    folder, reading = reading_of(choice_in(raw, LADDER[rung]), folders)
+    _check_written(request.topic, folder.instrument, reading)
+    reading = _balanced(request.topic, folder.instrument, pinned(reading))
+    model, _ = model_and_rest(request)
+    draft = design(request.topic, model or folder.instrument.model, folder, reading, request.options)
+    return checked(fitted(draft, folder.instrument, request.options))
+
+
+def _messages(request: PlanRequest, wanted: dict[str, Any]) -> list[dict[str, str]]:
+    question = filled(
+        _PROMPTS,
+        "question.md.jinja",
+        instruments=[with_steps(folder.instrument) for folder in asked_for(request)],
+        known=[json.dumps(told_of(each)[:_LONGEST], ensure_ascii=False) for each in request.known[-_KNOWN:]],
+        schema=json.dumps(wanted),
+        topic=json.dumps(request.topic, ensure_ascii=False),
+    )
+    system = (_PROMPTS / "system.md").read_text(encoding="utf-8")
+    return [{"role": "system", "content": system}, {"role": "user", "content": question}]
+
+
+def _balanced(topic: str, instrument: Instrument, reading: Reading) -> Reading:
+    """A balance is a rule of code's: the LLM chooses its levels and its metric."""
+    if reading.crossed or not balance.is_asked(tokens(topic)):
+        return reading
+    return balance.balanced(reading, instrument)
+
+
+def _check_written(topic: str, instrument: Instrument, reading: Reading) -> None:
+    """Raises: ChoiceWrong for a file, data set or text that the topic does not hold: no LLM may name one; and where data are missing."""
+    varied = [(reading.factor, level) for level in reading.levels]
+    varied += [(each.factor, level) for each in reading.crossed for level in each.levels]
+    levels = [*varied, *reading.settings]
+    for factor in instrument.factors:
+        if factor.type == "data" and not factor.default and factor.name not in {each.name for each, _ in levels}:
+            raise ChoiceWrong(f"{instrument.name} needs its {factor.name}, as the topic names it, among the settings")
+    invented = not_in_topic(topic, instrument, levels)
+    if invented:
+        raise ChoiceWrong(
+            f"{', '.join(map(repr, invented))} does not stand in the topic as it is; texts and data are its author's to name"
+        )
+
+
+def _told(raw: dict[str, Any], wrong: str) -> list[dict[str, str]]:
+    """What the LLM said, and what was wrong with it, verbatim."""
+    said = json.dumps(raw.get("choices", raw), ensure_ascii=False)[:4000]
+    told = f"That cannot be planned: {wrong}\nAnswer again with one whole JSON object by the schema, and nothing else."
+    messages = {"assistant": said, "user": told}
+    return [{"role": role, "content": _storable(text)} for role, text in messages.items()]
+
+
+def _storable(text: str) -> str:
+    """Half a surrogate pair, as a cut-off answer may end in, is no text that could be sent or kept."""
+    return text.encode("utf-8", errors="replace").decode()
