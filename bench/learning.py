@@ -35,7 +35,7 @@ from scipy import stats
 
 from bench.serving import ServerProcess
 from foundation.paths import visible_files
-from researcher.executor.collection import collect
+from researcher.executor.collection import collect_whole
 from researcher.planner.instruments import DECLARATION, InstrumentFolder, read_instrument
 from swarm.client import RunSpec, SwarmClient
 from swarm.client.trial import client_id, run_blueprint
@@ -119,7 +119,8 @@ async def carry_out(trial: Trial, urls: dict[str, str]) -> dict[str, Any]:
             ),
         )
         await run_blueprint(blueprint, token=None, out=io.StringIO())
-        series = (await collect(clients[MAIN], blueprint)).series
+        others = {role: swarm for role, swarm in clients.items() if role != MAIN}
+        series = (await collect_whole(clients[MAIN], others, blueprint)).series
         for role, swarm in clients.items():
             await swarm.stop_run(runs[role])
     finally:

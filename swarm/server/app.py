@@ -63,6 +63,7 @@ def create_app(
     measures = MetricsRoutes(desk=desk, tokens=tokens)
     operations = [*agents.operations(), *control.operations(), *teams.operations(), *measures.operations()]
     app = FastAPI(title="Swarm server", version="1", docs_url=None, redoc_url=None)
+    app.add_middleware(wire.StraightSend)
     for operation in operations:
         _serve(app, operation)
     app.openapi = lambda: _document(app, operations)  # type: ignore[method-assign]

@@ -135,7 +135,7 @@ def _graph(request: PlanRequest, planner: str) -> StateGraph[_State, None, _Stat
     folders = asked_for(request)
     wanted = schema(folders)
 
-    def read(_: _State) -> _State:
+    def read(state: _State) -> _State:
         return {"messages": _messages(request, wanted)}
 
     def ask(state: _State) -> _State:
@@ -185,7 +185,8 @@ def _graph(request: PlanRequest, planner: str) -> StateGraph[_State, None, _Stat
         return "ask" if state.get("draft") is None else "write"
 
     graph: StateGraph[_State, None, _State, _State] = StateGraph(_State)
-    for name, node in {"read": read, "ask": ask, "check": check, "write": write}.items():
+    steps = {"read": read, "ask": ask, "check": check, "write": write}
+    for name, node in steps.items():
         graph.add_node(name, node)
     graph.add_edge(START, "read")
     graph.add_edge("read", "ask")

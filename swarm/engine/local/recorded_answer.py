@@ -107,11 +107,17 @@ class StreamBook:
 
     def event(self, chunk: dict[str, Any]) -> SampledEvent:
         """Raises: EngineError when tokens and log-probabilities do not agree."""
+        asked, booked = self._asked, list[SampledChoice]()
         prompt_ids = _prompt_ids(chunk)
-        if chunk.get("prompt_token_ids") is not None and not self._asked.token_ids:
+        if not asked.token_ids and "prompt_token_ids" in chunk:
             chunk["prompt_token_ids"] = None
-        booked = [made for choice in chunk["choices"] if (made := self._choice(choice)) is not None]
-        shown = not chunk["choices"] or any(self._shows(choice) for choice in chunk["choices"])
+        shown = asked.token_ids or asked.logprobs or not chunk["choices"]
+        for choice in chunk["choices"]:
+            made = self._choice(choice)
+            if made is not None:
+                booked.append(made)
+            # A chunk that carries our additions alone would not be there without us.
+            shown = shown or choice.get("delta") or choice.get("text") or choice.get("finish_reason")
         return SampledEvent(data=chunk if shown else None, prompt_ids=prompt_ids, choices=booked)
 
     def _choice(self, choice: dict[str, Any]) -> SampledChoice | None:
@@ -122,23 +128,21 @@ class StreamBook:
             choice["delta"].pop("reasoning", None)
         if not ids and finish is None:
             return None
-        index = int(choice["index"])
+        index = choice["index"]
         start = self._booked.get(index, 0)
-        self._booked[index] = start + len(ids)
-        versions = self._spans(index, start, start + len(ids))
+        end = self._booked[index] = start + len(ids)
+        versions = self._spans(index, start, end)
         return SampledChoice(index=index, sampled_ids=ids, logprobs=logprobs, finish_reason=finish, versions=versions)
-
-    def _shows(self, choice: dict[str, Any]) -> bool:
-        """Chunks that carry our additions alone would not be there without us."""
-        told = choice.get("delta") or choice.get("text") or choice.get("finish_reason")
-        return bool(told or self._asked.token_ids or self._asked.logprobs)
 
 
 def _tokens(choice: dict[str, Any]) -> tuple[list[int], list[float]]:
-    ids = list(choice.get("token_ids") or ())
-    told = choice.get("logprobs") or {}
-    logprobs = [float(entry["logprob"]) for entry in told.get("content") or ()]
-    logprobs += [float(logprob) for logprob in told.get("token_logprobs") or ()]
+    ids = choice.get("token_ids") or []
+    told = choice.get("logprobs")
+    logprobs: list[float] = []
+    if told:
+        content = told.get("content")
+        said = [entry["logprob"] for entry in content] if content else told.get("token_logprobs") or ()
+        logprobs = [float(logprob) for logprob in said]
     if len(logprobs) != len(ids):
         raise EngineError(f"the inference engine gave {len(ids)} sampled ids, but {len(logprobs)} log-probabilities")
     return ids, logprobs
@@ -155,6 +159,10 @@ def _prompt_ids(data: dict[str, Any]) -> list[int] | None:
 def _strip(choice: dict[str, Any], asked: Asked) -> None:
     if not asked.logprobs:
         choice["logprobs"] = None
-    for name in ("token_ids", "prompt_token_ids"):
-        if not asked.token_ids and name in choice:
-            choice[name] = None
+    if not asked.token_ids:
+        for name in _IDS:
+            if name in choice:
+                choice[name] = None
+
+
+_IDS = ("token_ids", "prompt_token_ids")

@@ -17,7 +17,6 @@ from aiohttp import (
     ClientSession,
     ClientTimeout,
     DummyCookieJar,
-    StreamReader,
     TCPConnector,
     UnixConnector,
 )
@@ -30,6 +29,7 @@ RENDERED: dict[Dialect, tuple[str, ...]] = {
     "completions": ("prompt", "add_special_tokens"),
 }
 """The fields of a request that its prompt depends on."""
+_DATA = b"data: "
 _JSON = {"content-type": "application/json"}
 _PATIENT = ClientTimeout(total=None, sock_connect=10.0)
 """An answer may take as long as it takes."""
@@ -87,13 +87,19 @@ class VllmClient:
             async with self._http.post(PATHS[dialect], data=orjson.dumps(body), headers=_JSON) as response:
                 if response.status != 200:
                     _raise_for(response.status, await response.read())
-                async for data in _events(response.content):
-                    if data == b"[DONE]":
-                        return
-                    chunk = orjson.loads(data)
-                    if "error" in chunk:
-                        _raise_for(int(chunk["error"].get("code") or 500), data)
-                    yield chunk
+                rest = b""
+                while part := await response.content.readany():
+                    *events, rest = (rest + part).split(b"\n\n")
+                    for event in events:
+                        if not event.startswith(_DATA):
+                            continue
+                        data = event[len(_DATA) :]
+                        if data == b"[DONE]":
+                            return
+                        chunk = orjson.loads(data)
+                        if "error" in chunk:
+                            _raise_for(int(chunk["error"].get("code") or 500), data)
+                        yield chunk
         except ClientError as error:
             raise _down(error) from error
         raise EngineDown("the inference engine broke off its answer")
@@ -156,16 +162,6 @@ class VllmClient:
         if status != 200:
             _raise_for(status, content)
         return orjson.loads(content)
-
-
-async def _events(content: StreamReader) -> AsyncGenerator[bytes, None]:
-    """The data of each server-sent event."""
-    rest = b""
-    async for part in content.iter_any():
-        *events, rest = (rest + part).split(b"\n\n")
-        for event in events:
-            if event.startswith(b"data: "):
-                yield event[6:]
 
 
 def _raise_for(status: int, content: bytes) -> None:

@@ -95,9 +95,7 @@ class Gateway:
             return request.answer(request.answered_before)
         try:
             await together([self._sample(taking) for taking in request.takings])
-            request.attempt.answer = request.engine_answer()
-            self._close(request)
-            return request.answer(request.attempt.answer)
+            return request.answer(self._finish(request))
         except RequestRefused:
             self._drop(request)
             raise
@@ -117,11 +115,21 @@ class Gateway:
             for frame in _told_again(request, telling, request.answered_before):
                 yield frame
             return
+        # One generator, and not one for each of these steps: a stream's events pass here by the thousand, beside the sampling.
+        streams = [self._events(taking) for taking in request.takings]
         try:
-            async with aclosing(self._frames(request, telling)) as frames:
-                async for frame in frames:
-                    shown = True
-                    yield frame
+            async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
+                async for taking, event in events:
+                    if not request.closed and request.finished:
+                        self._finish(request)
+                    if event.data is not None:
+                        for frame in telling.tell(_numbered(event.data, taking.first), len(taking.prompt_ids)):
+                            shown = True
+                            yield frame
+            if not request.closed:
+                raise EngineDown("the engine ended its answer before the last token")
+            for frame in telling.end(request.engine_answer()):
+                yield frame
         except SwarmError as error:
             if not shown:
                 if isinstance(error, RequestRefused):
@@ -211,22 +219,6 @@ class Gateway:
                 if not await self._engine_back(give_up_at):
                     raise
 
-    async def _frames(self, request: _Request, telling: Telling) -> AsyncGenerator[bytes, None]:
-        """Frames as the engine samples. The call is recorded before the frame that tells the client it is over."""
-        streams = [self._events(taking) for taking in request.takings]
-        async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
-            async for taking, event in events:
-                if not request.closed and request.finished:
-                    request.attempt.answer = request.engine_answer()
-                    self._close(request)
-                if event.data is not None:
-                    for frame in telling.tell(_numbered(event.data, taking.first), len(taking.prompt_ids)):
-                        yield frame
-        if not request.closed:
-            raise EngineDown("the engine ended its answer before the last token")
-        for frame in telling.end(request.engine_answer()):
-            yield frame
-
     async def _events(self, taking: Taking) -> AsyncGenerator[tuple[Taking, SampledEvent], None]:
         """What the engine says to one prompt, taken already. A crash before anything was shown is waited out."""
         give_up_at = self._clock.monotonic() + ENGINE_WAIT_S
@@ -268,6 +260,12 @@ class Gateway:
             self._ready.clear()
 
     # -- after sampling -------------------------------------------------------------------------------------------
+
+    def _finish(self, request: _Request) -> dict[str, Any]:
+        """Record the call, before anything tells the client that it is over. Returns the engine's answer. Raises: as `_close`."""
+        answer = request.attempt.answer = request.engine_answer()
+        self._close(request)
+        return answer
 
     def _close(self, request: _Request, *, complete: bool = True) -> None:
         """Record the call. Raises: Refusal(lease_lost) when its episode is over: the record was discarded."""

@@ -104,7 +104,7 @@ class InferenceRoutes:
         if body.get("stream"):
             frames = self.gateway.stream(dialect, key.episode_id, key.lease, body, request.headers)
             first = await wire.until_gone(request, _first(frames))
-            return wire.EventStream(_resumed(first, frames))
+            return wire.EventStream(frames, first=first)
         call = self.gateway.complete(dialect, key.episode_id, key.lease, body, request.headers)
         return wire.answer_json(await wire.until_gone(request, call))
 
@@ -154,15 +154,3 @@ async def _first(frames: AsyncIterator[bytes]) -> bytes:
     async for frame in frames:
         return frame
     raise EngineDown("the stream ended before it began")
-
-
-async def _resumed(first: bytes, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """`first`, then the rest."""
-    try:
-        yield first
-        async for frame in frames:
-            yield frame
-    finally:
-        close = getattr(frames, "aclose", None)
-        if close is not None:
-            await close()

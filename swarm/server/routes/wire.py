@@ -15,7 +15,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foundation.strict import StrictModel, explain
 from swarm.protocol.errors import ErrorCode, Problem, Refusal, SwarmError
@@ -28,6 +28,7 @@ Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 MAX_BODY_BYTES = 64 * 2**20
 _JSON = "application/json"
 _PROBLEM = "application/problem+json"
+_STRAIGHT = "swarm.straight_send"
 
 
 class ClientGone(SwarmError):
@@ -165,19 +166,36 @@ async def until_gone(request: Request, work: Awaitable[Result], closing: asyncio
         await asyncio.gather(*waiters, return_exceptions=True)
 
 
+class StraightSend:
+    """Middleware that lets the frames of a stream go past all that is inside of it, which looks at how an answer begins alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_STRAIGHT] = send
+        await self._app(scope, receive, send)
+
+
 class EventStream(Response):
-    """Server-sent events, ready made. Closes `frames` when the client hangs up, or when `closing` is set."""
+    """Server-sent events, ready made. Closes `frames` when the client hangs up, or when `closing` is set.
+
+    first: one that was taken from `frames` already.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncIterator[bytes], *, closing: asyncio.Event | None = None) -> None:
+    def __init__(
+        self, frames: AsyncIterator[bytes], *, first: bytes | None = None, closing: asyncio.Event | None = None
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
+        self._first = first
         self._closing = closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump = asyncio.create_task(self._pump(send))
+        pump = asyncio.create_task(self._pump(send, scope.get(_STRAIGHT, send)))
         waiters: set[asyncio.Future[Any]] = {pump, asyncio.create_task(_disconnected(receive))}
         if self._closing is not None:
             waiters.add(asyncio.create_task(self._closing.wait()))
@@ -192,11 +210,13 @@ class EventStream(Response):
         else:
             pump.result()
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, send: Send, straight: Send) -> None:
         async with _closed_after(self._frames) as frames:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if self._first is not None:
+                await straight({"type": "http.response.body", "body": self._first, "more_body": True})
             async for frame in frames:
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
+                await straight({"type": "http.response.body", "body": frame, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
