@@ -25,6 +25,8 @@ _CHANGES = words(
     "lowering reduce reducing decrease decreasing drop dropping"
 )
 _BEATEN = words("beaten outperformed surpassed exceeded")
+_AVERTED = words("prevent prevents avoid avoids avert averts stop stops delay delays against")
+"""Before what is worse these claim the better: `prevent collapse`."""
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
@@ -65,7 +67,7 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
         key = found[i].key
         if found[i].kind != "mark" and (key in MORE | LESS or key in SCALES or found[i].kind == "times"):
             result.append(i)
-        elif key not in ARTICLES | {"of", "time", "fold", "as", "many", "much"}:
+        elif key not in ARTICLES | {"of", "time", "fold", "as", "many", "much", "number", "amount", "count"}:
             break
     scaled = _scaled_behind(found, mention.end)
     if scaled:
@@ -137,6 +139,8 @@ def _says_equal(found: Sequence[Token]) -> bool:
 def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Direction | None:
     """What one token claims."""
     key = found[i].key
+    if key in WORSE and any(_key(found, j) in _AVERTED for j in (i - 1, i - 2, i - 3)):
+        return better
     if key in _BEATEN or key in WORSE or (key == "take" and _key(found, i + 1) == "longer"):
         return _opposite(better)
     if key in BETTER and not _is_quality_object(found, i):

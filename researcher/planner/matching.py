@@ -291,7 +291,9 @@ def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> l
 
 
 def _is_switched_off(found: Sequence[Token], own: Sequence[Mention]) -> bool:
-    """`removing KL`, `without hints`, `turning hints off`."""
+    """`removing KL`, `without hints`, `turning hints off`; not `dropping the rate tenfold`."""
+    if any(found[i].kind == "times" or found[i].key in SCALES for m in own for i in modifiers(found, m)):
+        return False
     before = {key for m in own for key in words_before(found, m)}
     after = {token.key for m in own for token in found[m.end : m.end + 1]}
     return bool(before & SWITCHED_OFF or after & {"off", "removed", "disabled"})

@@ -22,6 +22,7 @@ _SMALL = words("with within which when where what that than then there their the
 """Ordinary words, however much they look like a name: `with` is no misspelt `width`."""
 COMPARING = BETTER | WORSE | MORE | LESS | QUALITIES | words("how learn learning train training")
 _MODEL_NAME = re.compile(r"\b(?=[\w.\-]*\d)[A-Za-z]{3,}[\w.]*(?:-[\w.]+)*")
+_MADE = words("rollout sample completion generation episode")
 _FEW = 8
 """Names that an error shows."""
 
@@ -50,7 +51,8 @@ def mentions(
     while at < len(found):
         for length in range(min(longest, len(found) - at), 0, -1):
             keys = tuple(token.key for token in found[at : at + length])
-            if keys in dictionary and not _is_unit(found, at) and not _voided(found, at + length, dictionary):
+            passing = _is_unit(found, at) or _is_total(found, at + length)
+            if keys in dictionary and not passing and not _voided(found, at + length, dictionary):
                 what, choice = dictionary[keys]
                 weak = isinstance(what, Metric) and all(key in COMPARING for key in keys)
                 result.append(Mention(at, at + length, what, choice, weak))
@@ -74,6 +76,16 @@ def mentions(
 def _is_unit(found: Sequence[Token], at: int) -> bool:
     """`16 generations per prompt` counts generations, and speaks of no number of prompts."""
     return at > 0 and found[at - 1].key == "per"
+
+
+def _is_total(found: Sequence[Token], end: int) -> bool:
+    """`64 rollouts per step` counts all of a step's, whatever the groups they are in."""
+    made = found[end - 1].key in _MADE
+    return made and [token.key for token in found[end : end + 2]] in (
+        ["per", "step"],
+        ["per", "batch"],
+        ["in", "total"],
+    )
 
 
 def words_before(found: Sequence[Token], mention: Mention) -> frozenset[str]:

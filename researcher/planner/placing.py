@@ -20,6 +20,7 @@ SEPARATORS = words(
     ", / ; - or and vs versus v than to against compared & nor over beat either both only -> => > < >= <="
 )
 _LISTING = words(", / ; - or and vs versus v to & than against -> => > < >= <=")
+_OPPOSING = words("than vs versus or against")
 _SCENES = words("with at for in using by")
 _QUESTIONS = words("which what find compare tune does do")
 _GLUE = words(
@@ -243,7 +244,7 @@ class _Placing:
         """`than with 1e-5` follows the number before it; `8 or 16 rollouts` the one behind it."""
         for i in sorted({*self.numbers, *self.spelled} - set(self.levels), reverse=True):
             later = next((j for j in sorted(self.levels) if j > i), None)
-            if later is not None and all(self._key(j) in _LISTING for j in range(i + 1, later)):
+            if later is not None and self._listed(range(i + 1, later)):
                 self.levels[i] = self.levels[later]
         for i in sorted({*self.numbers, *self.spelled} - set(self.levels)):
             earlier = self._begun(i)
@@ -252,6 +253,13 @@ class _Placing:
             listed = all(self._key(j) in SEPARATORS for j in range(earlier + 1, i))
             if listed or (i in self.numbers and self._unnamed(i, self.levels[earlier])):
                 self.levels[i] = self.levels[earlier] if listed else self._asked(i) or self.levels[earlier]
+
+    def _listed(self, between: range) -> bool:
+        """`8 or 16`, `with 32 than with 16`."""
+        keys = [self._key(j) for j in between]
+        return all(key in _LISTING for key in keys) or (
+            all(key in _LISTING | _SCENES for key in keys) and bool(set(keys) & _OPPOSING)
+        )
 
     def _asked(self, i: int) -> Factor | None:
         """`Which rank learns two-digit sums fastest, 4 or 8?`: what was named before and has no level yet, if it can take the number."""
@@ -306,7 +314,7 @@ class _Placing:
 
     def _unnamed(self, i: int, factor: Factor) -> bool:
         """Whether no other name stands before the number: `dropout of 0.1` is no level of anything known."""
-        if self._key(i - 1) == ":":
+        if self._key(i - 1) in (":", "?", "."):
             return True
         own = {key for name in (factor.name, *factor.aliases) for key in phrase(name)}
         j = i - 1

@@ -48,6 +48,8 @@ def asked_about(found: Sequence[Token], factors: Sequence[Mention], placed: Plac
     """
     things = list({m.what.name: m.what for m in factors if isinstance(m.what, Factor)}.values())
     several = [factor for factor in things if len(distinct(found, placed.of(factor))) > 1]
+    different = [factor for factor in several if len({level.value for level in placed.of(factor)}) > 1]
+    several = different or several  # `A with 0.8 or B with 0.8`: what is the same on both sides is not asked about
     moved = [
         factor for factor in things
         if not placed.of(factor)

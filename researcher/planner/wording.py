@@ -117,6 +117,10 @@ _SAID_OTHERWISE = (
     ),
     (r"\b(\w+) steps? (?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
     (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous)\b", "max staleness 0"),
+    (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b", r"size \1"),
+    (r"\bwarm(?:ing|ed)?[ -]?up (?:the )?(?:learning[ -]?rate|lr)\b", "warmup"),
+    (r"\bwarm[ -]?up (?:for|over|of|during|lasting|in) (?:the first )?(\w+) steps?\b", r"warmup \1"),
+    (r"\b(\w+)[ -]steps? (?:of )?(?:linear )?(?:(?:learning[ -]?rate|lr) )?warm[ -]?up\b", r"warmup \1"),
 )
 """How people say a level without its factor's name."""
 
