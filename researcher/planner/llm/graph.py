@@ -65,52 +65,61 @@ class Reply:
     cost: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where it is: a question that waits for its reply, or else the plan, or why there is none. tokens, cost: of all replies."""
+
+    question: Question | None = None
+    plan: Plan | None = None
+    given_up: str = ""
+    tokens: int = 0
+    cost: float = 0.0
+
+
 class Conversation:
-    """The graph of one request, driven by its replies."""
+    """The graph of one request. Its database is open only while a node runs, and not for as long as an LLM takes."""
 
-    def __init__(self, graph: Any, thread: str) -> None:
-        self._graph = graph
-        self._config: RunnableConfig = {"configurable": {"thread_id": thread}}
+    def __init__(self, request: PlanRequest, planner: str, checkpoints: str | None, thread: str) -> None:
+        """planner: the name that the plan is signed with. checkpoints: a database URL, or None to keep nothing."""
+        self._nodes = _graph(request, planner)
+        self._checkpoints = checkpoints
+        self._memory = InMemorySaver()
+        self._config: RunnableConfig = {"configurable": {"thread_id": f"ask/{thread}"}}
 
-    def begin(self) -> None:
+    def begin(self) -> Standing:
         """Go to the first question, or to that at which a crash cut it off."""
-        state = self._graph.get_state(self._config)
-        if not state.values:
-            self._graph.invoke(_State(attempt=1, rung=0), self._config)
-        elif state.next and not state.interrupts:
-            self._graph.invoke(None, self._config)
+        with self._graph() as graph:
+            state = graph.get_state(self._config)
+            if not state.values:
+                graph.invoke(_State(attempt=1, rung=0), self._config)
+            elif state.next and not state.interrupts:
+                graph.invoke(None, self._config)
+            return self._standing(graph)
 
-    @property
-    def question(self) -> Question | None:
-        """What waits for a reply; None when it is over."""
-        waiting = self._graph.get_state(self._config).interrupts
-        return Question(**waiting[0].value) if waiting else None
-
-    def give(self, reply: Reply) -> None:
+    def give(self, reply: Reply) -> Standing:
+        """Go on with what came back, to the next question or to the end."""
         raw = None if reply.raw is None else json.dumps(reply.raw)
         said = {"raw": raw, "refused": reply.refused, "tokens": reply.tokens, "cost": reply.cost}
-        self._graph.invoke(Command(resume=said), self._config)
+        with self._graph() as graph:
+            graph.invoke(Command(resume=said), self._config)
+            return self._standing(graph)
 
-    @property
-    def spent(self) -> tuple[int, float]:
-        """Tokens and cost of what was answered."""
-        values = self._graph.get_state(self._config).values
-        return values.get("tokens", 0), values.get("cost", 0.0)
+    @contextmanager
+    def _graph(self) -> Iterator[Any]:
+        with saver_in(self._checkpoints) as saver:
+            yield self._nodes.compile(checkpointer=saver or self._memory)
 
-    @property
-    def outcome(self) -> tuple[Plan | None, str]:
-        """The plan, or why there is none."""
-        values = self._graph.get_state(self._config).values
+    def _standing(self, graph: Any) -> Standing:
+        state = graph.get_state(self._config)
+        values, waiting = state.values, state.interrupts
         plan = values.get("plan")
-        return (None if plan is None else Plan.model_validate(plan)), values.get("given_up", "")
-
-
-@contextmanager
-def conversation(request: PlanRequest, planner: str, checkpoints: str | None, thread: str) -> Iterator[Conversation]:
-    """planner: the name that the plan is signed with. checkpoints: a database URL, or None to keep nothing."""
-    with saver_in(checkpoints) as saver:
-        compiled = _graph(request, planner).compile(checkpointer=saver or InMemorySaver())
-        yield Conversation(compiled, f"ask/{thread}")
+        return Standing(
+            question=Question(**waiting[0].value) if waiting else None,
+            plan=None if plan is None else Plan.model_validate(plan),
+            given_up=values.get("given_up", ""),
+            tokens=values.get("tokens", 0),
+            cost=values.get("cost", 0.0),
+        )
 
 
 class _State(TypedDict, total=False):

@@ -10,7 +10,7 @@ from researcher.models import Plan
 from researcher.planner.choosing import choose, model_and_rest
 from researcher.planner.llm.asking import Asker, Keep, Tell
 from researcher.planner.llm.endpoint import Endpoint, LlmRefused, LlmUnusable
-from researcher.planner.llm.graph import Question, Reply, conversation
+from researcher.planner.llm.graph import Conversation, Question, Reply
 from researcher.planner.llm.settings import LlmSettings
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import Planner, PlanRequest
@@ -66,13 +66,13 @@ class LlmPlanner:
 
     async def _asked(self, request: PlanRequest) -> tuple[Plan | None, str]:
         """A plan, or why there is none after all attempts. Raises: LlmUnusable."""
-        with conversation(request, self.name, self._checkpoints, self._thread) as asked:
-            asked.begin()
-            asker = Asker(self._endpoint, self._settings, self._clock, keep=self._keep, tell=self._tell)
-            asker.tokens, asker.cost = asked.spent
-            while (question := asked.question) is not None:
-                asked.give(await self._reply(asker, question))
-            return asked.outcome
+        conversation = Conversation(request, self.name, self._checkpoints, self._thread)
+        asker = Asker(self._endpoint, self._settings, self._clock, keep=self._keep, tell=self._tell)
+        at = conversation.begin()
+        asker.tokens, asker.cost = at.tokens, at.cost
+        while at.question is not None:
+            at = conversation.give(await self._reply(asker, at.question))
+        return at.plan, at.given_up
 
     async def _reply(self, asker: Asker, question: Question) -> Reply:
         limits = {"model": self.name, "max_completion_tokens": self._settings.answer_tokens}
