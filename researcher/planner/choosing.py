@@ -10,7 +10,7 @@ from researcher.planner.mentions import keyword_hits, split_models
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import PlanRequest
-from researcher.planner.sizes import compares_models, model_factor, models_of, unknown_model
+from researcher.planner.sizes import compares_models, model_factor, models_of, sole_model, unknown_model
 from researcher.planner.wording import Token, tokens
 from researcher.planner.written import pieces, without_data
 
@@ -33,7 +33,9 @@ def model_and_rest(request: PlanRequest) -> tuple[str | None, str]:
         return None, request.topic
     if len(set(known)) > 1:
         raise PlanningRefused(f"the topic names {' and '.join(dict.fromkeys(known))}; a study trains one model", known)
-    return (known[0] if known else None), rest
+    if known:
+        return known[0], rest
+    return sole_model(rest, available) if varied else (None, rest)
 
 
 def choose(topic: str, request: PlanRequest) -> tuple[InstrumentFolder, Reading]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from researcher.models import Direction, Factor, Metric
 from researcher.planner.levels import Level
 from researcher.planner.mentions import Mention
-from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, QUALITIES, SCALES, WORSE, Token, words
+from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, QUALITIES, SCALES, SWITCHED_ON, WORSE, Token, words
 
 _COPULAS = words("is are be was were get become becoming becomes goe go stay remain end")
 _AGAINST = words(
@@ -162,12 +162,18 @@ def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) 
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
         )
-    denied = any(key in _DENIALS for key in near) or any(
-        token.key in ("not", "never", "cannot") or token.key.endswith("n't") for token in found[:i]
-    )
+    denied = any(key in _DENIALS for key in near) or any(_denies(found, j) for j in range(i))
     if denied:
         return Stated(said, "The topic has a 'not': the claim without it is tested, so refuted bears the topic out.")
     return Stated(said)
+
+
+def _denies(found: Sequence[Token], j: int) -> bool:
+    """`does not`, `never`; but for `isn't 16 better?`, which expects a yes, and `not using LoRA`, which is a level."""
+    key, following = found[j].key, _key(found, j + 1)
+    if key.endswith("n't"):
+        return j > 0 and following not in SWITCHED_ON
+    return key in ("not", "never", "cannot") and following not in SWITCHED_ON
 
 
 def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> Opposition:
@@ -206,12 +212,11 @@ def _asks_of_last(found: Sequence[Token], first: int, last: int) -> bool:
     return sufficing and any(_key(found, i) in compares for i in range(last + 1, last + 6))
 
 
-def is_set_against(found: Sequence[Token], first: int, last: int) -> bool:
-    """Whether a word of comparing or listing stands between two tokens."""
+def is_set_against(found: Sequence[Token], first: int, last: int, *, listed: bool = True) -> bool:
+    """Whether a word of comparing stands between two tokens, or one of listing."""
     between = {token.key for token in found[first:last]}
-    return bool(
-        between & (_AGAINST | _BESIDE | {"and", "or", "/", ",", "to", "be", "->", "=>", "equal", "match", "as"})
-    )
+    lists = {"and", "or", "/", ",", "to", "be", "->", "=>", "equal", "match", "as"} if listed else set()
+    return bool(between & (_AGAINST | _BESIDE | lists))
 
 
 def _own_modifiers(found: Sequence[Token], named: Sequence[Mention], mention: Mention) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from researcher.models import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
 from researcher.planner import balance, sequence, sizes
-from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed, modifiers, oppose
+from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed, is_set_against, modifiers, oppose
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text, off_level, on_level, rounded
@@ -220,9 +220,14 @@ def _opposition(
     default = Level(-1, factor, factor.default)
     if levels:
         level = levels[0]
-        if factor.off is not None and level.value == factor.off == factor.default:
-            others = [Level(-1, factor, choice) for choice in factor.choices if choice != factor.off]
-            return Opposition((level,), tuple(others))
+        if factor.type == "choice" and factor.off is not None and level.value == factor.off == factor.default:
+            others = tuple(Level(-1, factor, choice) for choice in factor.choices if choice != factor.off)
+            behind = bool(own) and is_set_against(found, own[0].start, level.at, listed=False)
+            return Opposition(others, (level,)) if behind else Opposition((level,), others)
+        off = off_level(factor)
+        if off is not None and level.value != off and _is_switched_off(found, own[:1]):
+            notes.add(f"Taking {factor.name} away is tested against {factor.name}={level_text(level.value)}.")
+            return Opposition((Level(-1, factor, off),), (level,))
         if level.value == factor.default:
             raise PlanningRefused(
                 f"{factor.name}={level_text(level.value)} is the default of {factor.name}: name a second level to "
@@ -389,7 +394,7 @@ def _reading(
         notes.add(
             f"The topic claims no direction: tested as {better(metric)} {metric.name}; the other way reads as refuted."
         )
-    settings = settings_of((factor,), named, placed, notes)
+    settings = settings_of(found, (factor,), named, placed, notes)
     notes.add_unread(unread(instrument, found, named))
     return Reading(
         factor=factor,

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from researcher.models import Factor, Metric, Scalar
 from researcher.planner.levels import Placed, level_text
-from researcher.planner.mentions import Mention
+from researcher.planner.mentions import Mention, words_before
+from researcher.planner.wording import SWITCHED_OFF, Token, words
+
+_NOT = words("not non isn't never")
 
 
 @dataclass(slots=True)
@@ -32,7 +35,7 @@ def better(metric: Metric) -> str:
 
 
 def settings_of(
-    varied: Collection[Factor], named: Sequence[Mention], placed: Placed, notes: Notes
+    found: Sequence[Token], varied: Collection[Factor], named: Sequence[Mention], placed: Placed, notes: Notes
 ) -> tuple[tuple[Factor, Scalar], ...]:
     """Levels of the other factors: the same for all arms. `LoRA` says nothing more where its rank or alpha is named."""
     result: list[tuple[Factor, Scalar]] = []
@@ -43,6 +46,15 @@ def settings_of(
         levels = placed.of(other)
         if levels:
             result.append((other, levels[0].value))
+        elif other.type == "bool" and other.default is False and not _denied(found, other, named):
+            result.append((other, True))
+            notes.add(f"{other.name} is named without a level: it is on in all arms.")
         else:
             notes.add(f"{other.name} is named without a level: it stays at its default, {level_text(other.default)}.")
     return tuple(result)
+
+
+def _denied(found: Sequence[Token], factor: Factor, named: Sequence[Mention]) -> bool:
+    """`without slippery ice`, `a lake that is not slippery`."""
+    own = [m for m in named if m.what == factor]
+    return any(words_before(found, m) & (SWITCHED_OFF | _NOT) for m in own)

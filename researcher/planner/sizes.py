@@ -67,6 +67,23 @@ def compares_models(topic: str, models: Sequence[str]) -> bool:
     return len({*known, *sizes}) > 1 or bool(_spoken_of(rest))
 
 
+def sole_model(topic: str, models: Sequence[str]) -> tuple[str | None, str]:
+    """The one model that the topic means by its size (`the 81M model`), and the topic without it.
+
+    Raises: PlanningRefused for a size that no model has.
+    """
+    sized = [match for match in _SIZE.finditer(topic) if re.search(r"model|param", match.group(), re.IGNORECASE)]
+    found = {match.group().strip(): _of_size(match[1], match[2], models) for match in sized}
+    unknown = [text for text, model in found.items() if model is None]
+    if unknown:
+        raise PlanningRefused(f"no model has {unknown[0]!r}; there are: {', '.join(models)}", models)
+    if len(set(found.values())) != 1:
+        return None, topic
+    for text in found:
+        topic = topic.replace(text, "model")
+    return next(iter(found.values())), topic
+
+
 def levels_out(topic: str, factor: Factor, place: Place) -> tuple[str, list[str]]:
     """The topic with words in place of the models that it names as levels, and what was assumed.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,7 +110,7 @@ def number_text(value: float) -> str:
     return re.sub(r"e([+-]?)0*(\d)", lambda m: f"e{m.group(1).replace('+', '')}{m.group(2)}", text)
 
 
-_SAID_OTHERWISE = (
+_SAID_OTHERWISE: tuple[tuple[str, str], ...] = (
     (
         r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
         r"|\b(?:training |tuning |updating )?all (?:the |model )*(?:weights|parameters)\b",
@@ -118,11 +119,39 @@ _SAID_OTHERWISE = (
     (r"\b(\w+) steps? (?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
     (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous)\b", "max staleness 0"),
     (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b", r"size \1"),
+    (r"\b(?:leaving out|leave out|skipping|skip|getting rid of|turning off|switching off)\b", "removing"),
+    (
+        r"\b(linear|cosine)(?:ly)?[ -](?:decaying|annealed|annealing|decayed) (?:of )?(?:the |a )?(?:learning[ -]?rate|lr)\b",
+        r"\1 schedule",
+    ),
+    (r"\b(?:decaying|annealing|annealed|decayed) (?:the |a )?(?:learning[ -]?rate|lr)\b", "learning rate schedule"),
+    (
+        r"\b(?:decreasing|lowering|reducing) (?:the )?(?:learning[ -]?rate|lr) (?:over|during|throughout|along|in the course of)\b",
+        "learning rate schedule over",
+    ),
+    (r"\bconstant (?:learning[ -]?rate|lr)\b(?! (?:schedule|decay|of|at)\b|\s*[=\d(])", "constant schedule"),
+    (r"\bdecoupled clip(?:ping)?(?: range)? \(?(\d*\.\d+) ?/ ?(\d*\.\d+)\)?", r"clip low \1 and clip high \2"),
+    (r"\bcosts? (?:more )?(?=wall|time)", "raise "),
+    (r"\bcosts? (?=(?:any )?(?:accuracy|reward|final|held|performance))", "lower "),
+    (
+        r"\b(?:learning[ -]?rate|lr) (?:that )?(?:start|begin)(?:s|ing)? (?:at|from|with)\b",
+        "learning rate schedule from",
+    ),
     (r"\bwarm(?:ing|ed)?[ -]?up (?:the )?(?:learning[ -]?rate|lr)\b", "warmup"),
     (r"\bwarm[ -]?up (?:for|over|of|during|lasting|in) (?:the first )?(\w+) steps?\b", r"warmup \1"),
     (r"\b(\w+)[ -]steps? (?:of )?(?:linear )?(?:(?:learning[ -]?rate|lr) )?warm[ -]?up\b", r"warmup \1"),
 )
-"""How people say a level without its factor's name."""
+"""How people say a level without its factor's name, and what else a plainer word stands for."""
+_LIMIT = r"(?:no more than|not more than|at most|at the most|less than|fewer than|no longer than|not longer than|under|up to|a maximum of)"
+_BOUNDED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"\bhalf an hour\b", "30 minutes"),
+    (r"\b(?:an|one) hour and a half\b", "90 minutes"),
+    (r"\ban? (hour|day)\b", r"1 \1"),
+    (rf"\b(?:(?:in|within|taking|takes|using|use|spending|spend) )*{_LIMIT} (\d+(?:\.\d+)?) ?(hours?|hrs?|h|minutes?|mins?|days?)\b", r"within \1 \2"),
+    (r"\b(?:fewer|less) than (\d+) (?:random )?seeds?\b", lambda m: f"{int(m[1]) - 1} seeds"),
+    (rf"\b{_LIMIT} (\w+) (?:random )?seeds?\b", r"\1 seeds"),
+)  # fmt: skip
+"""Limits that sound like claims: `in less than half an hour`, `with no more than 6 seeds`."""
 
 
 def _normalised(text: str) -> str:
@@ -130,7 +159,7 @@ def _normalised(text: str) -> str:
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda m: "^" + m.group().translate(_SUPERSCRIPTS), text)
     text = unicodedata.normalize("NFKC", text.translate(_DASHES)).translate(_DASHES).lower().translate(_GREEK)
     text = re.sub(r"\breinforce ?\+\+", "reinforce pp", re.sub(r"\bdr\. ?(?=grpo)", "dr ", text))
-    for said, meant in _SAID_OTHERWISE:
+    for said, meant in (*_BOUNDED, *_SAID_OTHERWISE):
         text = re.sub(said, meant, text)
     text = text.replace("**", "^").replace("_", " ")
     text = re.sub(r"(?<=[a-z])(?<!\de)-(?=[a-z0-9.])", " ", text)

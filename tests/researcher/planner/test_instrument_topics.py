@@ -41,6 +41,9 @@ LAKE = [
     ("Does a learning rate of 1e-4 cross the frozen lake better than 1e-5?", ["learning_rate", 1e-5, 1e-4], {}),
     ("On FrozenLake with a map size of 5, do 12 turns beat 8 turns?", ["turns", 8, 12], {"size": 5}),
     ("Is held-out accuracy on gymnasium's frozen-lake lower with slippery ice than without?", ["slippery", False, True], {}),
+    ("For slippery frozen lake, is group size 16 better than 4?", ["group_size", 4, 16], {"slippery": True}),
+    ("On a non-slippery frozen lake, is a learning rate of 1e-4 better than 4e-5?", ["learning_rate", 4e-5, 1e-4], {"slippery": False}),
+    ("Can a 5x5 frozen lake be learnt faster with groups of 16 than of 8?", ["group_size", 8, 16], {"size": 5}),
     ("FrozenLake: temperature 0.7 vs 1.0", ["temperature", 1.0, 0.7], {}),
 ]  # fmt: skip
 GYM = [

@@ -76,6 +76,12 @@ async def test_an_interaction_is_asked_over_all_combinations() -> None:
     assert set(interaction.treatments) == same
 
 
+async def test_what_has_one_level_is_the_scene_of_an_interaction() -> None:
+    plan = await planned("Do learning rate (1e-5 or 4e-5) and group size (4 or 8) interact on two-digit sums?")
+    assert [factor.name for factor in plan.factors] == ["learning_rate", "group_size"]
+    assert plan.task["digits"] == 2
+
+
 async def test_an_interaction_without_two_levels_each_is_refused_with_an_example() -> None:
     with pytest.raises(PlanningRefused, match="two levels"):
         await planned("Do learning rate and group size interact?")

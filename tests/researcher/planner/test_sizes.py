@@ -56,6 +56,7 @@ async def test_a_size_that_was_rounded_is_read_and_said() -> None:
     [
         "With smollm2-81m, does a learning rate of 4e-5 learn sums faster than 1e-5?",
         "Does a learning rate of 4e-5 learn sums faster than 1e-5 with the smaller model?",
+        "Does a learning rate of 4e-5 learn sums faster than 1e-5 with the 81M model?",
     ],
 )
 async def test_one_model_for_all_arms_is_no_factor(topic: str) -> None:
@@ -91,6 +92,7 @@ async def test_something_else_asked_of_several_models_is_refused_with_what_can_b
     [
         ("Does SmolLM2-360M learn sums faster than smollm2-135m?", r"'SmolLM2-360M' is not available.* smollm2-135m, smollm2-81m"),
         ("Compare model sizes 135M and 360M on sums", r"no model has '360M'; there are: smollm2-81m, smollm2-135m"),
+        ("Does a learning rate of 4e-5 beat 1e-5 on sums with the 400M model?", r"no model has '400M model'; there are: .*81m"),
         ("Does the larger model (smollm2-81m) learn sums faster?", r"does not fit.*it is smollm2-135m"),
         ("Do 30 layers learn sums faster than 15?", "if 30 and 15 are levels of lora_rank"),
         ("Does smollm2-135m cook better with a recipe length of 4 than smollm2-81m with 8?", r"a study of kitchen trains one"),

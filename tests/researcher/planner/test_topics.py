@@ -58,6 +58,19 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("Does a warm-up of 5 steps help?", "warmup", [5], [0], AUC, UP),
     ("Does a learning rate schedule help?", "schedule", ["linear", "cosine"], ["constant"], AUC, UP),
     ("Should I warm up the learning rate for 3 steps or not at all?", "warmup", [3], [0], AUC, UP),
+    ("Compare group size 4 vs 8 on sums in less than half an hour", "group_size", [4], [8], AUC, UP),
+    ("Compare group sizes 4 and 8 on sums using fewer than 6 seeds", "group_size", [4], [8], AUC, UP),
+    ("Does not using LoRA help on sums?", "parameters", ["full"], ["lora"], AUC, UP),
+    ("Does leaving out the warm-up hurt when warmup is 5, on sums?", "warmup", [0], [5], AUC, DOWN),
+    ("Does decoupled clipping (0.2/0.28) help?", "clip_high", [0.28], [0.2], AUC, UP),
+    ("Does annealing the learning rate with a cosine help on sums?", "schedule", ["cosine"], ["constant"], AUC, UP),
+    ("Is a decaying learning rate worse than a constant one on sums?", "schedule", ["linear", "cosine"], ["constant"], ACC, DOWN),
+    ("Does decreasing the learning rate over the run beat a constant learning rate?", "schedule", ["linear", "cosine"], ["constant"], AUC, UP),
+    ("Does removing gradient clipping help on sums?", "max_grad_norm", [1000.0], [1.0], AUC, UP),
+    ("Isn't a group size of 16 better than 8 on sums?", "group_size", [16], [8], ACC, UP),
+    ("Do 4 minibatches cost wall time compared to 1 on sums?", "minibatches", [4], [1], "wall_s", UP),
+    ("Does a staleness of 2 cost accuracy against 0 on one-digit sums?", "max_staleness", [2], [0], ACC, DOWN),
+    ("Is it better to use 4 or 16 episodes per group on sums?", "group_size", [4], [16], ACC, UP),
     ("Does linear warm-up for 2 steps help on sums?", "warmup", [2], [0], AUC, UP),
     ("Does a 3-step linear warmup help on sums?", "warmup", [3], [0], AUC, UP),
     ("Does doubling the number of rollouts per prompt speed up learning?", "group_size", [16], [8], AUC, UP),
@@ -288,6 +301,10 @@ REFUSED = [
     ("Does group size 4 or 8 learn faster on sums when dropout is 16?", "'16'"),
     ("Does group size 4 or 8 learn faster when the context length is 32?", "'32'"),
     ("With full fine-tuning, compare lora ranks 8 and 32", "full fine-tuning has no rank"),
+    (
+        "Does a learning rate that starts at 1e-4 and ends at 1e-5 beat a constant one?",
+        "schedule is one of constant, linear, cosine",
+    ),
     ("Is GRPO without PPO better with lr 1e-5 than with 4e-5?", "name the level that it is"),
     ("Does QLoRA or full fine-tuning learn faster?", "'qlora'"),
     ("Does the learning rate 1e-4 need warmup of 3 steps?", "learning_rate and warmup together"),
@@ -364,3 +381,20 @@ def test_an_algorithm_is_also_a_setting() -> None:
 )
 def test_a_superlative_claims_something_of_one_of_two_levels_alone(topic: str, assumed: bool) -> None:
     assert read(topic, ARITHMETIC.instrument).direction_assumed is assumed
+
+
+@pytest.mark.parametrize(
+    ("topic", "seeds", "budget_s"),
+    [
+        ("Compare group sizes 4 and 8 on sums using fewer than 6 seeds", 5, None),
+        ("Compare temperatures 0.7 and 1 on sums and use no more than 6 seeds", 6, None),
+        ("Compare group sizes 4 and 8 on sums, taking no more than 40 minutes", None, 2400),
+        ("Compare group size 4 vs 8 on sums in less than half an hour", None, 1800),
+        ("Compare learning rates 1e-5 and 4e-5 on sums, taking less than 20 minutes", None, 1200),
+    ],
+)
+def test_a_limit_is_no_claim(topic: str, seeds: int | None, budget_s: float | None) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (reading.seeds, reading.budget_s) == (seeds, budget_s)
+    assert reading.direction_assumed
+    assert not any("'not'" in line for line in reading.assumptions)
