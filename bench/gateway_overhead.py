@@ -212,8 +212,8 @@ async def compare(setting: Setting, ways: dict[str, Any], seconds: float, max_to
 def middle(values: Sequence[float]) -> tuple[float, float, float]:
     """The median, and the 95 % interval between two of the values in order (binomial, as in a sign test)."""
     inner = sorted(values)
-    below = int(stats.binom.ppf(0.025, len(inner), 0.5))
-    return median(inner), inner[max(0, below - 1)], inner[min(len(inner), len(inner) - below + 1) - 1]
+    cut = max(1, int(stats.binom.ppf(0.025, len(inner), 0.5)))
+    return median(inner), inner[cut - 1], inner[-cut]
 
 
 def paired(rates: dict[str, list[float]], other: str) -> list[float]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import random
 import shutil
 import signal
 import socket
@@ -21,7 +19,6 @@ import pytest
 
 NEEDED = ("ray", "aiohttp_cors", "opencensus", "opentelemetry.exporter.prometheus")
 _UP_S, _DOWN_S = 90.0, 40.0
-_STARTS = 3
 
 
 def lacking() -> list[str]:
@@ -43,6 +40,7 @@ def ray_home() -> Iterator[Path]:
 def ray_cluster(ray_home: Path) -> Iterator[str]:
     """The address of its job server. Afterwards nothing of it runs."""
     place = ray_home
+    port, jobs = _free_port(), _free_port()
     # Jobs have to run on the second node: the head has no room for them. The cluster's `python` is this one.
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SWARM_", "PYTHONPATH"))
@@ -50,21 +48,26 @@ def ray_cluster(ray_home: Path) -> Iterator[str]:
     environ["RAY_AUTH_MODE"] = "disabled"  # whoever ever used Ray here may have a token, and then it asks for it
     environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environ["PATH"]))
     common = ["--block", "--object-store-memory", "80000000", "--disable-usage-stats"]
+    head = [
+        "--head",
+        "--port",
+        str(port),
+        "--dashboard-host",
+        "127.0.0.1",
+        "--dashboard-port",
+        str(jobs),
+        "--temp-dir",
+        str(place),
+        "--dashboard-agent-listen-port",
+        str(_free_port()),
+        "--num-cpus",
+        "0",
+    ]
     started: list[subprocess.Popen[bytes]] = []
     try:
-        for attempt in range(_STARTS):
-            port, jobs = _free_port(), _free_port()
-            address = f"http://127.0.0.1:{jobs}"
-            head = ["--head", "--port", str(port), "--dashboard-host", "127.0.0.1", "--dashboard-port", str(jobs)]
-            head += ["--temp-dir", str(place), "--dashboard-agent-listen-port", str(_free_port()), "--num-cpus", "0"]
-            started.append(_start(place, environ, *head, *common))
-            try:
-                _until_up(f"{address}/api/version", started[-1], place)
-                break
-            except RuntimeError:  # the ports that Ray draws by itself may be taken again before it listens there
-                if attempt + 1 == _STARTS:
-                    raise
-                _end(started, place)
+        started.append(_start(place, environ, *head, *common))
+        address = f"http://127.0.0.1:{jobs}"
+        _until_up(f"{address}/api/version", started[0], place)
         beside = [
             "--address",
             f"127.0.0.1:{port}",
@@ -76,22 +79,17 @@ def ray_cluster(ray_home: Path) -> Iterator[str]:
         started.append(_start(place, environ, *beside, *common))
         yield address
     finally:
-        _end(started, place)
-
-
-def _end(started: list[subprocess.Popen[bytes]], place: Path) -> None:
-    """All of them, and whatever they started."""
-    for process in reversed(started):
-        process.terminate()
-    for process in reversed(started):
-        try:
-            process.wait(_DOWN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    for pid in _processes_of(place):
-        os.kill(pid, signal.SIGKILL)
-    started.clear()
+        for process in reversed(started):
+            process.terminate()
+        for process in reversed(started):
+            try:
+                process.wait(_DOWN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        left = _processes_of(place)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _start(place: Path, environ: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
@@ -131,12 +129,9 @@ def _processes_of(place: Path) -> list[int]:
 
 
 def _free_port() -> int:
-    """Below those that the system gives to outgoing connections: one of these may be taken again before Ray listens there."""
-    for port in random.sample(range(20_000, 32_000), 200):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no port is free between 20000 and 32000")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _found(name: str) -> bool:

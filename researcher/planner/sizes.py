@@ -73,10 +73,7 @@ def sole_model(topic: str, models: Sequence[str]) -> tuple[str | None, str]:
     Raises: PlanningRefused for a size that no model has.
     """
     sized = [match for match in _SIZE.finditer(topic) if re.search(r"model|param", match.group(), re.IGNORECASE)]
-    found = {match.group().strip(): _of_size(match[1], match[2], models) for match in sized}
-    unknown = [text for text, model in found.items() if model is None]
-    if unknown:
-        raise PlanningRefused(f"no model has {unknown[0]!r}; there are: {', '.join(models)}", models)
+    found = {match.group().strip(): _model_of_size(match, models) for match in sized}
     if len(set(found.values())) != 1:
         return None, topic
     for text in found:
@@ -107,9 +104,7 @@ def levels_out(topic: str, factor: Factor, place: Place) -> tuple[str, list[str]
     def bare(match: re.Match[str]) -> str:
         if _TIME_LIMIT.search(match.string[: match.start()]):
             return match.group()
-        model = _of_size(match[1], match[2], models)
-        if model is None:
-            raise PlanningRefused(f"no model has {match.group().strip()!r}; there are: {', '.join(models)}", models)
+        model = _model_of_size(match, models)
         if parameters(match[1], match[2]) != size_of(model):
             notes.append(f"{match.group().strip()!r} is read as {model}.")
         return f" {place(factor, model)} "
@@ -189,6 +184,14 @@ def _named(text: str, models: Sequence[str]) -> str | None:
         return known[0]
     size = _SIZE.fullmatch(text)
     return None if size is None else _of_size(size[1], size[2], models)
+
+
+def _model_of_size(match: re.Match[str], models: Sequence[str]) -> str:
+    """The model of the size that `_SIZE` found. Raises: PlanningRefused where there is none."""
+    model = _of_size(match[1], match[2], models)
+    if model is None:
+        raise PlanningRefused(f"no model has {match.group().strip()!r}; there are: {', '.join(models)}", models)
+    return model
 
 
 def _of_size(number: str, unit: str, models: Sequence[str]) -> str | None:

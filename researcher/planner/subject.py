@@ -30,9 +30,8 @@ def crossed_factors(
         return []
     things = list({m.what.name: m.what for m in factors if isinstance(m.what, Factor)}.values())
     levels = {factor.name: [level.value for level in distinct(found, placed.of(factor))] for factor in things}
-    if (
-        sum(len(values) == 2 for values in levels.values()) > 1
-    ):  # `interact on one-digit sums`: one level sets the scene
+    if sum(len(values) == 2 for values in levels.values()) > 1:
+        # `interact on one-digit sums`: what has one level sets the scene.
         things = [factor for factor in things if len(levels[factor.name]) != 1]
     wrong = [factor.name for factor in things if len(levels[factor.name]) != 2]
     if len(things) < 2 or len(things) > _MOST_CROSSED or wrong:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
@@ -129,12 +129,11 @@ class _State(TypedDict, total=False):
     attempt: int
     rung: int
     """How the next question is put: its number in `LADDER`."""
-    raw: str | None
+    raw: str
     """The answer to be checked, as JSON."""
     tokens: int
     cost: float
-    wrong: str
-    draft: dict[str, Any] | None
+    draft: dict[str, Any]
     plan: dict[str, Any]
     given_up: str
 
@@ -145,9 +144,9 @@ def _graph(request: PlanRequest, planner: str) -> StateGraph[_State, None, _Stat
     wanted = schema(folders)
 
     def read(state: _State) -> _State:
-        return {"messages": _messages(request, wanted)}
+        return {"messages": _messages(request, folders, wanted)}
 
-    def ask(state: _State) -> _State:
+    def ask(state: _State) -> Command[Literal["ask", "check", "__end__"]]:
         rung = LADDER[state["rung"]]
         question = {
             "purpose": f"plan, attempt {state['attempt']}, {rung.name}",
@@ -156,51 +155,40 @@ def _graph(request: PlanRequest, planner: str) -> StateGraph[_State, None, _Stat
         said = interrupt(question)
         spent = _State(tokens=said["tokens"], cost=said["cost"])
         if said["raw"] is not None:
-            return {**spent, "raw": said["raw"]}
+            return Command(goto="check", update={**spent, "raw": said["raw"]})
         if state["rung"] + 1 < len(LADDER):
-            return {**spent, "raw": None, "rung": state["rung"] + 1}
+            return Command(goto="ask", update={**spent, "rung": state["rung"] + 1})
         given_up = f"the endpoint refuses the request in every form; the last: {said['refused']}"
-        return {**spent, "raw": None, "given_up": given_up}
+        return Command(goto="__end__", update={**spent, "given_up": given_up})
 
-    def check(state: _State) -> _State:
-        raw, rung = json.loads(state["raw"] or "null"), state["rung"]
+    def check(state: _State) -> Command[Literal["ask", "write", "__end__"]]:
+        raw, rung = json.loads(state["raw"]), state["rung"]
         try:
             draft = _planned(raw, rung, request, folders)
         except (Unreadable, Malformed, ChoiceWrong, PlanningRefused) as error:
-            told: _State = {"wrong": str(error), "draft": None}
             if state["attempt"] == ATTEMPTS:
-                return {**told, "given_up": f"no valid plan in {ATTEMPTS} attempts; the last: {error}"}
-            return {
-                **told,
+                given_up = f"no valid plan in {ATTEMPTS} attempts; the last: {error}"
+                return Command(goto="__end__", update={"given_up": given_up})
+            again = {
                 "attempt": state["attempt"] + 1,
                 "rung": min(rung + isinstance(error, Unreadable), len(LADDER) - 1),
                 "messages": [*state["messages"], *_told(raw, str(error))],
             }
-        return {"draft": draft.model_dump(mode="json")}
+            return Command(goto="ask", update=again)
+        return Command(goto="write", update={"draft": draft.model_dump(mode="json")})
 
     def write(state: _State) -> _State:
         draft = Plan.model_validate(state["draft"])
         plan = draft.model_copy(update={"planner": planner, "known": known_to(draft, request.known)})
         return {"plan": plan.model_dump(mode="json")}
 
-    def after_ask(state: _State) -> str:
-        if state.get("given_up"):
-            return END
-        return "ask" if state.get("raw") is None else "check"
-
-    def after_check(state: _State) -> str:
-        if state.get("given_up"):
-            return END
-        return "ask" if state.get("draft") is None else "write"
-
     graph: StateGraph[_State, None, _State, _State] = StateGraph(_State)
-    steps = {"read": read, "ask": ask, "check": check, "write": write}
-    for name, node in steps.items():
-        graph.add_node(name, node)
+    graph.add_node("read", read)
+    graph.add_node("ask", ask)
+    graph.add_node("check", check)
+    graph.add_node("write", write)
     graph.add_edge(START, "read")
     graph.add_edge("read", "ask")
-    graph.add_conditional_edges("ask", after_ask, ["ask", "check", END])
-    graph.add_conditional_edges("check", after_check, ["ask", "write", END])
     graph.add_edge("write", END)
     return graph
 
@@ -215,11 +203,13 @@ def _planned(raw: dict[str, Any], rung: int, request: PlanRequest, folders: Sequ
     return checked(fitted(draft, folder.instrument, request.options))
 
 
-def _messages(request: PlanRequest, wanted: dict[str, Any]) -> list[dict[str, str]]:
+def _messages(
+    request: PlanRequest, folders: Sequence[InstrumentFolder], wanted: dict[str, Any]
+) -> list[dict[str, str]]:
     question = filled(
         _PROMPTS,
         "question.md.jinja",
-        instruments=[with_steps(folder.instrument) for folder in asked_for(request)],
+        instruments=[with_steps(folder.instrument) for folder in folders],
         known=[json.dumps(told_of(each)[:_LONGEST], ensure_ascii=False) for each in request.known[-_KNOWN:]],
         schema=json.dumps(wanted),
         topic=json.dumps(request.topic, ensure_ascii=False),

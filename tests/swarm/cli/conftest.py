@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from swarm.client.sync import Episode, SwarmClient
 from swarm.main import main
 from swarm.protocol.runspec import RunSpec
 
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "docs" / "examples"
 Swarm = Callable[..., tuple[int, str, str]]
 
 
@@ -38,6 +43,19 @@ def swarm(capsys: pytest.CaptureFixture[str]) -> Swarm:
         return code, captured.out, captured.err
 
     return run
+
+
+def black_box(tasks: Path, *agent: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """docs/examples/black_box.sh with groups of two, to the end of the run."""
+    told = {"SWARM": f"{sys.executable} -m swarm.main", "GROUP": "2", "PYTHONPATH": str(ROOT), **environ}
+    return subprocess.run(
+        ["sh", str(EXAMPLES / "black_box.sh"), str(tasks), *map(str, agent)],
+        env=os.environ | told,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 def spec(**changes: Any) -> RunSpec:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,10 +11,8 @@ import pytest
 from bench.serving import ServerProcess
 from swarm.client.sync import SwarmClient
 from swarm.protocol.runspec import RunSpec
-from tests.swarm.cli.conftest import Swarm, spec
+from tests.swarm.cli.conftest import Swarm, black_box, spec
 
-ROOT = Path(__file__).parents[3]
-EXAMPLE = ROOT / "docs" / "examples" / "black_box.sh"
 AGENT = """
 import json, os, sys, urllib.request
 body = {"model": "policy", "messages": [{"role": "user", "content": sys.argv[-1]}]}
@@ -34,14 +30,7 @@ def test_the_shell_example_trains_a_program_to_the_end_of_the_run(server: Server
         run_id = client.start_run(
             RunSpec.model_validate({"batch": {"tasks": 1, "group_size": 2}, "limits": {"steps": 2}, "max_staleness": 0})
         ).run_id
-        done = subprocess.run(
-            ["sh", str(EXAMPLE), str(tmp_path / "tasks.tsv"), sys.executable, str(tmp_path / "agent.py")],
-            env=os.environ | {"SWARM": f"{sys.executable} -m swarm.main", "GROUP": "2", "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        done = black_box(tmp_path / "tasks.tsv", sys.executable, tmp_path / "agent.py")
         assert done.returncode == 0, done.stderr
         assert "the run is over" in done.stderr
         run = client.run(run_id)

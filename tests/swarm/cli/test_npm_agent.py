@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,8 @@ from bench.serving import ServerProcess
 from swarm.client.sync import SwarmClient
 from swarm.protocol.runspec import RunSpec
 from tests.conformance.environments import cache_dir
+from tests.swarm.cli.conftest import EXAMPLES, black_box
 
-ROOT = Path(__file__).parents[3]
-EXAMPLES = ROOT / "docs" / "examples"
 PACKAGE = "@mariozechner/pi-coding-agent@0.73.1"
 
 
@@ -44,15 +41,7 @@ def test_a_coding_agent_from_npm_is_trained_unchanged(server: ServerProcess, pi:
     spec = {"batch": {"tasks": 1, "group_size": 2}, "limits": {"steps": 1}, "max_staleness": 0}
     with SwarmClient(server.url) as client:
         run_id = client.start_run(RunSpec.model_validate(spec)).run_id
-        done = subprocess.run(
-            ["sh", str(EXAMPLES / "black_box.sh"), str(tmp_path / "tasks.tsv"), "sh", str(EXAMPLES / "pi_agent.sh")],
-            env=os.environ
-            | {"SWARM": f"{sys.executable} -m swarm.main", "GROUP": "2", "PYTHONPATH": str(ROOT), "PI": str(pi)},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        done = black_box(tmp_path / "tasks.tsv", "sh", EXAMPLES / "pi_agent.sh", PI=str(pi))
         assert done.returncode == 0, done.stderr
         run = client.run(run_id)
         assert (run.status, run.step) == ("complete", 1), done.stderr
