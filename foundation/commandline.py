@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         given = _with_negatives(sys.argv[1:] if args is None else args)
+        self._refuse_misspelt(given)
         parsed, unknown = self.parse_known_args(given, namespace)
         if unknown:
             self._chosen(given).error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -58,6 +60,15 @@ class Parser(argparse.ArgumentParser):
             if word in self.commands():
                 return self.commands()[word]._chosen(given[given.index(word) + 1 :])
         return self
+
+    def _refuse_misspelt(self, given: Sequence[str]) -> None:
+        """Before argparse says that the option, rightly spelt, is missing."""
+        chosen = self._chosen(given)
+        known = {*self.options(), *chosen.options()}
+        for word in itertools.takewhile(lambda word: word != "--", given):
+            name = word.partition("=")[0]
+            if _LONG_OPTION.fullmatch(name) and name not in known and nearest(name, chosen.options()):
+                chosen.error(f"unrecognized arguments: {word}")
 
     def _hint(self, message: str) -> str:
         if (unknown := _UNKNOWN.search(message)) is not None:

@@ -63,7 +63,7 @@ def _placed(found: Sequence[Token], named: Sequence[Mention], pieces: Sequence[r
         whole.effects += placed.effects
         whole.shifts += placed.shifts
         whole.unplaced += placed.unplaced
-        for name in ("seeds", "budget_s", "threshold"):
+        for name in ("seeds", "min_seeds", "max_seeds", "budget_s", "threshold"):
             before, now = getattr(whole, name), getattr(placed, name)
             if None not in (before, now) and before != now:
                 raise PlanningRefused(

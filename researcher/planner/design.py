@@ -241,13 +241,19 @@ def _branches(
 
 
 def _seeds(instrument: Instrument, reading: Reading, options: PlanOptions) -> tuple[int, int]:
-    """The least and the most seeds per arm; a number that a person gave is both."""
+    """The least and the most seeds per arm: a number that a person gave is both, a bound moves its own end."""
     given = options.seeds if options.seeds is not None else reading.seeds
-    if given is None:
-        return instrument.defaults.seeds, instrument.defaults.max_seeds
-    if given < 2:
-        raise PlanningRefused(f"{given} seeds per arm show no spread: at least 2 are needed, 3 or more are better")
-    return given, given
+    usual = instrument.defaults
+    if given is not None:
+        least, most = given, given
+    else:
+        least = reading.min_seeds or min(usual.seeds, reading.max_seeds or usual.seeds)
+        most = reading.max_seeds or max(usual.max_seeds, least + usual.max_seeds - usual.seeds)
+    if least < 2:
+        raise PlanningRefused(f"{least} seeds per arm show no spread: at least 2 are needed, 3 or more are better")
+    if least > most:
+        raise PlanningRefused(f"the topic asks for at least {least} seeds per arm and at most {most}")
+    return least, most
 
 
 def _by_target(settings: Sequence[tuple[Factor, Scalar]]) -> list[tuple[str, Any]]:

@@ -24,6 +24,9 @@ class Placed:
 
     levels: list[Level] = field(default_factory=list)
     seeds: int | None = None
+    min_seeds: int | None = None
+    max_seeds: int | None = None
+    """`at least 4 seeds`, `up to 8 seeds`."""
     budget_s: float | None = None
     threshold: float | None = None
     """Of a metric, in `reach a reward of 0.5`."""

@@ -31,6 +31,7 @@ from researcher.planner.outcomes import metric_of, refuse_effect_sizes
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import (
+    refuse_idle,
     refuse_missing_data,
     refuse_other_methods,
     refuse_quotients,
@@ -100,9 +101,11 @@ def read(topic: str, instrument: Instrument) -> Reading:
         sequence.refuse_two_metrics(named, parts)
         return sequenced_reading(instrument, found, named, asked, metric, placed, notes)
     if crossed:
+        refuse_idle(instrument, [each for each, _ in crossed], placed)
         return crossed_reading(instrument, found, named, crossed, metric, placed, notes)
     factor = asked_about(found, factors, placed, instrument)
     refuse_two_subjects(found, factor, factors, placed)
+    refuse_idle(instrument, [factor], placed)
     opposition = _opposition(found, factor, factors, placed, notes)
     if not balanced:
         opposition = _oriented(found, factor, factors, opposition, notes)
@@ -244,10 +247,20 @@ def _opposition(
         sides = (on, off) if not _is_switched_off(found, own[:1]) else (off, on)
         notes.add(f"The topic names no level of {factor.name}: {level_text(sides[0])} against {level_text(sides[1])}.")
         return Opposition((Level(-1, factor, sides[0]),), (Level(-1, factor, sides[1]),))
+    if factor.off is not None and factor.default != factor.off and not _asks_for_a_level(found, own):
+        notes.add(
+            f"The topic names no level of {factor.name}: {level_text(factor.default)} against {level_text(factor.off)}, without it."
+        )
+        return Opposition((default,), (Level(-1, factor, factor.off),))
     chosen = _chosen(found, factor, own)
     shown = ", ".join(level_text(value) for value in chosen)
     notes.add(f"The topic names no level of {factor.name}: {shown} against the default, {level_text(factor.default)}.")
     return Opposition(tuple(Level(-1, factor, value) for value in chosen), (default,))
+
+
+def _asks_for_a_level(found: Sequence[Token], own: Sequence[Mention]) -> bool:
+    """`a tighter gradient clipping`, `which clipping norm`; not `does gradient clipping help`."""
+    return any(modifiers(found, m) for m in own) or any(token.key in ("which", "what") for token in found)
 
 
 def _is_lowered(found: Sequence[Token], own: Sequence[Mention]) -> bool:
@@ -405,6 +418,8 @@ def _reading(
         direction_assumed=stated.direction is None,
         settings=settings,
         seeds=placed.seeds,
+        min_seeds=placed.min_seeds,
+        max_seeds=placed.max_seeds,
         budget_s=placed.budget_s,
         assumptions=tuple(notes.lines),
     )

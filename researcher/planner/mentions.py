@@ -48,7 +48,11 @@ def mentions(
     longest = max(len(keys) for keys in dictionary)
     result: list[Mention] = []
     at = 0
+    own_name = _own_name(instrument, found)
     while at < len(found):
+        if at in own_name:
+            at += 1
+            continue
         for length in range(min(longest, len(found) - at), 0, -1):
             keys = tuple(token.key for token in found[at : at + length])
             passing = _is_unit(found, at) or _is_total(found, at + length)
@@ -61,6 +65,13 @@ def mentions(
         else:
             at += 1
     named = {m.what.name for m in result if isinstance(m.what, Factor) and m.choice is None}
+    chosen = {
+        phrase(str(choice)): (factor, choice)
+        for factor in instrument.factors
+        if factor.type == "choice" and factor.name in named
+        for choice in factor.choices
+    }
+    result = [_as_choice(found, m, chosen) for m in result]
     return [
         m
         for m in result
@@ -71,6 +82,23 @@ def mentions(
         or _several_choices(result, m)
         or _is_method(found, m)
     ]
+
+
+def _own_name(instrument: Instrument, found: Sequence[Token]) -> set[int]:
+    """Tokens of the instrument's name, where it has several words: `guess_number` speaks of no number of guesses."""
+    name = phrase(instrument.name)
+    starts = [at for at in range(len(found)) if tuple(token.key for token in found[at : at + len(name)]) == name]
+    return {at + i for at in starts for i in range(len(name))} if len(name) > 1 else set()
+
+
+def _as_choice(
+    found: Sequence[Token], mention: Mention, chosen: Mapping[tuple[str, ...], tuple[Factor, Scalar]]
+) -> Mention:
+    """`Which loss aggregation, token or episode?` speaks of no number of tokens. chosen: of factors that the topic names."""
+    choice = chosen.get(tuple(token.key for token in found[mention.start : mention.end]))
+    if choice is None or any(t.kind == "number" for t in found[max(0, mention.start - 1) : mention.end + 1]):
+        return mention
+    return Mention(mention.start, mention.end, *choice)
 
 
 def _is_unit(found: Sequence[Token], at: int) -> bool:
@@ -103,7 +131,7 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
 
     A metric's name in another form (`accurate`) is no misspelling; `inflected` finds those.
     """
-    taken = {i for mention in named for i in range(mention.start, mention.end)}
+    taken = {i for mention in named for i in range(mention.start, mention.end)} | _own_name(instrument, found)
     taken |= {i for i in range(len(found)) if _is_unit(found, i)}
     mentioned = {mention.what.name for mention in named}
     has_metric = any(isinstance(mention.what, Metric) for mention in named)
@@ -223,7 +251,10 @@ def _dictionary(instrument: Instrument) -> dict[tuple[str, ...], tuple[Factor | 
     for factor in instrument.factors:
         for choice in factor.choices:
             if factor.type == "choice" and (keys := phrase(str(choice))):
-                dictionary.setdefault(keys, (factor, choice))
+                taken = dictionary.setdefault(keys, (factor, choice)) != (factor, choice)
+                for name in _phrases(factor) if taken else ():  # `token loss`, where tokens are counted too
+                    dictionary.setdefault(keys + name, (factor, choice))
+                    dictionary.setdefault(name + keys, (factor, choice))
     return dictionary
 
 

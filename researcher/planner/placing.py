@@ -56,6 +56,7 @@ _HOURS = {
     "h": 3600.0,
     "day": 86_400.0,
 }
+_BOUNDS = {"minimum": "min_seeds", "maximum": "max_seeds"}
 _SHORT_TIME = re.compile(r"(\d+)(h|m|min|s|d)$")
 _SHORT_UNITS = {"h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "d": 86_400.0}
 _WITHIN = words("in within under budget for spend spending")
@@ -138,7 +139,8 @@ class _Placing:
             limits = any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
             behind = self._key(i - 2) if self._key(i - 1) in ("=", ":") else self._key(i - 1)
             if following == "seed" or (behind == "seed" and i in self.numbers):
-                self.placed.seeds = int(value)
+                bound = _BOUNDS.get(self._key(i - 1), "seeds")
+                setattr(self.placed, bound, int(value))
             elif following in _HOURS and limits and i + 1 not in self.owner:
                 self.placed.budget_s = value * _HOURS[following]
             else:
@@ -153,7 +155,7 @@ class _Placing:
         """`a group size of 16 beats one of 4`, `does it double the reward`: number words that count nothing."""
         if self.found[i].key in SCALES:
             return self._factor_at(i + 1) is None
-        return self.found[i].key == "one" and self._key(i + 1) in ("of", "with", "at", "?", "that", "where")
+        return self.found[i].key == "one" and self._key(i + 1) in ("of", "with", "without", "at", "?", "that", "where")
 
     def _settle_sizes(self) -> None:
         """Numbers that are no levels: thresholds, sizes of effects, changes of a factor."""

@@ -41,6 +41,8 @@ class Reading(StrictModel):
     direction_assumed: bool = False
     settings: tuple[tuple[Factor, Scalar], ...] = ()
     seeds: int | None = None
+    min_seeds: int | None = None
+    max_seeds: int | None = None
     budget_s: float | None = None
     assumptions: tuple[str, ...] = ()
 

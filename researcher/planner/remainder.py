@@ -48,8 +48,22 @@ _ORDINARY = words(
     "against across around best better worse quite consequence significant significantly noticeably measurably substantially "
     "small little bit lot least equal equally equivalent identical differ differs similar good great high low end ends final "
     "finally start starts begin mean average curve reward task prompt outperform obtain achieve perform performance score "
-    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample fail size rate number amount count budget hour minute second day spend"
+    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample fail size rate number amount count budget hour minute second day spend minimum maximum"
 )
+
+
+def refuse_idle(instrument: Instrument, varied: Sequence[Factor], placed: Placed) -> None:
+    """Raises: PlanningRefused where a factor is varied while the one that it needs is 0, so that its levels are the same."""
+    for factor in varied:
+        needed = next((each for each in instrument.factors if each.name == factor.needs), None)
+        if needed is None or needed in varied:
+            continue
+        if not any([level.value for level in placed.of(needed)] or [needed.default]):
+            raise PlanningRefused(
+                f"{factor.name} does nothing while {needed.name} is 0: name a level of {needed.name} too, as in "
+                f"'with {needed.aliases[0] if needed.aliases else needed.name} 0.01'",
+                [needed.name],
+            )
 
 
 _BEFORE_NAME = words("family task called named on")

@@ -16,6 +16,8 @@ _SCENE = words("with at on over for given when under in while keeping holding us
 
 
 TOGETHER = words("interact interacts interaction interplay factorial crossed")
+_NEEDED = words("need require")
+"""`does PPO need a KL penalty?`"""
 _MOST_CROSSED = 5
 
 
@@ -120,7 +122,7 @@ def _is_moved(found: Sequence[Token], mention: Mention) -> bool:
     """Raised, lowered, doubled, added or taken away, without a level."""
     near = words_before(found, mention)
     switched = off_level(mention.what) is not None if isinstance(mention.what, Factor) else False
-    return bool(modifiers(found, mention)) or (switched and bool(near & (SWITCHED_ON | SWITCHED_OFF)))
+    return bool(modifiers(found, mention)) or (switched and bool(near & (SWITCHED_ON | SWITCHED_OFF | _NEEDED)))
 
 
 def _stays_off(found: Sequence[Token], mention: Mention) -> bool:

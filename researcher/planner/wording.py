@@ -16,11 +16,12 @@ _DASHES = str.maketrans({"−": "-", "–": "-", "—": "-", "‐": "-", "‑": 
 _GREEK = str.maketrans({"β": " beta ", "η": " learning rate "})
 
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+(?:\.\d+)?|\.\d+)"
+_LEVEL = rf"{_NUMBER}(?:e[-+]?\d+)?"
 _TOKEN = re.compile(
     rf"""
       (?P<power>(?:{_NUMBER}\s*[x×*·]\s*)?10\s*\^\s*[({{]?\s*[-+]?\d+[)}}]?|{_NUMBER}\s*[x×*·]\s*10[-+]\d+)(?![\w.]*[a-z])
     | (?P<times>{_NUMBER}(?:x|×)(?![a-z0-9]))
-    | (?P<number>(?:(?<![\w)])-)?{_NUMBER}(?:e[-+]?\d+)?)(?P<percent>\s?%)?(?!\w)
+    | (?P<number>(?:(?<![\w)])-)?{_LEVEL})(?P<percent>\s?%)?(?!\w)
     | (?P<word>[a-z]+'[a-z]+|\d*[a-z][a-z0-9]*)
     | (?P<mark>->|=>|>=|<=|[^\s\w])
     """,
@@ -68,7 +69,7 @@ SCALES = {
 SWITCHED_ON = words("adding add added using use enabling enabled enable activating include including introducing")
 SWITCHED_OFF = words("without no removing remove removed dropping disabling disabled disable omitting")
 METHODS = words(
-    "ppo dpo sft reinforce rloo reinforce++ dapo gspo cispo kto orpo ppo2 a2c a3c trpo sac dqn remax vpg adam adamw adafactor sgd muon "
+    "ppo dpo sft dr reinforce rloo reinforce++ dapo gspo cispo kto orpo ppo2 a2c a3c trpo sac dqn remax vpg adam adamw adafactor sgd muon "
     "lion lora qlora distillation imitation warm warmup decay momentum scheduler"
 )
 """Ways to train, other than the usual one, and parts of them."""
@@ -110,15 +111,27 @@ def number_text(value: float) -> str:
     return re.sub(r"e([+-]?)0*(\d)", lambda m: f"e{m.group(1).replace('+', '')}{m.group(2)}", text)
 
 
-_SAID_OTHERWISE: tuple[tuple[str, str], ...] = (
+def _kl_places(match: re.Match[str]) -> str:
+    """`a KL penalty in the reward or in the loss`: where the penalty stands, and no metric."""
+    text = match.group()
+    if all(re.search(rf"\b(?:in|inside|from) (?:the )?{place}s?\b", text) for place in ("loss", "reward")):
+        text = re.sub(r"\b(?:kl )?(?:in|inside|from) (?:the )?(loss|reward)s?\b", r"kl in \1", text)
+    return text
+
+
+_SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (
         r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
         r"|\b(?:training |tuning |updating )?all (?:the |model )*(?:weights|parameters)\b",
         "parameters full",
     ),
+    (rf"\bnot ({_LEVEL}),? but ({_LEVEL})", r"\2 rather than \1"),
+    (rf"\b({_LEVEL}),? (?:and )?not ({_LEVEL})", r"\1 rather than \2"),
     (r"\b(\w+) steps? (?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
     (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous)\b", "max staleness 0"),
     (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b(?! ?(?:factorial|design|experiment))", r"size \1"),
+    (r"\b(token|call|timeline|episode)[ -](?:level|wise)\b", r"\1"),
+    (r"^.*\bkl\b.*$", _kl_places),
     (r"\b(?:leaving out|leave out|skipping|skip|getting rid of|turning off|switching off)\b", "removing"),
     (
         r"\b(linear|cosine)(?:ly)?[ -](?:decaying|annealed|annealing|decayed) (?:of )?(?:the |a )?(?:learning[ -]?rate|lr)\b",
@@ -148,8 +161,14 @@ _BOUNDED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\b(?:an|one) hour and a half\b", "90 minutes"),
     (r"\ban? (hour|day)\b", r"1 \1"),
     (rf"\b(?:(?:in|within|taking|takes|using|use|spending|spend) )*{_LIMIT} (\d+(?:\.\d+)?) ?(hours?|hrs?|h|minutes?|mins?|days?)\b", r"within \1 \2"),
-    (r"\b(?:fewer|less) than (\d+) (?:random )?seeds?\b", lambda m: f"{int(m[1]) - 1} seeds"),
-    (rf"\b{_LIMIT} (\w+) (?:random )?seeds?\b", r"\1 seeds"),
+    (r"\b(?:at least|not less than|no less than|no fewer than|not fewer than|a minimum of) (\w+) (?:random )?seeds?\b", r"minimum \1 seeds"),
+    (r"\b(\w+) or more (?:random )?seeds?\b", r"minimum \1 seeds"),
+    (r"\b(\w+) or (?:fewer|less) (?:random )?seeds?\b", r"maximum \1 seeds"),
+    (r"\b(?:between (\d+) and|(?:from )?(\d+) ?(?:to|-)) ?(\d+) (?:random )?seeds?\b", r"minimum \1\2 seeds maximum \3 seeds"),
+    (r"\bseeds (\d+(?:, ?\d+)*,? and \d+)\b", lambda m: f"{len(re.findall(r'[0-9]+', m[1]))} seeds"),
+    (r"\b(?:fewer|less) than (\d+) (?:random )?seeds?\b", lambda m: f"maximum {int(m[1]) - 1} seeds"),
+    (rf"\b{_LIMIT} (\w+) (?:random )?seeds?\b", r"maximum \1 seeds"),
+    (r"\bmore than (\d+) (?:random )?seeds?\b", lambda m: f"minimum {int(m[1]) + 1} seeds"),
 )  # fmt: skip
 """Limits that sound like claims: `in less than half an hour`, `with no more than 6 seeds`."""
 

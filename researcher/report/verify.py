@@ -1,6 +1,6 @@
 """Does a report still follow from the records? Every claim is computed again, offline; each difference is named.
 
-Checked: the plan's hash, the recorded verdicts and decisions, every claim's value and text, and the files byte for byte.
+Checked: the plan's hash and its rows in SQL, the recorded verdicts and decisions, every claim's value and text, and the files byte for byte.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ def _plan(records: Records) -> Iterator[Difference]:
         yield Difference(
             claim="plan", reported=frozen, recomputed=digest, problem="the plan was changed after it was frozen"
         )
+    for part, (column, stored, planned) in records.data.altered.items():
+        problem = f"its {column} in SQL is not the plan's"
+        yield Difference(claim=part, expression=column, reported=stored, recomputed=planned, problem=problem)
 
 
 def _claims(records: Records, claims: Sequence[Claim]) -> Iterator[Difference]:

@@ -72,6 +72,7 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             verdicts=tuple(self.verdicts(study_id)),
             events=tuple(self.events(study_id, limit=100_000)),
             repairs=tuple(self.repairs(study_id)),
+            altered=self.altered_rows(study_id, plan),
         )
 
     @property

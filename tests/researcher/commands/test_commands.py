@@ -49,6 +49,18 @@ def study() -> str:
     return study
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"), [("--topik", "--topic"), ("--topik=x", "--topic"), ("--budgte", "--budget")]
+)
+def test_a_misspelt_option_is_named_before_what_is_missing(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["start", given, "x"])
+    assert stopped.value.code == 2
+    assert f"(did you mean {meant}?)" in capsys.readouterr().err
+
+
 def test_a_budget_that_pays_for_nothing_ends_with_the_code_for_budgets_and_says_what_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

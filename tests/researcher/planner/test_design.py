@@ -62,6 +62,16 @@ async def test_seeds_that_a_person_gives_are_neither_less_nor_more() -> None:
         await planned(seeds=1)
 
 
+async def test_a_bound_on_seeds_moves_its_own_end() -> None:
+    usual = ARITHMETIC.instrument.defaults
+    least = (await planned(f"{TOPIC} (at least {usual.seeds + 1} seeds)")).stages[-1]
+    assert (least.seeds, least.max_seeds) == (usual.seeds + 1, usual.max_seeds + 1)
+    most = (await planned(f"{TOPIC} (up to {usual.max_seeds + 1} seeds)")).stages[-1]
+    assert (most.seeds, most.max_seeds) == (usual.seeds, usual.max_seeds + 1)
+    with pytest.raises(PlanningRefused, match="at least 6 seeds per arm and at most 4"):
+        await planned(f"{TOPIC} (at least 6 seeds, at most 4 seeds)")
+
+
 async def test_the_power_rule_is_left_out_only_where_that_is_asked_for() -> None:
     assert "power_below" in [branch.when.kind for branch in (await planned(seeds=2)).branches]
     assert "power_below" not in [branch.when.kind for branch in (await planned(allow_underpowered=True)).branches]

@@ -150,6 +150,7 @@ async def test_a_data_set_of_the_hub_is_named_in_many_ways(topic: str, source: s
         ("Does GRPO learn reasoning-gym leg_count faster with lr 4e-5 than 1e-5?", "did you mean leg_counting"),
         ("Does GRPO learn the reasoning-gym family blorpity faster with lr 4e-5 than 1e-5?", "'blorpity' is no family of reasoning_gym"),
         ("Does GRPO learn reasoning-gym sudoku?", "names nothing that reasoning_gym can vary"),
+        ("Would an agent that sees hints learn guess_number faster?", "names nothing that guess_number can vary"),
         ("Is a map size of 9 harder than 4 on frozenlake?", "from 3 to 8"),
         ("Does countdown learn faster with 9 numbers than with 3?", "from 2 to 5"),
     ],

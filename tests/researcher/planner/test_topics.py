@@ -384,7 +384,7 @@ def test_a_superlative_claims_something_of_one_of_two_levels_alone(topic: str, a
 
 
 @pytest.mark.parametrize(
-    ("topic", "seeds", "budget_s"),
+    ("topic", "max_seeds", "budget_s"),
     [
         ("Compare group sizes 4 and 8 on sums using fewer than 6 seeds", 5, None),
         ("Compare temperatures 0.7 and 1 on sums and use no more than 6 seeds", 6, None),
@@ -393,8 +393,74 @@ def test_a_superlative_claims_something_of_one_of_two_levels_alone(topic: str, a
         ("Compare learning rates 1e-5 and 4e-5 on sums, taking less than 20 minutes", None, 1200),
     ],
 )
-def test_a_limit_is_no_claim(topic: str, seeds: int | None, budget_s: float | None) -> None:
+def test_a_limit_is_no_claim(topic: str, max_seeds: int | None, budget_s: float | None) -> None:
     reading = read(topic, ARITHMETIC.instrument)
-    assert (reading.seeds, reading.budget_s) == (seeds, budget_s)
+    assert (reading.seeds, reading.max_seeds, reading.budget_s) == (None, max_seeds, budget_s)
     assert reading.direction_assumed
     assert not any("'not'" in line for line in reading.assumptions)
+
+
+@pytest.mark.parametrize(
+    "said", ["at least 4 seeds", "more than 3 seeds", "4 or more seeds", "four or more random seeds"]
+)
+def test_seeds_at_least(said: str) -> None:
+    reading = read(f"Does a learning rate of 4e-5 beat 1e-5 on sums, with {said}?", ARITHMETIC.instrument)
+    assert (reading.seeds, reading.min_seeds, reading.max_seeds) == (None, 4, None)
+
+
+@pytest.mark.parametrize(
+    ("topic", "factor", "treatments", "baselines"),
+    [
+        ("Does token-level loss aggregation beat episode-level aggregation?", "loss_agg", ["token"], ["episode"]),
+        ("Is a token-level policy loss better than an episode-level one?", "loss_agg", ["token"], ["episode"]),
+        ("Which loss aggregation is best, token, episode or constant?", "loss_agg", ["token", "constant"], ["episode"]),
+        ("Does removing advantage normalization help?", "advantage_norm", ["none"], ["std"]),
+        ("Is the std normalization of advantages harmful?", "advantage_norm", ["std"], ["none"]),
+        ("Do we need advantage normalization?", "advantage_norm", ["std"], ["none"]),
+        ("Does gradient clipping help?", "max_grad_norm", [1.0], [1000.0]),
+        ("Does a smaller gradient clipping threshold help?", "max_grad_norm", [0.25], [1.0]),
+        ("Is a KL penalty of 0.01 better in the reward than in the loss?", "kl_in", ["reward"], ["loss"]),
+        (
+            "Does importance sampling help with a staleness of 1?",
+            "importance_correction",
+            ["truncated", "truncated_call"],
+            ["none"],
+        ),
+        ("Does Dr. GRPO learn faster?", "algorithm", ["dr_grpo"], ["grpo"]),
+        ("Does Dr. GRPO with a KL penalty of 0.01 beat one without?", "kl", [0.01], [0.0]),
+    ],
+)
+def test_the_parts_of_an_algorithm(topic: str, factor: str, treatments: list[object], baselines: list[object]) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert reading.factor.name == factor
+    assert sorted({reading.levels[t] for t, _ in reading.pairs}, key=str) == sorted(treatments, key=str)
+    assert [*{reading.levels[b] for _, b in reading.pairs}] == baselines
+
+
+def test_a_factor_that_does_nothing_without_another_is_refused() -> None:
+    with pytest.raises(PlanningRefused, match="kl_in does nothing while kl is 0"):
+        read("What is the effect of KL in the reward vs in the loss?", ARITHMETIC.instrument)
+
+
+@pytest.mark.parametrize("said", ["3 to 6 seeds", "3-6 seeds", "between 3 and 6 seeds"])
+def test_a_range_of_seeds(said: str) -> None:
+    reading = read(f"Does a temperature of 0.7 beat 1 on sums, with {said}?", ARITHMETIC.instrument)
+    assert (reading.seeds, reading.min_seeds, reading.max_seeds) == (None, 3, 6)
+    one = read("Does a group size of 16 beat 4 with a temperature of 1 and 5 seeds?", ARITHMETIC.instrument)
+    assert (one.seeds, [level for _, level in one.settings]) == (5, [1.0])
+
+
+@pytest.mark.parametrize("method", ["PPO", "RLOO"])
+def test_what_a_method_needs_is_asked_of_that_method(method: str) -> None:
+    reading = read(f"Does {method} need a KL penalty?", ARITHMETIC.instrument)
+    assert (reading.factor.name, reading.levels[0]) == ("kl", 0.0)
+    assert {factor.name: level for factor, level in reading.settings} == {"algorithm": method.lower()}
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["Should the temperature be not 1.0 but 0.7?", "Is a temperature of 0.7, not 1.0, better?"],
+)
+def test_this_and_not_that(topic: str) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (reading.factor.name, reading.levels, reading.pairs) == ("temperature", (1.0, 0.7), ((1, 0),))

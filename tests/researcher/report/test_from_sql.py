@@ -62,4 +62,8 @@ def test_a_report_from_sql_verifies_and_one_altered_number_in_sql_is_named(
         connection.execute(f"UPDATE trial_metrics SET value = value - 0.0001 WHERE {where}")
         connection.execute("UPDATE trial_metrics SET value = 0 WHERE name = 'entropy' AND step = 3")
     assert "trial.lr=base.0.fingerprint" in differences()
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE hypotheses SET margin = margin / 2")
+        connection.execute("UPDATE stages SET max_seeds = 99 WHERE id = 'compare'")
+    assert {"hypothesis H1", "stage compare"} <= set(differences())
     store.close()
