@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -201,8 +201,8 @@ class StudyData:
     """Changes of the instrument's code while the study ran."""
     notes: tuple[str, ...] = ()
     """What a reader must know and the records do not say: amendments, a server that was replaced."""
-    altered: Mapping[str, tuple[str, Any, Any]] = field(default_factory=dict)
-    """Rows of hypotheses and stages that no longer say what the plan says: column, as stored, as planned, by `hypothesis H1`."""
+    altered: Mapping[str, Sequence[tuple[str, Any, Any]]] = field(default_factory=dict)
+    """Of rows of hypotheses and stages that no longer say what the plan says: columns, as stored, as planned, by `hypothesis H1`."""
 
 
 class LlmCall(BaseModel):

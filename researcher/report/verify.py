@@ -56,9 +56,10 @@ def _plan(records: Records) -> Iterator[Difference]:
         yield Difference(
             claim="plan", reported=frozen, recomputed=digest, problem="the plan was changed after it was frozen"
         )
-    for part, (column, stored, planned) in records.data.altered.items():
-        problem = f"its {column} in SQL is not the plan's"
-        yield Difference(claim=part, expression=column, reported=stored, recomputed=planned, problem=problem)
+    for part, columns in records.data.altered.items():
+        for column, stored, planned in columns:
+            problem = f"its {column} in SQL is not the plan's"
+            yield Difference(claim=part, expression=column, reported=stored, recomputed=planned, problem=problem)
 
 
 def _claims(records: Records, claims: Sequence[Claim]) -> Iterator[Difference]:

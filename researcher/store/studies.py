@@ -147,9 +147,9 @@ class Studies(Sessions):
                 raise NotFound(f"study {study_id} has no plan{'' if version is None else f' {version}'} yet")
             return row.canonical, row.digest
 
-    def altered_rows(self, study_id: str, plan: Plan) -> dict[str, tuple[str, Any, Any]]:
+    def altered_rows(self, study_id: str, plan: Plan) -> dict[str, list[tuple[str, Any, Any]]]:
         """Hypotheses and stages whose rows differ from the plan that they were written from: column, as stored, as planned."""
-        found = {}
+        found: dict[str, list[tuple[str, Any, Any]]] = {}
         with self._reading() as session:
             for kind, table, parts in (
                 ("hypothesis", HypothesisRow, plan.hypotheses),
@@ -160,7 +160,7 @@ class Studies(Sessions):
                     for column, planned in _columns(table, part).items():
                         stored = getattr(row, column, None)
                         if stored != planned:
-                            found[f"{kind} {part.id}"] = (column, stored, planned)
+                            found.setdefault(f"{kind} {part.id}", []).append((column, stored, planned))
         return found
 
     def set_stage_status(self, study_id: str, stage: str, status: str) -> None:

@@ -220,4 +220,17 @@ def team(
         )
         for name, member in members.items()
     }
+    _refuse_shared_servers(episodes)
     return Team(episodes, decider=decider or next(iter(members)), patience_s=patience_s)
+
+
+def _refuse_shared_servers(members: Mapping[str, Episode]) -> None:
+    """Raises: ValueError for two members on one server: in one group there, each would be the other's baseline."""
+    names: dict[str, str] = {}
+    for name, episode in members.items():
+        other = names.setdefault(episode.desk.url, name)
+        if other != name:
+            raise ValueError(
+                f"{other} and {name} are on the same server, {episode.desk.url}: give each a server of its own, or play both "
+                f"in one episode, as the models policy@{other} and policy@{name}, and end it with agent_rewards"
+            )

@@ -1,7 +1,7 @@
 """Talks to vLLM's own server, on a Unix socket or over the network: renders, samples, streams, changes weights in place.
 
-Knows vLLM's paths and fields, and nothing of processes, versions or episodes. aiohttp, because it takes a tenth of httpx's
-time for an event of a stream, and the processor that it takes is the one that samples.
+Knows vLLM's paths and fields, and nothing of processes, versions or episodes. aiohttp, because it takes a fraction of httpx's
+time, and the processor that it takes is the one that samples.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from aiohttp import (
     UnixConnector,
 )
 
+from swarm.engine.local.event_streams import EventStreams, to_address, to_socket
 from swarm.engine.seam import Dialect, EngineDown, EngineError, RequestRefused
 
 PATHS: dict[Dialect, str] = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -31,12 +32,13 @@ RENDERED: dict[Dialect, tuple[str, ...]] = {
 """The fields of a request that its prompt depends on."""
 _DATA = b"data: "
 _JSON = {"content-type": "application/json"}
-_PATIENT = ClientTimeout(total=None, sock_connect=10.0)
+_CONNECT_S = 10.0
+_PATIENT = ClientTimeout(total=None, sock_connect=_CONNECT_S)
 """An answer may take as long as it takes."""
 _CONTROL = ClientTimeout(total=30.0)
 _PROBE = ClientTimeout(total=5.0)
-_CONNECTIONS: dict[str, Any] = {"limit": 0, "keepalive_timeout": 4.0}
-"""Kept for less than vLLM's own five seconds, so that no request goes out on a connection that is just being closed."""
+_KEEP_S = 4.0
+"""A connection that nothing goes over is kept for less than vLLM's own five seconds, so that no request goes out on a connection that is just being closed."""
 
 
 class VllmClient:
@@ -45,9 +47,17 @@ class VllmClient:
     def __init__(self, socket: Path | None, *, address: str = "inference", key: str | None = None) -> None:
         """socket: a Unix socket of this machine; None: it listens at `address`, HOST:PORT."""
         self.url = f"http://{address}/"
+        self._streams = EventStreams(
+            to_address(address) if socket is None else to_socket(socket),
+            address,
+            key,
+            keep_s=_KEEP_S,
+            connect_s=_CONNECT_S,
+        )
+        pool: dict[str, Any] = {"limit": 0, "keepalive_timeout": _KEEP_S}
         self._http = ClientSession(
             self.url,
-            connector=TCPConnector(**_CONNECTIONS) if socket is None else UnixConnector(str(socket), **_CONNECTIONS),
+            connector=TCPConnector(**pool) if socket is None else UnixConnector(str(socket), **pool),
             headers={} if key is None else {"authorization": f"Bearer {key}"},
             timeout=_PATIENT,
             cookie_jar=DummyCookieJar(),
@@ -61,6 +71,7 @@ class VllmClient:
         return cls(None, address=address, key=key)
 
     async def close(self) -> None:
+        self._streams.close()
         await self._http.close()
         await asyncio.sleep(0)  # transports close their sockets at the loop's next turn, which may be its last
 
@@ -83,26 +94,28 @@ class VllmClient:
 
     async def stream(self, dialect: Dialect, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of an answer, as they are sampled. Closing the iterator stops the sampling."""
+        done = False
         try:
-            async with self._http.post(PATHS[dialect], data=orjson.dumps(body), headers=_JSON) as response:
-                if response.status != 200:
-                    _raise_for(response.status, await response.read())
-                rest = b""
-                while part := await response.content.readany():
-                    *events, rest = (rest + part).split(b"\n\n")
-                    for event in events:
+            async with self._streams.post(PATHS[dialect], orjson.dumps(body)) as answer:
+                if answer.status != 200:
+                    _raise_for(answer.status, await answer.content())
+                while await answer.more():
+                    for event in answer.events():
                         if not event.startswith(_DATA):
                             continue
                         data = event[len(_DATA) :]
                         if data == b"[DONE]":
-                            return
+                            done = True
+                            continue
                         chunk = orjson.loads(data)
                         if "error" in chunk:
                             _raise_for(int(chunk["error"].get("code") or 500), data)
                         yield chunk
-        except ClientError as error:
-            raise _down(error) from error
-        raise EngineDown("the inference engine broke off its answer")
+        except OSError as error:
+            if not done:
+                raise _down(error) from error
+        if not done:
+            raise EngineDown("the inference engine broke off its answer")
 
     # -- weights --------------------------------------------------------------------------------------------------
 
@@ -182,5 +195,5 @@ def _message(body: dict[str, Any]) -> str:
     return str(error.get("message") if isinstance(error, dict) else body.get("detail") or body)
 
 
-def _down(error: ClientError | TimeoutError) -> EngineDown:
+def _down(error: ClientError | OSError) -> EngineDown:
     return EngineDown(f"the inference engine does not answer ({type(error).__name__})")

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from foundation.strict import nearest
 from swarm.protocol.episodes import LedgerEntry, RecordedCall, WeightsVersion
+from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec
+
+
+def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, float] | None) -> None:
+    """An agent that was not called this time may be rewarded all the same; a name that only resembles one that was is refused.
+
+    Codes: invalid_spec.
+    """
+    called = {call.agent for call in calls if call.agent}
+    for name in rewards or {}:
+        meant = None if name in called else nearest(name, called - set(rewards or {}))
+        if meant is not None:
+            detail = f"no call of agent {name!r} in this episode, and no reward for {meant!r}: did you mean that one?"
+            raise Refusal(ErrorCode.INVALID_SPEC, detail, errors=[])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from swarm.protocol.episodes import (
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.server.coordinator.admission import Admission, NotYet
 from swarm.server.coordinator.batches import count_tokens
-from swarm.server.coordinator.calls import OpenCall
+from swarm.server.coordinator.calls import OpenCall, refuse_misspelt_agents
 from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.leases import LiveEpisode, digest
 from swarm.server.coordinator.runs import Run
@@ -216,6 +216,7 @@ class EpisodeBook:
         """Close an open episode with its reward. Only for ids that `is_open`; others are judged by `late_end`."""
         state = self._state
         live = self.held(episode_id, result.lease)
+        refuse_misspelt_agents(live.calls, result.agent_rewards)
         row, body = live.row, encode(live.calls)
         row.end_digest = result_digest(result)
         row.end_key = result.idempotency_key

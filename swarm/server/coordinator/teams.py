@@ -15,6 +15,7 @@ from swarm.protocol.episodes import DropReason, EpisodeKind, EpisodeResult, Epis
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.teams import EpisodePreparation, EpisodeResolution, TeamDecision, TeamOutcome, TeamReceipt
 from swarm.server.coordinator.batches import count_tokens
+from swarm.server.coordinator.calls import refuse_misspelt_agents
 from swarm.server.coordinator.episodes import EpisodeBook, held_it, lost, result_digest
 from swarm.server.coordinator.leases import digest
 from swarm.server.coordinator.prepared import Prepared
@@ -46,6 +47,7 @@ class TeamBook:
             _require_lease(known.row, wish.lease)
             return _repeated(known.team, wish)
         state, live = self._state, self._episodes.held(episode_id, wish.lease)
+        refuse_misspelt_agents(live.calls, wish.result.agent_rewards)
         row = live.row
         preparation = preparation_digest(wish)
         body = encode(live.calls)

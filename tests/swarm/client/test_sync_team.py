@@ -83,3 +83,12 @@ def test_an_episode_of_a_crew_may_be_a_member_and_limits_of_calls_are_its_own(
 def test_without_members_there_is_no_team() -> None:
     with pytest.raises(ValueError, match="at least two members"):
         team(task_id="t")
+
+
+def test_a_team_has_a_server_each() -> None:
+    with (
+        SwarmClient("http://127.0.0.1:1") as one,
+        SwarmClient("http://127.0.0.1:1") as same,
+        pytest.raises(ValueError, match="planner and solver are on the same server"),
+    ):
+        team(task_id="t", planner=one, solver=same)

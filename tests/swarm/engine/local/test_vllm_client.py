@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm.engine.local import vllm_client
 from swarm.engine.local.vllm_client import VllmClient
 from swarm.engine.seam import EngineDown, EngineError, RequestRefused
 
@@ -35,8 +36,10 @@ class Server:
         self._hangs_up = hangs_up
         self.heard = asyncio.Event()
         self.left = asyncio.Event()
+        self.connections = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
@@ -67,9 +70,34 @@ async def serving(server: Server) -> AsyncIterator[VllmClient]:
 async def test_events_come_whole_however_they_are_cut() -> None:
     events = b'data: {"a": 1}\n\n: a comment\n\ndata: {"a": "\xc3\xa4"}\n\ndata: [DONE]\n\n'
     pieces = [chunk(events[at : at + 3]) for at in range(0, len(events), 3)]
-    async with serving(Server(STREAM, *pieces, chunk(b""))) as client:
-        for _ in range(2):  # on the same connection again
+    server = Server(STREAM, *pieces, chunk(b""))
+    async with serving(server) as client:
+        for _ in range(2):
             assert [each async for each in client.stream("chat.completions", {})] == [{"a": 1}, {"a": "ä"}]
+    assert server.connections == 1
+
+
+async def test_a_connection_that_lay_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_client, "_KEEP_S", 0.0)
+    server = Server(STREAM, chunk(b"data: [DONE]\n\n"), chunk(b""))
+    async with serving(server) as client:
+        for _ in range(2):
+            assert [each async for each in client.stream("chat.completions", {})] == []
+    assert server.connections == 2
+
+
+async def test_a_server_waits_for_who_reads_slowly() -> None:
+    many = 20_000
+    server = Server(
+        STREAM, *[chunk(b'data: {"a": %d}\n\n' % i) for i in range(many)], chunk(b"data: [DONE]\n\n"), chunk(b"")
+    )
+    async with serving(server) as client:
+        read = []
+        async for each in client.stream("chat.completions", {}):
+            read.append(each["a"])
+            if len(read) % 1000 == 1:
+                await asyncio.sleep(0.001)
+    assert read == list(range(many))
 
 
 async def test_a_stream_that_is_left_hangs_up_so_that_the_sampling_stops() -> None:

@@ -335,6 +335,16 @@ async def test_agent_rewards_decide_whether_a_group_has_anything_to_compare(tmp_
         assert await world.states() == ["ended"] * 2 + ["dropped zero_variance"] * 2
 
 
+async def test_a_misspelt_agent_gets_no_reward_and_one_that_was_not_called_may(world: World) -> None:
+    lease = await world.claim()
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    world.desk.close_call(opened, (await world.sampled(opened)).model_copy(update={"agent": "planner"}))
+    with pytest.raises(Refusal, match="did you mean that one") as refused:
+        await world.end(lease, 0.5, agent_rewards={"plannr": 1.0})
+    assert refused.value.code == ErrorCode.INVALID_SPEC
+    await world.end(lease, 0.5, agent_rewards={"planner": 1.0, "planner-2": 0.0, "critic": 0.5})
+
+
 async def test_evaluations_are_outside_of_pool_bounds_and_batches(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         await world.begin(batch={"max_pool_episodes": 4, "mix": {"a": {"ratio": 1}}}, limits={"steps": 1})
