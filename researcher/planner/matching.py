@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from researcher.models import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
+from researcher.models import RUN_PARAMETERS, STUDY_STEPS, Factor, Instrument, Metric
 from researcher.planner import balance, sequence, sizes
-from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed, is_set_against, modifiers, oppose
+from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.instruments import level_problem
-from researcher.planner.levels import Level, Placed, as_level, level_text, off_level, on_level, rounded
+from researcher.planner.levels import Level, Placed, as_level, level_text
 from researcher.planner.mentions import (
     Mention,
     a_few,
@@ -24,9 +24,9 @@ from researcher.planner.mentions import (
     misspelt,
     nearest_factors,
     nearest_metrics,
-    words_before,
 )
 from researcher.planner.notes import Notes, better, settings_of
+from researcher.planner.opposing import moved_from_default, opposition_of, oriented
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
@@ -37,16 +37,11 @@ from researcher.planner.remainder import (
     refuse_quotients,
     refuse_shifts,
     refuse_unknown_names,
-    told_apart,
     unread,
 )
 from researcher.planner.several import crossed_reading, sequenced_reading
 from researcher.planner.subject import asked_about, crossed_factors, distinct, keys_of, refuse_two_subjects
 from researcher.planner.wording import (
-    LESS,
-    MORE,
-    SCALES,
-    SWITCHED_OFF,
     Token,
     tokens,
 )
@@ -106,9 +101,9 @@ def read(topic: str, instrument: Instrument) -> Reading:
     factor = asked_about(found, factors, placed, instrument)
     refuse_two_subjects(found, factor, factors, placed)
     refuse_idle(instrument, [factor], placed)
-    opposition = _opposition(found, factor, factors, placed, notes)
+    opposition = opposition_of(found, factor, factors, placed, notes)
     if not balanced:
-        opposition = _oriented(found, factor, factors, opposition, notes)
+        opposition = oriented(found, factor, factors, opposition, notes)
     reading = _reading(instrument, found, named, factor, opposition, metric, placed, notes)
     return balance.balanced(reading, instrument, named) if balanced else reading
 
@@ -168,7 +163,7 @@ def example(instrument: Instrument) -> str:
     """A topic that this instrument can answer."""
     for factor in sorted(instrument.factors, key=lambda factor: factor.name != "learning_rate"):
         if factor.type in ("int", "float"):
-            moved = _moved(factor, 1) or _moved(factor, -1)
+            moved = moved_from_default(factor, 1) or moved_from_default(factor, -1)
             if moved is not None:
                 name, default = factor.name.replace("_", " "), level_text(factor.default)
                 data = " on train.jsonl" if any(each.type == "data" for each in instrument.factors) else ""
@@ -205,174 +200,6 @@ def _set_against_all_weights(instrument: Instrument, placed: Placed) -> None:
             [whole.name],
         )
     placed.levels.append(Level(min(level.at for level in parts), whole, "lora"))
-
-
-# -- the levels -----------------------------------------------------------------------------------------------------
-
-
-def _opposition(
-    found: Sequence[Token], factor: Factor, factors: Sequence[Mention], placed: Placed, notes: Notes
-) -> Opposition:
-    own = [m for m in factors if m.what == factor and m.choice is None]
-    levels = distinct(found, placed.of(factor))
-    if len(levels) > 1:
-        return oppose(found, levels, factor.default)
-    if factor.target == STUDY_MODEL:
-        smaller = not levels and _is_lowered(found, own)
-        return _opposed_models(factor, levels, notes, smaller=smaller)
-    default = Level(-1, factor, factor.default)
-    if levels:
-        level = levels[0]
-        if factor.type == "choice" and factor.off is not None and level.value == factor.off == factor.default:
-            others = tuple(Level(-1, factor, choice) for choice in factor.choices if choice != factor.off)
-            behind = bool(own) and is_set_against(found, own[0].start, level.at, listed=False)
-            return Opposition(others, (level,)) if behind else Opposition((level,), others)
-        off = off_level(factor)
-        if off is not None and level.value != off and _is_switched_off(found, own[:1]):
-            notes.add(f"Taking {factor.name} away is tested against {factor.name}={level_text(level.value)}.")
-            return Opposition((Level(-1, factor, off),), (level,))
-        if level.value == factor.default:
-            raise PlanningRefused(
-                f"{factor.name}={level_text(level.value)} is the default of {factor.name}: name a second level to "
-                f"compare it with, for example {level_text(_moved(factor, 1) or _moved(factor, -1) or level.value)}",
-                [factor.name],
-            )
-        notes.add(
-            f"The topic names one level: the default, {factor.name}={level_text(factor.default)}, is the baseline."
-        )
-        return Opposition((level,), (default,))
-    off = off_level(factor)
-    if off is not None and _is_switched_off(found, own):
-        on = on_level(factor)
-        sides = (on, off) if not _is_switched_off(found, own[:1]) else (off, on)
-        notes.add(f"The topic names no level of {factor.name}: {level_text(sides[0])} against {level_text(sides[1])}.")
-        return Opposition((Level(-1, factor, sides[0]),), (Level(-1, factor, sides[1]),))
-    if factor.off is not None and factor.default != factor.off and not _asks_for_a_level(found, own):
-        notes.add(
-            f"The topic names no level of {factor.name}: {level_text(factor.default)} against {level_text(factor.off)}, without it."
-        )
-        return Opposition((default,), (Level(-1, factor, factor.off),))
-    chosen = _chosen(found, factor, own)
-    shown = ", ".join(level_text(value) for value in chosen)
-    notes.add(f"The topic names no level of {factor.name}: {shown} against the default, {level_text(factor.default)}.")
-    return Opposition(tuple(Level(-1, factor, value) for value in chosen), (default,))
-
-
-def _asks_for_a_level(found: Sequence[Token], own: Sequence[Mention]) -> bool:
-    """`a tighter gradient clipping`, `which clipping norm`; not `does gradient clipping help`."""
-    return any(modifiers(found, m) for m in own) or any(token.key in ("which", "what") for token in found)
-
-
-def _is_lowered(found: Sequence[Token], own: Sequence[Mention]) -> bool:
-    """`halving the model size`, `a lower number of layers`."""
-    keys = [found[i].key for m in own for i in modifiers(found, m)]
-    return any(key in LESS or SCALES.get(key, 1.0) < 1 for key in keys)
-
-
-def _opposed_models(factor: Factor, levels: Sequence[Level], notes: Notes, *, smaller: bool) -> Opposition:
-    opposition = sizes.opposed(factor, levels)
-    if smaller:
-        opposition = Opposition(opposition.baselines, opposition.treatments)
-    baselines, treatments = (
-        ", ".join(level_text(level.value) for level in side) for side in (opposition.baselines, opposition.treatments)
-    )
-    notes.add(f"The topic does not name two models: {treatments} against {baselines}.")
-    return opposition
-
-
-def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> list[Scalar]:
-    """Levels for a factor that has none in the topic: as it is said to be moved, else on either side of the default."""
-    if factor.type == "choice":
-        return [choice for choice in factor.choices if choice != factor.default]
-    if factor.type == "bool":
-        return [not factor.default]
-    keys = [found[i] for m in own for i in modifiers(found, m)]
-    scaled = next(
-        (
-            SCALES.get(t.key, t.value if t.kind == "times" else None)
-            for t in keys
-            if t.key in SCALES or t.kind == "times"
-        ),
-        None,
-    )
-    if scaled is not None and not isinstance(factor.default, str):
-        return [_in_range(factor, _as_type(factor, rounded(factor.default * _inverse(scaled, keys))))]
-    if factor.default == off_level(factor):
-        return [on_level(factor)]
-    down = any(token.key in LESS for token in keys)
-    up = any(token.key in MORE for token in keys)
-    signs = [1] if up and not down else [-1] if down and not up else [-1, 1]
-    moved = [level for level in (_moved(factor, sign) for sign in signs) if level is not None]
-    if not moved:
-        raise PlanningRefused(f"{factor.name} cannot go further: its default is at the end of its range", [factor.name])
-    return moved
-
-
-def _is_switched_off(found: Sequence[Token], own: Sequence[Mention]) -> bool:
-    """`removing KL`, `without hints`, `turning hints off`; not `dropping the rate tenfold`."""
-    if any(found[i].kind == "times" or found[i].key in SCALES for m in own for i in modifiers(found, m)):
-        return False
-    before = {key for m in own for key in words_before(found, m)}
-    after = {token.key for m in own for token in found[m.end : m.end + 1]}
-    return bool(before & SWITCHED_OFF or after & {"off", "removed", "disabled"})
-
-
-def _inverse(scale: float, keys: Sequence[Token]) -> float:
-    """`10x lower` divides."""
-    return 1 / scale if scale > 1 and any(token.key in LESS for token in keys) else scale
-
-
-def _moved(factor: Factor, sign: int) -> Scalar | None:
-    """A level clearly above or below the default: by a factor of two for counts, of four on a wide scale, else half the way."""
-    if factor.type not in ("int", "float") or isinstance(factor.default, str):
-        return None
-    default = float(factor.default)
-    bound = factor.high if sign > 0 else factor.low
-    wide = factor.scale == "log" or (default > 0 and factor.high is not None and factor.high > 20 * default)
-    if wide or factor.type == "int":
-        step = 2.0 if factor.type == "int" else 4.0
-        level = default * step**sign
-        if bound is not None:
-            level = min(level, bound) if sign > 0 else max(level, bound)
-    else:
-        level = default + sign if bound is None else (default + bound) / 2
-    moved = _as_type(factor, rounded(level))
-    return None if moved == factor.default or level_problem(factor, moved) else moved
-
-
-def _as_type(factor: Factor, value: float) -> Scalar:
-    return max(1, round(value)) if factor.type == "int" else value
-
-
-def _in_range(factor: Factor, level: Scalar) -> Scalar:
-    if problem := level_problem(factor, level):
-        raise PlanningRefused(problem, [factor.name])
-    return level
-
-
-def _oriented(
-    found: Sequence[Token], factor: Factor, factors: Sequence[Mention], opposition: Opposition, notes: Notes
-) -> Opposition:
-    """`a higher learning rate, 1e-5 or 4e-5`: the treatment is the higher one.
-
-    Raises: PlanningRefused when the topic says that the factor moves one way, and names levels that go the other.
-    """
-    if len(opposition.treatments) != 1 or len(opposition.baselines) != 1:
-        return opposition
-    treatment, baseline = opposition.treatments[0], opposition.baselines[0]
-    ways = [found[i].key for m in factors if m.what == factor for i in modifiers(found, m)]
-    wrong = told_apart(treatment.value, baseline.value, ways)
-    if wrong is None:
-        return opposition
-    between = keys_of(found, 0, max(treatment.at, baseline.at))
-    if baseline.at < 0 or treatment.at < 0 or set(between) & {"from", "than", "beat"}:
-        raise PlanningRefused(
-            f"the topic has {factor.name} {wrong}, but {level_text(treatment.value)} against "
-            f"{level_text(baseline.value)} goes the other way; name the two levels in the order that you mean",
-            [factor.name],
-        )
-    notes.add(f"The topic has {factor.name} {wrong}: {level_text(baseline.value)} is the treatment.")
-    return Opposition(opposition.baselines, opposition.treatments)
 
 
 # -- together -------------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from researcher.models import Factor, Metric, Scalar
 from researcher.planner.instruments import level_problem
-from researcher.planner.levels import Level, Placed, as_level, off_level, on_level
+from researcher.planner.levels import Level, Placed, as_level, off_level
 from researcher.planner.mentions import Mention
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.switches import settle_default, settle_switches
 from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, phrase, words
 
 SEPARATORS = words(
@@ -111,8 +112,8 @@ class _Placing:
             if isinstance(mention.what, Factor) and mention.choice is not None:
                 self.placed.levels.append(Level(mention.start, mention.what, self._chosen(mention, mention.choice)))
         for factor in {m.what.name: m.what for m in self.factors if isinstance(m.what, Factor)}.values():
-            self._settle_switches(factor)
-            self._settle_default(factor)
+            settle_switches(self.found, self.owner, self.placed, factor)
+            settle_default(self.found, self.owner, self.placed, factor)
         return self.placed
 
     def _chosen(self, mention: Mention, choice: Scalar) -> Scalar:
@@ -329,80 +330,6 @@ class _Placing:
     def _fits(self, factor: Factor, i: int) -> bool:
         number = factor.type in ("int", "float")
         return number and level_problem(factor, as_level(factor, self.found[i].value)) is None
-
-    def _settle_switches(self, factor: Factor) -> None:
-        """`with and without KL`, `KL on or off`: levels of a factor that can be switched off."""
-        off = off_level(factor)
-        if off is None:
-            return
-        switches = [(i, on) for i, on in self._switches(factor) if i not in self.levels]
-        numbered = [level for level in self.placed.of(factor) if level.value != off]
-        if len({on for _, on in switches}) < 2 and not (numbered and any(not on for _, on in switches)):
-            return
-        for i, on in switches:
-            if not on or not numbered:
-                self.placed.levels.append(Level(i, factor, on_level(factor) if on else off))
-
-    def _switches(self, factor: Factor) -> list[tuple[int, bool]]:
-        """Tokens that switch `factor`, and whether on."""
-        result = []
-        for i, token in enumerate(self.found):
-            if i in self.owner or token.kind != "word":
-                continue
-            toward = self._toward(i)
-            if token.key in SWITCHED_OFF | {"with", "using", "adding"} and toward in (factor.name, None):
-                result.append((i, token.key not in SWITCHED_OFF))
-            elif token.key in ("on", "off") and self._about(i) == factor.name:
-                result.append((i, token.key == "on"))
-            elif token.key in ("true", "false") and self._about(i) == factor.name:
-                result.append((i, token.key == "true"))
-        if any(not on for _, on in result):
-            return result
-        return []
-
-    def _toward(self, i: int) -> str | None:
-        """What a preposition stands before: a factor's name, None for nothing more (`than without`), else other."""
-        for j in range(i + 1, min(i + 6, len(self.found))):
-            mention = self.owner.get(j)
-            if mention is not None:
-                return mention.what.name
-            key = self.found[j].key
-            if key in ("?", ".", "it", "that", "one") or j == len(self.found) - 1:
-                return None
-            if key not in ARTICLES | {"and", "or", "with", "without", "vs", "versus", "than", "/"}:
-                return "other"
-        return None if i == len(self.found) - 1 else "other"
-
-    def _about(self, i: int) -> str | None:
-        for j in range(i - 1, -1, -1):
-            if (mention := self.owner.get(j)) is not None:
-                return mention.what.name
-            if self.found[j].key not in {
-                "on",
-                "off",
-                "or",
-                "and",
-                "vs",
-                "versus",
-                "turned",
-                "switched",
-                "set",
-                "than",
-                "/",
-            }:
-                return None
-        return None
-
-    def _settle_default(self, factor: Factor) -> None:
-        """`than the default`: a level like any other."""
-        if any(level.value == factor.default for level in self.placed.of(factor)):
-            return
-        for i, token in enumerate(self.found):
-            if token.key in ("default", "usual", "standard") and i not in self.owner and self.placed.of(factor):
-                mention = self._factor_at(i + 1)
-                if mention is None or mention.what == factor:
-                    self.placed.levels.append(Level(i, factor, factor.default))
-                    return
 
     def _factor_at(self, i: int) -> Mention | None:
         mention = self.owner.get(i)

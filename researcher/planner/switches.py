@@ -1,0 +1,91 @@
+"""Levels of a factor that stand as switches and defaults in a topic: `with and without KL`, `KL on or off`, `than the default`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from researcher.models import Factor
+from researcher.planner.levels import Level, Placed, off_level, on_level
+from researcher.planner.mentions import Mention
+from researcher.planner.wording import ARTICLES, SWITCHED_OFF, Token
+
+
+def settle_switches(found: Sequence[Token], owner: Mapping[int, Mention], placed: Placed, factor: Factor) -> None:
+    """`with and without KL`, `KL on or off`: levels of a factor that can be switched off."""
+    off = off_level(factor)
+    if off is None:
+        return
+    switches = [
+        (i, on) for i, on in _switches(found, owner, factor) if i not in {level.at for level in placed.of(factor)}
+    ]
+    numbered = [level for level in placed.of(factor) if level.value != off]
+    if len({on for _, on in switches}) < 2 and not (numbered and any(not on for _, on in switches)):
+        return
+    for i, on in switches:
+        if not on or not numbered:
+            placed.levels.append(Level(i, factor, on_level(factor) if on else off))
+
+
+def _switches(found: Sequence[Token], owner: Mapping[int, Mention], factor: Factor) -> list[tuple[int, bool]]:
+    """Tokens that switch `factor`, and whether on."""
+    result = []
+    for i, token in enumerate(found):
+        if i in owner or token.kind != "word":
+            continue
+        toward = _toward(found, owner, i)
+        if token.key in SWITCHED_OFF | {"with", "using", "adding"} and toward in (factor.name, None):
+            result.append((i, token.key not in SWITCHED_OFF))
+        elif token.key in ("on", "off") and _about(found, owner, i) == factor.name:
+            result.append((i, token.key == "on"))
+        elif token.key in ("true", "false") and _about(found, owner, i) == factor.name:
+            result.append((i, token.key == "true"))
+    if any(not on for _, on in result):
+        return result
+    return []
+
+
+def _toward(found: Sequence[Token], owner: Mapping[int, Mention], i: int) -> str | None:
+    """What a preposition stands before: a factor's name, None for nothing more (`than without`), else other."""
+    for j in range(i + 1, min(i + 6, len(found))):
+        mention = owner.get(j)
+        if mention is not None:
+            return mention.what.name
+        key = found[j].key
+        if key in ("?", ".", "it", "that", "one") or j == len(found) - 1:
+            return None
+        if key not in ARTICLES | {"and", "or", "with", "without", "vs", "versus", "than", "/"}:
+            return "other"
+    return None if i == len(found) - 1 else "other"
+
+
+def _about(found: Sequence[Token], owner: Mapping[int, Mention], i: int) -> str | None:
+    for j in range(i - 1, -1, -1):
+        if (mention := owner.get(j)) is not None:
+            return mention.what.name
+        if found[j].key not in {
+            "on",
+            "off",
+            "or",
+            "and",
+            "vs",
+            "versus",
+            "turned",
+            "switched",
+            "set",
+            "than",
+            "/",
+        }:
+            return None
+    return None
+
+
+def settle_default(found: Sequence[Token], owner: Mapping[int, Mention], placed: Placed, factor: Factor) -> None:
+    """`than the default`: a level like any other."""
+    if any(level.value == factor.default for level in placed.of(factor)):
+        return
+    for i, token in enumerate(found):
+        if token.key in ("default", "usual", "standard") and i not in owner and placed.of(factor):
+            mention = owner.get(i + 1)
+            if mention is None or mention.what == factor:
+                placed.levels.append(Level(i, factor, factor.default))
+                return
