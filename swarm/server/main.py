@@ -47,7 +47,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
-    parser.add_argument("--public-url", metavar="URL", help="what clients are told, where a proxy stands in front")
+    parser.add_argument(
+        "--public-url", type=_url, metavar="URL", help="what clients are told, where a proxy stands in front"
+    )
     parser.add_argument(
         "--peer",
         action="append",
