@@ -13,6 +13,7 @@ from swarm.cli.documents import assign, read_document, valid
 
 if TYPE_CHECKING:
     from swarm.client.sync import SwarmClient
+    from swarm.protocol.errors import SwarmError
     from swarm.protocol.status import CheckpointReport, MixStatus, RunReport, ServerStatus, StepMetrics, VersionReport
 
 _COLUMNS = (
@@ -33,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     start = commands.add_parser("start", help="start a run")
     start.add_argument("spec", nargs="?", metavar="SPEC", help="a RunSpec as .json or .toml, or - for standard input")
     _set_option(start)
-    start.add_argument("--key", help="idempotency key: the same key and spec find the same run again")
+    start.add_argument("--key", help="idempotency key: the same key and spec find the same run again, while it goes on")
     start.add_argument("--watch", action="store_true", help="follow it until it ends")
     start.set_defaults(run=start_run)
     status = commands.add_parser("status", help="how the server and its run are doing")
@@ -75,6 +76,8 @@ def start_run(args: argparse.Namespace) -> int:
     spec = valid(RunSpec, assign(read_document(args.spec), args.set))
     with connection.connect(args, later_s=60.0) as swarm:
         report = swarm.start_run(spec, args.key)
+        if args.key is not None and report.status != "running":
+            raise _over(report, args.key)
         if args.watch:
             return _watch(swarm, report.run_id, 0, as_json=args.json)
         print(report.model_dump_json() if args.json else f"run {report.run_id} started on {swarm.url}")
@@ -166,6 +169,20 @@ def _set_option(parser: argparse.ArgumentParser) -> None:
         metavar="PATH=VALUE",
         help="as in optimizer.learning_rate=4e-5; repeatable",
     )
+
+
+def _over(report: RunReport, key: str) -> SwarmError:
+    """The key was used before, and its run has ended."""
+    from swarm.client.errors import OverLimit
+    from swarm.protocol.errors import ErrorCode
+
+    reason = f" ({report.reason})" if report.reason else ""
+    detail = (
+        f"the run of key {key!r} is over and does not run again: {report.run_id} is {report.status}{reason}, at step "
+        f"{report.step}; start another with a fresh key, or go back to a checkpoint of this one with "
+        f"`swarm run restore STEP --run-id {report.run_id}`"
+    )
+    return OverLimit(ErrorCode.OVER_LIMIT, detail, run_id=report.run_id)
 
 
 def _watch(swarm: SwarmClient, run_id: str, since_step: int, *, as_json: bool) -> int:

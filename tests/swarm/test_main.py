@@ -148,9 +148,11 @@ def test_a_server_that_is_told_to_stop_does_not_complain_of_it(tmp_path: Path) -
 # -- with one ---------------------------------------------------------------------------------------------------------
 
 
+SIZES = ("--set", "batch.tasks=1", "--set", "batch.group_size=2")
+
+
 def start(capsys: Capture, *arguments: str) -> str:
-    sizes = ["--set", "batch.tasks=1", "--set", "batch.group_size=2"]
-    return str(answer(capsys, "run", "start", *sizes, *arguments)["run_id"])
+    return str(answer(capsys, "run", "start", *SIZES, *arguments)["run_id"])
 
 
 def ask(grant: dict[str, Any], text: str) -> str:
@@ -177,6 +179,19 @@ def test_a_run_is_started_changed_followed_and_stopped(tmp_path: Path, capsys: C
     assert swarm("run", "stop") == 0
     assert swarm("run", "status", run_id, "--watch") == 1
     assert "stopped" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("server")
+def test_a_key_whose_run_is_over_starts_nothing(capsys: Capture) -> None:
+    run_id = start(capsys, "--key", "k")
+    assert swarm("run", "stop") == 0
+    assert swarm("run", "status", run_id, "--watch") == 1
+    capsys.readouterr()
+    assert swarm("run", "start", *SIZES, "--key", "k") == 1
+    out, err = capsys.readouterr()
+    assert f"{run_id} is stopped (was stopped), at step 0; start another with a fresh key" in err
+    assert (out, err.count("\n")) == ("", 1)
+    assert answer(capsys, "run", "status")["run"] is None
 
 
 @pytest.mark.usefixtures("server")
