@@ -55,6 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         command = commands.add_parser(name, help=text)
         command.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's current run")
         command.set_defaults(run=function)
+    commands.choices["stop"].add_argument("--wait", action="store_true", help="return when it has ended")
     restore = commands.add_parser("restore", help="go back to a checkpoint, on a new branch of the run")
     restore.add_argument("step", type=int, metavar="STEP", help="of a checkpoint that is kept; 0 is the hosted model")
     restore.set_defaults(run=restore_run)
@@ -126,12 +127,14 @@ def patch_run(args: argparse.Namespace) -> int:
 
 
 def stop_run(args: argparse.Namespace) -> int:
-    """Ask for a stop."""
+    """Ask for a stop. With --wait: exit code 1 when the engine failed before the run had ended."""
     with connection.connect(args) as swarm:
         report = swarm.stop_run(args.run_id or swarm.current_run_id())
+        if args.wait:
+            report = _released(swarm, report)
         now = "stopping" if report.ended_at is None else f"over ({report.status})"
         print(report.model_dump_json() if args.json else f"run {report.run_id} is {now}, at step {report.step}")
-    return 0
+    return 1 if args.wait and report.ended_at is None else 0
 
 
 def write_checkpoint(args: argparse.Namespace) -> int:
@@ -183,6 +186,12 @@ def _over(report: RunReport, key: str) -> SwarmError:
         f"`swarm run restore STEP --run-id {report.run_id}`"
     )
     return OverLimit(ErrorCode.OVER_LIMIT, detail, run_id=report.run_id)
+
+
+def _released(swarm: SwarmClient, report: RunReport) -> RunReport:
+    """The run, as soon as its server is free for another, or can do no more for it."""
+    reports = (swarm.run(report.run_id, report.step) for _ in swarm.statuses())
+    return next(each for each in reports if each.phase == "failed" or (each.phase == "idle" and each.ended_at))
 
 
 def _watch(swarm: SwarmClient, run_id: str, since_step: int, *, as_json: bool) -> int:

@@ -184,9 +184,7 @@ def test_a_run_is_started_changed_followed_and_stopped(tmp_path: Path, capsys: C
 @pytest.mark.usefixtures("server")
 def test_a_key_whose_run_is_over_starts_nothing(capsys: Capture) -> None:
     run_id = start(capsys, "--key", "k")
-    assert swarm("run", "stop") == 0
-    assert swarm("run", "status", run_id, "--watch") == 1
-    capsys.readouterr()
+    assert answer(capsys, "run", "stop", "--wait")["status"] == "stopped"
     assert swarm("run", "start", *SIZES, "--key", "k") == 1
     out, err = capsys.readouterr()
     assert f"{run_id} is stopped (was stopped), at step 0; start another with a fresh key" in err
