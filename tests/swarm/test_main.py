@@ -105,7 +105,7 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["serve", "--engine", "echo", "--model", "x", "--ray-address", "a"], 2, "--ray-address is for --engine verl"),
         (["serve", "--model", "x", "--port", "0", "--echo-tokens-per-s", "9"], 2, "is for --engine echo"),
         (["serve", "--engine", "echo", "--model", "x", "--public-url", "ftp:x"], 2, "--public-url: a url looks like"),
-        (["serve", "--engine", "echo", "--model", "x", "--echo-latency-s", "-1"], 2, "a number of seconds from 0, got -1"),
+        (["serve", "--engine", "echo", "--model", "x", "--echo-latency-s", "-1"], 2, "seconds from 0, got -1"),
         (["serve", "--engine", "echo", "--model", "x", "--echo-tokens-per-s", "0"], 2, "must be above 0"),
         (["models", "get", "smolm2-135m"], 1, "did you mean 'smollm2-135m'?"),
     ],
