@@ -159,9 +159,17 @@ def quarantine_version(args: argparse.Namespace) -> int:
     with connection.connect(args) as swarm:
         run_id = args.run_id or swarm.current_run_id()
         report = swarm.quarantine(run_id, args.client_version, reason=args.reason, quarantined=not args.lift)
-        done = "is let in again" if args.lift else "is quarantined"
+        done = "is let in again" if args.lift else f"is quarantined{_unseen(report, args.client_version)}"
         print(report.model_dump_json() if args.json else f"client version {args.client_version} {done}")
     return 0
+
+
+def _unseen(report: RunReport, client_version: str) -> str:
+    """Words for a version that is quarantined before any episode came with it: it may be misspelt."""
+    seen = list(dict.fromkeys(version.client_version for version in report.versions))
+    if client_version in seen:
+        return ""
+    return f" in advance: no train episode came with it yet; seen so far: {', '.join(seen) or 'none'}"
 
 
 def _set_option(parser: argparse.ArgumentParser) -> None:
