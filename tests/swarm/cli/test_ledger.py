@@ -27,6 +27,7 @@ def test_the_ledger_is_filtered(history: dict[str, Any], swarm: Swarm) -> None:
     assert history["flat"] in ids("--task-id", "flat", "--state", "dropped")
     assert ids("--client-id", "bad", "--reason", "expired") == set()
     assert "KeyError: 'answer'" in swarm("ledger", "--client-id", "bad", "--detail")[1]
+    assert swarm("ledger", "--run-id", "run-x") == (1, "", "swarm ledger: no run 'run-x' on this server\n")
 
 
 @pytest.mark.usefixtures("history")

@@ -131,6 +131,9 @@ async def test_unknown_routes_and_methods_are_problems_that_help(served: Served)
 async def test_unknown_runs_and_episodes_are_not_found(served: Served) -> None:
     assert_problem(await served.http.get("/swarm/v1/runs/run-none"), 404, "not_found")
     assert_problem(await served.http.get("/swarm/v1/episodes/ep-none"), 404, "not_found")
+    for path in ("ledger", "ledger/summary"):
+        document = assert_problem(await served.http.get(f"/swarm/v1/{path}?run_id=run-none"), 404, "not_found")
+        assert document["detail"] == "no run 'run-none' on this server"
     claim = {"run_id": "run-none", "client_id": "c", "task_id": "t"}
     assert_problem(await served.http.post("/swarm/v1/episodes:claim", json=claim), 404, "not_found")
 
