@@ -115,6 +115,12 @@ async def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes)
     assert_problem(await served.http.post("/swarm/v1/runs", content=body), 422, "invalid_spec")
 
 
+async def test_a_claim_names_a_task(served: Served) -> None:
+    claim = {"run_id": await served.start_run(), "client_id": "c", "task_id": ""}
+    document = assert_problem(await served.http.post("/swarm/v1/episodes:claim", json=claim), 422, "invalid_spec")
+    assert [error["field"] for error in document["errors"]] == ["task_id"]
+
+
 async def test_a_misspelt_query_parameter_is_refused(served: Served) -> None:
     document = assert_problem(await served.http.get("/swarm/v1/ledger?tsk_id=t"), 422, "invalid_spec")
     assert document["errors"][0]["nearest"] == "task_id"
