@@ -21,6 +21,7 @@ from swarm.server.coordinator.conductor import Conductor
 from swarm.server.coordinator.desk import Desk
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
+from swarm.server.routes import wire
 
 pytestmark = pytest.mark.anyio
 
@@ -289,6 +290,20 @@ async def test_an_agent_is_answered_under_its_episodes_key(served: Served) -> No
     models = await served.http.get("/v1/models", headers=_bearer(grant["api_key"]))
     assert [card["id"] for card in models.json()["data"]] == ["echo"]
     assert (await served.http.get("/v1/models/echo", headers=_bearer(grant["api_key"]))).json()["id"] == "echo"
+
+
+async def test_a_body_that_is_too_large_is_refused_with_its_limit(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await served.claim(await served.start_run())
+    monkeypatch.setattr(wire, "MAX_BODY_BYTES", 2**20)
+    document = assert_problem(await served.http.post("/swarm/v1/runs", content=b" " * (2**20 + 1)), 413, "over_limit")
+    assert "larger than 1 MiB" in document["detail"]
+    answer = await chat(served, grant["api_key"], note="x" * 2**20)
+    assert_openai_error(answer, 413, "over_limit")
+    assert "larger than 1 MiB" in answer.json()["error"]["message"]
+    told = await served.http.post("/v1/messages", content=b" " * (2**20 + 1), headers=_bearer(grant["api_key"]))
+    assert (told.status_code, told.json()["error"]["type"]) == (413, "request_too_large")
 
 
 async def test_a_key_that_is_not_ours_is_refused_in_openais_format(served: Served) -> None:
