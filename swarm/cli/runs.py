@@ -74,7 +74,7 @@ def start_run(args: argparse.Namespace) -> int:
     """Start a run from a spec."""
     from swarm.protocol.runspec import RunSpec
 
-    spec = valid(RunSpec, assign(read_document(args.spec), args.set))
+    spec = valid(RunSpec, assign(read_document(args.spec), args.set), args.set)
     with connection.connect(args, later_s=60.0) as swarm:
         report = swarm.start_run(spec, args.key)
         if args.key is not None and report.status != "running":

@@ -94,6 +94,7 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["run", "status", "--watsh"], 2, "did you mean --watch?"),
         (["run", "start", "--set", "optimizer.learning_rte=1"], 2, "did you mean 'optimizer.learning_rate'?"),
         (["run", "start", "--set", "optimizer"], 2, "write path=value"),
+        (["run", "start", "--set", "labels.x=1"], 2, "valid string; write 'labels.x=\"1\"'"),
         (["run", "start", "--set", "batch.group_size=1"], 2, "at least 2"),
         (["run", "start", "/nowhere/spec.json"], 2, "cannot read /nowhere/spec.json"),
         (["run", "patch", "--url", "http://127.0.0.1:9"], 2, "nothing to change"),
