@@ -16,7 +16,6 @@ from swarm.protocol.summary import LastFailure, LedgerCount, LedgerSummary
 RECENT_STEPS = 10
 _FLAT = 0.5
 """From this share of groups without differences on it is worth a word."""
-_TRAINED = (EpisodeState.TRAINED, EpisodeState.IN_STEP)
 
 ADVICE: dict[DropReason, str] = {
     DropReason.EVAL: "evaluations are never trained",
@@ -82,6 +81,9 @@ class Diagnosis(BaseModel):
     """For training; evaluations are counted by themselves."""
     evaluations: int
     trained: int
+    """In steps that a checkpoint holds."""
+    in_step: int
+    """In steps that none holds yet."""
     fates: list[Fate]
     """What became of the train episodes, most frequent first."""
     zero_variance_share: float | None
@@ -116,7 +118,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         step=0 if run is None else run.step,
         episodes=_sum(train),
         evaluations=_sum(counts) - _sum(train),
-        trained=_sum(count for count in train if count.state in _TRAINED),
+        trained=_sum(count for count in train if count.state == EpisodeState.TRAINED),
+        in_step=_sum(count for count in train if count.state == EpisodeState.IN_STEP),
         fates=_fates(train),
         zero_variance_share=fmean(flat) if flat else None,
         reward_first=fmean(rewards[:compared]) if compared else None,
@@ -215,9 +218,10 @@ def _about_steps(run: RunReport) -> Iterable[str]:
 
 def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
     """As a person reads it. detail: every client's last traceback whole, not only the newest."""
+    provisional = f"{made.in_step} in_step, " if made.in_step else ""
     lines = [
         f"run {made.run_id or '-'}  step {made.step}  {made.trained} of {made.episodes} train episodes trained, "
-        f"{made.evaluations} evaluations"
+        f"{provisional}{made.evaluations} evaluations"
     ]
     if made.reward_first is not None and made.reward_last is not None:
         lines.append(

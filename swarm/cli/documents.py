@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import tomllib
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,8 +53,11 @@ def assign(document: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
     return document
 
 
-def valid(model: type[Model], document: dict[str, Any]) -> Model:
-    """`document` as `model`. Raises: UsageError naming each bad field, and the nearest known name."""
+def valid(model: type[Model], document: dict[str, Any], assignments: Sequence[str] = ()) -> Model:
+    """`document` as `model`. assignments: those of `--set` that went into it.
+
+    Raises: UsageError naming each bad field, the nearest known name, and how `--set` writes a text that looks like JSON.
+    """
     from pydantic import ValidationError
 
     from foundation.strict import explain
@@ -60,7 +65,17 @@ def valid(model: type[Model], document: dict[str, Any]) -> Model:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise UsageError("; ".join(str(fault) for fault in explain(error, model))) from error
+        given = {path: text for path, _, text in (assignment.partition("=") for assignment in assignments)}
+        kinds = [item["type"] for item in error.errors()]
+        faults = zip(explain(error, model), kinds, strict=True)
+        raise UsageError("; ".join(f"{fault}{_as_text(fault.field, kind, given)}" for fault, kind in faults)) from error
+
+
+def _as_text(path: str, kind: str, given: Mapping[str, str]) -> str:
+    """How `--set` writes a value that was read as JSON where a text belongs."""
+    if kind != "string_type" or path not in given:
+        return ""
+    return f"; write {shlex.quote(f'{path}={json.dumps(given[path])}')}"
 
 
 def choice(kind: type[Choice], option: str, text: str | None) -> Choice | None:

@@ -90,7 +90,7 @@ def claim_episode(args: argparse.Namespace) -> int:
         "max_episode_s": args.max_episode_s,
     }
     document = {**read_document(args.claim), **{key: value for key, value in given.items() if value is not None}}
-    if "task_id" not in document:
+    if document.get("task_id") in (None, ""):
         raise UsageError("which task? give --task ID")
     document.setdefault("client_id", os.environ.get("SWARM_CLIENT_ID") or "swarm-cli")
     document.setdefault("wait_s", args.wait_s)

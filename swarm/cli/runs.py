@@ -13,6 +13,7 @@ from swarm.cli.documents import assign, read_document, valid
 
 if TYPE_CHECKING:
     from swarm.client.sync import SwarmClient
+    from swarm.protocol.errors import SwarmError
     from swarm.protocol.status import CheckpointReport, MixStatus, RunReport, ServerStatus, StepMetrics, VersionReport
 
 _COLUMNS = (
@@ -33,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     start = commands.add_parser("start", help="start a run")
     start.add_argument("spec", nargs="?", metavar="SPEC", help="a RunSpec as .json or .toml, or - for standard input")
     _set_option(start)
-    start.add_argument("--key", help="idempotency key: the same key and spec find the same run again")
+    start.add_argument("--key", help="idempotency key: the same key and spec find the same run again, while it goes on")
     start.add_argument("--watch", action="store_true", help="follow it until it ends")
     start.set_defaults(run=start_run)
     status = commands.add_parser("status", help="how the server and its run are doing")
@@ -54,6 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         command = commands.add_parser(name, help=text)
         command.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's current run")
         command.set_defaults(run=function)
+    commands.choices["stop"].add_argument("--wait", action="store_true", help="return when it has ended")
     restore = commands.add_parser("restore", help="go back to a checkpoint, on a new branch of the run")
     restore.add_argument("step", type=int, metavar="STEP", help="of a checkpoint that is kept; 0 is the hosted model")
     restore.set_defaults(run=restore_run)
@@ -72,9 +74,11 @@ def start_run(args: argparse.Namespace) -> int:
     """Start a run from a spec."""
     from swarm.protocol.runspec import RunSpec
 
-    spec = valid(RunSpec, assign(read_document(args.spec), args.set))
+    spec = valid(RunSpec, assign(read_document(args.spec), args.set), args.set)
     with connection.connect(args, later_s=60.0) as swarm:
         report = swarm.start_run(spec, args.key)
+        if args.key is not None and report.status != "running":
+            raise _over(report, args.key)
         if args.watch:
             return _watch(swarm, report.run_id, 0, as_json=args.json)
         print(report.model_dump_json() if args.json else f"run {report.run_id} started on {swarm.url}")
@@ -123,12 +127,14 @@ def patch_run(args: argparse.Namespace) -> int:
 
 
 def stop_run(args: argparse.Namespace) -> int:
-    """Ask for a stop."""
+    """Ask for a stop. With --wait: exit code 1 when the engine failed before the run had ended."""
     with connection.connect(args) as swarm:
         report = swarm.stop_run(args.run_id or swarm.current_run_id())
+        if args.wait:
+            report = _released(swarm, report)
         now = "stopping" if report.ended_at is None else f"over ({report.status})"
         print(report.model_dump_json() if args.json else f"run {report.run_id} is {now}, at step {report.step}")
-    return 0
+    return 1 if args.wait and report.ended_at is None else 0
 
 
 def write_checkpoint(args: argparse.Namespace) -> int:
@@ -153,9 +159,17 @@ def quarantine_version(args: argparse.Namespace) -> int:
     with connection.connect(args) as swarm:
         run_id = args.run_id or swarm.current_run_id()
         report = swarm.quarantine(run_id, args.client_version, reason=args.reason, quarantined=not args.lift)
-        done = "is let in again" if args.lift else "is quarantined"
+        done = "is let in again" if args.lift else f"is quarantined{_unseen(report, args.client_version)}"
         print(report.model_dump_json() if args.json else f"client version {args.client_version} {done}")
     return 0
+
+
+def _unseen(report: RunReport, client_version: str) -> str:
+    """Words for a version that is quarantined before any episode came with it: it may be misspelt."""
+    seen = list(dict.fromkeys(version.client_version for version in report.versions))
+    if client_version in seen:
+        return ""
+    return f" in advance: no train episode came with it yet; seen so far: {', '.join(seen) or 'none'}"
 
 
 def _set_option(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +180,26 @@ def _set_option(parser: argparse.ArgumentParser) -> None:
         metavar="PATH=VALUE",
         help="as in optimizer.learning_rate=4e-5; repeatable",
     )
+
+
+def _over(report: RunReport, key: str) -> SwarmError:
+    """The key was used before, and its run has ended."""
+    from swarm.client.errors import OverLimit
+    from swarm.protocol.errors import ErrorCode
+
+    reason = f" ({report.reason})" if report.reason else ""
+    detail = (
+        f"the run of key {key!r} is over and does not run again: {report.run_id} is {report.status}{reason}, at step "
+        f"{report.step}; start another with a fresh key, or go back to a checkpoint of this one with "
+        f"`swarm run restore STEP --run-id {report.run_id}`"
+    )
+    return OverLimit(ErrorCode.OVER_LIMIT, detail, run_id=report.run_id)
+
+
+def _released(swarm: SwarmClient, report: RunReport) -> RunReport:
+    """The run, as soon as its server is free for another, or can do no more for it."""
+    reports = (swarm.run(report.run_id, report.step) for _ in swarm.statuses())
+    return next(each for each in reports if each.phase == "failed" or (each.phase == "idle" and each.ended_at))
 
 
 def _watch(swarm: SwarmClient, run_id: str, since_step: int, *, as_json: bool) -> int:

@@ -40,6 +40,8 @@ def task_of(args: argparse.Namespace) -> Task:
     unknown = sorted(set(document) - _FIELDS)
     if unknown or not isinstance(document["metadata"], dict):
         raise UsageError(f"a task has id, query and metadata (an object){f', not {unknown[0]}' if unknown else ''}")
+    if not str(document["id"]):
+        raise UsageError("the task's id is empty; give one, or leave --task-id out")
     return Task(id=str(document["id"]), query=str(document["query"]), metadata=document["metadata"])
 
 

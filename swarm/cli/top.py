@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ def watch_servers(args: argparse.Namespace) -> int:
     urls = [connection.checked(url) for url in args.urls] or [connection.url_of(args)]
     if args.json and not args.once:
         raise UsageError("--json goes with --once")
+    if not args.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("there is no terminal to draw on; --once prints the state once, as text or with --json")
     return asyncio.run(_once(args, urls) if args.once else _live(args, urls))
 
 

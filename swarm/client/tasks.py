@@ -20,6 +20,10 @@ class Task:
     mix: str | None = None
     """The family it belongs to, where one crew works on several; None: the crew's."""
 
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise ValueError("a task needs an id: episodes of equal ids are compared with each other")
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

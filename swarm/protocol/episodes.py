@@ -31,7 +31,7 @@ class EpisodeClaim(StrictModel):
     client_id: str
     client_version: str = "0"
     kind: EpisodeKind = "train"
-    task_id: str
+    task_id: Annotated[str, Field(min_length=1)]
     mix: str | None = None
     idle_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 240.0
     max_episode_s: Annotated[float, Field(gt=0)] | None = None

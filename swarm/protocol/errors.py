@@ -2,6 +2,7 @@
 
 SwarmError
 └── Refusal(code, detail, fields)       raised by the server's own parts, and by the client for any answer with a code
+    └── BodyTooLarge(limit_bytes)       over_limit, with HTTP's own status for it
 """
 
 from __future__ import annotations
@@ -72,11 +73,22 @@ class Refusal(SwarmError):
         self.detail = detail
         self.fields = fields
 
+    @property
+    def status(self) -> int:
+        return HTTP_STATUS[self.code]
+
     def problem(self) -> Problem:
         return Problem(
-            title=self.code.replace("_", " "),
-            status=HTTP_STATUS[self.code],
-            code=self.code,
-            detail=self.detail,
-            **self.fields,
+            title=self.code.replace("_", " "), status=self.status, code=self.code, detail=self.detail, **self.fields
         )
+
+
+class BodyTooLarge(Refusal):
+    """A request that is not read to its end."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(ErrorCode.OVER_LIMIT, f"the body is larger than {limit_bytes / 2**20:g} MiB; send less")
+
+    @property
+    def status(self) -> int:
+        return 413

@@ -7,6 +7,7 @@ process never imports torch or vllm.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +48,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
-    parser.add_argument("--public-url", metavar="URL", help="what clients are told, where a proxy stands in front")
+    parser.add_argument(
+        "--public-url", type=_url, metavar="URL", help="what clients are told, where a proxy stands in front"
+    )
     parser.add_argument(
         "--peer",
         action="append",
@@ -63,10 +66,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--admin-token-file", type=Path, metavar="FILE")
     parser.add_argument("--client-token-file", type=Path, metavar="FILE")
     parser.add_argument(
-        "--echo-latency-s", type=float, metavar="S", help="echo: seconds before the first token (default 0)"
+        "--echo-latency-s", type=_latency, metavar="S", help="echo: seconds before the first token (default 0)"
     )
     parser.add_argument(
-        "--echo-tokens-per-s", type=float, metavar="N", help="echo: pace of the tokens (default: at once)"
+        "--echo-tokens-per-s", type=_pace, metavar="N", help="echo: pace of the tokens (default: at once)"
     )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--json", action="store_true", help="print one JSON line with the url when ready to answer")
@@ -235,6 +238,20 @@ def _url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"a url looks like http://10.0.0.2:8642, got {text!r}")
     return text
+
+
+def _latency(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0, got {text}")
+    return seconds
+
+
+def _pace(text: str) -> float:
+    tokens_per_s = float(text)
+    if not 0 < tokens_per_s < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0 (leave it out for no pace at all), got {text}")
+    return tokens_per_s
 
 
 def _positive(text: str) -> int:

@@ -82,6 +82,7 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["run", "status", "--url", "nonsense"], 2, "it looks like http://"),
         (["run", "start", "--url", "notaurl"], 2, "it looks like http://"),
         (["try", "json:dumps", "--task", '{"id": 1'], 2, "is not JSON"),
+        (["try", "json:dumps", "--task", "x", "--task-id", ""], 2, "the task's id is empty"),
         (["try", "json:dumps", "--task", '{"id": "t-1"}'], 2, "an object without a query"),
         (["try", "json:dumps", "--task", '{"query": "q", "metdata": {}}'], 2, "not metdata"),
         (["episode", "end", "--agent-reward", "planner"], 2, "which episode?"),
@@ -93,10 +94,12 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["run", "status", "--watsh"], 2, "did you mean --watch?"),
         (["run", "start", "--set", "optimizer.learning_rte=1"], 2, "did you mean 'optimizer.learning_rate'?"),
         (["run", "start", "--set", "optimizer"], 2, "write path=value"),
+        (["run", "start", "--set", "labels.x=1"], 2, "valid string; write 'labels.x=\"1\"'"),
         (["run", "start", "--set", "batch.group_size=1"], 2, "at least 2"),
         (["run", "start", "/nowhere/spec.json"], 2, "cannot read /nowhere/spec.json"),
         (["run", "patch", "--url", "http://127.0.0.1:9"], 2, "nothing to change"),
         (["episode", "claim"], 2, "which task?"),
+        (["episode", "claim", "--task", ""], 2, "which task?"),
         (["episode", "end", "--reward", "1"], 2, "which episode?"),
         (["ledger", "--reason", "ecpired"], 2, "did you mean expired?"),
         (["try", "no_such_module:f", "--task", "x"], 1, "no module 'no_such_module'"),
@@ -104,6 +107,9 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["serve", "--engine", "echo", "--model", "x", "--device", "cpu"], 2, "--device is for --engine local"),
         (["serve", "--engine", "echo", "--model", "x", "--ray-address", "a"], 2, "--ray-address is for --engine verl"),
         (["serve", "--model", "x", "--port", "0", "--echo-tokens-per-s", "9"], 2, "is for --engine echo"),
+        (["serve", "--engine", "echo", "--model", "x", "--public-url", "ftp:x"], 2, "--public-url: a url looks like"),
+        (["serve", "--engine", "echo", "--model", "x", "--echo-latency-s", "-1"], 2, "seconds from 0, got -1"),
+        (["serve", "--engine", "echo", "--model", "x", "--echo-tokens-per-s", "0"], 2, "must be above 0"),
         (["models", "get", "smolm2-135m"], 1, "did you mean 'smollm2-135m'?"),
     ],
 )
@@ -145,9 +151,11 @@ def test_a_server_that_is_told_to_stop_does_not_complain_of_it(tmp_path: Path) -
 # -- with one ---------------------------------------------------------------------------------------------------------
 
 
+SIZES = ("--set", "batch.tasks=1", "--set", "batch.group_size=2")
+
+
 def start(capsys: Capture, *arguments: str) -> str:
-    sizes = ["--set", "batch.tasks=1", "--set", "batch.group_size=2"]
-    return str(answer(capsys, "run", "start", *sizes, *arguments)["run_id"])
+    return str(answer(capsys, "run", "start", *SIZES, *arguments)["run_id"])
 
 
 def ask(grant: dict[str, Any], text: str) -> str:
@@ -174,6 +182,17 @@ def test_a_run_is_started_changed_followed_and_stopped(tmp_path: Path, capsys: C
     assert swarm("run", "stop") == 0
     assert swarm("run", "status", run_id, "--watch") == 1
     assert "stopped" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("server")
+def test_a_key_whose_run_is_over_starts_nothing(capsys: Capture) -> None:
+    run_id = start(capsys, "--key", "k")
+    assert answer(capsys, "run", "stop", "--wait")["status"] == "stopped"
+    assert swarm("run", "start", *SIZES, "--key", "k") == 1
+    out, err = capsys.readouterr()
+    assert f"{run_id} is stopped (was stopped), at step 0; start another with a fresh key" in err
+    assert (out, err.count("\n")) == ("", 1)
+    assert answer(capsys, "run", "status")["run"] is None
 
 
 @pytest.mark.usefixtures("server")

@@ -336,7 +336,9 @@ class Desk:
         after: str | None = None,
         limit: int = 100,
     ) -> LedgerPage:
-        """Episodes in the order of their claims. `after`: the `next` of the page before. Codes: not_found for a strange `after`."""
+        """Episodes in the order of their claims. `after`: the `next` of the page before. Codes: not_found (run, `after`)."""
+        if run_id is not None:
+            await self._require_run(run_id)
         wanted = LedgerFilter(
             run_id=run_id,
             step=step,
@@ -360,7 +362,9 @@ class Desk:
         return self._book.state.versions.rows if self._is_newest(run_id) else self._read.versions(run_id)
 
     async def summary(self, wanted: LedgerFilter) -> LedgerSummary:
-        """The ledger's rows that match, added up."""
+        """The ledger's rows that match, added up. Codes: not_found (run)."""
+        if wanted.run_id is not None:
+            await self._require_run(wanted.run_id)
         await self.clerk.settled()
         return await self.clerk.read(lambda reader: reader.summary(wanted))
 

@@ -211,7 +211,7 @@ class StepBook:
             reason = state.situation.engine_failed.reason
             raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed for good: {reason}; restart the server")
         if old is not None and old.row.status == "running":
-            detail = f"run {old.run_id} of {old.row.holder} is running; stop it first, or wait until it is complete"
+            detail = f"run {old.run_id} of {old.row.holder} {self._what_keeps(old)}"
             raise Refusal(ErrorCode.SERVER_BUSY, detail, run_id=old.run_id, holder=old.row.holder)
         judge(spec, state.info)
         if old is not None:
@@ -238,6 +238,18 @@ class StepBook:
         state.turned = True
         state.log.append(f"run {row.run_id} started by {by}")
         return state.run
+
+    def _what_keeps(self, run: Run) -> str:
+        """Why another run cannot begin yet, and what to do about it."""
+        wanted_at = run.row.stop_requested_at
+        if wanted_at is None:
+            return "is running; stop it first, or wait until it is complete"
+        still_open = len(self._state.live) + len(self._state.prepared)
+        left_s = max(0.0, wanted_at + run.spec.limits.drain_limit_s - self._state.clock.now())
+        episodes = f"{still_open} open episode{'' if still_open == 1 else 's'}"
+        waits = f"{episodes} may still end, within {left_s:.0f} s (limits.drain_limit_s)"
+        rest = waits if still_open else "no episode is open any more"
+        return f"is stopping: {rest}; `swarm run stop --wait` returns when it has ended"
 
     def patch(self, patch: Mapping[str, Any], *, if_match: int | None, by: str) -> None:
         """Change tunable fields of the running run. Codes: over_limit, config_conflict{config_version}, invalid_spec{errors}."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.engine.seam import EngineDown, RequestRefused
-from swarm.protocol.errors import HTTP_STATUS, ErrorCode, Refusal, SwarmError
+from swarm.protocol.errors import HTTP_STATUS, BodyTooLarge, ErrorCode, Refusal, SwarmError
 from swarm.server.keys import KeyRefused
 
 _STATUS = HTTP_STATUS | {ErrorCode.LEASE_LOST: 403, ErrorCode.INVALID_SPEC: 400, ErrorCode.OVER_LIMIT: 403}
@@ -53,7 +53,7 @@ def answer_of(error: SwarmError) -> ErrorAnswer:
     if isinstance(error, EngineDown):
         return _ours(503, str(error), ErrorCode.ENGINE_FAILED, "server_error", {"Retry-After": "1"})
     if isinstance(error, Refusal):
-        status = _STATUS[error.code]
+        status = error.status if isinstance(error, BodyTooLarge) else _STATUS[error.code]
         if status < 500:
             return _ours(status, error.detail, error.code, "invalid_request_error", _NO_RETRY)
         return _ours(status, error.detail, error.code, "server_error", {})

@@ -173,6 +173,7 @@ class ControlRoutes:
         ]
 
     def _reading_operations(self) -> list[Operation]:
+        unknown = (ErrorCode.NOT_FOUND,)
         return [
             _get("/health", self.health, "Whether the process serves; no authorisation", Health),
             _get(
@@ -194,8 +195,15 @@ class ControlRoutes:
                 answer_list=True,
                 query=TasksQuery,
             ),
-            _get("/swarm/v1/ledger", self.ledger, "What became of each episode", LedgerPage, LedgerQuery),
-            _get("/swarm/v1/ledger/summary", self.summary, "The same, added up by reason", LedgerSummary, SummaryQuery),
+            _get("/swarm/v1/ledger", self.ledger, "What became of each episode", LedgerPage, LedgerQuery, unknown),
+            _get(
+                "/swarm/v1/ledger/summary",
+                self.summary,
+                "The same, added up by reason",
+                LedgerSummary,
+                SummaryQuery,
+                unknown,
+            ),
         ]
 
     # -- episodes -------------------------------------------------------------------------------------------------
@@ -362,8 +370,9 @@ def _get(
     summary: str,
     answer: type[BaseModel],
     query: type[StrictModel] | None = None,
+    codes: tuple[ErrorCode, ...] = (),
 ) -> Operation:
-    codes = (ErrorCode.NOT_FOUND,) if "{" in path else ()
+    codes = (ErrorCode.NOT_FOUND,) if "{" in path else codes
     return Operation(
         method="GET", path=path, endpoint=endpoint, summary=summary, answer=answer, query=query, codes=codes
     )

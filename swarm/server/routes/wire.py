@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foundation.strict import StrictModel, explain
-from swarm.protocol.errors import ErrorCode, Problem, Refusal, SwarmError
+from swarm.protocol.errors import BodyTooLarge, ErrorCode, Problem, Refusal, SwarmError
 from swarm.server.keys import ControlTokens, Role
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -78,13 +78,13 @@ def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT)
 
 
 async def read_body(request: Request) -> bytes:
-    """Raises: Refusal(over_limit) for a body that is too large, before it is in memory."""
+    """Raises: BodyTooLarge, before it is in memory."""
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
         size += len(part)
         if size > MAX_BODY_BYTES:
-            raise Refusal(ErrorCode.OVER_LIMIT, f"the body is larger than {MAX_BODY_BYTES} bytes; send less")
+            raise BodyTooLarge(MAX_BODY_BYTES)
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

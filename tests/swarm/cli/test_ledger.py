@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from swarm.cli import diagnosis
-from swarm.cli.diagnosis import ADVICE
-from swarm.protocol.episodes import DropReason
+from swarm.cli.diagnosis import ADVICE, Evidence
+from swarm.protocol.episodes import DropReason, EpisodeState
+from swarm.protocol.summary import LedgerCount, LedgerSummary
 from swarm.server.gateway.echo import ForkCause
 from tests.swarm.cli.conftest import Swarm
 
@@ -27,6 +28,7 @@ def test_the_ledger_is_filtered(history: dict[str, Any], swarm: Swarm) -> None:
     assert history["flat"] in ids("--task-id", "flat", "--state", "dropped")
     assert ids("--client-id", "bad", "--reason", "expired") == set()
     assert "KeyError: 'answer'" in swarm("ledger", "--client-id", "bad", "--detail")[1]
+    assert swarm("ledger", "--run-id", "run-x") == (1, "", "swarm ledger: no run 'run-x' on this server\n")
 
 
 @pytest.mark.usefixtures("history")
@@ -51,7 +53,7 @@ def test_the_ledger_comes_in_pages(swarm: Swarm) -> None:
 def test_the_summary_answers_why_it_did_not_learn(history: dict[str, Any], swarm: Swarm) -> None:
     code, out, err = swarm("ledger", "--summary")
     assert code == 0, err
-    assert f"run {history['run']}  step 2  2 of 7 train episodes trained" in out
+    assert f"run {history['run']}  step 2  " in out
     assert f"3 of 7 train episodes were dropped as aborted: {ADVICE[DropReason.ABORTED]}" in out
     assert "2 of 7 train episodes were dropped as zero_variance" in out
     assert "50% of the groups in the last steps had equal rewards" in out
@@ -61,6 +63,7 @@ def test_the_summary_answers_why_it_did_not_learn(history: dict[str, Any], swarm
     assert "Traceback (most recent call last):" in out
     assert "good version v1: 4 episodes" in out
     made = json.loads(swarm("ledger", "--summary", "--json")[1])
+    assert (made["episodes"], made["trained"] + made["in_step"]) == (7, 2)
     assert made["forks"] == {"answer_edited": 2}
     assert {fate["name"]: fate["episodes"] for fate in made["fates"]}["aborted"] == 3
     assert made["clients"][0]["last_failure"]["episode_id"] == history["aborted"]
@@ -73,6 +76,20 @@ def test_a_summary_without_a_run_says_what_to_do(swarm: Swarm) -> None:
     code, out, _ = swarm("ledger", "--summary")
     assert code == 0
     assert "start one with `swarm run start`" in out
+
+
+def test_the_headline_counts_as_the_table_of_fates_does() -> None:
+    counts = [
+        LedgerCount(
+            client_id="c", client_version="0", kind="train", mix=None, state=state, reason=None, episodes=episodes,
+            reward_sum=0.0, rewarded=episodes, sampled_tokens=9, last_claim_at=1.0,
+        )
+        for state, episodes in ((EpisodeState.TRAINED, 3), (EpisodeState.IN_STEP, 2))
+    ]  # fmt: skip
+    evidence = Evidence(summary=LedgerSummary(counts=counts, failures=[], recent=[]), run=None, traces=[])
+    made = diagnosis.diagnose(evidence)
+    assert {fate.name: fate.episodes for fate in made.fates} == {"trained": 3, "in_step": 2}
+    assert "3 of 5 train episodes trained, 2 in_step, 0 evaluations" in diagnosis.diagnosis_text(made)
 
 
 def test_there_is_advice_for_every_reason_and_every_cause_of_a_fork() -> None:

@@ -43,6 +43,12 @@ def test_what_cannot_be_watched_is_refused(swarm: Swarm) -> None:
     assert swarm("top", "--json")[0] == 2
 
 
+def test_without_a_terminal_nothing_is_drawn(swarm: Swarm) -> None:
+    code, out, err = swarm("top", NOWHERE)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "there is no terminal to draw on; --once prints" in err
+
+
 def test_families_are_shown(history: dict[str, Any], server: ServerProcess) -> None:
     with synchronous.SwarmClient(server.url) as client:
         status = client.status()

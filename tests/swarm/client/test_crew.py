@@ -297,6 +297,11 @@ async def test_a_task_that_comes_again_later_in_the_stream_counts_again() -> Non
     assert (report.resumed, report.ended) == (2, 4)
 
 
+def test_a_task_has_an_id() -> None:
+    with pytest.raises(ValueError, match="a task needs an id"):
+        Task("", "What is 2+3?")
+
+
 async def test_leases_of_another_version_of_the_code_are_left_to_run_out() -> None:
     stub = SwarmStub(group_size=2)
     await die_while_holding(stub, 0)

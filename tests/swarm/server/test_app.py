@@ -21,6 +21,7 @@ from swarm.server.coordinator.conductor import Conductor
 from swarm.server.coordinator.desk import Desk
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
+from swarm.server.routes import wire
 
 pytestmark = pytest.mark.anyio
 
@@ -115,6 +116,12 @@ async def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes)
     assert_problem(await served.http.post("/swarm/v1/runs", content=body), 422, "invalid_spec")
 
 
+async def test_a_claim_names_a_task(served: Served) -> None:
+    claim = {"run_id": await served.start_run(), "client_id": "c", "task_id": ""}
+    document = assert_problem(await served.http.post("/swarm/v1/episodes:claim", json=claim), 422, "invalid_spec")
+    assert [error["field"] for error in document["errors"]] == ["task_id"]
+
+
 async def test_a_misspelt_query_parameter_is_refused(served: Served) -> None:
     document = assert_problem(await served.http.get("/swarm/v1/ledger?tsk_id=t"), 422, "invalid_spec")
     assert document["errors"][0]["nearest"] == "task_id"
@@ -131,6 +138,9 @@ async def test_unknown_routes_and_methods_are_problems_that_help(served: Served)
 async def test_unknown_runs_and_episodes_are_not_found(served: Served) -> None:
     assert_problem(await served.http.get("/swarm/v1/runs/run-none"), 404, "not_found")
     assert_problem(await served.http.get("/swarm/v1/episodes/ep-none"), 404, "not_found")
+    for path in ("ledger", "ledger/summary"):
+        document = assert_problem(await served.http.get(f"/swarm/v1/{path}?run_id=run-none"), 404, "not_found")
+        assert document["detail"] == "no run 'run-none' on this server"
     claim = {"run_id": "run-none", "client_id": "c", "task_id": "t"}
     assert_problem(await served.http.post("/swarm/v1/episodes:claim", json=claim), 404, "not_found")
 
@@ -280,6 +290,20 @@ async def test_an_agent_is_answered_under_its_episodes_key(served: Served) -> No
     models = await served.http.get("/v1/models", headers=_bearer(grant["api_key"]))
     assert [card["id"] for card in models.json()["data"]] == ["echo"]
     assert (await served.http.get("/v1/models/echo", headers=_bearer(grant["api_key"]))).json()["id"] == "echo"
+
+
+async def test_a_body_that_is_too_large_is_refused_with_its_limit(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await served.claim(await served.start_run())
+    monkeypatch.setattr(wire, "MAX_BODY_BYTES", 2**20)
+    document = assert_problem(await served.http.post("/swarm/v1/runs", content=b" " * (2**20 + 1)), 413, "over_limit")
+    assert "larger than 1 MiB" in document["detail"]
+    answer = await chat(served, grant["api_key"], note="x" * 2**20)
+    assert_openai_error(answer, 413, "over_limit")
+    assert "larger than 1 MiB" in answer.json()["error"]["message"]
+    told = await served.http.post("/v1/messages", content=b" " * (2**20 + 1), headers=_bearer(grant["api_key"]))
+    assert (told.status_code, told.json()["error"]["type"]) == (413, "request_too_large")
 
 
 async def test_a_key_that_is_not_ours_is_refused_in_openais_format(served: Served) -> None:

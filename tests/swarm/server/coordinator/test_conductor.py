@@ -232,7 +232,10 @@ async def test_a_stop_does_not_wait_longer_than_its_drain_limit(tmp_path: Path) 
         await world.claim("t-1")
         await world.desk.stop_run(run_id)
         await world.until_phase(Phase.DRAINING)
-        await world.passes(51)
+        await world.passes(20)
+        refusal = await world.refused(world.desk.create_run(RunRequest(spec=spec()), by="other"))
+        assert "is stopping: 1 open episode may still end, within 30 s" in refusal.detail
+        await world.passes(31)
         await world.until_phase(Phase.IDLE)
         assert await world.states() == ["dropped run_ended"]
 
