@@ -77,11 +77,14 @@ def start_run(args: argparse.Namespace) -> int:
     spec = valid(RunSpec, assign(read_document(args.spec), args.set), args.set)
     with connection.connect(args, later_s=60.0) as swarm:
         report = swarm.start_run(spec, args.key)
-        if args.key is not None and report.status != "running":
+        if report.status not in ("running", "complete"):
             raise _over(report, args.key)
         if args.watch:
             return _watch(swarm, report.run_id, 0, as_json=args.json)
-        print(report.model_dump_json() if args.json else f"run {report.run_id} started on {swarm.url}")
+        done = (
+            f"is complete at step {report.step}: the key was used for it" if report.status == "complete" else "started"
+        )
+        print(report.model_dump_json() if args.json else f"run {report.run_id} {done} on {swarm.url}")
     return 0
 
 
