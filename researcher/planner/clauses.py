@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from researcher.models import Factor
 from researcher.planner.instruments import level_problem
-from researcher.planner.levels import Placed
+from researcher.planner.levels import LIMITS, Placed
 from researcher.planner.mentions import Mention, is_given
 from researcher.planner.placing import place
 from researcher.planner.refusals import PlanningRefused
@@ -63,7 +63,7 @@ def _placed(found: Sequence[Token], named: Sequence[Mention], pieces: Sequence[r
         whole.effects += placed.effects
         whole.shifts += placed.shifts
         whole.unplaced += placed.unplaced
-        for name in ("seeds", "min_seeds", "max_seeds", "budget_s", "threshold"):
+        for name in (*LIMITS, "threshold"):
             before, now = getattr(whole, name), getattr(placed, name)
             if None not in (before, now) and before != now:
                 raise PlanningRefused(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from researcher.models import Factor, Scalar
 from researcher.planner.instruments import level_problem
 from researcher.planner.wording import Token, number_text
+
+LIMITS = ("seeds", "min_seeds", "max_seeds", "budget_s")
+"""What a topic says of how often and how long; fields of `Placed` and of a reading alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,11 @@ class Placed:
     shifts: list[tuple[Token, Factor]] = field(default_factory=list)
     """`raise the group size by 4`: a change, and no level."""
     unplaced: list[Token] = field(default_factory=list)
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """As a reading has them."""
+        return {name: getattr(self, name) for name in LIMITS}
 
     def of(self, factor: Factor) -> list[Level]:
         return sorted((level for level in self.levels if level.factor == factor), key=lambda level: level.at)

@@ -244,9 +244,6 @@ def _reading(
         direction=stated.direction or metric.direction,
         direction_assumed=stated.direction is None,
         settings=settings,
-        seeds=placed.seeds,
-        min_seeds=placed.min_seeds,
-        max_seeds=placed.max_seeds,
-        budget_s=placed.budget_s,
         assumptions=tuple(notes.lines),
+        **placed.limits,
     )

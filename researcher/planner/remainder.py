@@ -52,6 +52,9 @@ _ORDINARY = words(
 )
 
 
+_BEFORE_NAME = words("family task called named on")
+
+
 def refuse_idle(instrument: Instrument, varied: Sequence[Factor], placed: Placed) -> None:
     """Raises: PlanningRefused where a factor is varied while the one that it needs is 0, so that its levels are the same."""
     for factor in varied:
@@ -64,9 +67,6 @@ def refuse_idle(instrument: Instrument, varied: Sequence[Factor], placed: Placed
                 f"'with {needed.aliases[0] if needed.aliases else needed.name} 0.01'",
                 [needed.name],
             )
-
-
-_BEFORE_NAME = words("family task called named on")
 
 
 def refuse_other_methods(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:

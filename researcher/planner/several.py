@@ -40,11 +40,8 @@ def crossed_reading(
         direction=metric.direction,
         direction_assumed=True,
         settings=settings_of(found, [factor for factor, _ in crossed], named, placed, notes),
-        seeds=placed.seeds,
-        min_seeds=placed.min_seeds,
-        max_seeds=placed.max_seeds,
-        budget_s=placed.budget_s,
         assumptions=tuple(notes.lines),
+        **placed.limits,
     )
 
 
@@ -94,9 +91,6 @@ def sequenced_reading(
         direction=metric.direction,
         direction_assumed=True,
         settings=settings_of(found, (first.factor, second.factor), named, placed, notes),
-        seeds=placed.seeds,
-        min_seeds=placed.min_seeds,
-        max_seeds=placed.max_seeds,
-        budget_s=placed.budget_s,
         assumptions=tuple(notes.lines),
+        **placed.limits,
     )

@@ -15,9 +15,7 @@ def settle_switches(found: Sequence[Token], owner: Mapping[int, Mention], placed
     off = off_level(factor)
     if off is None:
         return
-    switches = [
-        (i, on) for i, on in _switches(found, owner, factor) if i not in {level.at for level in placed.of(factor)}
-    ]
+    switches = _switches(found, owner, factor)
     numbered = [level for level in placed.of(factor) if level.value != off]
     if len({on for _, on in switches}) < 2 and not (numbered and any(not on for _, on in switches)):
         return

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import httptools
 
@@ -20,15 +20,15 @@ _SEPARATOR = b"\n\n"
 _MANY = 1024
 """Events that wait to be taken; then the server has to wait too."""
 
-Connect = Callable[[type["Answer"]], Coroutine[Any, Any, "Answer"]]
-"""Opens a connection with that protocol."""
+Connect = Callable[[], Awaitable["Answer"]]
+"""Opens a connection."""
 
 
 def to_socket(path: Path) -> Connect:
     """A Unix socket of this machine."""
 
-    async def connect(protocol: type[Answer]) -> Answer:
-        return (await asyncio.get_running_loop().create_unix_connection(protocol, str(path)))[1]
+    async def connect() -> Answer:
+        return (await asyncio.get_running_loop().create_unix_connection(Answer, str(path)))[1]
 
     return connect
 
@@ -37,8 +37,8 @@ def to_address(address: str) -> Connect:
     """HOST:PORT."""
     host, _, port = address.rpartition(":")
 
-    async def connect(protocol: type[Answer]) -> Answer:
-        return (await asyncio.get_running_loop().create_connection(protocol, host.strip("[]"), int(port)))[1]
+    async def connect() -> Answer:
+        return (await asyncio.get_running_loop().create_connection(Answer, host.strip("[]"), int(port)))[1]
 
     return connect
 
@@ -70,16 +70,16 @@ class Answer(asyncio.Protocol):
         self._begin()
         self._transport.write(request)
 
+    async def head(self) -> None:
+        """Wait for the status. Raises: ConnectionError when the answer breaks off."""
+        while not self.status:
+            await self._news()
+
     async def more(self) -> bool:
-        """Wait for events, or for the head. False at the answer's end. Raises: ConnectionError when it breaks off."""
+        """Wait for events. False at the answer's end. Raises: as `head`."""
         while not self._events and not self._over:
-            if self.lost:
-                raise ConnectionResetError("the server broke off its answer")
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-            if self.status and not self._events:
-                break  # the head
-        return bool(self._events) or not self._over
+            await self._news()
+        return bool(self._events)
 
     def events(self) -> Iterator[bytes]:
         """What has come so far, each event once."""
@@ -91,8 +91,8 @@ class Answer(asyncio.Protocol):
 
     async def content(self) -> bytes:
         """All of an answer that is no stream."""
-        while await self.more():
-            continue
+        while not self._over:
+            await self._news()
         return self._rest
 
     def close(self) -> None:
@@ -132,6 +132,12 @@ class Answer(asyncio.Protocol):
         self._over = True
         self._reusable = self._parser.should_keep_alive()
 
+    async def _news(self) -> None:
+        if self.lost:
+            raise ConnectionResetError("the server broke off its answer")
+        self._waiting = asyncio.get_running_loop().create_future()
+        await self._waiting
+
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None and not waiting.done():
@@ -152,12 +158,11 @@ class EventStreams:
 
     @asynccontextmanager
     async def post(self, path: str, body: bytes) -> AsyncIterator[Answer]:
-        """The answer, once its head is there. Left before its end, it hangs up. Raises: OSError, TimeoutError."""
+        """The answer, once its head is there. Left before its end, it hangs up. Raises: OSError."""
         answer = await self._connection()
         try:
             answer.ask(b"POST %s %s%d\r\n\r\n%s" % (path.encode(), self._head, len(body), body))
-            while not answer.status:
-                await answer.more()
+            await answer.head()
             yield answer
         finally:
             if answer.reusable:
@@ -178,4 +183,4 @@ class EventStreams:
                 return answer
             answer.close()
         async with asyncio.timeout(self._connect_s):
-            return await self._connect(Answer)
+            return await self._connect()

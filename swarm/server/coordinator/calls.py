@@ -1,4 +1,4 @@
-"""A call between its opening and its close, as the gateway holds it."""
+"""A call between its opening and its close, as the gateway holds it, and what an episode's calls say of its result."""
 
 from __future__ import annotations
 
