@@ -2,10 +2,9 @@
 
 A step is 64 completions of at most 32 tokens (8 sums, 8 completions of each), one optimiser step, and whatever it takes
 until the next completions come from the new weights. Ours: the local engine, driven as the server drives it (64 calls at
-once, batch, train, serve). TRL's: `GRPOTrainer` in an environment of its own, in float32, its fastest precision on every
-CPU that we measured (autocast and bfloat16 weights took about twice as long); with `--trl-precision float32 autocast
-bfloat16` each makes a first step, and the fastest goes on. Both sides make a step that is not counted; then they take
-turns, so that whatever else this machine does meets both.
+once, batch, train, serve). TRL's: `GRPOTrainer` in an environment of its own, which makes a first step in float32, under
+autocast and with bfloat16 weights; the fastest goes on: which one that is depends on the CPU. Both sides make a step that is
+not counted; then they take turns, so that whatever else this machine does meets both.
 """
 
 from __future__ import annotations
@@ -217,8 +216,8 @@ def say(**fields: Any) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.grpo_step", description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--steps", type=int, default=3, help="measured steps of each side")
-    parser.add_argument("--trl-precision", nargs="+", default=["float32"], choices=PRECISIONS, metavar="PRECISION")
+    parser.add_argument("--steps", type=int, default=5, help="measured steps of each side")
+    parser.add_argument("--trl-precision", nargs="+", default=PRECISIONS, choices=PRECISIONS, metavar="PRECISION")
     args = parser.parse_args()
     ensure_trl()
     with tempfile.TemporaryDirectory(prefix="swarm-bench-") as home:

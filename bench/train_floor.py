@@ -31,7 +31,7 @@ from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces
-from swarm.engine.local.trainer import REUSE_MEMORY
+from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.seam import TrainBatch
 from swarm.models import resolve
 

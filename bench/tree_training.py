@@ -40,7 +40,7 @@ from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import Price, descend
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces
-from swarm.engine.local.trainer import REUSE_MEMORY
+from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.tree import Branch, grow
 from swarm.models import resolve
 
@@ -133,7 +133,7 @@ class Ours:
     def gradient(self, made: Sequence[Branch]) -> float:
         """Fill `grad` of the weights; returns the loss. What the trainer does, its optimiser apart."""
         policy, loss = self._policy, 0.0
-        self._optimizer.begin()
+        self._optimizer.begin("adamw")
         for piece in pieces(made, policy):
             with policy.autocast():
                 hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]

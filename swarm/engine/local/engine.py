@@ -18,7 +18,7 @@ from swarm.engine.local.memory import GIB, available_memory, check, trainer_memo
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.trainer import TrainerHandle
 from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
-from swarm.engine.local.weights_room import WeightsRoom
+from swarm.engine.local.weights_room import WeightsRoom, checksum_of
 from swarm.engine.seam import (
     Dialect,
     EngineError,
@@ -31,7 +31,7 @@ from swarm.engine.seam import (
     StepOutcome,
     TrainBatch,
 )
-from swarm.models.folder import ModelFolder, sha256_of
+from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import LoraSpec
 
@@ -197,5 +197,5 @@ class LocalEngine:
 
 async def _approve(file: Path, trained: str) -> None:
     """Raises: WeightsRefused when the file does not hold the weights that were trained."""
-    if await asyncio.to_thread(sha256_of, file) != trained:
+    if await asyncio.to_thread(checksum_of, file) != trained:
         raise WeightsRefused(f"the weights in {file} are not those that were trained; is its memory shared or full?")

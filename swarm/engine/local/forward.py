@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
-from swarm.engine.local import attention
+from swarm.engine.local import attention, norms
 from swarm.engine.local.adapters import Adapters, hosted_name
 from swarm.engine.local.attention import MicroBatch
 from swarm.engine.local.memory import segment_tokens
@@ -76,7 +76,7 @@ class Policy:
         self.model = model.train(False)  # no dropout: the sampler has none
         self.start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         self.model.float()
-        _narrow_norms(model)
+        norms.hasten(model)
         # A gradient of the rows that were read, not of the whole table.
         model.get_input_embeddings().sparse = True  # type: ignore[assignment]
         self.compute_dtype = torch.float32
@@ -178,8 +178,11 @@ class Policy:
     def hidden(self, micro: MicroBatch) -> Tensor:
         """Last hidden states of the current weights, [T, D]."""
         embedded = self.model.get_input_embeddings()(micro.token_T)
+        table = self.model.get_input_embeddings().weight
         casts = {
-            name: self._cast(name, weight) for name, weight in self._body.named_parameters() if self._is_cast(weight)
+            name: self._cast(name, weight)
+            for name, weight in self._body.named_parameters()
+            if self._is_cast(weight) and weight is not table
         }
         with recomputed_layers(self._body, casts) if self.recompute else nullcontext():
             return self._run(lambda **inputs: functional_call(self._body, casts, (), inputs), micro, embedded)
@@ -222,19 +225,6 @@ class Policy:
         )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
-
-
-def _narrow_norms(model: PreTrainedModel) -> None:
-    """Under autocast, what a layer has normalised is brought to the compute type once, not by each matrix that reads it."""
-    for layer in (part for part in model.base_model.children() if isinstance(part, nn.ModuleList)):
-        for module in layer.modules():
-            if type(module).__name__.endswith("Norm"):
-                module.register_forward_hook(_narrowed)
-
-
-def _narrowed(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    device = output.device.type
-    return output.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else output
 
 
 def _own_memory(device: torch.device) -> int | None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from swarm.engine.tree import Segment
 
-CHUNK_LOGITS = 32_000_000
-"""So many logits are held at a time: 128 MB in float32, and three times as much at the peak."""
+CHUNK_LOGITS = 16_000_000
+"""So many logits are held at a time: 64 MB in float32, and three times as much at the peak."""
 
 Price = Callable[[Tensor, Tensor, slice], Tensor]
 """(logp_U, entropy_U, which uses) → their loss, a scalar. Gradients flow into the first two."""

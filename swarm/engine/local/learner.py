@@ -108,6 +108,7 @@ class Learner:
             for part in ready:
                 if algorithm.couples_calls and self.half_way:
                     part.take_call_gaps([read(self.policy, piece)[0] for piece in part.pieces])
+                self.optimizer.begin(spec.optimizer.name)
                 loss = self._accumulate(part.pieces, algorithm, tally, first=epoch == 0)
                 if not math.isfinite(loss):
                     raise TrainingRefused(f"step {batch.step}: the loss is {loss}")
@@ -154,7 +155,6 @@ class Learner:
     def _accumulate(self, part: Sequence[Piece], algorithm: Algorithm, tally: Tally, *, first: bool) -> float:
         """The gradient of one minibatch; returns the policy's loss."""
         policy, dtype, total = self.policy, self.policy.compute_dtype, 0.0
-        self.optimizer.begin()
         self.critic.begin()
         with policy.autocast():
             for piece in part:

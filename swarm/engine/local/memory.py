@@ -18,7 +18,7 @@ from swarm.engine.seam import EngineDown, EngineError
 GIB = 1 << 30
 _TRAINED_BYTES = 4 + 4 + 8 + 2
 """Per parameter while it is trained: weight and gradient in float32, AdamW's two moments, and its copy in bfloat16."""
-_LOGITS_BYTES = 3 * (128 << 20)
+_LOGITS_BYTES = 3 * (64 << 20)
 """Logits are made a few at a time; three buffers of them at the peak."""
 _ACTIVATIONS_SHARE = 6
 _ACTIVATIONS_BYTES = (2 * GIB, 16 * GIB)

@@ -35,7 +35,7 @@ class WeightsChange:
 
 
 class Optimizer:
-    """Moments live as long as the run does; `take` and `forget` begin anew, and so does a step by another optimiser.
+    """Moments live as long as the run does; `take` and `forget` begin anew, and so does a step of another optimiser.
 
     Gradients are kept and zeroed instead of freed: giving half a gigabyte back at each step costs more than a step.
     """
@@ -57,13 +57,27 @@ class Optimizer:
             for name, weight in self._weights.items()
         }
 
-    def begin(self) -> None:
-        """Zero the gradients."""
-        for weight in self._weights.values():
+    def begin(self, name: OptimizerName) -> None:
+        """Zero the gradients, for a step of the optimiser of this name.
+
+        What outlives the step is made before anything of the step: made in between, it would lie where the activations of the
+        next step could have gone, and the first steps would each take fresh memory.
+        """
+        if name != self._name:
+            self._name = name
+            self.forget()
+        for path, weight in self._weights.items():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             else:
                 weight.grad.zero_()
+            part = self._parts[path]
+            if isinstance(part, AdamW) and not part.state[weight]:
+                part.state[weight] = {
+                    "step": torch.zeros((), device=weight.device),
+                    "exp_avg": torch.zeros_like(weight),
+                    "exp_avg_sq": torch.zeros_like(weight),
+                }
 
     def grad_norm(self) -> float:
         """Over all weights, before clipping."""
@@ -71,14 +85,13 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, spec: OptimizerSpec, learning_rate: float) -> tuple[float, WeightsChange]:
-        """One update. Returns the gradient norm before clipping, and by how much the weights changed.
+        """One update, after `begin`. Returns the gradient norm before clipping, and by how much the weights changed.
 
         Raises: TrainingRefused, with no weight touched, when the gradient is not finite.
         """
         norm = self.grad_norm()
         if not math.isfinite(norm):
             raise TrainingRefused(f"the gradient norm is {norm}; lower optimizer.learning_rate or look at the rewards")
-        self._become(spec.name)
         shrink = min(1.0, spec.max_grad_norm / (norm + 1e-6))
         change = WeightsChange()
         for name, weight in self._weights.items():
@@ -114,11 +127,6 @@ class Optimizer:
             found.setdefault(name, {})[key] = value.to(self._weights[name].device, copy=True)
         for name, part in self._parts.items():
             part.state[self._weights[name]] = found[name]
-
-    def _become(self, name: OptimizerName) -> None:
-        if name != self._name:
-            self._name = name
-            self.forget()
 
 
 def _grad(weight: nn.Parameter) -> Tensor:

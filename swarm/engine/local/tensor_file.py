@@ -5,12 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class Hash(Protocol):
+    """Of hashlib, or of its shape."""
+
+    def update(self, data: memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+NewHash = Callable[[], Hash]
 
 _NAMES = {
     torch.float32: "F32",
@@ -21,13 +33,15 @@ _NAMES = {
 }
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> str:
-    """Write each tensor in its type of `dtypes`; returns the file's SHA-256.
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], hashed_by: NewHash = hashlib.sha256
+) -> str:
+    """Write each tensor in its type of `dtypes`; returns the file's hash, a SHA-256 unless another is wanted.
 
     A file that is there is written over in place, since memory that was used before is much faster than fresh memory;
     whoever needs it whole writes to a new name and renames. Raises: OSError.
     """
-    digest = hashlib.sha256()
+    digest = hashed_by()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as file:
         with ThreadPoolExecutor(1) as hashing:
             for chunk in _chunks(tensors, dtypes):

@@ -12,7 +12,7 @@ from foundation.clock import Clock
 from swarm.engine.local.connection import Connection, raised
 from swarm.engine.local.device import Device
 from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
-from swarm.engine.local.vllm_server import child_environment
+from swarm.engine.local.vllm_server import REUSE_MEMORY, child_environment
 from swarm.engine.local.wire import (
     Export,
     Fingerprint,
@@ -33,9 +33,6 @@ from swarm.engine.seam import (
 from swarm.models.folder import ModelFolder
 
 _BOOT_LIMIT_S = 300.0
-REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""Freed memory is kept: giving it back and getting it again doubles the time of a step."""
-
 _SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """What CUDA's matrix products need to give the same bits again."""
 
@@ -108,11 +105,11 @@ class TrainerHandle:
         return (await self._ask(WriteCheckpoint(best=best))).step
 
     async def export(self, file: Path) -> tuple[int, str]:
-        """Step and SHA-256 of the weights that were written to `file`. Raises: TrainerCrashed, OSError."""
+        """Step and checksum of the weights that were written to `file`. Raises: TrainerCrashed, OSError."""
         reply = await self._ask(Export(file=file))
-        if reply.sha256 is None:
-            raise EngineError("the trainer wrote weights without telling their hash")
-        return reply.step, reply.sha256
+        if reply.checksum is None:
+            raise EngineError("the trainer wrote weights without telling their checksum")
+        return reply.step, reply.checksum
 
     async def fingerprint(self) -> str:
         """SHA-256 of the trained weights as they stand, in full precision. Raises: TrainerCrashed."""

@@ -113,8 +113,8 @@ def _carry_out(workshop: Workshop, request: Request) -> Reply:
         outcome = workshop.train(command.batch)
         return Reply(number=number, step=outcome.step, outcome=outcome)
     if isinstance(command, Export):
-        step, sha256 = workshop.export(command.file)
-        return Reply(number=number, step=step, sha256=sha256)
+        step, checksum = workshop.export(command.file)
+        return Reply(number=number, step=step, checksum=checksum)
     if isinstance(command, Fingerprint):
         step, sha256 = workshop.fingerprint()
         return Reply(number=number, step=step, sha256=sha256)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+import xxhash
 
 from foundation.paths import memory_dir
 from swarm.engine.seam import EngineError
@@ -61,6 +64,17 @@ class WeightsRoom:
     def serves(self, slot: Path) -> None:
         """Inference has these weights now."""
         self._served = slot
+
+
+def new_checksum() -> xxhash.xxh3_128:
+    """Of weights on their way through a room. It guards against accidents: nobody else can enter the room."""
+    return xxhash.xxh3_128()
+
+
+def checksum_of(file: Path) -> str:
+    """Raises: OSError."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, new_checksum).hexdigest()
 
 
 def _made_and_locked() -> tuple[Path, int]:

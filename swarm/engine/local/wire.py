@@ -83,7 +83,10 @@ class Answer(Message):
 
 
 class Reply(Answer):
+    """sha256: of the weights in full precision. checksum: of what was written for inference."""
+
     sha256: str | None = None
+    checksum: str | None = None
 
 
 def frame(message: BaseModel) -> bytes:

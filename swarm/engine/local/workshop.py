@@ -18,6 +18,7 @@ from swarm.engine.local.checkpoints import Checkpoint, TrainerState
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
 from swarm.engine.local.tensor_file import hash_tensors, write_tensors
+from swarm.engine.local.weights_room import new_checksum
 from swarm.engine.local.wire import OpenRun
 from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefused
 from swarm.protocol.runspec import LoraSpec, RunSpec
@@ -99,15 +100,16 @@ class Workshop:
         return run.step
 
     def export(self, file: Path) -> tuple[int, str]:
-        """Write the current weights for serving; returns their step and the file's SHA-256. Raises: OSError."""
+        """Write the current weights for serving; returns their step and the file's checksum. Raises: OSError."""
         run = self._open()
         if (adapters := self._policy.adapters) is None:
             dtypes = {name: weight.dtype for name, weight in self._policy.start.items()}
-            return run.step, write_tensors(file, self._weights(), dtypes)
+            return run.step, write_tensors(file, self._weights(), dtypes, new_checksum)
         file.parent.mkdir(exist_ok=True)
         write_atomically(file.parent / CONFIG_FILE, json.dumps(folder_config(adapters.spec, "hosted")).encode())
         weights = folder_weights(self._weights())
-        return run.step, write_tensors(file, weights, {name: weight.dtype for name, weight in weights.items()})
+        dtypes = {name: weight.dtype for name, weight in weights.items()}
+        return run.step, write_tensors(file, weights, dtypes, new_checksum)
 
     def fingerprint(self) -> tuple[int, str]:
         """The step that the weights stand at, and the hash that a checkpoint's manifest would have for them."""

@@ -137,11 +137,11 @@ async def test_weights_that_changed_on_their_way_answer_no_call(
     export = engine.trainer.export
 
     async def changing(file: Path) -> tuple[int, str]:
-        step, sha256 = await export(file)
+        step, checksum = await export(file)
         with file.open("r+b") as written:
             written.seek(-2, os.SEEK_END)
             written.write(bytes(2))
-        return step, sha256
+        return step, checksum
 
     with monkeypatch.context() as patched:
         patched.setattr(engine.trainer, "export", changing)

@@ -22,8 +22,9 @@ from foundation.clock import SystemClock
 from swarm.engine.local import checkpoints
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.trainer import TrainerHandle
+from swarm.engine.local.weights_room import checksum_of
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth, RunContext, TrainerCrashed, TrainingRefused
-from swarm.models.folder import ModelFolder, sha256_of
+from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import RunSpec
 from tests.swarm.engine.batches import PROMPT, batch, branching_batch, call, episode, group
 
@@ -68,8 +69,8 @@ def run_in(tmp_path: Path, **fields: Any) -> RunContext:
 
 
 async def exported(trainer: TrainerHandle, file: Path) -> dict[str, Tensor]:
-    _, sha256 = await trainer.export(file)
-    assert sha256_of(file) == sha256
+    _, checksum = await trainer.export(file)
+    assert checksum_of(file) == checksum
     return load_file(file)
 
 
