@@ -1,4 +1,4 @@
-"""Where files live: one user data directory, one cache of models. Environment is read when asked, never on import."""
+"""Where files live: one user data directory, one cache. Environment is read when asked, never on import."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ def user_data_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def model_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Where fetched models are kept: `SWARM_MODELS`, else the platform's cache directory."""
+    """Where fetched models are kept: `SWARM_MODELS`, else in the user's cache."""
     env = os.environ if environ is None else environ
     if env.get("SWARM_MODELS"):
         return Path(env["SWARM_MODELS"]).expanduser().resolve()
+    return user_cache_dir(env) / "models"
+
+
+def user_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """What can be made again, in the platform's cache directory."""
+    env = os.environ if environ is None else environ
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "swarm-researcher" / "models"
-    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm-researcher" / "models"
+        return Path.home() / "Library" / "Caches" / "swarm-researcher"
+    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm-researcher"
 
 
 def memory_dir() -> Path:

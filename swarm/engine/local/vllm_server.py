@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from foundation.paths import user_cache_dir
 from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB, check, weight_bytes
 from swarm.engine.local.supervisor import ChildCommand
@@ -149,7 +150,7 @@ class VllmSettings:
             module = {"name": self.model_name, "path": str(adapter.folder)}
             argv += ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "1"]
             argv += ["--max-lora-rank", str(adapter.room), "--lora-modules", json.dumps(module)]
-        env = child_environment(os.environ) | REUSE_MEMORY | {"TMPDIR": str(socket.parent)}
+        env = _compiled_code(os.environ) | child_environment(os.environ) | REUSE_MEMORY | {"TMPDIR": str(socket.parent)}
         return ChildCommand(name="inference (vLLM)", argv=argv, env=env, log_path=self.log_path)
 
     @cached_property
@@ -177,6 +178,21 @@ _SPINS = "2000"
 REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Freed memory is kept: giving it back and getting it again doubles the time of a training step. Also where weights are
 loaded over those of before."""
+
+
+def _compiled_code(environ: Mapping[str, str]) -> dict[str, str]:
+    """Where the code that vLLM compiles for this machine outlives the child: making it takes seconds of the first call.
+
+    Without headers compiled in advance, which torch keeps among the temporary files and would make for each child.
+    """
+    try:
+        folder = user_cache_dir(environ) / "inductor"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # no room for it, or no home
+        return {}
+    if not os.access(folder, os.W_OK):
+        return {}
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:

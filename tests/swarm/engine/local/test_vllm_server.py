@@ -59,3 +59,29 @@ def test_the_child_gets_no_keys(tmp_path: Path) -> None:
     assert env["HOME"] == "/h"
     assert env["PYTHONPATH"].endswith(":/p")
     assert env["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_compiled_code_outlives_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
+    def kept() -> str | None:
+        env = settings(tmp_path).command(tmp_path / "s").env
+        assert env is not None
+        return env.get("TORCHINDUCTOR_CACHE_DIR")
+
+    folder = kept()
+    assert folder is not None
+    assert Path(folder).is_dir()
+    assert Path(folder).is_relative_to(tmp_path / "cache")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    assert kept() == "/mine"
+
+
+def test_without_a_cache_compiled_code_lies_among_the_childs_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file where the cache should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in (settings(tmp_path).command(tmp_path / "s").env or {})
