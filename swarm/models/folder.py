@@ -17,7 +17,6 @@ from swarm.protocol.errors import SwarmError
 
 MANIFEST = "swarm-manifest.json"
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
-_CHUNK = 1 << 22
 
 
 class CorruptModel(SwarmError):
@@ -63,11 +62,8 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint_of(hashes: dict[str, str]) -> str:

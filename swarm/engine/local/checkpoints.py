@@ -22,6 +22,7 @@ from torch import Tensor
 from foundation.paths import write_atomically
 from swarm.engine.local.tensor_file import write_tensors
 from swarm.engine.seam import EngineError
+from swarm.models.folder import sha256_of
 from swarm.protocol.runspec import RunSpec
 
 _LOG = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def read(directory: Path, step: int) -> Checkpoint:
     try:
         manifest: dict[str, str] = json.loads((folder / _MANIFEST).read_bytes())
         for name, expected in manifest.items():
-            if _hash(folder / name) != expected:
+            if sha256_of(folder / name) != expected:
                 raise BrokenCheckpoint(f"checkpoint {folder}: {name} has changed since it was written")
         _refuse_ranks(manifest, folder)
         return Checkpoint(
@@ -155,11 +156,6 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     manifest[_STATE] = hashlib.sha256(state).hexdigest()
     write_atomically(folder / _STATE, state)
     write_atomically(folder / _MANIFEST, json.dumps(manifest).encode())
-
-
-def _hash(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _folder(directory: Path, step: int) -> Path:

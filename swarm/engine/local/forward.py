@@ -177,12 +177,12 @@ class Policy:
 
     def hidden(self, micro: MicroBatch) -> Tensor:
         """Last hidden states of the current weights, [T, D]."""
-        embedded = self.model.get_input_embeddings()(micro.token_T)
-        table = self.model.get_input_embeddings().weight
+        table = self.model.get_input_embeddings()
+        embedded = table(micro.token_T)
         casts = {
             name: self._cast(name, weight)
             for name, weight in self._body.named_parameters()
-            if self._is_cast(weight) and weight is not table
+            if self._is_cast(weight) and weight is not table.weight
         }
         with recomputed_layers(self._body, casts) if self.recompute else nullcontext():
             return self._run(lambda **inputs: functional_call(self._body, casts, (), inputs), micro, embedded)

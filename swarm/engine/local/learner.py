@@ -109,6 +109,7 @@ class Learner:
                 if algorithm.couples_calls and self.half_way:
                     part.take_call_gaps([read(self.policy, piece)[0] for piece in part.pieces])
                 self.optimizer.begin(spec.optimizer.name)
+                self.critic.begin()
                 loss = self._accumulate(part.pieces, algorithm, tally, first=epoch == 0)
                 if not math.isfinite(loss):
                     raise TrainingRefused(f"step {batch.step}: the loss is {loss}")
@@ -155,7 +156,6 @@ class Learner:
     def _accumulate(self, part: Sequence[Piece], algorithm: Algorithm, tally: Tally, *, first: bool) -> float:
         """The gradient of one minibatch; returns the policy's loss."""
         policy, dtype, total = self.policy, self.policy.compute_dtype, 0.0
-        self.critic.begin()
         with policy.autocast():
             for piece in part:
                 hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]

@@ -102,13 +102,13 @@ class Workshop:
     def export(self, file: Path) -> tuple[int, str]:
         """Write the current weights for serving; returns their step and the file's checksum. Raises: OSError."""
         run = self._open()
-        if (adapters := self._policy.adapters) is None:
-            dtypes = {name: weight.dtype for name, weight in self._policy.start.items()}
-            return run.step, write_tensors(file, self._weights(), dtypes, new_checksum)
-        file.parent.mkdir(exist_ok=True)
-        write_atomically(file.parent / CONFIG_FILE, json.dumps(folder_config(adapters.spec, "hosted")).encode())
-        weights = folder_weights(self._weights())
-        dtypes = {name: weight.dtype for name, weight in weights.items()}
+        weights = self._weights()
+        served_as = self._policy.start
+        if (adapters := self._policy.adapters) is not None:
+            file.parent.mkdir(exist_ok=True)
+            write_atomically(file.parent / CONFIG_FILE, json.dumps(folder_config(adapters.spec, "hosted")).encode())
+            weights = served_as = folder_weights(weights)
+        dtypes = {name: weight.dtype for name, weight in served_as.items()}
         return run.step, write_tensors(file, weights, dtypes, new_checksum)
 
     def fingerprint(self) -> tuple[int, str]:

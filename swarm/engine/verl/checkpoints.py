@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from foundation.paths import write_atomically
 from swarm.engine.local.checkpoints import BrokenCheckpoint, TrainerState, steps
 from swarm.engine.seam import EngineError
+from swarm.models.folder import sha256_of
 
 _LOG = logging.getLogger(__name__)
 _UNFINISHED = ".unfinished-"
@@ -86,7 +87,7 @@ def verified(directory: Path, step: int, ranks: int) -> TrainerState:
     try:
         manifest: dict[str, str] = json.loads((where / _MANIFEST).read_bytes())
         for name, expected in manifest.items():
-            if _hash(where / name) != expected:
+            if sha256_of(where / name) != expected:
                 raise BrokenCheckpoint(f"checkpoint {where}: {name} has changed since it was written")
         state = TrainerState.model_validate_json((where / _STATE).read_bytes())
     except (OSError, ValueError, ValidationError) as error:
@@ -111,16 +112,11 @@ def _seal(unfinished: Path, state: TrainerState, ranks: int) -> None:
         )
     for name in expected:
         _sync(unfinished / name)
-    manifest = {name: _hash(unfinished / name) for name in expected}
+    manifest = {name: sha256_of(unfinished / name) for name in expected}
     text = state.model_dump_json().encode()
     manifest[_STATE] = hashlib.sha256(text).hexdigest()
     write_atomically(unfinished / _STATE, text)
     write_atomically(unfinished / _MANIFEST, json.dumps(manifest).encode())
-
-
-def _hash(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:
