@@ -46,6 +46,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         choices=("cpu", "cuda"),
         help="local: what computes (default: a GPU where vLLM can use one, else the CPU)",
     )
+    parser.add_argument(
+        "--enable-sleep-mode",
+        action="store_true",
+        default=None,
+        help="local, on a GPU: inference and training take turns in its memory (docs/gpu.md)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
     parser.add_argument(
@@ -160,7 +166,7 @@ def _hosted(args: argparse.Namespace) -> _Hosted:
 
 def _engine_of(option: str) -> str | None:
     """The engine that an option is for; None where every engine heeds it."""
-    own = {"device": "local", "ray_address": "verl"}
+    own = {"device": "local", "enable_sleep_mode": "local", "ray_address": "verl"}
     head = option.partition("_")[0]
     return own.get(option) or (head if head in ("echo", "verl") else None)
 
@@ -181,16 +187,26 @@ def _echo(args: argparse.Namespace) -> _Hosted:
 
 
 def _local(args: argparse.Namespace) -> _Hosted:
+    from foundation.commandline import UsageError
     from swarm.engine.local.device import device_for
     from swarm.engine.local.engine import LocalEngine
     from swarm.models import resolve
 
     folder = resolve(args.model)
     device = device_for(args.device)
+    if args.enable_sleep_mode and device == "cpu":
+        raise UsageError("--enable-sleep-mode is for a GPU, and this engine computes on the CPU: leave it out")
 
     def engine(state: StateDir, clock: Clock) -> Engine:
         state.note_model(folder.path, folder.fingerprint)
-        return LocalEngine(folder, logs=state.logs_dir, max_model_len=args.max_model_len, device=device, clock=clock)
+        return LocalEngine(
+            folder,
+            logs=state.logs_dir,
+            max_model_len=args.max_model_len,
+            device=device,
+            sleep_mode=bool(args.enable_sleep_mode),
+            clock=clock,
+        )
 
     return _Hosted(f"{folder.name}@{folder.fingerprint[:12]}", engine)
 

@@ -41,7 +41,11 @@ _TRAINER_PROCESS_BYTES = int(0.8 * GIB)
 
 
 class LocalEngine:
-    """See `swarm.engine.seam.Engine`. logs: a directory, one file per child."""
+    """See `swarm.engine.seam.Engine`. logs: a directory, one file per child.
+
+    sleep_mode: both children take turns on one GPU. While a step is trained inference sleeps, unless max_staleness lets calls be
+    sampled meanwhile; between steps the optimiser's state lies in the machine's memory.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class LocalEngine:
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         device: Device = "cpu",
+        sleep_mode: bool = False,
         back_off: BackOff | None = None,
     ) -> None:
         settings = VllmSettings(
@@ -61,6 +66,7 @@ class LocalEngine:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             device=device,
+            sleep_mode=sleep_mode,
         )
         self._info = EngineInfo(
             backend="local",
@@ -73,12 +79,14 @@ class LocalEngine:
         self._health = EngineHealth(ready=False)
         self._room = WeightsRoom(model.path)
         self._lora: LoraSpec | None = None
+        self.sleep_mode = sleep_mode
         self.inference = VllmInference(settings, clock=clock, back_off=back_off)
         self.inference.subscribe(self._tell)
         self.trainer = TrainerHandle(
             model,
             log_path=logs / "trainer.log",
             device=device,
+            offload_optimizer=sleep_mode,
             clock=clock,
             on_health=self._tell,
             back_off=back_off,
@@ -154,6 +162,9 @@ class LocalEngine:
         return step
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
+        if self.sleep_mode and batch.spec.max_staleness == 0:
+            async with self.inference.asleep():
+                return await self.trainer.train(batch)
         return await self.trainer.train(batch)
 
     async def checkpoint(self, *, best: int | None = None) -> int:

@@ -118,6 +118,12 @@ class Policy:
             self.adapters = Adapters(self.model, lora, seed)
         self.reset()
 
+    def rest(self) -> None:
+        """Give back memory of the device that the next step takes anew."""
+        self._casts.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     @property
     def trained(self) -> dict[str, nn.Parameter]:
         """The weights that are trained, by name."""

@@ -15,6 +15,8 @@ from swarm.engine.tree import Segment
 
 CHUNK_LOGITS = 16_000_000
 """So many logits are held at a time: 64 MB in float32, and three times as much at the peak."""
+_CHUNK_GRADIENT = 2_000_000
+"""So many numbers of the output weight's gradient are added at a time."""
 
 Price = Callable[[Tensor, Tensor, slice], Tensor]
 """(logp_U, entropy_U, which uses) → their loss, a scalar. Gradients flow into the first two."""
@@ -104,8 +106,15 @@ def descend(
             slope_HV = _slope(chunk, by_logp_U, by_entropy_U).div_(heads.temperature_H[at, None]).to(weight_VD.dtype)
             grad_hidden_HD[at] = slope_HV @ weight_VD
             if grad_VD is not None:
-                grad_VD += slope_HV.T @ hidden_HD[at]
+                for rows in _rows(*grad_VD.shape):
+                    grad_VD[rows] += slope_HV[:, rows].T @ hidden_HD[at]
     return grad_hidden_HD, torch.cat(logps), torch.cat(entropies), loss
+
+
+def _rows(vocabulary: int, width: int) -> Iterator[slice]:
+    """Of the output weight, a few at a time: their products stay in the cache, and no second gradient of its size is made."""
+    size = max(1, _CHUNK_GRADIENT // width)
+    return (slice(first, first + size) for first in range(0, vocabulary, size))
 
 
 def _distribution(heads: Heads, at: slice, uses: slice, logits_HV: Tensor) -> _Chunk:

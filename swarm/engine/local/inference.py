@@ -11,8 +11,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +183,26 @@ class VllmInference:
             except (EngineError, TimeoutError) as error:
                 _LOG.warning("weights could not be changed in place (%r); starting inference anew", error)
                 await self._start_with(weights_dir, version, approval, adapter)
+
+    @asynccontextmanager
+    async def asleep(self) -> AsyncIterator[None]:
+        """Leave the device's memory to somebody else meanwhile. Calls wait, and go on where they were.
+
+        A child that does not fall asleep goes on as it is; one that does not wake up is started anew.
+        """
+        async with self._publishing:
+            try:
+                await self._serving().sleep()
+            except EngineError as error:
+                _LOG.warning("inference stays awake: %s", error)
+            try:
+                yield
+            finally:
+                try:
+                    await self._serving().wake_up()
+                except EngineError as error:
+                    _LOG.warning("inference does not wake up (%s)", error)
+                    await self._supervisor.restart()
 
     def _has_room(self, adapter: ServedAdapter | None) -> bool:
         """Whether the child that runs can serve it, or all weights."""

@@ -73,6 +73,12 @@ class Learner:
         self.optimizer.restore(without_critic(state), made_by)
         self.critic.restore(state)
 
+    def rest(self) -> None:
+        """Until the next step, hold nothing on the device but weights: what a step needs beside them moves to the machine's memory
+        or is made anew."""
+        self.optimizer.rest()
+        self.policy.rest()
+
     def learn(self, batch: TrainBatch) -> StepOutcome:
         """Make the step. Raises: TrainingRefused."""
         began = self._clock.monotonic()

@@ -72,12 +72,21 @@ class Optimizer:
             else:
                 weight.grad.zero_()
             part = self._parts[path]
-            if isinstance(part, AdamW) and not part.state[weight]:
+            state = part.state[weight]
+            state.update({key: value.to(weight.device) for key, value in state.items()})  # moved by `rest`
+            if isinstance(part, AdamW) and not state:
                 part.state[weight] = {
                     "step": torch.zeros((), device=weight.device),
                     "exp_avg": torch.zeros_like(weight),
                     "exp_avg_sq": torch.zeros_like(weight),
                 }
+
+    def rest(self) -> None:
+        """Until `begin`, hold no memory of the device: moments move to the machine's, gradients are given up."""
+        for path, weight in self._weights.items():
+            weight.grad = None
+            state = self._parts[path].state[weight]
+            state.update({key: value.cpu() for key, value in state.items()})
 
     def grad_norm(self) -> float:
         """Over all weights, before clipping."""

@@ -40,7 +40,10 @@ Command = OpenRun | Train | WriteCheckpoint | Export | Fingerprint
 
 
 class TrainerHandle:
-    """Asks one thing at a time. A crash fails the question under way; the child is started again by itself."""
+    """Asks one thing at a time. A crash fails the question under way; the child is started again by itself.
+
+    offload_optimizer: between steps the optimiser's state lies in the machine's memory instead of the device's.
+    """
 
     def __init__(
         self,
@@ -50,11 +53,13 @@ class TrainerHandle:
         clock: Clock,
         on_health: Callable[[EngineHealth], None],
         device: Device = "cpu",
+        offload_optimizer: bool = False,
         back_off: BackOff | None = None,
     ) -> None:
         self._model = model
         self._log_path = log_path
         self._device = device
+        self._offload_optimizer = offload_optimizer
         self._connection: Connection[Reply] | None = None
         self._run_is_open = False
         self._asking = asyncio.Lock()
@@ -174,6 +179,7 @@ class TrainerHandle:
             *(sys.executable, "-m", "swarm.engine.local.trainer_process"),
             *("--model", str(self._model.path), "--fingerprint", self._model.fingerprint),
             *("--socket", str(descriptor), "--threads", env["OMP_NUM_THREADS"], "--device", self._device),
+            *(["--offload-optimizer"] if self._offload_optimizer else []),
         ]
         return ChildCommand(name="trainer", argv=argv, env=env, log_path=self._log_path, pass_fds=(descriptor,))
 

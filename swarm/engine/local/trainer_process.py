@@ -44,10 +44,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--socket", type=int, required=True, help="file descriptor of a connected stream socket")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--device", choices=get_args(Device), required=True)
+    parser.add_argument("--offload-optimizer", action="store_true", help="off the device between steps")
     args = parser.parse_args(argv)
     logs.configure()
     try:
-        workshop = _open_workshop(args.model, args.fingerprint, args.threads, args.device)
+        workshop = _open_workshop(args)
     except EngineError as error:
         logging.getLogger(__name__).error("%s", error)
         return 1
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _open_workshop(model: Path, fingerprint: str, threads: int, device: Device) -> Workshop:
+def _open_workshop(args: argparse.Namespace) -> Workshop:
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -66,11 +67,12 @@ def _open_workshop(model: Path, fingerprint: str, threads: int, device: Device) 
     from swarm.engine.local.workshop import Workshop
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    torch.set_num_threads(threads)
+    torch.set_num_threads(args.threads)
     # Some CUDA kernels have no deterministic form; they are named in the log.
-    torch.use_deterministic_algorithms(True, warn_only=device == "cuda")
+    torch.use_deterministic_algorithms(True, warn_only=args.device == "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    return Workshop(Policy.load(model, torch.device(device)), fingerprint, SystemClock())
+    policy = Policy.load(args.model, torch.device(args.device))
+    return Workshop(policy, args.fingerprint, SystemClock(), offload_optimizer=args.offload_optimizer)
 
 
 def _receive(connection: socket.socket) -> Request | None:

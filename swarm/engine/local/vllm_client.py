@@ -36,6 +36,8 @@ _CONNECT_S = 10.0
 _PATIENT = ClientTimeout(total=None, sock_connect=_CONNECT_S)
 """An answer may take as long as it takes."""
 _CONTROL = ClientTimeout(total=30.0)
+_MOVE = ClientTimeout(total=300.0)
+"""All weights go from the device to the machine's memory, or back."""
 _PROBE = ClientTimeout(total=5.0)
 _KEEP_S = 4.0
 """A connection that nothing goes over is kept for less than vLLM's own five seconds, so that no request goes out on a connection that is just being closed."""
@@ -126,6 +128,14 @@ class VllmClient:
     async def resume(self) -> None:
         await self._control("/resume")
 
+    async def sleep(self) -> None:
+        """Freeze every request, bring the weights to the machine's memory and drop keys and values; on the CPU freeze alone."""
+        await self._control("/sleep?level=1&mode=keep", limit=_MOVE)
+
+    async def wake_up(self) -> None:
+        """Undo `sleep`; requests compute their keys and values anew. Of one that does not sleep: nothing."""
+        await self._control("/wake_up", limit=_MOVE)
+
     async def sampled_counts(self) -> dict[str, int]:
         """Sampled tokens so far of every request that the engine holds, by the engine's own request id."""
         answer = await self._control("/collective_rpc", {"method": "sampled_counts"})
@@ -155,10 +165,12 @@ class VllmClient:
         if not answer.get("success"):
             raise EngineError("the inference engine kept keys and values of the old weights")
 
-    async def _control(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _control(
+        self, path: str, body: dict[str, Any] | None = None, *, limit: ClientTimeout = _CONTROL
+    ) -> dict[str, Any]:
         content = orjson.dumps(body or {})
         try:
-            async with self._http.post(path, data=content, headers=_JSON, timeout=_CONTROL) as response:
+            async with self._http.post(path, data=content, headers=_JSON, timeout=limit) as response:
                 status, content = response.status, await response.read()
         except (ClientError, TimeoutError) as error:
             raise _down(error) from error

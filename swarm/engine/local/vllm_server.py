@@ -76,6 +76,8 @@ class VllmSettings:
     device: Device = "cpu"
     kv_cache_bytes: int | None = None
     """None: room for every sequence at full length, between 0.5 and 2 GiB; on a GPU up to 16."""
+    sleep_mode: bool = False
+    """On a GPU: memory can be given up and taken again."""
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -142,6 +144,8 @@ class VllmSettings:
         ]
         if self.device == "cpu":
             argv += _CPU_FLAGS
+        elif self.sleep_mode:
+            argv += ["--enable-sleep-mode"]
         if self.chat_template is not None:
             argv += ["--chat-template", str(self.chat_template)]
         if (parser := self.tool_parser) is not None:

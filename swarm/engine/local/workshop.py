@@ -38,12 +38,16 @@ class _OpenRun:
 
 
 class Workshop:
-    """fingerprint: of the hosted model; a checkpoint that began with other weights is refused."""
+    """fingerprint: of the hosted model; a checkpoint that began with other weights is refused.
 
-    def __init__(self, policy: Policy, fingerprint: str, clock: Clock) -> None:
+    offload_optimizer: between steps the optimiser's state lies in the machine's memory, whatever the policy lies in.
+    """
+
+    def __init__(self, policy: Policy, fingerprint: str, clock: Clock, *, offload_optimizer: bool = False) -> None:
         self._learner = Learner(policy, clock)
         self._policy = policy
         self._fingerprint = fingerprint
+        self._offload_optimizer = offload_optimizer
         self._run: _OpenRun | None = None
 
     def open_run(self, wanted: OpenRun) -> int:
@@ -80,6 +84,9 @@ class Workshop:
             if self._learner.half_way:
                 self._run = None
             raise
+        finally:
+            if self._offload_optimizer:
+                self._learner.rest()
         run.step, run.spec = batch.step, batch.spec
         return outcome
 
@@ -125,6 +132,8 @@ class Workshop:
             for name, weight in self._policy.trained.items():
                 weight.copy_(found.weights[name])
         self._learner.restore(found.moments, found.state.spec.optimizer.name)
+        if self._offload_optimizer:
+            self._learner.rest()
         checkpoints.restore_random_state(found.state.random_state)
 
     def _weights(self) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 from foundation.clock import SystemClock
 from swarm.engine.local import device as device_module
 from swarm.engine.local.device import Device, device_for
+from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
 from swarm.engine.local.tensor_file import hash_tensors
 from swarm.engine.local.vllm_server import VllmSettings
 from swarm.engine.seam import EngineError
+from swarm.models import resolve
 from swarm.models.folder import ModelFolder
 from tests.swarm.engine.batches import branching_batch
 
@@ -72,6 +75,16 @@ def test_flags_that_help_a_cpu_are_kept_from_a_gpu(tiny_llama: ModelFolder, devi
     assert "processed_logprobs" in argv
 
 
+@pytest.mark.parametrize(("device", "asked"), [("cpu", False), ("cuda", True)])
+def test_vllm_is_asked_for_its_sleep_mode_where_it_has_one(
+    tiny_llama: ModelFolder, device: Device, asked: bool
+) -> None:
+    settings = VllmSettings(
+        model_dir=tiny_llama.path, model_name="m", log_path=Path("log"), device=device, sleep_mode=True
+    )
+    assert ("--enable-sleep-mode" in settings.command(Path("socket")).argv) == asked
+
+
 @pytest.mark.gpu
 @NEEDS_GPU
 @pytest.mark.parametrize("name", ["grpo", "ppo", "gspo", "reinforce_pp"])
@@ -93,3 +106,38 @@ def test_moments_go_from_a_gpu_into_a_file_and_back(tiny_llama: ModelFolder) -> 
     learner.restore(state, "adamw")
     assert hash_tensors(learner.state()) == hash_tensors(state)
     learner.learn(branching_batch(step=2, optimizer=FREE))
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+def test_between_steps_an_offloaded_optimiser_holds_nothing_on_the_gpu(tiny_llama: ModelFolder) -> None:
+    learner = Learner(Policy.load(tiny_llama.path, torch.device("cuda")), SystemClock())
+    before = torch.cuda.memory_allocated()
+    learner.learn(branching_batch(optimizer=FREE))
+    held = torch.cuda.memory_allocated()
+    learner.rest()
+    trained = sum(weight.numel() for weight in learner.policy.trained.values())
+    assert torch.cuda.memory_allocated() <= held - 3 * 4 * trained  # the gradient and two moments
+    assert torch.cuda.memory_allocated() < before + 4 * trained
+    learner.learn(branching_batch(step=2, optimizer=FREE))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.anyio
+@NEEDS_GPU
+@pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM built for CUDA")
+async def test_a_sleeping_inference_leaves_its_memory_to_the_trainer(smollm2: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(
+        resolve(str(smollm2)), logs=tmp_path, clock=SystemClock(), max_model_len=1024, device="cuda", sleep_mode=True
+    )
+    try:
+        await engine.boot()
+        awake, _ = torch.cuda.mem_get_info()
+        async with engine.inference.asleep():
+            asleep, _ = torch.cuda.mem_get_info()
+        again, _ = torch.cuda.mem_get_info()
+    finally:
+        await engine.shutdown()
+    assert asleep - awake > 0.9 * engine.inference.settings.kv_bytes
+    assert again == pytest.approx(awake, rel=0.02)

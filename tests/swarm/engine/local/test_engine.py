@@ -14,7 +14,15 @@ from foundation.clock import SystemClock
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.inference import WeightsRefused
 from swarm.engine.local.supervisor import BackOff
-from swarm.engine.seam import EngineHealth, RunContext, TrainBatch, TrainEpisode, TrainerCrashed, TrainGroup
+from swarm.engine.seam import (
+    EngineHealth,
+    RunContext,
+    StepOutcome,
+    TrainBatch,
+    TrainEpisode,
+    TrainerCrashed,
+    TrainGroup,
+)
 from swarm.models import resolve
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec
@@ -117,6 +125,35 @@ async def test_a_trainer_killed_mid_step_is_replayed_while_inference_goes_on(
         assert again.metrics[name] == expected.metrics[name]
     assert [health.ready for health in heard][-1]
     assert not all(health.ready for health in heard)
+
+
+async def test_inference_sleeps_while_a_step_is_trained_unless_calls_may_be_older(
+    engine: LocalEngine, run_spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "sleep_mode", True)
+    run = RunContext(run_id="run-asleep", branch=0, spec=run_spec, directory=tmp_path)
+    await engine.open_run(run)
+
+    train, ended = engine.trainer.train, list[str]()
+
+    async def told(batch: TrainBatch) -> StepOutcome:
+        outcome = await train(batch)
+        ended.append("training")
+        return outcome
+
+    async def sampled() -> None:
+        assert (await engine.sample(request(chat("Say red", max_tokens=1)))).choices[0].sampled_ids
+        ended.append("sampling")
+
+    monkeypatch.setattr(engine.trainer, "train", told)
+    for step, max_staleness in ((1, 0), (2, 1)):
+        batch = await batch_of(engine, run_spec.model_copy(update={"max_staleness": max_staleness}), step)
+        training = asyncio.create_task(engine.train(batch))
+        await asyncio.sleep(0.2)
+        await sampled()
+        await training
+        await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=step))
+    assert ended == ["training", "sampling", "sampling", "training"]
 
 
 async def test_weights_of_another_step_are_not_served(engine: LocalEngine, run_spec: RunSpec, tmp_path: Path) -> None:

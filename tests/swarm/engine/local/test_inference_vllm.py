@@ -209,6 +209,45 @@ def test_weights_change_under_calls_in_flight_and_every_token_says_which_sampled
     assert [span.version.step for span in after.choices[0].versions] == [2]
 
 
+def test_calls_wait_while_inference_sleeps_and_go_on_where_they_were(
+    vllm: VllmInference, vllm_loop: LoopThread
+) -> None:
+    """On the CPU nothing leaves the memory, but requests are frozen and their keys and values dropped as on a GPU."""
+
+    async def over_a_sleep() -> tuple[list[int], list[int], Sampled, Sampled]:
+        long = asyncio.create_task(vllm.sample(ask(max_tokens=120, ignore_eos=True)))
+
+        async def under_way() -> bool:
+            return min(await _sampled(vllm, 1)) > 2
+
+        await until(under_way)
+        async with vllm.asleep():
+            before = await _sampled(vllm, 1)
+            short = asyncio.create_task(vllm.sample(ask()))
+            await asyncio.sleep(0.5)
+            after = await _sampled(vllm, 1)
+            assert not long.done()
+            assert not short.done()
+        return before, after[:1], await long, await short
+
+    before, after, long, short = vllm_loop.run(over_a_sleep())
+    assert before == after
+    assert len(long.choices[0].sampled_ids) == 120
+    assert short.choices[0].sampled_ids == vllm_loop.run(vllm.sample(ask())).choices[0].sampled_ids
+
+
+def test_a_child_that_dies_in_its_sleep_is_started_again_and_awake(vllm: VllmInference, vllm_loop: LoopThread) -> None:
+    async def killed_asleep() -> Sampled:
+        async with vllm.asleep():
+            assert vllm.process_id is not None
+            os.kill(vllm.process_id, signal.SIGKILL)
+            await until(lambda: _down(vllm))
+        await vllm.boot()
+        return await vllm.sample(ask())
+
+    assert vllm_loop.run(killed_asleep()).choices[0].sampled_ids
+
+
 def test_other_weights_give_other_logprobs_and_come_back_after_a_crash(
     vllm: VllmInference, vllm_loop: LoopThread, smollm2: Path, tmp_path: Path
 ) -> None:

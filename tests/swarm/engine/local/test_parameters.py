@@ -13,6 +13,7 @@ from foundation.clock import SystemClock
 from swarm.engine.local.adapters import merged
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
+from swarm.engine.local.tensor_file import hash_tensors
 from swarm.engine.seam import EngineError, TrainingRefused
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import LoraSpec
@@ -179,6 +180,19 @@ def test_restored_moments_make_the_same_next_step(tiny_llama: ModelFolder, name:
     for each in (learner, other):
         each.learn(branching_batch(step=2, optimizer=options))
     assert all(torch.equal(weights_of(learner)[one], weight) for one, weight in weights_of(other).items())
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_a_rest_between_steps_changes_no_bit(tiny_llama: ModelFolder, name: str) -> None:
+    restless, rested = learner_of(tiny_llama), learner_of(tiny_llama)
+    for step in (1, 2, 3):
+        made = branching_batch(step=step, optimizer=FREE | {"name": name}, dtype="bfloat16")
+        restless.learn(made)
+        rested.learn(made)
+        rested.rest()
+        assert all(weight.grad is None for weight in rested.policy.trained.values())
+    assert hash_tensors(weights_of(rested)) == hash_tensors(weights_of(restless))
+    assert hash_tensors(rested.state()) == hash_tensors(restless.state())
 
 
 def test_another_optimiser_in_mid_run_begins_with_moments_of_its_own(tiny_llama: ModelFolder) -> None:
