@@ -5,6 +5,8 @@ until the next completions come from the new weights. Ours: the local engine, dr
 once, batch, train, serve). TRL's: `GRPOTrainer` in an environment of its own, which makes a first step in float32, under
 autocast and with bfloat16 weights; the fastest goes on: which one that is depends on the CPU. Both sides make a step that is
 not counted; then they take turns, so that whatever else this machine does meets both.
+
+ratio is of that step; ratio_turns of the *turns* step (`bench.turns_step`: 4 episodes of 8 turns over a prompt of 780 tokens).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import train_floor
+from bench import train_floor, turns_step
 from bench.sums import GROUP_SIZE, LEARNING_RATE, MAX_TOKENS, PRECISIONS, TASKS, Sum, score, sums
 from foundation.clock import SystemClock
 from foundation.ids import derived_seed
@@ -104,14 +106,14 @@ class Ours:
 class Trl:
     """TRL in a process of its own; makes a step when it is told to."""
 
-    def __init__(self, model: Path, precision: str, log: Path) -> None:
+    def __init__(self, model: Path, precision: str, logs: Path, task: str = "sums") -> None:
         self.precision = precision
-        self._log = log
-        with log.open("w") as errors:
+        self._log = logs / f"trl-{task}-{precision}.log"
+        with self._log.open("w") as errors:
             self._process = subprocess.Popen(
                 [
                     *(str(_ENVIRONMENT / "bin" / "python"), "-m", "bench.trl_grpo"),
-                    *("--model", str(model), "--precision", precision),
+                    *("--model", str(model), "--precision", precision, "--task", task),
                 ],
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
@@ -158,7 +160,7 @@ def fastest_trl(model: Path, precisions: Sequence[str], logs: Path) -> Trl:
     """TRL in the fastest of the precisions, after a step that warmed it up."""
     best: tuple[float, Trl] | None = None
     for precision in precisions:
-        trl = Trl(model, precision, logs / f"trl-{precision}.log")
+        trl = Trl(model, precision, logs)
         seconds = trl.step()
         say(side="trl", precision=precision, warm_up=True, seconds=seconds)
         if best is not None:
@@ -201,6 +203,33 @@ async def measure(model_name: str, steps: int, precisions: Sequence[str], home: 
     }
 
 
+async def measure_turns(model_name: str, steps: int, precision: str, home: Path) -> dict[str, Any]:
+    model = resolve(model_name)
+    ours, theirs = [], []
+
+    async def in_turns(step: turns_step.Step) -> None:
+        say(task="turns", side="ours", warm_up=True, **await step(1))
+        trl = Trl(model.path, precision, home, "turns")
+        try:
+            warm_up_s = await asyncio.to_thread(trl.step)
+            say(task="turns", side="trl", precision=precision, warm_up=True, seconds=warm_up_s)
+            for number in range(2, steps + 2):
+                own = await step(number)
+                say(task="turns", side="ours", step=number, **own)
+                ours.append(own["seconds"])
+                theirs.append(await asyncio.to_thread(trl.step))
+                say(task="turns", side="trl", step=number, precision=precision, seconds=theirs[-1])
+        finally:
+            trl.close()
+
+    await turns_step.with_server(model_name, home, in_turns)
+    return {
+        "turns_s_per_step": round(median(ours), 3),
+        "trl_turns_s_per_step": round(median(theirs), 3),
+        "ratio_turns": round(median(theirs) / median(ours), 2),
+    }
+
+
 def floor_share(model_name: str) -> dict[str, float]:
     """The train phase against its floor (see `bench.train_floor`), with nothing else running."""
     found = train_floor.in_a_trainer_like_process("--model", model_name)
@@ -217,11 +246,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.grpo_step", description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each side")
+    parser.add_argument("--turns-steps", type=int, default=3, help="measured steps of each side on *turns*")
     parser.add_argument("--trl-precision", nargs="+", default=PRECISIONS, choices=PRECISIONS, metavar="PRECISION")
     args = parser.parse_args()
     ensure_trl()
     with tempfile.TemporaryDirectory(prefix="swarm-bench-") as home:
         found = asyncio.run(measure(args.model, args.steps, args.trl_precision, Path(home)))
+        found |= asyncio.run(measure_turns(args.model, args.turns_steps, found["trl_precision"], Path(home)))
     say(bench="grpo_step", **found, **floor_share(args.model))
     return 0
 

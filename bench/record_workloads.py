@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from bench.clerk import EPISODES, MAX_TOKENS, TOWNS, TURNS, Clerk, goods, ledger
 from bench.run_switch import wait_for
 from bench.serving import ServerProcess
 from bench.workloads import Workload, of_traces, path_of
@@ -28,26 +29,6 @@ from swarm.client import Episode, SwarmClient
 
 _NUMBER = re.compile(r"-?\d+")
 _SPEC = {"batch": {"tasks": 100, "group_size": 8}, "sampling": {"temperature": 1.0, "max_tokens": 64}}
-_TOWNS = ("Arle", "Bexhill", "Corve", "Dunmore", "Elsby", "Farrow", "Gorse", "Hythe")
-_GOODS = ("apples", "barrels of oil", "bolts of cloth", "sacks of corn", "crates of glass", "tins of paint")
-
-_TOWN = {"type": "string", "enum": list(_TOWNS)}
-_FUNCTIONS = (
-    {
-        "name": "look",
-        "description": "How many crates a town holds at this moment.",
-        "parameters": {"type": "object", "properties": {"town": _TOWN}, "required": ["town"]},
-    },
-    {
-        "name": "move",
-        "description": "Bring crates from one town to another by cart.",
-        "parameters": {
-            "type": "object",
-            "properties": {"source": _TOWN, "target": _TOWN, "crates": {"type": "integer", "maximum": 20}},
-            "required": ["source", "target", "crates"],
-        },
-    },
-)
 
 Chat = Callable[[str, list[dict[str, Any]], int], Awaitable[dict[str, Any]]]
 """(agent, messages, max_tokens) → the assistant's message."""
@@ -61,19 +42,8 @@ class Recorded:
     """(chat, number of the task) → the reward."""
 
 
-def ledger(task: int) -> str:
-    """Stock of every town: a text of about 250 tokens, another one for each task."""
-    draw = random.Random(f"ledger/{task}")
-    lines = [
-        f"{town} holds {draw.randint(2, 99)} {draw.choice(_GOODS)} and {draw.randint(2, 99)} {draw.choice(_GOODS)}, "
-        f"brought on {draw.choice(('foot', 'a cart', 'a barge'))} from {draw.choice(_TOWNS)}."
-        for town in _TOWNS
-    ]
-    return " ".join(lines)
-
-
 async def answer_a_question(chat: Chat, task: int) -> float:
-    town = _TOWNS[task % len(_TOWNS)]
+    town = TOWNS[task % len(TOWNS)]
     text = ledger(task)
     held = sum(
         int(found) for found in _NUMBER.findall(next(line for line in text.split(". ") if line.startswith(town)))
@@ -88,52 +58,18 @@ async def answer_a_question(chat: Chat, task: int) -> float:
 
 
 async def serve_as_a_clerk(chat: Chat, task: int) -> float:
-    """Eight turns: look towns up, move goods, report. What cannot be read as a call is answered as such."""
-    draw = random.Random(f"clerk/{task}")
-    stock = {town: draw.randint(2, 99) for town in _TOWNS}
-    goal = draw.choice(_TOWNS)
-    manual = (
-        "You are the clerk of a trading company. You work by calling one function per turn, as JSON on one line, and "
-        "nothing else. look(town) tells how many crates a town holds. move(source, target, crates) brings crates from one "
-        'town to another. For example {"name": "look", "town": "Arle"} or {"name": "move", "source": "Arle", "target": '
-        '"Hythe", "crates": 3}. Rules of the company: never move more crates than a town holds; a move of no crates is a '
-        "mistake; look at a town before you move anything out of it; say the name of a town exactly as it is written in the "
-        "list; do not explain what you do; a turn without a call is lost, and after eight turns the day is over. "
-        "Roads: Arle is next to Bexhill and Corve, Bexhill is next to Dunmore, Corve is next to Elsby and Farrow, Dunmore is "
-        "next to Gorse, Elsby is next to Hythe, Farrow is next to Gorse, Gorse is next to Hythe. A cart carries at most "
-        "twenty crates. The company pays one coin for every crate that arrives where it is wanted, takes one coin for every "
-        "road that a cart has to travel, and takes two coins for every call that cannot be read. " + ledger(task)
-    )
-    manual += "".join("\n" + json.dumps(function) for function in _FUNCTIONS)
-    order = f"Bring as many crates as you can to {goal}. Begin with your first call."
-    messages = [{"role": "system", "content": manual}, {"role": "user", "content": order}]
-    earned = 0.0
-    for turn in range(8):
-        said = await chat("", messages, 20)
-        told, coins = obeyed(said["content"] or "", stock, goal)
-        earned += coins
-        messages += [said, {"role": "user", "content": f"{told} Turn {turn + 2}."}]
-    return earned
-
-
-def obeyed(call: str, stock: dict[str, int], goal: str) -> tuple[str, float]:
-    """What a call brings about: the answer to it, and coins."""
-    named = [town for town in re.findall(r"[A-Z][a-z]+", call) if town in stock]
-    numbers = [int(found) for found in _NUMBER.findall(call)]
-    if "move" in call and len(named) > 1 and numbers:
-        crates = min(abs(numbers[-1]), stock[named[0]], 20)
-        stock[named[0]] -= crates
-        stock[named[1]] += crates
-        return f"{crates} moved.", float(crates if named[1] == goal else -1)
-    if named:
-        return f"{named[0]}: {stock[named[0]]}.", -0.1 * call.index(named[0])
-    return "No call.", -2.0 - 0.01 * len(call)
+    clerk = Clerk(task)
+    messages: list[dict[str, Any]] = [*clerk.opening]
+    for _ in range(TURNS):
+        said = await chat("", messages, MAX_TOKENS)
+        messages += [said, {"role": "user", "content": clerk.obey(said["content"] or "")}]
+    return clerk.coins
 
 
 async def write_with_a_critic(chat: Chat, task: int) -> float:
     """The writer asks twice and keeps the longer draft; the critic has a prompt of its own; then the history is summed up."""
-    town, goods = _TOWNS[task % len(_TOWNS)], _GOODS[task % len(_GOODS)]
-    brief = f"{ledger(task)} Write two sentences that sell the {goods} of {town}. Name a price."
+    town = TOWNS[task % len(TOWNS)]
+    brief = f"{ledger(task)} Write two sentences that sell the {goods(task)} of {town}. Name a price."
     writer = [
         {"role": "system", "content": "You write advertisements for a trading company, short and to the point."},
         {"role": "user", "content": brief},
@@ -166,7 +102,7 @@ def closeness(answer: str, right: int) -> float:
 
 WORKLOADS = {
     "groups": Recorded(tasks=8, episodes=8, play=answer_a_question),
-    "turns": Recorded(tasks=1, episodes=4, play=serve_as_a_clerk),
+    "turns": Recorded(tasks=1, episodes=EPISODES, play=serve_as_a_clerk),
     "fork": Recorded(tasks=2, episodes=4, play=write_with_a_critic),
 }
 

@@ -1,6 +1,8 @@
 """TRL's GRPOTrainer, one optimiser step per line on standard input; answers each with its seconds as a JSON line.
 
-Runs in an environment of its own (requirements/trl.txt): python -m bench.trl_grpo --model DIR --precision float32
+Runs in an environment of its own (requirements/trl.txt): python -m bench.trl_grpo --model DIR --precision float32 --task sums
+Turns are taken as TRL's own loop over tools takes them: the whole conversation is read again at each turn, by its token ids,
+and is trained as one sequence in which only the model's tokens count.
 """
 
 from __future__ import annotations
@@ -11,23 +13,97 @@ import sys
 import time
 from typing import Any
 
+from bench.clerk import EPISODES, TURNS, Clerk
+from bench.clerk import MAX_TOKENS as TURN_TOKENS
 from bench.sums import GROUP_SIZE, LEARNING_RATE, MAX_TOKENS, PRECISIONS, TASKS, score, sums
 
 _STEPS = 64
+_ANSWERS_BEFORE = 64
+"""Tokens that a turn may add beside the model's own."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--model", required=True)
     parser.add_argument("--precision", choices=PRECISIONS, required=True)
-    parser.add_argument("--per-device", type=int, default=16, help="completions per forward pass")
+    parser.add_argument("--task", choices=("sums", "turns"), required=True)
     args = parser.parse_args()
-    trainer = _trainer(args.model, args.precision, args.per_device)
+    trainer = _sums(args.model, args.precision) if args.task == "sums" else _turns(args.model, args.precision)
     _say(ready=True)
     trainer.train()
 
 
-def _trainer(model: str, precision: str, per_device: int) -> Any:
+def _sums(model: str, precision: str) -> Any:
+    def reward(completions: list[Any], total: list[int], **_: Any) -> list[float]:
+        return [score(made[0]["content"], right) for made, right in zip(completions, total, strict=True)]
+
+    rows = [
+        {"prompt": [{"role": "user", "content": task.question}], "total": task.total}
+        for step in range(_STEPS)
+        for task in sums(step)
+    ]
+    return _trainer(
+        model,
+        precision,
+        rows,
+        reward,
+        per_device_train_batch_size=16,
+        gradient_accumulation_steps=TASKS * GROUP_SIZE // 16,
+        num_generations=GROUP_SIZE,
+        max_completion_length=MAX_TOKENS,
+    )
+
+
+def _turns(model: str, precision: str) -> Any:
+    def reward(coins: list[float], **_: Any) -> list[float]:
+        return coins
+
+    trainer = _trainer(
+        model,
+        precision,
+        [{"prompt": [{"role": "user", "content": str(step)}]} for step in range(1, _STEPS + 1)],
+        reward,
+        rollout_func=_played,
+        per_device_train_batch_size=EPISODES,
+        gradient_accumulation_steps=1,
+        num_generations=EPISODES,
+        max_completion_length=TURNS * (TURN_TOKENS + _ANSWERS_BEFORE),
+    )
+    trainer.generation_config.max_new_tokens = TURN_TOKENS
+    return trainer
+
+
+def _played(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+    """All turns of all episodes, side by side. What each prompt says is the number of its task."""
+    tokenizer = trainer.processing_class
+    clerks = [Clerk(int(prompt[-1]["content"])) for prompt in prompts]
+    opened = [
+        tokenizer.apply_chat_template(clerk.opening, add_generation_prompt=True, return_dict=True)["input_ids"]
+        for clerk in clerks
+    ]
+    made: list[list[int]] = [[] for _ in clerks]
+    ours: list[list[int]] = [[] for _ in clerks]
+    for turn in range(TURNS):
+        read = [prompt + so_far for prompt, so_far in zip(opened, made, strict=True)]
+        answers, _ = trainer._generate_single_turn(read, None, {}, num_generations=1)
+        for clerk, answer, so_far, mask in zip(clerks, answers, made, ours, strict=True):
+            so_far += answer
+            mask += [1] * len(answer)
+            told = clerk.obey(tokenizer.decode(answer, skip_special_tokens=True))
+            if turn + 1 < TURNS:
+                ended = "" if answer[-1] == tokenizer.eos_token_id else "<|im_end|>"
+                between = tokenizer.encode(
+                    f"{ended}\n<|im_start|>user\n{told}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+                )
+                so_far += between
+                mask += [0] * len(between)
+    coins = [clerk.coins for clerk in clerks]
+    return {"prompt_ids": opened, "completion_ids": made, "logprobs": None, "env_mask": ours, "coins": coins}
+
+
+def _trainer(
+    model: str, precision: str, rows: list[dict[str, Any]], reward: Any, *, rollout_func: Any = None, **shape: int
+) -> Any:
     from datasets import Dataset  # type: ignore[import-not-found,unused-ignore]  # in its own environment
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -45,15 +121,6 @@ def _trainer(model: str, precision: str, per_device: int) -> Any:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             _say(seconds=time.monotonic() - self.began)
 
-    def reward(completions: list[Any], total: list[int], **_: Any) -> list[float]:
-        return [score(made[0]["content"], right) for made, right in zip(completions, total, strict=True)]
-
-    rows = [
-        {"prompt": [{"role": "user", "content": task.question}], "total": task.total}
-        for step in range(_STEPS)
-        for task in sums(step)
-    ]
-    batch = TASKS * GROUP_SIZE
     config = GRPOConfig(
         output_dir="/tmp/trl-grpo-is-not-saved",
         use_cpu=True,
@@ -61,10 +128,6 @@ def _trainer(model: str, precision: str, per_device: int) -> Any:
         model_init_kwargs={"dtype": "bfloat16" if precision == "bfloat16" else "float32"},
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
-        per_device_train_batch_size=per_device,
-        gradient_accumulation_steps=batch // per_device,
-        num_generations=GROUP_SIZE,
-        max_completion_length=MAX_TOKENS,
         temperature=1.0,
         loss_type="grpo",
         beta=0.0,
@@ -75,6 +138,7 @@ def _trainer(model: str, precision: str, per_device: int) -> Any:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        **shape,
     )
     return GRPOTrainer(
         model=model,
@@ -82,6 +146,7 @@ def _trainer(model: str, precision: str, per_device: int) -> Any:
         args=config,
         train_dataset=Dataset.from_list(rows),
         callbacks=[OneStepPerLine()],
+        rollout_func=rollout_func,
     )
 
 
