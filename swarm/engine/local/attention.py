@@ -1,8 +1,8 @@
 """Attention over a prefix tree: each token sees its ancestors and itself, whatever stands beside them in the row.
 
 On the CPU in tiles of queries, whose keys are the path above the tile and the tile itself: neither a mask of the tree's size
-squared nor a repeated prefix exists. Scores are brought to float32 whatever the model computes in, and are made again for the
-backward pass instead of being kept. On a GPU it is FlexAttention with the same rule as its mask.
+squared nor a repeated prefix exists. Scores and what the softmax makes of them are of the compute type, with float32 inside the
+softmax; they are made again for the backward pass instead of being kept. On a GPU it is FlexAttention with the same rule as its mask.
 
 Suffixes of tensors: T tokens of a micro-batch; B tiles of about equal width, with Q queries and K keys each; H query heads,
 G key heads, R query heads to a key head; D width of a head.
@@ -29,8 +29,10 @@ _TILE, _LONG_TILE = 64, 128
 """Queries per tile: more of them share a long path's keys."""
 _LONG = 512
 """Tokens on a long path."""
-_SCORES = 1 << 22
-"""So many scores are held at a time, 16 MB: more would leave the cache."""
+_SCORES = 1 << 20
+"""So many scores are held at a time, 2 MB in bfloat16: more would leave the cache."""
+_LANES = 32
+"""Numbers that a vector instruction holds: rows of scores are whole ones, and a softmax over them takes two thirds of the time."""
 
 
 _OTHER_SCORES = ("softcap", "s_aux")
@@ -44,7 +46,7 @@ class Tiles:
     query_BQ: Tensor
     key_BK: Tensor
     mask_BQK: Tensor
-    """0 at ancestors and the token itself, -inf elsewhere."""
+    """0 at ancestors and the token itself, -inf elsewhere; in bfloat16, which has both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +190,7 @@ def tiled(query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, plan: Plan, sca
 
 
 class _Tiled(torch.autograd.Function):
-    """Softmax attention, tile by tile. Products are of the compute type; scores and their softmax are float32."""
+    """Softmax attention, tile by tile."""
 
     @staticmethod
     def forward(
@@ -203,7 +205,7 @@ class _Tiled(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             for part in plan.gatherings:
                 prob, _, _ = _probabilities(part, query_ND, key_ND, scale)
-                results.append(torch.bmm(prob.to(dtype), _keys(value_ND, part)).flatten(0, 1))
+                results.append(torch.bmm(prob, _keys(value_ND, part)).flatten(0, 1))
         return torch.cat(results).index_select(0, plan.place_TH.flatten()).view(*plan.place_TH.shape, -1)
 
     @staticmethod
@@ -214,13 +216,13 @@ class _Tiled(torch.autograd.Function):
         by_query, by_key, by_value = [], [], []
         with torch.autocast("cpu", enabled=False):
             for part in plan.gatherings:
-                prob, query, key = _probabilities(part, query_ND, key_ND, scale)
+                prob, scaled, key = _probabilities(part, query_ND, key_ND, scale)
                 grad = _queries(grad_ND, part)
-                by_value.append(torch.bmm(prob.to(dtype).transpose(1, 2), grad).flatten(0, 1))
-                slope = torch.bmm(grad, _keys(value_ND, part).transpose(1, 2)).float()
-                slope = torch._softmax_backward_data(slope, prob, -1, torch.float32).mul_(scale).to(dtype)
-                by_query.append(torch.bmm(slope, key).flatten(0, 1))
-                by_key.append(torch.bmm(slope.transpose(1, 2), query).flatten(0, 1))
+                by_value.append(torch.bmm(prob.transpose(1, 2), grad).flatten(0, 1))
+                slope = torch.bmm(grad, _keys(value_ND, part).transpose(1, 2))
+                slope = torch._softmax_backward_data(slope, prob, -1, dtype)
+                by_query.append(torch.bmm(slope, key).mul_(scale).flatten(0, 1))
+                by_key.append(torch.bmm(slope.transpose(1, 2), scaled).flatten(0, 1))
         of_query = torch.cat(by_query).index_select(0, plan.place_TH.T.flatten())
         of_key, of_value = _summed(by_key, plan), _summed(by_value, plan)
         # Autograd brings each to the type of what it is the gradient of.
@@ -256,12 +258,11 @@ def _keys(rows_ND: Tensor, part: Gathering) -> Tensor:
 
 
 def _probabilities(part: Gathering, query_ND: Tensor, key_ND: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(what each query makes of its keys, [B * G, R * Q, K] in float32; the queries; the keys)."""
+    """(what each query makes of its keys, [B * G, R * Q, K]; the queries times the scale; the keys)."""
     tiles, groups, ratio, queries, keys = part.shape
-    query, key = _queries(query_ND, part), _keys(key_ND, part)
-    product = torch.bmm(query, key.transpose(1, 2)).view(tiles, groups * ratio, queries, keys)
-    score = torch.add(part.mask_B1QK, product, alpha=scale)
-    return score.softmax(-1).view(tiles * groups, ratio * queries, keys), query, key
+    scaled, key = _queries(query_ND, part).mul_(scale), _keys(key_ND, part)
+    score = torch.bmm(scaled, key.transpose(1, 2)).view(tiles, groups * ratio, queries, keys).add_(part.mask_B1QK)
+    return score.softmax(-1).view(tiles * groups, ratio * queries, keys), scaled, key
 
 
 def _summed(parts: Sequence[Tensor], plan: Plan) -> Tensor:
@@ -295,14 +296,15 @@ def _alike(heights: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
 
 
 def _stacked(spans: Sequence[range], keys: Sequence[Sequence[int]], end_T: Tensor) -> Tiles:
-    width = max(map(len, keys))
+    width = -(-max(map(len, keys)) // _LANES) * _LANES
     query_BQ = torch.tensor([[*span] for span in spans])
     key_BK = torch.tensor([[*key, *[-1] * (width - len(key))] for key in keys])
     filling = key_BK < 0
     key_BK = key_BK.masked_fill(filling, 0)
     query, key = query_BQ[:, :, None], key_BK[:, None, :]
     seen = (query >= key) & (query < end_T[key]) & ~filling[:, None, :]
-    return Tiles(query_BQ=query_BQ, key_BK=key_BK, mask_BQK=torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf))
+    mask_BQK = torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill_(~seen, -torch.inf)
+    return Tiles(query_BQ=query_BQ, key_BK=key_BK, mask_BQK=mask_BQK)
 
 
 def _planned(
