@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+_SHORT = 40
+"""Letters of a value that is shown again."""
+_NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
+_QUOTED = re.compile(r"'([^']*)'")
 
 
 class StrictModel(BaseModel):
@@ -35,13 +42,16 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
     """Turn pydantic's error into one `FieldError` per bad field, with nearest names for misspelt ones."""
-    return [_explain_one(item["loc"], item["type"], item["msg"], model) for item in error.errors(include_url=False)]
+    return [_explain_one(item, model) for item in error.errors(include_url=False)]
 
 
-def _explain_one(loc: tuple[int | str, ...], kind: str, message: str, model: type[BaseModel]) -> FieldError:
+def _explain_one(item: ErrorDetails, model: type[BaseModel]) -> FieldError:
+    loc, given = item["loc"], item["input"]
     field = ".".join(str(part) for part in loc) or "(whole)"
-    if kind != "extra_forbidden":
-        return FieldError(field=field, problem=message)
+    if item["type"] == "literal_error" and isinstance(given, str):
+        return FieldError(field=field, problem=_plain(item), nearest=nearest(given, _QUOTED.findall(item["msg"])))
+    if item["type"] != "extra_forbidden":
+        return FieldError(field=field, problem=_plain(item))
     owner = _model_at(model, loc[:-1])
     guess = nearest(str(loc[-1]), owner.model_fields) if owner else None
     parent = ".".join(str(part) for part in loc[:-1])
@@ -50,6 +60,16 @@ def _explain_one(loc: tuple[int | str, ...], kind: str, message: str, model: typ
         problem="unknown field",
         nearest=f"{parent}.{guess}" if guess and parent else guess,
     )
+
+
+def _plain(item: ErrorDetails) -> str:
+    """pydantic's words as ours, with what was given where it is short."""
+    message, given = item["msg"], item["input"]
+    if (own := message.removeprefix("Value error, ")) != message:
+        return own
+    words = "should be an object" if item["type"] in _NO_OBJECT else message.replace("Input should", "should")
+    short = isinstance(given, str | int | float | bool | None) and len(repr(given)) <= _SHORT
+    return f"{words}, got {given!r}" if short and words != message else words
 
 
 def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:

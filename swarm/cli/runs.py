@@ -64,10 +64,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     quarantine.add_argument("--reason", default="", help="shown in the ledger and to its clients")
     quarantine.add_argument("--lift", action="store_true", help="let it in again")
     quarantine.set_defaults(run=quarantine_version)
+    for command in (start, patch):
+        command.set_defaults(exit_code=_exit_code)
     for command in (restore, quarantine):
         command.add_argument("--run-id", metavar="RUN", help="default: the server's current run")
     for command in commands.choices.values():
         connection.add_options(command)
+
+
+def _exit_code(error: SwarmError) -> int:
+    """A spec that the server refuses is as much the command line's fault as one that is refused here."""
+    return 2 if getattr(error, "code", None) == "invalid_spec" else 1
 
 
 def start_run(args: argparse.Namespace) -> int:

@@ -94,7 +94,7 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["run", "status", "--watsh"], 2, "did you mean --watch?"),
         (["run", "start", "--set", "optimizer.learning_rte=1"], 2, "did you mean 'optimizer.learning_rate'?"),
         (["run", "start", "--set", "optimizer"], 2, "write path=value"),
-        (["run", "start", "--set", "labels.x=1"], 2, "valid string; write 'labels.x=\"1\"'"),
+        (["run", "start", "--set", "labels.x=1"], 2, "valid string, got 1; write 'labels.x=\"1\"'"),
         (["run", "start", "--set", "batch.group_size=1"], 2, "at least 2"),
         (["run", "start", "/nowhere/spec.json"], 2, "cannot read /nowhere/spec.json"),
         (["run", "patch", "--url", "http://127.0.0.1:9"], 2, "nothing to change"),
@@ -176,6 +176,7 @@ def test_a_run_is_started_changed_followed_and_stopped(tmp_path: Path, capsys: C
     assert status["server"]["run_id"] == run_id
     assert answer(capsys, "run", "patch", "--set", "optimizer.learning_rate=1e-5")["config_version"] == 2
     assert swarm("run", "patch", "--if-version", "1", "--set", "max_staleness=0") == 1
+    assert swarm("run", "patch", "--set", "max_staleness=-1") == 2  # as in `run start`
     assert swarm("run", "start", "--set", "seed=8") == 1
     assert run_id in capsys.readouterr().err
     assert swarm("run", "status") == 0

@@ -57,6 +57,28 @@ def test_misspelt_fields_and_unknown_algorithms_are_refused() -> None:
             run(name=name)
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"algorithm": {"name": "grpoo"}}, "got 'grpoo' (did you mean 'grpo'?)"),
+        ({"optimizer": {"learning_rate": -1}}, "optimizer.learning_rate: should be greater than or equal to 0, got -1"),
+        (
+            {"optimizer": {"learning_rate": "fast"}},
+            "should be a valid number, unable to parse string as a number, got 'fast'",
+        ),
+        ({"batch": 3}, "batch: should be an object, got 3"),
+        (
+            {"batch": {"group_size": 1}},
+            "(whole): grpo compares episodes of one group: batch.group_size must be at least 2",
+        ),
+    ],
+)
+def test_a_refusal_says_what_should_be_there_and_what_was(spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        RunSpec.model_validate(spec)
+    assert str(explain(refused.value, RunSpec)[0]).endswith(said)
+
+
 def test_groups_of_one_are_taken_only_where_nothing_is_compared_in_them() -> None:
     alone = {"group_size": 1, "partial_min": 1}
     for name in ("ppo", "reinforce_pp"):
