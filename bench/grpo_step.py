@@ -6,7 +6,8 @@ once, batch, train, serve). TRL's: `GRPOTrainer` in an environment of its own, w
 autocast and with bfloat16 weights; the fastest goes on: which one that is depends on the CPU. Both sides make a step that is
 not counted; then they take turns, so that whatever else this machine does meets both.
 
-ratio is of that step; ratio_turns of the *turns* step (`bench.turns_step`: 4 episodes of 8 turns over a prompt of 780 tokens).
+ratio is of that step; ratio_turns of the *turns* step (`bench.turns_step`: 4 episodes of 8 turns over a prompt of 780 tokens),
+where TRL computes in the precision that was its fastest on sums.
 """
 
 from __future__ import annotations

@@ -18,8 +18,6 @@ from bench.clerk import MAX_TOKENS as TURN_TOKENS
 from bench.sums import GROUP_SIZE, LEARNING_RATE, MAX_TOKENS, PRECISIONS, TASKS, score, sums
 
 _STEPS = 64
-_ANSWERS_BEFORE = 64
-"""Tokens that a turn may add beside the model's own."""
 
 
 def main() -> None:
@@ -67,7 +65,7 @@ def _turns(model: str, precision: str) -> Any:
         per_device_train_batch_size=EPISODES,
         gradient_accumulation_steps=1,
         num_generations=EPISODES,
-        max_completion_length=TURNS * (TURN_TOKENS + _ANSWERS_BEFORE),
+        max_completion_length=TURNS * TURN_TOKENS,
     )
     trainer.generation_config.max_new_tokens = TURN_TOKENS
     return trainer

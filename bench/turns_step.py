@@ -28,7 +28,8 @@ _SPEC = RunSpec.model_validate(
         "sampling": {"temperature": 1.0, "max_tokens": MAX_TOKENS},
     }
 )
-_BOOT_LIMIT_S = 300.0
+_LIMIT_S = 300.0
+"""For the boot, and for a step."""
 _PARTS = ("generate_s", "train_s", "sync_s", "tokens_called", "tokens_computed", "tokens_trained", "reward_mean")
 
 Step = Callable[[int], Awaitable[dict[str, float]]]
@@ -57,14 +58,14 @@ async def with_server(model: str, home: Path, use: Callable[[Step], Awaitable[No
                 await _until(client, lambda status: status.step >= number and status.phase == "rolling")
                 seconds = time.monotonic() - began
                 values = (await client.run(run_id, since_step=number - 1)).steps[-1].values
-                return {"seconds": seconds} | {name: values[name] for name in _PARTS if name in values}
+                return {"seconds": seconds} | {name: values[name] for name in _PARTS}
 
             await use(step)
 
 
 async def _until(client: SwarmClient, reached: Callable[[Any], bool]) -> None:
     """Raises: RuntimeError when the server failed, TimeoutError."""
-    async with asyncio.timeout(_BOOT_LIMIT_S):
+    async with asyncio.timeout(_LIMIT_S):
         async for status in client.statuses():
             if status.phase == "failed":
                 raise RuntimeError(f"the server failed: {status}")

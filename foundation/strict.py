@@ -48,7 +48,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
 def _explain_one(item: ErrorDetails, model: type[BaseModel]) -> FieldError:
     loc, given = item["loc"], item["input"]
     field = ".".join(str(part) for part in loc) or "(whole)"
-    if item["type"] == "literal_error" and isinstance(given, str):
+    if item["type"] in ("literal_error", "enum") and isinstance(given, str):
         return FieldError(field=field, problem=_plain(item), nearest=nearest(given, _QUOTED.findall(item["msg"])))
     if item["type"] != "extra_forbidden":
         return FieldError(field=field, problem=_plain(item))
@@ -69,7 +69,7 @@ def _plain(item: ErrorDetails) -> str:
         return own
     words = "should be an object" if item["type"] in _NO_OBJECT else message.replace("Input should", "should")
     short = isinstance(given, str | int | float | bool | None) and len(repr(given)) <= _SHORT
-    return f"{words}, got {given!r}" if short and words != message else words
+    return f"{words}, got {given!r}" if short and words != message and ", got " not in words else words
 
 
 def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:

@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--enable-sleep-mode",
         action="store_true",
         default=None,
-        help="local, on a GPU: inference and training take turns in its memory (docs/gpu.md)",
+        help="local, on a GPU: inference sleeps while a step is trained, and leaves its memory (docs/gpu.md)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ _TRAINER_PROCESS_BYTES = int(0.8 * GIB)
 class LocalEngine:
     """See `swarm.engine.seam.Engine`. logs: a directory, one file per child.
 
-    sleep_mode: both children take turns on one GPU. While a step is trained inference sleeps, unless max_staleness lets calls be
-    sampled meanwhile; between steps the optimiser's state lies in the machine's memory.
+    sleep_mode: both children take turns on one GPU. While a step is trained inference sleeps, whatever max_staleness allows;
+    between steps the optimiser's state lies in the machine's memory.
     """
 
     def __init__(
@@ -162,10 +163,8 @@ class LocalEngine:
         return step
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
-        if self.sleep_mode and batch.spec.max_staleness == 0:
-            async with self.inference.asleep():
-                return await self.trainer.train(batch)
-        return await self.trainer.train(batch)
+        async with self.inference.asleep() if self.sleep_mode else nullcontext():
+            return await self.trainer.train(batch)
 
     async def checkpoint(self, *, best: int | None = None) -> int:
         return await self.trainer.checkpoint(best)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ class _Cast:
         self._state = weight._version
         self._copy = weight.detach().to(dtype).requires_grad_(weight.requires_grad)
         if weight.requires_grad:
-            self._copy.register_post_accumulate_grad_hook(self._hand_on)  # type: ignore[no-untyped-call]
+            # Not a method: a hook that knows the copy it hangs on is never collected.
+            self._copy.register_post_accumulate_grad_hook(partial(_hand_on, weight))  # type: ignore[no-untyped-call]
 
     def current(self) -> Tensor:
         if self._state != self._weight._version:
@@ -56,11 +58,13 @@ class _Cast:
             self._state = self._weight._version
         return self._copy
 
-    def _hand_on(self, copy: Tensor) -> None:
-        if self._weight.grad is None or copy.grad is None:
-            raise ValueError("gradients are made by `Optimizer.begin`")
-        self._weight.grad.add_(copy.grad)
-        copy.grad = None
+
+def _hand_on(weight: nn.Parameter, copy: Tensor) -> None:
+    """Add the copy's gradient to the weight's."""
+    if weight.grad is None or copy.grad is None:
+        raise ValueError("gradients are made by `Optimizer.begin`")
+    weight.grad.add_(copy.grad)
+    copy.grad = None
 
 
 class Policy:

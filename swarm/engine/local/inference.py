@@ -188,21 +188,32 @@ class VllmInference:
     async def asleep(self) -> AsyncIterator[None]:
         """Leave the device's memory to somebody else meanwhile. Calls wait, and go on where they were.
 
-        A child that does not fall asleep goes on as it is; one that does not wake up is started anew.
+        A child that does not fall asleep goes on as it is; one that does not wake up is started anew. One that was not there, or
+        ended meanwhile, is started by its supervisor as ever.
         """
         async with self._publishing:
             try:
-                await self._serving().sleep()
-            except EngineError as error:
-                _LOG.warning("inference stays awake: %s", error)
-            try:
+                await self._fall_asleep()
                 yield
             finally:
-                try:
-                    await self._serving().wake_up()
-                except EngineError as error:
-                    _LOG.warning("inference does not wake up (%s)", error)
-                    await self._supervisor.restart()
+                await self._wake_up()
+
+    async def _fall_asleep(self) -> None:
+        if not self.health.ready:
+            return
+        try:
+            await self._serving().sleep()
+        except EngineError as error:
+            _LOG.warning("inference stays awake: %s", error)
+
+    async def _wake_up(self) -> None:
+        if not self.health.ready:
+            return  # it is started again, and begins awake
+        try:
+            await self._serving().wake_up()
+        except EngineError as error:
+            _LOG.warning("inference does not wake up (%s); starting it anew", error)
+            await self._supervisor.restart()
 
     def _has_room(self, adapter: ServedAdapter | None) -> bool:
         """Whether the child that runs can serve it, or all weights."""

@@ -74,8 +74,7 @@ class Learner:
         self.critic.restore(state)
 
     def rest(self) -> None:
-        """Until the next step, hold nothing on the device but weights: what a step needs beside them moves to the machine's memory
-        or is made anew."""
+        """Until the next step, hold no moments, gradients and copies of the policy's weights on the device."""
         self.optimizer.rest()
         self.policy.rest()
 

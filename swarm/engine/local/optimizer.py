@@ -73,7 +73,9 @@ class Optimizer:
                 weight.grad.zero_()
             part = self._parts[path]
             state = part.state[weight]
-            state.update({key: value.to(weight.device) for key, value in state.items()})  # moved by `rest`
+            state.update(
+                {key: value.to(weight.device) for key, value in state.items()}
+            )  # they may rest in the machine's
             if isinstance(part, AdamW) and not state:
                 part.state[weight] = {
                     "step": torch.zeros((), device=weight.device),
@@ -125,7 +127,10 @@ class Optimizer:
         }
 
     def restore(self, state: Mapping[str, Tensor], made_by: OptimizerName) -> None:
-        """Raises: KeyError when a weight's moments are missing, unless there are none at all."""
+        """The moments stay in the machine's memory until `begin`.
+
+        Raises: KeyError when a weight's moments are missing, unless there are none at all.
+        """
         self._name = made_by
         self.forget()
         if not state:
@@ -133,7 +138,7 @@ class Optimizer:
         found: dict[str, dict[str, Tensor]] = {}
         for path, value in state.items():
             name, _, key = path.rpartition("/")
-            found.setdefault(name, {})[key] = value.to(self._weights[name].device, copy=True)
+            found.setdefault(name, {})[key] = value.to("cpu", copy=True)
         for name, part in self._parts.items():
             part.state[self._weights[name]] = found[name]
 

@@ -36,7 +36,7 @@ _CONNECT_S = 10.0
 _PATIENT = ClientTimeout(total=None, sock_connect=_CONNECT_S)
 """An answer may take as long as it takes."""
 _CONTROL = ClientTimeout(total=30.0)
-_MOVE = ClientTimeout(total=300.0)
+_MOVE = ClientTimeout(total=60.0)
 """All weights go from the device to the machine's memory, or back."""
 _PROBE = ClientTimeout(total=5.0)
 _KEEP_S = 4.0
@@ -129,7 +129,7 @@ class VllmClient:
         await self._control("/resume")
 
     async def sleep(self) -> None:
-        """Freeze every request, bring the weights to the machine's memory and drop keys and values; on the CPU freeze alone."""
+        """Freeze every request, drop keys and values, bring the weights to the machine's memory; on the CPU they stay."""
         await self._control("/sleep?level=1&mode=keep", limit=_MOVE)
 
     async def wake_up(self) -> None:

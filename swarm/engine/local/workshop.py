@@ -132,8 +132,6 @@ class Workshop:
             for name, weight in self._policy.trained.items():
                 weight.copy_(found.weights[name])
         self._learner.restore(found.moments, found.state.spec.optimizer.name)
-        if self._offload_optimizer:
-            self._learner.rest()
         checkpoints.restore_random_state(found.state.random_state)
 
     def _weights(self) -> dict[str, Tensor]:

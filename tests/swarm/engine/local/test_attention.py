@@ -94,7 +94,7 @@ def test_what_is_computed_in_bfloat16_under_autocast_is_near_to_what_is_exact(ro
     assert [tensor.grad.dtype for tensor in narrow if tensor.grad is not None] == [rotated, rotated, torch.bfloat16]
     pairs = [(ours, theirs), *((own.grad, true.grad) for own, true in zip(narrow, exact, strict=True))]
     off = [float((own.double() - true).detach().norm() / true.detach().norm()) for own, true in pairs]
-    assert max(off) < 6e-3  # roundings of products to 8 bits; a softmax in bfloat16 would be off by more
+    assert max(off) < 6e-3  # roundings of scores, probabilities and products to 8 bits
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

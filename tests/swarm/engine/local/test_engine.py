@@ -127,33 +127,30 @@ async def test_a_trainer_killed_mid_step_is_replayed_while_inference_goes_on(
     assert not all(health.ready for health in heard)
 
 
-async def test_inference_sleeps_while_a_step_is_trained_unless_calls_may_be_older(
+async def test_in_sleep_mode_nothing_is_sampled_while_a_step_is_trained(
     engine: LocalEngine, run_spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "sleep_mode", True)
     run = RunContext(run_id="run-asleep", branch=0, spec=run_spec, directory=tmp_path)
     await engine.open_run(run)
-
-    train, ended = engine.trainer.train, list[str]()
+    batch, train = await batch_of(engine, run_spec, 1), engine.trainer.train
+    begun, ended = asyncio.Event(), list[str]()
 
     async def told(batch: TrainBatch) -> StepOutcome:
+        begun.set()
         outcome = await train(batch)
         ended.append("training")
         return outcome
 
-    async def sampled() -> None:
-        assert (await engine.sample(request(chat("Say red", max_tokens=1)))).choices[0].sampled_ids
-        ended.append("sampling")
-
     monkeypatch.setattr(engine.trainer, "train", told)
-    for step, max_staleness in ((1, 0), (2, 1)):
-        batch = await batch_of(engine, run_spec.model_copy(update={"max_staleness": max_staleness}), step)
-        training = asyncio.create_task(engine.train(batch))
-        await asyncio.sleep(0.2)
-        await sampled()
-        await training
-        await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=step))
-    assert ended == ["training", "sampling", "sampling", "training"]
+    training = asyncio.create_task(engine.train(batch))
+    await begun.wait()
+    assert (await engine.sample(request(chat("Say red", max_tokens=1)))).choices[0].sampled_ids
+    ended.append("sampling")
+    await training
+    assert ended == ["training", "sampling"]
+    await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=1))
+    assert (await engine.sample(request(chat("Say red")))).choices[0].versions[0].version.step == 1
 
 
 async def test_weights_of_another_step_are_not_served(engine: LocalEngine, run_spec: RunSpec, tmp_path: Path) -> None:

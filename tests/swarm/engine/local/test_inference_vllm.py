@@ -236,16 +236,27 @@ def test_calls_wait_while_inference_sleeps_and_go_on_where_they_were(
     assert short.choices[0].sampled_ids == vllm_loop.run(vllm.sample(ask())).choices[0].sampled_ids
 
 
-def test_a_child_that_dies_in_its_sleep_is_started_again_and_awake(vllm: VllmInference, vllm_loop: LoopThread) -> None:
-    async def killed_asleep() -> Sampled:
+def test_a_child_that_dies_in_its_sleep_is_started_once_more_and_awake(
+    vllm: VllmInference, vllm_loop: LoopThread
+) -> None:
+    async def killed_asleep() -> tuple[int, int | None]:
         async with vllm.asleep():
-            assert vllm.process_id is not None
-            os.kill(vllm.process_id, signal.SIGKILL)
-            await until(lambda: _down(vllm))
-        await vllm.boot()
-        return await vllm.sample(ask())
+            first = vllm.process_id
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
 
-    assert vllm_loop.run(killed_asleep()).choices[0].sampled_ids
+            async def started_again() -> bool:
+                return vllm.process_id not in (first, None)
+
+            await until(started_again)
+            second = vllm.process_id
+            assert second is not None
+        await vllm.boot()
+        assert (await vllm.sample(ask())).choices[0].sampled_ids
+        return second, vllm.process_id
+
+    second, now = vllm_loop.run(killed_asleep())
+    assert second == now
 
 
 def test_other_weights_give_other_logprobs_and_come_back_after_a_crash(

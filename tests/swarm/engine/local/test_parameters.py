@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -193,6 +195,16 @@ def test_a_rest_between_steps_changes_no_bit(tiny_llama: ModelFolder, name: str)
         assert all(weight.grad is None for weight in rested.policy.trained.values())
     assert hash_tensors(weights_of(rested)) == hash_tensors(weights_of(restless))
     assert hash_tensors(rested.state()) == hash_tensors(restless.state())
+
+
+def test_copies_of_weights_are_gone_at_rest(tiny_llama: ModelFolder) -> None:
+    learner = learner_of(tiny_llama)
+    learner.learn(branching_batch(optimizer=FREE, dtype="bfloat16"))
+    copies = [weakref.ref(cast.current()) for cast in learner.policy._casts.values()]
+    learner.rest()
+    gc.collect()
+    assert copies
+    assert not any(copy() is not None for copy in copies)
 
 
 def test_another_optimiser_in_mid_run_begins_with_moments_of_its_own(tiny_llama: ModelFolder) -> None:
