@@ -73,9 +73,8 @@ class Optimizer:
                 weight.grad.zero_()
             part = self._parts[path]
             state = part.state[weight]
-            state.update(
-                {key: value.to(weight.device) for key, value in state.items()}
-            )  # they may rest in the machine's
+            for key, value in state.items():  # in the machine's memory after `rest` and `restore`
+                state[key] = value.to(weight.device)
             if isinstance(part, AdamW) and not state:
                 part.state[weight] = {
                     "step": torch.zeros((), device=weight.device),
@@ -88,7 +87,8 @@ class Optimizer:
         for path, weight in self._weights.items():
             weight.grad = None
             state = self._parts[path].state[weight]
-            state.update({key: value.cpu() for key, value in state.items()})
+            for key, value in state.items():
+                state[key] = value.cpu()
 
     def grad_norm(self) -> float:
         """Over all weights, before clipping."""
