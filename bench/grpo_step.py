@@ -18,7 +18,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,6 +44,9 @@ _SPEC = RunSpec.model_validate(
         "sampling": {"max_tokens": MAX_TOKENS},
     }
 )
+
+Step = Callable[[int], Awaitable[dict[str, float]]]
+"""Number of the step → its seconds, and what it was made of."""
 
 
 class Ours:
@@ -107,7 +111,7 @@ class Ours:
 class Trl:
     """TRL in a process of its own; makes a step when it is told to."""
 
-    def __init__(self, model: Path, precision: str, logs: Path, task: str = "sums") -> None:
+    def __init__(self, task: str, model: Path, precision: str, logs: Path) -> None:
         self.precision = precision
         self._log = logs / f"trl-{task}-{precision}.log"
         with self._log.open("w") as errors:
@@ -157,13 +161,13 @@ def ensure_trl() -> None:
     marker.write_bytes(_LOCK.read_bytes())
 
 
-def fastest_trl(model: Path, precisions: Sequence[str], logs: Path) -> Trl:
+def fastest_trl(task: str, model: Path, precisions: Sequence[str], logs: Path) -> Trl:
     """TRL in the fastest of the precisions, after a step that warmed it up."""
     best: tuple[float, Trl] | None = None
     for precision in precisions:
-        trl = Trl(model, precision, logs)
+        trl = Trl(task, model, precision, logs)
         seconds = trl.step()
-        say(side="trl", precision=precision, warm_up=True, seconds=seconds)
+        say(task=task, side="trl", precision=precision, warm_up=True, seconds=seconds)
         if best is not None:
             slower = trl if seconds > best[0] else best[1]
             slower.close()
@@ -174,60 +178,61 @@ def fastest_trl(model: Path, precisions: Sequence[str], logs: Path) -> Trl:
     return best[1]
 
 
-async def measure(model_name: str, steps: int, precisions: Sequence[str], home: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Seconds per step of either side: medians."""
+
+    ours: float
+    trl: float
+    precision: str
+
+    @property
+    def ratio(self) -> float:
+        return self.trl / self.ours
+
+
+async def side_by_side(
+    task: str, step: Step, model: Path, precisions: Sequence[str], steps: int, logs: Path
+) -> Compared:
+    """A step of each side that is not counted, then steps in turns. step: makes ours."""
+    ours, theirs = [], []
+    say(task=task, side="ours", warm_up=True, **await step(1))
+    trl = await asyncio.to_thread(fastest_trl, task, model, precisions, logs)
+    try:
+        for number in range(2, steps + 2):
+            own = await step(number)
+            say(task=task, side="ours", step=number, **own)
+            ours.append(own["seconds"])
+            theirs.append(await asyncio.to_thread(trl.step))
+            say(task=task, side="trl", step=number, precision=trl.precision, seconds=theirs[-1])
+    finally:
+        trl.close()
+    return Compared(median(ours), median(theirs), trl.precision)
+
+
+async def measure(
+    model_name: str, steps: int, turns_steps: int, precisions: Sequence[str], home: Path
+) -> dict[str, Any]:
     model = resolve(model_name)
     engine = LocalEngine(model, logs=home, clock=SystemClock(), max_model_len=1024)
-    ours, theirs = [], []
     try:
         await engine.boot()
         side = Ours(engine, home / "run")
         await side.open()
-        say(side="ours", warm_up=True, **await side.step(1))
-        trl = await asyncio.to_thread(fastest_trl, model.path, precisions, home)
-        try:
-            for number in range(2, steps + 2):
-                own = await side.step(number)
-                say(side="ours", step=number, **own)
-                ours.append(own["seconds"])
-                theirs.append(await asyncio.to_thread(trl.step))
-                say(side="trl", step=number, precision=trl.precision, seconds=theirs[-1])
-        finally:
-            trl.close()
+        by_sums = await side_by_side("sums", side.step, model.path, precisions, steps, home)
     finally:
         await engine.shutdown()
+    async with turns_step.on_a_server(model_name, home) as step:
+        by_turns = await side_by_side("turns", step, model.path, [by_sums.precision], turns_steps, home)
     return {
-        "s_per_step": round(median(ours), 3),
-        "trl_s_per_step": round(median(theirs), 3),
-        "ratio": round(median(theirs) / median(ours), 2),
-        "trl_precision": trl.precision,
+        "s_per_step": round(by_sums.ours, 3),
+        "trl_s_per_step": round(by_sums.trl, 3),
+        "ratio": round(by_sums.ratio, 2),
+        "trl_precision": by_sums.precision,
         "steps": steps,
-    }
-
-
-async def measure_turns(model_name: str, steps: int, precision: str, home: Path) -> dict[str, Any]:
-    model = resolve(model_name)
-    ours, theirs = [], []
-
-    async def in_turns(step: turns_step.Step) -> None:
-        say(task="turns", side="ours", warm_up=True, **await step(1))
-        trl = Trl(model.path, precision, home, "turns")
-        try:
-            warm_up_s = await asyncio.to_thread(trl.step)
-            say(task="turns", side="trl", precision=precision, warm_up=True, seconds=warm_up_s)
-            for number in range(2, steps + 2):
-                own = await step(number)
-                say(task="turns", side="ours", step=number, **own)
-                ours.append(own["seconds"])
-                theirs.append(await asyncio.to_thread(trl.step))
-                say(task="turns", side="trl", step=number, precision=precision, seconds=theirs[-1])
-        finally:
-            trl.close()
-
-    await turns_step.with_server(model_name, home, in_turns)
-    return {
-        "turns_s_per_step": round(median(ours), 3),
-        "trl_turns_s_per_step": round(median(theirs), 3),
-        "ratio_turns": round(median(theirs) / median(ours), 2),
+        "turns_s_per_step": round(by_turns.ours, 3),
+        "trl_turns_s_per_step": round(by_turns.trl, 3),
+        "ratio_turns": round(by_turns.ratio, 2),
     }
 
 
@@ -252,8 +257,7 @@ def main() -> int:
     args = parser.parse_args()
     ensure_trl()
     with tempfile.TemporaryDirectory(prefix="swarm-bench-") as home:
-        found = asyncio.run(measure(args.model, args.steps, args.trl_precision, Path(home)))
-        found |= asyncio.run(measure_turns(args.model, args.turns_steps, found["trl_precision"], Path(home)))
+        found = asyncio.run(measure(args.model, args.steps, args.turns_steps, args.trl_precision, Path(home)))
     say(bench="grpo_step", **found, **floor_share(args.model))
     return 0
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import httpx
 
 from bench.clerk import EPISODES, MAX_TOKENS
 from bench.record_workloads import serve_as_a_clerk, talker
+from bench.run_switch import wait_for
 from bench.serving import ServerProcess
 from bench.sums import LEARNING_RATE
 from swarm.client import SwarmClient
@@ -28,46 +30,37 @@ _SPEC = RunSpec.model_validate(
         "sampling": {"temperature": 1.0, "max_tokens": MAX_TOKENS},
     }
 )
-_LIMIT_S = 300.0
-"""For the boot, and for a step."""
-_PARTS = ("generate_s", "train_s", "sync_s", "tokens_called", "tokens_computed", "tokens_trained", "reward_mean")
-
-Step = Callable[[int], Awaitable[dict[str, float]]]
-"""Number of the step → its seconds, and what it was made of."""
+_PARTS = ("train_s", "sync_s", "tokens_called", "tokens_computed", "tokens_trained", "reward_mean")
 
 
-async def with_server(model: str, home: Path, use: Callable[[Step], Awaitable[None]]) -> None:
-    """Boot a server with a run on it and let `use` make steps."""
-    process = await asyncio.to_thread(
-        ServerProcess, home / "state", "--max-model-len", "2048", engine="local", model=model
-    )
-    with process as server:
-        async with SwarmClient(server.url) as client, httpx.AsyncClient(timeout=300, trust_env=False) as http:
-            await _until(client, lambda status: status.engine.warm)
-            hosted = (await client.status()).model
-            run_id = (await client.start_run(_SPEC)).run_id
+@asynccontextmanager
+async def on_a_server(model: str, home: Path) -> AsyncIterator[Callable[[int], Awaitable[dict[str, float]]]]:
+    """A server with a run on it. What is given makes the step of a number, and tells its seconds and what it was made of."""
+    async with AsyncExitStack() as opened:
+        server = opened.enter_context(
+            ServerProcess(home / "state", "--max-model-len", "2048", engine="local", model=model)
+        )
+        control = opened.enter_context(server.client())
+        wait_for(control, lambda status: status["engine"]["warm"], "the engine")
+        client = await opened.enter_async_context(SwarmClient(server.url))
+        http = await opened.enter_async_context(httpx.AsyncClient(timeout=300, trust_env=False))
+        hosted = (await client.status()).model
+        run_id = (await client.start_run(_SPEC)).run_id
 
-            async def episode(step: int, slot: int) -> None:
-                async with client.episode(task_id=f"turns-{step}", wait_s=120) as begun:
-                    coins = await serve_as_a_clerk(talker(http, begun, hosted, f"{step}/{slot}"), step)
-                    await begun.end(reward=coins)
+        async def episode(number: int, slot: int) -> None:
+            async with client.episode(task_id=f"turns-{number}", wait_s=120) as begun:
+                coins = await serve_as_a_clerk(talker(http, begun, hosted, f"{number}/{slot}"), number)
+                await begun.end(reward=coins)
 
-            async def step(number: int) -> dict[str, float]:
-                began = time.monotonic()
-                await asyncio.gather(*(episode(number, slot) for slot in range(EPISODES)))
-                await _until(client, lambda status: status.step >= number and status.phase == "rolling")
-                seconds = time.monotonic() - began
-                values = (await client.run(run_id, since_step=number - 1)).steps[-1].values
-                return {"seconds": seconds} | {name: values[name] for name in _PARTS}
+        async def step(number: int) -> dict[str, float]:
+            def over(status: dict[str, Any]) -> bool:
+                return bool(status["step"] >= number and status["phase"] == "rolling")
 
-            await use(step)
+            began = time.monotonic()
+            await asyncio.gather(*(episode(number, slot) for slot in range(EPISODES)))
+            await asyncio.to_thread(wait_for, control, over, f"step {number}")
+            seconds = time.monotonic() - began
+            values = (await client.run(run_id, since_step=number - 1)).steps[-1].values
+            return {"seconds": seconds} | {name: values[name] for name in _PARTS}
 
-
-async def _until(client: SwarmClient, reached: Callable[[Any], bool]) -> None:
-    """Raises: RuntimeError when the server failed, TimeoutError."""
-    async with asyncio.timeout(_LIMIT_S):
-        async for status in client.statuses():
-            if status.phase == "failed":
-                raise RuntimeError(f"the server failed: {status}")
-            if reached(status):
-                return
+        yield step

@@ -74,7 +74,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _exit_code(error: SwarmError) -> int:
     """A spec that the server refuses is as much the command line's fault as one that is refused here."""
-    return 2 if getattr(error, "code", None) == "invalid_spec" else 1
+    from swarm.client.errors import InvalidSpec
+
+    return 2 if isinstance(error, InvalidSpec) else 1
 
 
 def start_run(args: argparse.Namespace) -> int:

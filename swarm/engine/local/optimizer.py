@@ -76,11 +76,9 @@ class Optimizer:
             for key, value in state.items():  # in the machine's memory after `rest` and `restore`
                 state[key] = value.to(weight.device)
             if isinstance(part, AdamW) and not state:
-                part.state[weight] = {
-                    "step": torch.zeros((), device=weight.device),
-                    "exp_avg": torch.zeros_like(weight),
-                    "exp_avg_sq": torch.zeros_like(weight),
-                }
+                state["step"] = torch.zeros((), device=weight.device)
+                state["exp_avg"] = torch.zeros_like(weight)
+                state["exp_avg_sq"] = torch.zeros_like(weight)
 
     def rest(self) -> None:
         """Until `begin`, hold no memory of the device: moments move to the machine's, gradients are given up."""
