@@ -13,10 +13,15 @@ from torch import Tensor
 
 from swarm.engine.tree import Segment
 
-CHUNK_LOGITS = 16_000_000
-"""So many logits are held at a time: 64 MB in float32, and three times as much at the peak."""
+CHUNK_LOGITS = 32_000_000
+"""So many logits are held at a time, in the compute type: 64 MB in bfloat16."""
+_BLOCK_LOGITS = 3_200_000
+"""So many of them are looked at in float32 at a time on the CPU: what is computed of them stays in the cache."""
+_LANES = 32
+"""Heads of a chunk and of a block are so many, or a multiple: products of other heights take up to a quarter longer."""
 _CHUNK_GRADIENT = 2_000_000
-"""So many numbers of the output weight's gradient are added at a time."""
+"""So many numbers of the output weight's gradient are added at a time: their products stay in the cache, and no second gradient
+of its size is made."""
 
 Price = Callable[[Tensor, Tensor, slice], Tensor]
 """(logp_U, entropy_U, which uses) → their loss, a scalar. Gradients flow into the first two."""
@@ -44,17 +49,19 @@ class Heads:
             uses_before=[0, *torch.cumsum(counts, 0).tolist()],
         )
 
-    def chunks(self, vocabulary: int) -> Iterator[tuple[slice, slice]]:
-        """Heads, and the uses that belong to them."""
-        size = max(1, CHUNK_LOGITS // vocabulary)
-        count = len(self.at_H)
-        for first in range(0, count, size):
-            last = min(first + size, count)
-            yield slice(first, last), slice(self.uses_before[first], self.uses_before[last])
+    def chunks(self, vocabulary: int) -> Iterator[slice]:
+        """Heads whose logits are held at once."""
+        return _parts(slice(0, len(self.at_H)), CHUNK_LOGITS // vocabulary)
+
+    def blocks(self, chunk: slice, vocabulary: int) -> Iterator[tuple[slice, slice]]:
+        """Heads of a chunk that are looked at together, and the uses that belong to them."""
+        size = (_BLOCK_LOGITS if self.at_H.device.type == "cpu" else CHUNK_LOGITS) // vocabulary
+        for block in _parts(chunk, size):
+            yield block, slice(self.uses_before[block.start], self.uses_before[block.stop])
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _Block:
     """The distribution at some heads, and the tokens drawn there."""
 
     scaled_HV: Tensor
@@ -69,15 +76,21 @@ class _Chunk:
     def logp_U(self) -> Tensor:
         return self.scaled_HV[self.head_U, self.token_U] - self.log_norm_H[self.head_U]
 
+    @property
+    def entropy_U(self) -> Tensor:
+        return self.entropy_H[self.head_U]
+
 
 @torch.no_grad()
 def survey(heads: Heads, hidden_HD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probability of each use, and the entropy where it was drawn; both [U], in float32."""
     logps, entropies = [], []
-    for at, uses in heads.chunks(weight_VD.shape[0]):
-        chunk = _distribution(heads, at, uses, hidden_HD[at] @ weight_VD.T)
-        logps.append(chunk.logp_U)
-        entropies.append(chunk.entropy_H[chunk.head_U])
+    for at in heads.chunks(weight_VD.shape[0]):
+        logits_HV = hidden_HD[at] @ weight_VD.T
+        for some, uses in heads.blocks(at, weight_VD.shape[0]):
+            seen = _distribution(heads, some, uses, logits_HV[_within(at, some)])
+            logps.append(seen.logp_U)
+            entropies.append(seen.entropy_U)
     return torch.cat(logps), torch.cat(entropies)
 
 
@@ -91,55 +104,68 @@ def descend(
     """
     grad_hidden_HD = torch.empty_like(hidden_HD)
     logps, entropies, loss = [], [], 0.0
-    for at, uses in heads.chunks(weight_VD.shape[0]):
-        with torch.no_grad():
-            chunk = _distribution(heads, at, uses, hidden_HD[at] @ weight_VD.T)
-            logp_U, entropy_U = chunk.logp_U, chunk.entropy_H[chunk.head_U]
-        logps.append(logp_U.clone())
-        entropies.append(entropy_U.clone())
-        cost = price(logp_U.requires_grad_(), entropy_U.requires_grad_(), uses)
-        by_logp_U, by_entropy_U = torch.autograd.grad(
-            cost, (logp_U, entropy_U), allow_unused=True, materialize_grads=True
-        )
-        loss += float(cost.detach())
-        with torch.no_grad():
-            slope_HV = _slope(chunk, by_logp_U, by_entropy_U).div_(heads.temperature_H[at, None]).to(weight_VD.dtype)
+    with torch.no_grad():
+        for at in heads.chunks(weight_VD.shape[0]):
+            logits_HV = hidden_HD[at] @ weight_VD.T
+            for some, uses in heads.blocks(at, weight_VD.shape[0]):
+                part_HV = logits_HV[_within(at, some)]
+                seen = _distribution(heads, some, uses, part_HV)
+                logp_U, entropy_U = seen.logp_U, seen.entropy_U
+                cost, by_logp_U, by_entropy_U = _priced(price, logp_U, entropy_U, uses)
+                part_HV.copy_(_slope(seen, by_logp_U, by_entropy_U).div_(heads.temperature_H[some, None]))
+                logps.append(logp_U)
+                entropies.append(entropy_U)
+                loss += cost
+            slope_HV = logits_HV  # each block's slopes were written over its logits
             grad_hidden_HD[at] = slope_HV @ weight_VD
             if grad_VD is not None:
-                for rows in _rows(*grad_VD.shape):
-                    grad_VD[rows] += slope_HV[:, rows].T @ hidden_HD[at]
+                for rows in _parts(slice(0, len(grad_VD)), _CHUNK_GRADIENT // grad_VD.shape[1]):
+                    grad_VD[rows].add_(slope_HV[:, rows].T @ hidden_HD[at])
     return grad_hidden_HD, torch.cat(logps), torch.cat(entropies), loss
 
 
-def _rows(vocabulary: int, width: int) -> Iterator[slice]:
-    """Of the output weight, a few at a time: their products stay in the cache, and no second gradient of its size is made."""
-    size = max(1, _CHUNK_GRADIENT // width)
-    return (slice(first, first + size) for first in range(0, vocabulary, size))
+@torch.enable_grad()
+def _priced(price: Price, logp_U: Tensor, entropy_U: Tensor, uses: slice) -> tuple[float, Tensor, Tensor]:
+    """The loss, and its gradients by both."""
+    leaves = (logp_U.detach().requires_grad_(), entropy_U.detach().requires_grad_())
+    cost = price(*leaves, uses)
+    by_logp_U, by_entropy_U = torch.autograd.grad(cost, leaves, allow_unused=True, materialize_grads=True)
+    return float(cost.detach()), by_logp_U, by_entropy_U
 
 
-def _distribution(heads: Heads, at: slice, uses: slice, logits_HV: Tensor) -> _Chunk:
+def _parts(whole: slice, size: int) -> Iterator[slice]:
+    """size: the most there may be in a part; whole lanes, where it holds one."""
+    step = max(1, size if size < _LANES else size // _LANES * _LANES)
+    return (slice(first, min(first + step, whole.stop)) for first in range(whole.start, whole.stop, step))
+
+
+def _within(chunk: slice, block: slice) -> slice:
+    """The block's place in the chunk."""
+    return slice(block.start - chunk.start, block.stop - chunk.start)
+
+
+def _distribution(heads: Heads, at: slice, uses: slice, logits_HV: Tensor) -> _Block:
     scaled_HV = logits_HV.float().div_(heads.temperature_H[at, None])
     prob_HV = scaled_HV.softmax(-1)
-    top_H, top_token_H = scaled_HV.max(-1)
-    log_norm_H = top_H - prob_HV.gather(1, top_token_H[:, None])[:, 0].log()
+    log_norm_H = scaled_HV.amax(-1) - prob_HV.amax(-1).log()
     mean_H = torch.bmm(prob_HV[:, None, :], scaled_HV[:, :, None])[:, 0, 0]
     head_U = heads.head_U[uses] - at.start
-    return _Chunk(scaled_HV, log_norm_H, prob_HV, log_norm_H - mean_H, head_U, heads.token_U[uses])
+    return _Block(scaled_HV, log_norm_H, prob_HV, log_norm_H - mean_H, head_U, heads.token_U[uses])
 
 
-def _slope(chunk: _Chunk, by_logp_U: Tensor, by_entropy_U: Tensor) -> Tensor:
-    """Gradient of the loss by the scaled logits, [H, V]; written over the chunk's probabilities.
+def _slope(block: _Block, by_logp_U: Tensor, by_entropy_U: Tensor) -> Tensor:
+    """Gradient of the loss by the scaled logits, [H, V]; written over the block's probabilities.
 
     d logp(a) / d logits = onehot(a) - p, and d entropy / d logits = -p * (log p + entropy).
     """
-    zeros_H = torch.zeros_like(chunk.log_norm_H)
-    by_logp_H = zeros_H.index_add(0, chunk.head_U, by_logp_U)
+    zeros_H = torch.zeros_like(block.log_norm_H)
+    by_logp_H = zeros_H.index_add(0, block.head_U, by_logp_U)
     if by_entropy_U.any():
-        by_entropy_H = zeros_H.index_add(0, chunk.head_U, by_entropy_U)
-        surprise_HV = chunk.scaled_HV.sub_((chunk.log_norm_H - chunk.entropy_H)[:, None])
+        by_entropy_H = zeros_H.index_add(0, block.head_U, by_entropy_U)
+        surprise_HV = block.scaled_HV.sub_((block.log_norm_H - block.entropy_H)[:, None])
         factor_HV = surprise_HV.mul_(-by_entropy_H[:, None]).sub_(by_logp_H[:, None])
-        slope_HV = chunk.prob_HV.mul_(factor_HV)
+        slope_HV = block.prob_HV.mul_(factor_HV)
     else:
-        slope_HV = chunk.prob_HV.mul_(-by_logp_H[:, None])
-    slope_HV.index_put_((chunk.head_U, chunk.token_U), by_logp_U, accumulate=True)
+        slope_HV = block.prob_HV.mul_(-by_logp_H[:, None])
+    slope_HV.index_put_((block.head_U, block.token_U), by_logp_U, accumulate=True)
     return slope_HV
