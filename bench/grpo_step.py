@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from bench import train_floor, turns_step
@@ -131,15 +131,15 @@ class Trl:
         self._process.kill()
         self._process.communicate()
 
-    def step(self) -> float:
-        """Seconds of its next step."""
+    def step(self) -> dict[str, float]:
+        """Seconds of its next step, and how many tokens were sampled in it."""
         assert self._process.stdin is not None
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
         while True:
             said = self._said()
             if "seconds" in said:
-                return float(said["seconds"])
+                return said
 
     def _said(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -166,8 +166,9 @@ def fastest_trl(task: str, model: Path, precisions: Sequence[str], logs: Path) -
     best: tuple[float, Trl] | None = None
     for precision in precisions:
         trl = Trl(task, model, precision, logs)
-        seconds = trl.step()
-        say(task=task, side="trl", precision=precision, warm_up=True, seconds=seconds)
+        made = trl.step()
+        seconds = made["seconds"]
+        say(task=task, side="trl", precision=precision, warm_up=True, **made)
         if best is not None:
             slower = trl if seconds > best[0] else best[1]
             slower.close()
@@ -180,15 +181,28 @@ def fastest_trl(task: str, model: Path, precisions: Sequence[str], logs: Path) -
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Seconds per step of either side: medians."""
+    """The measured steps of either side, and the precision of TRL's."""
 
-    ours: float
-    trl: float
+    ours: list[dict[str, float]]
+    trl: list[dict[str, float]]
     precision: str
 
     @property
     def ratio(self) -> float:
-        return self.trl / self.ours
+        return _mean(self.trl, "seconds") / _mean(self.ours, "seconds")
+
+    def summary(self, infix: str = "") -> dict[str, float]:
+        """Means over the steps; the infix goes before each name of ours, and after `trl_`."""
+        return {
+            f"{infix}s_per_step": round(_mean(self.ours, "seconds"), 3),
+            f"trl_{infix}s_per_step": round(_mean(self.trl, "seconds"), 3),
+            f"{infix}sampled_tokens": round(_mean(self.ours, "sampled_tokens"), 1),
+            f"trl_{infix}sampled_tokens": round(_mean(self.trl, "sampled_tokens"), 1),
+        }
+
+
+def _mean(steps: Sequence[dict[str, float]], name: str) -> float:
+    return fmean(step[name] for step in steps)
 
 
 async def side_by_side(
@@ -200,14 +214,13 @@ async def side_by_side(
     trl = await asyncio.to_thread(fastest_trl, task, model, precisions, logs)
     try:
         for number in range(2, steps + 2):
-            own = await step(number)
-            say(task=task, side="ours", step=number, **own)
-            ours.append(own["seconds"])
+            ours.append(await step(number))
+            say(task=task, side="ours", step=number, **ours[-1])
             theirs.append(await asyncio.to_thread(trl.step))
-            say(task=task, side="trl", step=number, precision=trl.precision, seconds=theirs[-1])
+            say(task=task, side="trl", step=number, precision=trl.precision, **theirs[-1])
     finally:
         trl.close()
-    return Compared(median(ours), median(theirs), trl.precision)
+    return Compared(ours, theirs, trl.precision)
 
 
 async def measure(
@@ -225,13 +238,11 @@ async def measure(
     async with turns_step.on_a_server(model_name, home) as step:
         by_turns = await side_by_side("turns", step, model.path, [by_sums.precision], turns_steps, home)
     return {
-        "s_per_step": round(by_sums.ours, 3),
-        "trl_s_per_step": round(by_sums.trl, 3),
+        **by_sums.summary(),
         "ratio": round(by_sums.ratio, 2),
         "trl_precision": by_sums.precision,
         "steps": steps,
-        "turns_s_per_step": round(by_turns.ours, 3),
-        "trl_turns_s_per_step": round(by_turns.trl, 3),
+        **by_turns.summary("turns_"),
         "ratio_turns": round(by_turns.ratio, 2),
     }
 

@@ -35,6 +35,8 @@ from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.seam import TrainBatch
 from swarm.models import resolve
 
+_WARM_UP = 2
+"""Steps that are not counted: what they take of fresh memory is there for those after them."""
 _SPEC = {"dtype": "bfloat16", "optimizer": {"learning_rate": 4e-5}}
 
 
@@ -117,13 +119,13 @@ def measure(model: Path, batch: TrainBatch, steps: int) -> dict[str, Any]:
     learner = Learner(policy, SystemClock())
     learner.optimizer = timer = TimedOptimizer(dict(policy.model.named_parameters()))
     rows = []
-    for number in range(steps + 1):
+    for number in range(_WARM_UP + steps):
         timer.seconds = 0.0
         step = TrainBatch(step=number + 1, spec=batch.spec, groups=batch.groups)
         metrics = learner.learn(step).metrics
         floor_s = floor_seconds(policy, batch)
         rows.append({"floor_s": floor_s, "step_s": metrics["train_s"] - timer.seconds, "optimizer_s": timer.seconds})
-    rows = rows[1:]  # the first step warms up
+    rows = rows[_WARM_UP:]
     middle = {name: median(row[name] for row in rows) for name in rows[0]}
     return middle | {"train_share_of_floor": median(row["floor_s"] / row["step_s"] for row in rows)}
 
@@ -142,7 +144,7 @@ def main() -> int:
     )
     parser.add_argument("--workload", choices=NAMES, default="groups")
     parser.add_argument("--model", default="smollm2-135m", help="name, or path of a folder")
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4, help="measured steps")
     parser.add_argument("--here", action="store_true", help="in this process, whatever its memory settings")
     args = parser.parse_args()
     if not args.here:

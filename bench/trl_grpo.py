@@ -1,4 +1,5 @@
-"""TRL's GRPOTrainer, one optimiser step per line on standard input; answers each with its seconds as a JSON line.
+"""TRL's GRPOTrainer, one optimiser step per line on standard input; answers each with its seconds and the tokens that it sampled,
+as a JSON line.
 
 Runs in an environment of its own (requirements/trl.txt): python -m bench.trl_grpo --model DIR --precision float32 --task sums
 Turns are taken as TRL's own loop over tools takes them: the whole conversation is read again at each turn, by its token ids,
@@ -18,6 +19,8 @@ from bench.clerk import MAX_TOKENS as TURN_TOKENS
 from bench.sums import GROUP_SIZE, LEARNING_RATE, MAX_TOKENS, PRECISIONS, TASKS, score, sums
 
 _STEPS = 64
+_SAMPLED: list[int] = []
+"""Tokens of each batch of completions since the last step."""
 
 
 def main() -> None:
@@ -32,7 +35,8 @@ def main() -> None:
 
 
 def _sums(model: str, precision: str) -> Any:
-    def reward(completions: list[Any], total: list[int], **_: Any) -> list[float]:
+    def reward(completions: list[Any], completion_ids: list[list[int]], total: list[int], **_: Any) -> list[float]:
+        _SAMPLED.append(sum(map(len, completion_ids)))
         return [score(made[0]["content"], right) for made, right in zip(completions, total, strict=True)]
 
     rows = [
@@ -95,6 +99,7 @@ def _played(prompts: list[Any], trainer: Any) -> dict[str, Any]:
                 )
                 so_far += between
                 mask += [0] * len(between)
+    _SAMPLED.append(sum(map(sum, ours)))
     coins = [clerk.coins for clerk in clerks]
     return {"prompt_ids": opened, "completion_ids": made, "logprobs": None, "env_mask": ours, "coins": coins}
 
@@ -117,7 +122,8 @@ def _trainer(
             self.began = time.monotonic()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            _say(seconds=time.monotonic() - self.began)
+            _say(seconds=time.monotonic() - self.began, sampled_tokens=sum(_SAMPLED))
+            _SAMPLED.clear()
 
     config = GRPOConfig(
         output_dir="/tmp/trl-grpo-is-not-saved",

@@ -61,6 +61,7 @@ async def on_a_server(model: str, home: Path) -> AsyncIterator[Callable[[int], A
             await asyncio.to_thread(wait_for, control, over, f"step {number}")
             seconds = time.monotonic() - began
             values = (await client.run(run_id, since_step=number - 1)).steps[-1].values
-            return {"seconds": seconds} | {name: values[name] for name in _PARTS}
+            sampled = values["sampled_tokens_mean"] * EPISODES
+            return {"seconds": seconds, "sampled_tokens": sampled} | {name: values[name] for name in _PARTS}
 
         yield step
