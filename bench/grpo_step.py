@@ -262,7 +262,7 @@ def say(**fields: Any) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.grpo_step", description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--steps", type=int, default=5, help="measured steps of each side")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps of each side")
     parser.add_argument("--turns-steps", type=int, default=3, help="measured steps of each side on *turns*")
     parser.add_argument("--trl-precision", nargs="+", default=PRECISIONS, choices=PRECISIONS, metavar="PRECISION")
     args = parser.parse_args()
