@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 .PHONY: demo test check bench setup verl format clean
 
 demo: $(VENV)/.ready  ## a whole study on this machine: no API key, no service
-	RESEARCHER_HOME=$${RESEARCHER_HOME:-$(CURDIR)/.demo} $(BIN)/researcher start --topic "$(TOPIC)"
+	$(BIN)/researcher start --topic "$(TOPIC)"
 
 test: $(VENV)/.dev-ready  ## every test that this machine can run
 	$(BIN)/python -m pytest
@@ -49,4 +49,4 @@ $(VENV)/.verl-ready: $(VENV)/.ready requirements/verl.txt requirements/ray.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* .demo
+	rm -rf $(VENV) .venv-*

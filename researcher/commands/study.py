@@ -233,6 +233,8 @@ async def sit(
             store.save_plan(study_id, plan)
         frozen = store.plan(study_id)
         view.say(f"{study_id}: plan {frozen.digest()[:16]} by the {frozen.planner} planner; records in {home.root}")
+        for assumption in frozen.assumptions:
+            view.say(f"assumed: {assumption}")
         for each in frozen.known:
             view.say(f"already known: {each if isinstance(each, str) else told(each)}")
         gates = Gates(store, lambda name, question: Gate(default_url(), study_id, name).ask(question))

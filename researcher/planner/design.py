@@ -5,9 +5,10 @@ Pure. Everything that decides the study is fixed here and hashed with the plan.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,12 @@ class Price:
     wall_s: tuple[float, float]
 
 
+def _equal(arms: Sequence[Arm]) -> Iterator[str]:
+    """What is said of arms that are the same but for their names."""
+    if any(one.levels == other.levels for one, other in itertools.combinations(arms, 2)):
+        yield "Arms with equal levels differ by chance alone: this measures the noise, and no difference should be found."
+
+
 def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, options: PlanOptions) -> Plan:
     """The plan, not yet priced or checked."""
     instrument, defaults = folder.instrument, folder.instrument.defaults
@@ -94,7 +101,7 @@ def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, o
         sentinels=tuple(SENTINELS),
         budget=Budget(wall_s=budget_s, trials=len(arms) * seeds[1]),
         planner="builtin",
-        assumptions=reading.assumptions,
+        assumptions=(*reading.assumptions, *_equal(arms)),
     )
     return plan.model_copy(update={"trial_s": max(_trial_s(plan, arm, instrument) for arm in arms)})
 

@@ -7,6 +7,7 @@ StoreError
 ├── LeaseSuperseded     a write under a token that is no longer in force; nothing was written
 ├── PlanFrozen          a plan version exists already and says something else
 ├── PlanTampered        a stored plan no longer has its hash
+├── Unreadable          a stored row is no longer what was written
 ├── OverBudget          a reservation that does not fit
 ├── FindingConflict     an imported finding says something else than what is here under its id
 ├── SinkMissing         no such copy of the records, or its package is not installed
@@ -51,6 +52,13 @@ class PlanFrozen(StoreError):
 
 class PlanTampered(StoreError):
     pass
+
+
+class Unreadable(StoreError):
+    def __init__(self, what: str, error: ValueError) -> None:
+        super().__init__(
+            f"{what} in the database cannot be read, so they were changed after they were written: {error}"
+        )
 
 
 class OverBudget(StoreError):

@@ -41,13 +41,21 @@ def checked(url: str) -> str:
 
 
 def token_of(args: argparse.Namespace) -> str | None:
-    """Raises: UsageError when the token file cannot be read."""
+    """Raises: UsageError when the token file cannot be read, or what it holds is no token."""
+    from swarm.client.wire import checked_token
+
     if args.token_file is None:
-        return os.environ.get("SWARM_TOKEN") or None
+        token, place = os.environ.get("SWARM_TOKEN") or None, "SWARM_TOKEN"
+    else:
+        place = f"the token file {args.token_file}"
+        try:
+            token = Path(args.token_file).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError as error:
+            raise UsageError(f"cannot read {place}: {error.strerror}") from error
     try:
-        return Path(args.token_file).read_text().strip()
-    except OSError as error:
-        raise UsageError(f"cannot read the token file {args.token_file}: {error.strerror}") from error
+        return checked_token(token)
+    except ValueError as error:
+        raise UsageError(f"{place}: {error}") from error
 
 
 def connect(

@@ -80,6 +80,7 @@ class Diagnosis(BaseModel):
     episodes: int
     """For training; evaluations are counted by themselves."""
     evaluations: int
+    """Without those that were aborted or lost."""
     trained: int
     """In steps that a checkpoint holds."""
     in_step: int
@@ -117,7 +118,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         run_id=None if run is None else run.run_id,
         step=0 if run is None else run.step,
         episodes=_sum(train),
-        evaluations=_sum(counts) - _sum(train),
+        evaluations=_sum(one for one in counts if one.kind == "eval" and one.reason in (None, DropReason.EVAL)),
         trained=_sum(count for count in train if count.state == EpisodeState.TRAINED),
         in_step=_sum(count for count in train if count.state == EpisodeState.IN_STEP),
         fates=_fates(train),
@@ -233,7 +234,7 @@ def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
     lines += ["", "Episodes by fate"]
     lines += [
         f"  {fate.episodes:>7}  {fate.share:>4.0%}  {fate.name:<24} {fate.advice or ''}".rstrip() for fate in made.fates
-    ]
+    ] or ["  none for training yet"]
     if made.zero_variance_share is not None:
         lines.append(f"  groups with equal rewards in the last steps: {made.zero_variance_share:.0%}")
     forks = ", ".join(f"{count} {cause}" for cause, count in made.forks.items()) or "none"

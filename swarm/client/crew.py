@@ -209,7 +209,7 @@ class Crew:
                     episode = self._episode(task.id, self._history.claims[task.id], task.mix or self._mix)
                     await stack.enter_async_context(episode)
                     self._history.claims[task.id] += 1
-            except OverLimit:
+            except (OverLimit, NotFound):  # NotFound: the server knows the run, and works on another by now
                 self._report.run_over = True
                 return _Fate.OVER
             claimed.set()

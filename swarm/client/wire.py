@@ -64,7 +64,7 @@ class Wire:
         self._told = False
         self._http = httpx.AsyncClient(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            headers={"Authorization": f"Bearer {token}"} if checked_token(token) else {},
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=30.0),
             timeout=httpx.Timeout(30.0, connect=5.0, pool=None),
             trust_env=not is_loopback(httpx.URL(self.url).host),
@@ -166,6 +166,13 @@ def checked_url(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise NotASwarmServer(f"{url!r} is no url of a server; it looks like http://127.0.0.1:8642")
     return url.rstrip("/")
+
+
+def checked_token(token: str | None) -> str | None:
+    """Raises: ValueError, without the token in its words, for what cannot be sent as one."""
+    if token and not (token.isascii() and token.isprintable()):
+        raise ValueError("a token is one line of ASCII letters, digits and signs, and this is not")
+    return token
 
 
 def _error_of(answer: httpx.Response) -> Exception:

@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--model", required=True, metavar="NAME_OR_PATH", help="a model that `swarm models` knows, or a folder"
+        "--model", metavar="NAME_OR_PATH", help="a model that `swarm models` knows, or a folder; any name for echo"
     )
     parser.add_argument(
         "--engine",
@@ -121,12 +121,23 @@ def serve(args: argparse.Namespace) -> int:
     from swarm.server.process import run_server
     from swarm.server.state_dir import StateDir
 
+    if args.model is None:
+        args.model = _model_of(args.engine)
     logs.configure(args.log_level)
     clock, settings = SystemClock(), _settings(args)
     with settings.listen() as listener:
         hosted = _hosted(args)
         with StateDir.open(_state_path(args), model=hosted.name) as state:
             return run_server(settings, listener, state, hosted.engine(state, clock), clock, RandomIds())
+
+
+def _model_of(engine: str) -> str:
+    """Where none was named. Raises: UsageError for engines that need one."""
+    from foundation.commandline import UsageError
+
+    if engine != "echo":
+        raise UsageError("--model is missing: name one that `swarm models` knows, or a folder")
+    return "echo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +255,10 @@ def _state_path(args: argparse.Namespace) -> Path:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65_535:
-        raise argparse.ArgumentTypeError(f"a port lies between 0 and 65535, got {port}")
-    return port
+    port = _number(text)
+    if not (0 <= port <= 65_535 and port.is_integer()):
+        raise argparse.ArgumentTypeError(f"a port is a whole number from 0 to 65535, got {text}")
+    return int(port)
 
 
 def _url(text: str) -> str:
@@ -257,21 +268,28 @@ def _url(text: str) -> str:
 
 
 def _latency(text: str) -> float:
-    seconds = float(text)
+    seconds = _number(text)
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of seconds from 0, got {text}")
     return seconds
 
 
 def _pace(text: str) -> float:
-    tokens_per_s = float(text)
+    tokens_per_s = _number(text)
     if not 0 < tokens_per_s < math.inf:
         raise argparse.ArgumentTypeError(f"must be above 0 (leave it out for no pace at all), got {text}")
     return tokens_per_s
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+    number = _number(text)
+    if number < 1 or not number.is_integer():
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text}")
+    return int(number)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from error

@@ -111,6 +111,9 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["serve", "--engine", "echo", "--model", "x", "--public-url", "ftp:x"], 2, "--public-url: a url looks like"),
         (["serve", "--engine", "echo", "--model", "x", "--echo-latency-s", "-1"], 2, "seconds from 0, got -1"),
         (["serve", "--engine", "echo", "--model", "x", "--echo-tokens-per-s", "0"], 2, "must be above 0"),
+        (["serve"], 2, "--model is missing"),
+        (["serve", "--engine", "echo", "--host", "192.0.2.1"], 1, "set SWARM_ADMIN_TOKEN"),
+        (["serve", "--engine", "echo", "--port", "abc"], 2, "must be a number, got 'abc'"),
         (["models", "get", "smolm2-135m"], 1, "did you mean 'smollm2-135m'?"),
     ],
 )
@@ -124,6 +127,20 @@ def test_an_error_is_one_clear_line(
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("token", ["wröng", "two\nlines"])
+def test_what_cannot_be_a_token_is_said_to_be_none_without_showing_it(
+    token: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(token, encoding="utf-8")
+    monkeypatch.setenv("SWARM_TOKEN", token)
+    for given in ((), ("--token-file", str(tmp_path / "token"))):
+        assert swarm("run", "status", *given) == 2
+        said = capsys.readouterr().err
+        assert "a token is one line of ASCII" in said
+        assert ("SWARM_TOKEN" in said) == (not given)
+        assert not any(word in said for word in token.split())
 
 
 def test_a_rollout_file_that_cannot_be_imported_shows_its_traceback(tmp_path: Path, capsys: Capture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from swarm.server.pool.rows import (
     SupersedeAfter,
 )
 
+_LOG = logging.getLogger(__name__)
 PAGE_CACHE_KIB = 16_384
 """Pages of a growing pool that stay in memory: enough for a commit's; the system's cache has the others."""
 
@@ -51,6 +53,7 @@ class PoolStore:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self._failing = False
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
         try:
             self._prepare()
@@ -94,6 +97,9 @@ class PoolStore:
     def commit(self) -> None:
         """Returns when everything applied since `begin` is on disk. Raises: Refusal(STORAGE_FULL); call `rollback` then."""
         self._guarded(lambda: self._db.execute("COMMIT"))
+        if self._failing:
+            self._failing = False
+            _LOG.warning("the pool at %s can be written again", self.path)
 
     def rollback(self) -> None:
         """Forget what was applied since `begin`. Without one: nothing."""
@@ -114,7 +120,11 @@ class PoolStore:
         try:
             action()
         except sqlite3.OperationalError as error:
-            raise _refusal(error, self.path) from error
+            refusal = _refusal(error, self.path)
+            if isinstance(refusal, Refusal) and not self._failing:  # once: who asks is told each time
+                self._failing = True
+                _LOG.warning("%s", refusal)
+            raise refusal from error
 
     def _apply(self, changes: Sequence[Change]) -> None:
         execute = self._db.execute

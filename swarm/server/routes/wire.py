@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -17,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from foundation.addresses import is_loopback
 from foundation.strict import StrictModel, explain
 from swarm.protocol.errors import BodyTooLarge, ErrorCode, Problem, Refusal, SwarmError
 from swarm.server.keys import ControlTokens, Role
@@ -60,6 +62,8 @@ class Operation:
 
 def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT) -> str:
     """Who asks, for the record. Raises: Refusal(unauthorized, forbidden)."""
+    if not tokens.required:
+        _refuse_foreign_pages(request)
     role = tokens.role_of(request.headers.get("authorization"))
     if role is None:
         given = (
@@ -75,6 +79,24 @@ def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT)
     if needed is Role.ADMIN and role is not Role.ADMIN:
         raise Refusal(ErrorCode.FORBIDDEN, "a client token does not allow this; use the server's admin token")
     return f"{role}@{request.client.host}" if request.client else str(role)
+
+
+def _refuse_foreign_pages(request: Request) -> None:
+    """A web page from elsewhere, open in a browser on this machine, reaches the loopback too. Programs send no `Origin`.
+
+    Raises: Refusal(forbidden).
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and not _of_this_machine(origin):
+        detail = f"a web page of {origin} may not steer a server that asks for no token; start it with an admin token"
+        raise Refusal(ErrorCode.FORBIDDEN, detail)
+
+
+def _of_this_machine(origin: str) -> bool:
+    try:
+        return is_loopback(urlsplit(origin).hostname or "")
+    except ValueError:  # no url
+        return False
 
 
 async def read_body(request: Request) -> bytes:

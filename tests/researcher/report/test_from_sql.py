@@ -11,6 +11,7 @@ from researcher.analysis.conclusions import conclude
 from researcher.conduct import report
 from researcher.models import StudyData
 from researcher.report.verify import verify
+from researcher.store.errors import Unreadable
 from researcher.store.store import Store
 from tests.fakes.concluded_study import supported
 
@@ -53,6 +54,12 @@ def test_a_report_from_sql_verifies_and_one_altered_number_in_sql_is_named(
 
     assert differences() == []
     with sqlite3.connect(database) as connection:
+        kept = connection.execute("SELECT rowid, value FROM trial_metrics LIMIT 1").fetchone()
+        connection.execute("UPDATE trial_metrics SET value = 'abc' WHERE rowid = ?", kept[:1])
+    with pytest.raises(Unreadable, match=r"trials and their metrics .*abc"):
+        differences()
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE trial_metrics SET value = ? WHERE rowid = ?", kept[::-1])
         where = "name = 'auc' AND step IS NULL AND trial_key LIKE '%lr=base/2'"
         connection.execute(f"UPDATE trial_metrics SET value = value + 0.0001 WHERE {where}")
     found = differences()

@@ -81,15 +81,18 @@ def test_a_summary_without_a_run_says_what_to_do(swarm: Swarm) -> None:
 def test_the_headline_counts_as_the_table_of_fates_does() -> None:
     counts = [
         LedgerCount(
-            client_id="c", client_version="0", kind="train", mix=None, state=state, reason=None, episodes=episodes,
+            client_id="c", client_version="0", kind=kind, mix=None, state=state, reason=reason, episodes=episodes,
             reward_sum=0.0, rewarded=episodes, sampled_tokens=9, last_claim_at=1.0,
         )
-        for state, episodes in ((EpisodeState.TRAINED, 3), (EpisodeState.IN_STEP, 2))
+        for kind, state, reason, episodes in (
+            ("train", EpisodeState.TRAINED, None, 3), ("train", EpisodeState.IN_STEP, None, 2),
+            ("eval", EpisodeState.DROPPED, DropReason.EVAL, 4), ("eval", EpisodeState.DROPPED, DropReason.ABORTED, 7),
+        )
     ]  # fmt: skip
     evidence = Evidence(summary=LedgerSummary(counts=counts, failures=[], recent=[]), run=None, traces=[])
     made = diagnosis.diagnose(evidence)
     assert {fate.name: fate.episodes for fate in made.fates} == {"trained": 3, "in_step": 2}
-    assert "3 of 5 train episodes trained, 2 in_step, 0 evaluations" in diagnosis.diagnosis_text(made)
+    assert "3 of 5 train episodes trained, 2 in_step, 4 evaluations" in diagnosis.diagnosis_text(made)
 
 
 def test_there_is_advice_for_every_reason_and_every_cause_of_a_fork() -> None:

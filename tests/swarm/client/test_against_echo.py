@@ -61,6 +61,18 @@ async def test_a_crew_trains_a_run_to_its_limit_and_leaves_nothing_open(echo_ser
     assert len(entries) == report.ended
 
 
+async def test_a_crew_on_a_run_that_another_one_followed_says_that_it_is_over(echo_server: ServerProcess) -> None:
+    workflow = load_workflow(REPEAT, "workflow.py")
+    async with SwarmClient(echo_server.url, client_id="crew-of-before") as swarm:
+        earlier = await swarm.start_run(spec())
+        await swarm.stop_run(earlier.run_id)
+        later = await swarm.start_run(spec(seed=4))
+        report = await swarm.run_tasks(workflow.tasks("train", 1, None), workflow.rollout, run_id=earlier.run_id)
+        await swarm.stop_run(later.run_id)
+    assert report.run_over
+    assert report.ended == 0
+
+
 async def test_a_crew_rides_out_a_kill_of_the_server(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "state", "--log-level", "warning")
     port = httpx.URL(server.url).port

@@ -155,6 +155,16 @@ async def test_a_missing_or_wrong_token_is_refused(guarded: Served) -> None:
         assert ("no token was sent" in answer.text) == (not headers)
 
 
+@pytest.mark.parametrize(
+    "origin", ["http://elsewhere.example", "https://127.0.0.1.elsewhere.example", "null", "http://["]
+)
+async def test_a_web_page_from_elsewhere_steers_no_server_without_tokens(served: Served, origin: str) -> None:
+    answer = await served.http.post("/swarm/v1/runs", json={"spec": {}}, headers={"Origin": origin})
+    assert_problem(answer, 403, "forbidden")
+    own = await served.http.get("/swarm/v1/status", headers={"Origin": "http://localhost:3000"})
+    assert own.status_code == 200
+
+
 async def test_a_client_token_reads_and_claims_but_starts_no_run(guarded: Served) -> None:
     assert (await guarded.http.get("/swarm/v1/status", headers=_bearer(CLIENT))).status_code == 200
     answer = await guarded.http.post("/swarm/v1/runs", json={"spec": {}}, headers=_bearer(CLIENT))

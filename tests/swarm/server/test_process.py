@@ -129,14 +129,23 @@ def test_the_parser_is_made_without_fastapi_or_pydantic() -> None:
     assert ended.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--port", "70000"], ["--max-model-len", "0"], ["--engine", "sglang"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--port", "70000"],
+        ["--port", "abc"],
+        ["--max-model-len", "0"],
+        ["--max-model-len", "x"],
+        ["--engine", "sglang"],
+    ],
+)
 def test_bad_arguments_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
-    model = ["--model", "echo"] if arguments else []
     with pytest.raises(SystemExit) as ended:
-        parser.parse_args(["serve", *model, *arguments])
+        parser.parse_args(["serve", "--model", "echo", *arguments])
     assert ended.value.code == 2
+    assert not re.search(r"_\w+ value", capsys.readouterr().err)
 
 
 def test_an_end_is_on_disk_before_its_200(tmp_path: Path) -> None:
