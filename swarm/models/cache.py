@@ -70,8 +70,8 @@ def _hub_repository(name: str) -> KnownModel:
     if len(parts) == 2 and all(parts) and not name.startswith((".", "~")):
         return KnownModel(name=name, hub=HubSource(repo=name, folder=catalogue.hub_folder(name)))
     guess = nearest(name.lower(), catalogue.known_names())
-    hint = f"did you mean {guess!r}, or" if guess else f"known names: {', '.join(catalogue.known_names())}; or give"
-    raise ModelUnavailable(f"there is no model or folder {name!r} ({hint} a folder, or a hub name OWNER/NAME)")
+    hint = f"did you mean {guess!r}?" if guess else f"known names: {', '.join(catalogue.known_names())}."
+    raise ModelUnavailable(f"there is no model or folder {name!r}; {hint} Else give a folder, or a hub name OWNER/NAME")
 
 
 def _cached(known: KnownModel, cache: Path) -> ModelFolder | None:
