@@ -56,8 +56,16 @@ def try_rollout(args: argparse.Namespace) -> int:
     else:
         if attempt.trace is not None:
             print(trace_text(attempt.trace))
-        print(f"\n{attempt.failure}" if attempt.failure else f"\nreward {attempt.reward:g}")
+        print(f"\n{_end(attempt)}")
     return 1 if attempt.failure else 0
+
+
+def _end(attempt: _Attempt) -> str:
+    """The last that is said: where the trace shows the traceback, its last line."""
+    if attempt.failure is None:
+        return f"reward {attempt.reward:g}"
+    shown = attempt.trace is not None and attempt.trace.entry.detail
+    return attempt.failure.strip().splitlines()[-1] if shown else attempt.failure
 
 
 async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attempt:

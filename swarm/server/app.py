@@ -180,7 +180,7 @@ async def _unroutable(request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow") or ", ".join(_methods(request))
+        allowed = ", ".join(_methods(request))
         detail = f"{request.method} is not served at {request.url.path}; allowed: {allowed}"
         refusal = Refusal(ErrorCode.NOT_FOUND, detail)
         headers = {"Allow": allowed}

@@ -133,6 +133,7 @@ async def test_unknown_routes_and_methods_are_problems_that_help(served: Served)
     answer = await served.http.delete("/swarm/v1/status")
     assert_problem(answer, 405, "not_found")
     assert answer.headers["allow"] == "GET"
+    assert (await served.http.delete("/swarm/v1/runs/run-1")).headers["allow"] == "GET, PATCH"
 
 
 async def test_unknown_runs_and_episodes_are_not_found(served: Served) -> None:
