@@ -209,7 +209,9 @@ class Crew:
                     episode = self._episode(task.id, self._history.claims[task.id], task.mix or self._mix)
                     await stack.enter_async_context(episode)
                     self._history.claims[task.id] += 1
-            except (OverLimit, NotFound):  # NotFound: the server knows the run, and works on another by now
+            except (OverLimit, NotFound) as error:
+                if isinstance(error, NotFound):  # the server works on another run by now, or never knew this one:
+                    await self._swarm.run(self._run_id)  # then it is not found here either
                 self._report.run_over = True
                 return _Fate.OVER
             claimed.set()
