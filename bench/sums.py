@@ -10,6 +10,8 @@ TASKS = 8
 GROUP_SIZE = 8
 MAX_TOKENS = 32
 LEARNING_RATE = 4e-5
+STILL = 1e-7
+"""A learning rate for timing: every weight moves, and what is sampled stays as long as it was."""
 PRECISIONS = ("float32", "autocast", "bfloat16")
 """Of TRL: all in float32; float32 weights under bfloat16 autocast; all in bfloat16."""
 _NUMBER = re.compile(r"-?\d+")

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.clerk import EPISODES, TURNS, Clerk
 from bench.clerk import MAX_TOKENS as TURN_TOKENS
-from bench.sums import GROUP_SIZE, LEARNING_RATE, MAX_TOKENS, PRECISIONS, TASKS, score, sums
+from bench.sums import GROUP_SIZE, MAX_TOKENS, PRECISIONS, STILL, TASKS, score, sums
 
 _STEPS = 64
 _SAMPLED: list[int] = []
@@ -130,7 +130,7 @@ def _trainer(
         use_cpu=True,
         bf16=precision == "autocast",
         model_init_kwargs={"dtype": "bfloat16" if precision == "bfloat16" else "float32"},
-        learning_rate=LEARNING_RATE,
+        learning_rate=STILL,
         lr_scheduler_type="constant",
         temperature=1.0,
         loss_type="grpo",

@@ -19,13 +19,13 @@ from bench.clerk import EPISODES, MAX_TOKENS
 from bench.record_workloads import serve_as_a_clerk, talker
 from bench.run_switch import wait_for
 from bench.serving import ServerProcess
-from bench.sums import LEARNING_RATE
+from bench.sums import STILL
 from swarm.client import SwarmClient
 from swarm.protocol.runspec import RunSpec
 
 _SPEC = RunSpec.model_validate(
     {
-        "optimizer": {"learning_rate": LEARNING_RATE},
+        "optimizer": {"learning_rate": STILL},
         "batch": {"tasks": 1, "group_size": EPISODES},
         "sampling": {"temperature": 1.0, "max_tokens": MAX_TOKENS},
     }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
+import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
+Loc = tuple[int | str, ...]
 _SHORT = 40
 """Letters of a value that is shown again."""
 _NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
@@ -41,25 +44,79 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
-    """Turn pydantic's error into one `FieldError` per bad field, with nearest names for misspelt ones."""
-    return [_explain_one(item, model) for item in error.errors(include_url=False)]
+    """Turn pydantic's error into one `FieldError` per bad field, with nearest names for misspelt ones.
+
+    Of a value that fits none of several types, what is wrong with it as an object, if it is one; else all that it could be.
+    """
+    faults = [_Fault.of(item, model) for item in error.errors(include_url=False)]
+    told: list[FieldError] = []
+    seen: set[Loc] = set()
+    for fault in faults:
+        if fault.choice is None:
+            told.append(fault.explained())
+            continue
+        if fault.choice in seen:
+            continue
+        seen.add(fault.choice)
+        together = [other for other in faults if other.choice == fault.choice]
+        meant = [other for other in together if other.loc != fault.choice or other.item["type"] == "value_error"]
+        told += [other.explained() for other in meant] if meant else [_any_of(together)]
+    return list({str(each): each for each in told}.values())
 
 
-def _explain_one(item: ErrorDetails, model: type[BaseModel]) -> FieldError:
-    loc, given = item["loc"], item["input"]
-    field = ".".join(str(part) for part in loc) or "(whole)"
-    if item["type"] in ("literal_error", "enum") and isinstance(given, str):
-        return FieldError(field=field, problem=_plain(item), nearest=nearest(given, _QUOTED.findall(item["msg"])))
-    if item["type"] != "extra_forbidden":
-        return FieldError(field=field, problem=_plain(item))
-    owner = _model_at(model, loc[:-1])
-    guess = nearest(str(loc[-1]), owner.model_fields) if owner else None
-    parent = ".".join(str(part) for part in loc[:-1])
-    return FieldError(
-        field=field,
-        problem="unknown field",
-        nearest=f"{parent}.{guess}" if guess and parent else guess,
-    )
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """One of pydantic's. loc: without the types that it adds; choice: where the innermost value of several types stands.
+
+    owner: the model that the last part of loc is a field of, or should be.
+    """
+
+    item: ErrorDetails
+    loc: Loc
+    choice: Loc | None
+    owner: type[BaseModel] | None
+
+    @classmethod
+    def of(cls, item: ErrorDetails, model: type[BaseModel]) -> _Fault:
+        annotation: object = model
+        loc: Loc = ()
+        choice: Loc | None = None
+        owner: type[BaseModel] | None = None
+        for part in item["loc"]:
+            branches = _branches(annotation)
+            if len(branches) > 1:
+                choice = loc
+                annotation = next((each for each in branches if _name(each) == part), None)
+                continue
+            loc = (*loc, part)
+            (here,) = branches or [None]
+            owner = here if _is_model(here) else None
+            annotation = _inside(here, part)
+        return cls(item, loc, choice, owner)
+
+    def explained(self) -> FieldError:
+        item, loc = self.item, self.loc
+        given = item["input"]
+        field = ".".join(map(str, loc)) or "(whole)"
+        if item["type"] in ("literal_error", "enum") and isinstance(given, str):
+            return FieldError(field=field, problem=_plain(item), nearest=nearest(given, _QUOTED.findall(item["msg"])))
+        if item["type"] != "extra_forbidden":
+            return FieldError(field=field, problem=_plain(item))
+        guess = nearest(str(loc[-1]), self.owner.model_fields) if self.owner else None
+        parent = ".".join(map(str, loc[:-1]))
+        return FieldError(
+            field=field, problem="unknown field", nearest=f"{parent}.{guess}" if guess and parent else guess
+        )
+
+
+def _any_of(faults: Sequence[_Fault]) -> FieldError:
+    """A value that is nothing of what it could be."""
+    told = [fault.explained() for fault in faults]
+    first, *others = dict.fromkeys(each.problem.split(", got ")[0] for each in told)
+    could = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
+    got = told[0].problem.partition(", got ")[2]
+    guess = next((each.nearest for each in told if each.nearest), None)
+    return FieldError(field=told[0].field, problem=f"{could}, got {got}" if got else could, nearest=guess)
 
 
 def _plain(item: ErrorDetails) -> str:
@@ -72,23 +129,30 @@ def _plain(item: ErrorDetails) -> str:
     return f"{words}, got {given!r}" if short and words != message and ", got " not in words else words
 
 
-def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The model that stands at `loc` inside `model`; None where the path leaves the models."""
-    current: type[BaseModel] | None = model
-    for part in loc:
-        if current is None:
-            return None
-        if isinstance(part, str) and part in current.model_fields:
-            current = _model_in(current.model_fields[part].annotation)
-    return current
+def _branches(annotation: object) -> list[object]:
+    """The types that a value may have, beside None."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _branches(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [each for part in typing.get_args(annotation) for each in _branches(part)]
+    return [] if annotation in (None, type(None)) else [annotation]
 
 
-def _model_in(annotation: object) -> type[BaseModel] | None:
-    """The first model inside a type such as `Model | None`, `dict[str, Model]` or `list[Model]`."""
-    if isinstance(annotation, type) and typing.get_origin(annotation) is None:
-        return annotation if issubclass(annotation, BaseModel) else None
-    for part in typing.get_args(annotation):
-        found = _model_in(part)
-        if found is not None:
-            return found
-    return None
+def _name(annotation: object) -> str:
+    """What pydantic calls this one of several types."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return f"literal[{','.join(repr(value) for value in typing.get_args(annotation))}]"
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def _is_model(annotation: object) -> typing.TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and not typing.get_origin(annotation) and issubclass(annotation, BaseModel)
+
+
+def _inside(annotation: object, part: int | str) -> object:
+    """The type of what stands under this name, key or number."""
+    if _is_model(annotation):
+        return annotation.model_fields[part].annotation if part in annotation.model_fields else None
+    inner = typing.get_args(annotation)
+    return inner[-1 if isinstance(part, str) else 0] if inner else None

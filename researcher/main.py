@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from foundation.arguments import count, port
 from foundation.commandline import Parser
 
 LATEST = "latest"
@@ -45,7 +46,7 @@ def parser() -> Parser:
         if name in ("approve", "reject", "amend"):
             command.add_argument("--because", metavar="TEXT", required=name != "approve", help="your reason")
         if name == "amend":
-            command.add_argument("--seeds", type=_count, metavar="N", help="seeds per arm")
+            command.add_argument("--seeds", type=count, metavar="N", help="seeds per arm")
             command.add_argument("--budget", metavar="TIME", help="wall time such as 90m or 8h")
         if name == "resume":
             command.add_argument(
@@ -118,7 +119,7 @@ def _add_sizes(start: Parser) -> None:
         "--budget", metavar="TIME", help="wall time such as 90m or 8h; what does not fit is refused beforehand"
     )
     start.add_argument(
-        "--seeds", type=_count, metavar="N", help="seeds per arm (default: what the noise floor asks for)"
+        "--seeds", type=count, metavar="N", help="seeds per arm (default: what the noise floor asks for)"
     )
     start.add_argument(
         "--first-seed",
@@ -129,7 +130,7 @@ def _add_sizes(start: Parser) -> None:
     )
     start.add_argument(
         "--looks",
-        type=_count,
+        type=count,
         default=1,
         choices=range(1, 6),
         metavar="N",
@@ -147,7 +148,7 @@ def _add_sizes(start: Parser) -> None:
 
 def _add_care(start: Parser) -> None:
     """When it runs, and who is asked meanwhile."""
-    start.add_argument("--max-parallel", type=_count, metavar="N", help="trials at once (default: one per server)")
+    start.add_argument("--max-parallel", type=count, metavar="N", help="trials at once (default: one per server)")
     start.add_argument(
         "--window",
         action="append",
@@ -155,7 +156,7 @@ def _add_care(start: Parser) -> None:
         metavar="22:00-07:00",
         help="when trials may run, in local time; 'sat,sun 00:00-24:00'; may be repeated (default: always)",
     )
-    start.add_argument("--days", type=_count, metavar="N", help="days after which the study ends with what it has")
+    start.add_argument("--days", type=count, metavar="N", help="days after which the study ends with what it has")
     start.add_argument(
         "--approve",
         choices=("never", "plan", "stage"),
@@ -204,13 +205,13 @@ def _add_ui(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     ui.add_argument("study", nargs="?", help="open the page of this study (default: the list of all)")
     ui.add_argument("--host", default="127.0.0.1", help="other than loopback needs a token (default: %(default)s)")
-    ui.add_argument("--port", type=_port, default=8643, help="0 takes a free one (default: %(default)s)")
+    ui.add_argument("--port", type=port, default=8643, help="0 takes a free one (default: %(default)s)")
     ui.add_argument(
         "--token-file", type=Path, metavar="FILE", help="what browsers must give (default: RESEARCHER_UI_TOKEN)"
     )
     ui.add_argument("--public-url", metavar="URL", help="how browsers call the page, where a proxy stands in front")
     ui.add_argument("--mlflow", action="store_true", help="open MLflow itself, on the study or the latest one")
-    ui.add_argument("--mlflow-port", type=_port, default=5000, help="0 takes a free one (default: %(default)s)")
+    ui.add_argument("--mlflow-port", type=port, default=5000, help="0 takes a free one (default: %(default)s)")
     ui.add_argument("--no-browser", action="store_true", help="print the address and leave the browser alone")
     _json(ui)
 
@@ -272,12 +273,6 @@ def _servers(command: argparse.ArgumentParser) -> None:
     command.add_argument("--engine", choices=("local", "echo"), default="local", help="engine of a server started here")
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1; got {text!r}")
-    return int(text)
-
-
 def _seed(text: str) -> int:
     if not text.isdigit() or int(text) >= 2**31:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2147483647; got {text!r}")
@@ -287,12 +282,6 @@ def _seed(text: str) -> int:
 def _some(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more; got {text!r}")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not (text.isdecimal() and text.isascii() and int(text) <= 65_535):
-        raise argparse.ArgumentTypeError(f"a port lies between 0 and 65535, got {text!r}")
     return int(text)
 
 

@@ -42,6 +42,8 @@ class Factor(StrictModel):
     """The level at which it is off, where that is not 0: all weights instead of adapters, a constant schedule."""
     needs: Annotated[str | None, Field(exclude_if=lambda needs: needs is None)] = None
     """The factor that must not be 0 for this one to do anything."""
+    needs_any: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
+    """Whole numbers of which one must be above its lowest for this one to do anything; else the first is one above, in all arms."""
     scale: Literal["linear", "log"] = "linear"
     aliases: tuple[str, ...] = ()
     description: str = ""

@@ -65,9 +65,32 @@ def _equal(arms: Sequence[Arm]) -> Iterator[str]:
         yield "Arms with equal levels differ by chance alone: this measures the noise, and no difference should be found."
 
 
+def _with_effect(instrument: Instrument, reading: Reading) -> Reading:
+    """With what the varied factors need to do anything, where the topic leaves it open (`Factor.needs_any`).
+
+    Raises: PlanningRefused where the topic says that they do nothing.
+    """
+    settings, said = list(reading.settings), list(reading.assumptions)
+    for factor in reading.factors:
+        levels = {each.name: value for each, value in settings}
+        needed = [each for each in instrument.factors if each.name in factor.needs_any]
+        raised = any(each in reading.factors or levels.get(each.name, each.default) != each.low for each in needed)
+        if raised or not needed:
+            continue
+        at_lowest = f"{factor.name} does nothing at {' and '.join(f'{each.name}={each.low:g}' for each in needed)}"
+        free = next((each for each in needed if each.name not in levels), None)
+        if free is None:
+            names = [each.name for each in needed]
+            raise PlanningRefused(f"{at_lowest}: raise {' or '.join(names)}", names)
+        settings.append((free, int(free.low or 0) + 1))
+        said.append(f"{at_lowest}: {free.name}={settings[-1][1]} in all arms.")
+    return reading.model_copy(update={"settings": tuple(settings), "assumptions": tuple(said)})
+
+
 def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, options: PlanOptions) -> Plan:
     """The plan, not yet priced or checked."""
     instrument, defaults = folder.instrument, folder.instrument.defaults
+    reading = _with_effect(instrument, reading)
     arms = arms_of(reading)
     hypotheses = hypotheses_of(reading, arms)
     seeds = _seeds(instrument, reading, options)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from researcher.models import Factor, Instrument, Metric, Scalar
-from researcher.planner.wording import BETTER, LESS, METHODS, MORE, QUALITIES, WORSE, Token, phrase, words
+from researcher.planner.wording import BETTER, LESS, MORE, QUALITIES, WORSE, Token, is_method, phrase, words
 
 ALIKE = 0.85
 _RESEMBLES = 0.7
@@ -281,7 +281,7 @@ def _several_choices(result: Sequence[Mention], mention: Mention) -> bool:
 
 def _is_method(found: Sequence[Token], mention: Mention) -> bool:
     """`Does DAPO help?` says enough by itself; an ordinary word needs its factor or another choice beside it."""
-    return any(token.key in METHODS for token in found[mention.start : mention.end])
+    return any(is_method(token.key) for token in found[mention.start : mention.end])
 
 
 def _windows(found: Sequence[Token], length: int, taken: set[int]) -> Iterable[tuple[int, tuple[str, ...]]]:

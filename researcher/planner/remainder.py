@@ -17,12 +17,12 @@ from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import (
     ARTICLES,
     LESS,
-    METHODS,
     MORE,
     SCALES,
     SWITCHED_OFF,
     SWITCHED_ON,
     Token,
+    is_method,
     number_text,
     phrase,
     tokens,
@@ -74,7 +74,7 @@ def refuse_other_methods(instrument: Instrument, found: Sequence[Token], named: 
     owned = {i for m in named for i in range(m.start, m.end)}
     known = {token.key for word in instrument.keywords for token in tokens(word)}
     for i, token in enumerate(found):
-        if token.key in METHODS - known and i not in owned and not _is_frame(found, i, named):
+        if is_method(token.key) and token.key not in known and i not in owned and not _is_frame(found, i, named):
             factors = nearest_factors(instrument, found)
             beside = next((each for each in instrument.factors if _is_chosen(found, each)), None)
             if beside is not None:

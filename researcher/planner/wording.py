@@ -73,6 +73,7 @@ METHODS = words(
     "lion lora qlora distillation imitation warm warmup decay momentum scheduler"
 )
 """Ways to train, other than the usual one, and parts of them."""
+_ORDINARY_PO = words("grpo tempo typo repo expo hippo")
 ARTICLES = words("a an the any some its of our this that")
 
 
@@ -100,6 +101,11 @@ def tokens(text: str) -> list[Token]:
 def phrase(text: str) -> tuple[str, ...]:
     """The keys by which a name or alias is recognised. Of marks those count that stand for a word: `alpha/rank`."""
     return tuple(token.key for token in tokens(text) if token.kind != "mark" or token.key in ("/", ":"))
+
+
+def is_method(key: str) -> bool:
+    """Whether a word names a way to train: those known here, and all that are called so (`…PO`, policy optimisation)."""
+    return key in METHODS or (len(key) > len("po") and key.endswith("po") and key not in _ORDINARY_PO)
 
 
 def number_text(value: float) -> str:

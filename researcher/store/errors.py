@@ -55,9 +55,9 @@ class PlanTampered(StoreError):
 
 
 class Unreadable(StoreError):
-    def __init__(self, what: str, error: ValueError) -> None:
+    def __init__(self, what: str, problem: str) -> None:
         super().__init__(
-            f"{what} in the database cannot be read, so they were changed after they were written: {error}"
+            f"{what} in the database cannot be read, so they were changed after they were written: {problem}"
         )
 
 

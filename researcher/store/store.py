@@ -40,9 +40,9 @@ def _readable(what: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise Unreadable(what, ValueError("; ".join(map(str, explain(error, Plan))))) from error
+        raise Unreadable(what, "; ".join(str(problem) for problem in explain(error, Plan))) from error
     except ValueError as error:
-        raise Unreadable(what, error) from error
+        raise Unreadable(what, str(error)) from error
 
 
 class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Repairs):

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from foundation.arguments import count, number
 from foundation.commandline import UsageError
 from swarm.cli import stored_run
 
@@ -25,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     chat.add_argument("--once", metavar="TEXT", help="say this, print the answer, and end")
     chat.add_argument("--system", metavar="TEXT", help="a system message before everything")
     chat.add_argument("--temperature", type=_at_least_zero, metavar="T", help="default: the run's; 0 is greedy")
-    chat.add_argument("--max-tokens", type=_positive, metavar="N", help="of each answer (default: the run's)")
+    chat.add_argument("--max-tokens", type=count, metavar="N", help="of each answer (default: the run's)")
     chat.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed says the same (default 0)")
     stored_run.add_options(chat)
     chat.add_argument("--json", action="store_true", help="with --once: answer as JSON")
@@ -81,14 +82,7 @@ def _say(talk: Talk, said: str) -> None:
 
 
 def _at_least_zero(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
+    temperature = number(text)
+    if not 0 <= temperature < float("inf"):
         raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+    return temperature

@@ -66,14 +66,16 @@ def valid(model: type[Model], document: dict[str, Any], assignments: Sequence[st
         return model.model_validate(document)
     except ValidationError as error:
         given = {path: text for path, _, text in (assignment.partition("=") for assignment in assignments)}
-        kinds = [item["type"] for item in error.errors()]
-        faults = zip(explain(error, model), kinds, strict=True)
-        raise UsageError("; ".join(f"{fault}{_as_text(fault.field, kind, given)}" for fault, kind in faults)) from error
+        texts = {".".join(map(str, item["loc"])) for item in error.errors() if item["type"] == "string_type"}
+        meant = {path: text for path, text in given.items() if path in texts}
+        raise UsageError(
+            "; ".join(f"{fault}{_as_text(fault.field, meant)}" for fault in explain(error, model))
+        ) from error
 
 
-def _as_text(path: str, kind: str, given: Mapping[str, str]) -> str:
+def _as_text(path: str, given: Mapping[str, str]) -> str:
     """How `--set` writes a value that was read as JSON where a text belongs."""
-    if kind != "string_type" or path not in given:
+    if path not in given:
         return ""
     return f"; write {shlex.quote(f'{path}={json.dumps(given[path])}')}"
 

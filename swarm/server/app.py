@@ -189,7 +189,7 @@ async def _unroutable(request: Request, error: Exception) -> Response:
         hint = f"; did you mean {guess}?" if guess else "; /openapi.json lists what is"
         refusal, headers = Refusal(ErrorCode.NOT_FOUND, f"nothing is served at {request.url.path}{hint}"), {}
     if _is_inference(request):
-        return inference.error_response(refusal, request.url.path)
+        return inference.error_response(refusal, request.url.path, status=error.status_code, headers=headers)
     return wire.problem(refusal, status=error.status_code, headers=headers)
 
 

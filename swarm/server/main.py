@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foundation.arguments import count, number, port
+
 if TYPE_CHECKING:
     from foundation.clock import Clock
     from swarm.engine.seam import Engine
@@ -53,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="local, on a GPU: inference sleeps while a step is trained, and leaves its memory (docs/gpu.md)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
-    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
+    parser.add_argument("--port", type=port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
     parser.add_argument(
         "--public-url", type=_url, metavar="URL", help="what clients are told, where a proxy stands in front"
     )
@@ -68,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--state-dir", type=Path, metavar="DIR", help="default: a folder per model in the user data directory"
     )
-    parser.add_argument("--max-model-len", type=_positive, metavar="N", help="longest prompt + answer, in tokens")
+    parser.add_argument("--max-model-len", type=count, metavar="N", help="longest prompt + answer, in tokens")
     parser.add_argument("--admin-token-file", type=Path, metavar="FILE")
     parser.add_argument("--client-token-file", type=Path, metavar="FILE")
     parser.add_argument(
@@ -90,11 +92,9 @@ def _add_verl_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ray-address", metavar="ADDRESS", help="a Ray cluster that runs already (default: one of its own)"
     )
-    group.add_argument("--verl-nodes", type=_positive, metavar="N", help="nodes of the cluster to use (default 1)")
-    group.add_argument("--verl-ranks", type=_positive, metavar="N", help="devices to use on each node (default 1)")
-    group.add_argument(
-        "--verl-tensor-parallel", type=_positive, metavar="N", help="devices of each replica (default 1)"
-    )
+    group.add_argument("--verl-nodes", type=count, metavar="N", help="nodes of the cluster to use (default 1)")
+    group.add_argument("--verl-ranks", type=count, metavar="N", help="devices to use on each node (default 1)")
+    group.add_argument("--verl-tensor-parallel", type=count, metavar="N", help="devices of each replica (default 1)")
     group.add_argument("--verl-dtype", choices=("bfloat16", "float32"), help="what is computed in (default bfloat16)")
     group.add_argument(
         "--verl-sampling-memory",
@@ -106,7 +106,7 @@ def _add_verl_options(parser: argparse.ArgumentParser) -> None:
         "--verl-kv-cache-gib", type=float, metavar="N", help="instead: keys and values of a replica, in GiB per device"
     )
     group.add_argument(
-        "--verl-tokens-per-rank", type=_positive, metavar="N", help="tokens of one micro-batch (default 16384)"
+        "--verl-tokens-per-rank", type=count, metavar="N", help="tokens of one micro-batch (default 16384)"
     )
 
 
@@ -254,13 +254,6 @@ def _state_path(args: argparse.Namespace) -> Path:
     return user_data_dir() / "servers" / (name if args.engine == "local" else f"{name}-{args.engine}")
 
 
-def _port(text: str) -> int:
-    port = _number(text)
-    if not (0 <= port <= 65_535 and port.is_integer()):
-        raise argparse.ArgumentTypeError(f"a port is a whole number from 0 to 65535, got {text}")
-    return int(port)
-
-
 def _url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"a url looks like http://10.0.0.2:8642, got {text!r}")
@@ -268,28 +261,14 @@ def _url(text: str) -> str:
 
 
 def _latency(text: str) -> float:
-    seconds = _number(text)
+    seconds = number(text)
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of seconds from 0, got {text}")
     return seconds
 
 
 def _pace(text: str) -> float:
-    tokens_per_s = _number(text)
+    tokens_per_s = number(text)
     if not 0 < tokens_per_s < math.inf:
         raise argparse.ArgumentTypeError(f"must be above 0 (leave it out for no pace at all), got {text}")
     return tokens_per_s
-
-
-def _positive(text: str) -> int:
-    number = _number(text)
-    if number < 1 or not number.is_integer():
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text}")
-    return int(number)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from error

@@ -1,14 +1,17 @@
-"""vLLM's compiled RMS norms for its CPU backend, which has them but offers its models the ones in plain torch.
+"""What vLLM's CPU backend computes in a longer way than it has to; where kernels of another device are used, nothing changes.
 
-A model of thirty layers spends a tenth of its decoding in those. Imported by vLLM's worker before it sets its priorities
-(`--ir-op-priority`); where kernels of another device are used, these count as unsupported and change nothing.
+Its compiled RMS norms, which it has but offers its models the ones in plain torch: a model of thirty layers spends a tenth of its
+decoding in those. And the choice of a token, for which it makes noise for the whole vocabulary: a seventh of the decoding.
+Imported by vLLM's worker before it makes its sampler and sets its priorities (`--ir-op-priority`).
 """
 
 import torch
 from torch import Tensor
 from vllm import ir
 from vllm.platforms import current_platform
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 
+from swarm.engine.local.draw import draw, noises
 from swarm.engine.local.vllm_server import CPU_NORMS
 
 
@@ -23,11 +26,30 @@ def _plain_sum(
     return _plain(x, weight, epsilon, variance_size) and x_residual.is_contiguous() and x_residual.dtype == x.dtype
 
 
+def _sample(
+    sampler: TopKTopPSampler,
+    logits: Tensor,
+    generators: dict[int, torch.Generator],
+    k: Tensor | None,
+    p: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """In the place of `TopKTopPSampler.forward_cpu`: tokens, and what its logprobs_mode asks for. generators: of seeded rows."""
+    logits = apply_top_k_top_p(logits, k, p)
+    logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
+    rows, size = logprobs.shape
+    noise = torch.empty(rows, noises(size), dtype=torch.float64).exponential_()
+    for row, generator in generators.items():
+        noise[row].exponential_(generator=generator)
+    processed = {"processed_logprobs": logprobs, "processed_logits": logits}
+    return draw(logprobs, noise), processed.get(sampler.logprobs_mode)
+
+
 def register() -> None:
-    """Offer the compiled norms to vLLM under CPU_NORMS. Once per process."""
+    """Offer the compiled norms to vLLM under CPU_NORMS, and have its sampler draw as `draw` does. Once per process."""
     here = current_platform.is_cpu()
     if here:
         current_platform.import_kernels()
+        TopKTopPSampler.forward_cpu = _sample
 
     @ir.ops.rms_norm.register_impl(CPU_NORMS, supports_args=_plain, supported=here)  # type: ignore[untyped-decorator]
     def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 from foundation.clock import Clock
 from swarm.engine.local.device import Device
 from swarm.engine.local.inference import VllmInference, WeightsRefused
-from swarm.engine.local.memory import GIB, available_memory, check, trainer_memory
+from swarm.engine.local.memory import GIB, available_memory, check, trainer_memory, weight_bytes
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.trainer import TrainerHandle
 from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
@@ -105,7 +105,8 @@ class LocalEngine:
         if self.trainer.process_id is None:
             await asyncio.to_thread(self._check_memory)
         await asyncio.to_thread(self._room.open)
-        await asyncio.gather(self.inference.boot(), self.trainer.boot())
+        reserved = asyncio.to_thread(self._room.reserve, weight_bytes(self.inference.settings.model_dir))
+        await asyncio.gather(self.inference.boot(), self.trainer.boot(), reserved)
 
     def memory_needed(self) -> tuple[int, int]:
         """Bytes, roughly: of inference, and of the trainer with what the two exchange."""

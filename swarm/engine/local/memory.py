@@ -16,8 +16,9 @@ from typing import Any
 from swarm.engine.seam import EngineDown, EngineError
 
 GIB = 1 << 30
-_TRAINED_BYTES = 4 + 4 + 8 + 2
-"""Per parameter while it is trained: weight and gradient in float32, AdamW's two moments, and its copy in bfloat16."""
+_WEIGHT_BYTES = 4
+_STEP_BYTES = 4 + 8 + 2
+"""Per parameter while it is trained, beside the weight in float32: gradient, AdamW's two moments, the copy in bfloat16."""
 _LOGITS_BYTES = 3 * (64 << 20)
 """Logits are made a few at a time; three buffers of them at the peak."""
 _ACTIVATIONS_SHARE = 6
@@ -33,30 +34,40 @@ _HEADER_LIMIT = 100 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerMemory:
-    """Bytes that training a model takes, beside its process. start: the first weights, kept to measure the KL to them."""
+    """Bytes that training a model takes, beside its process. start: the first weights, kept to measure the KL to them.
+
+    step: what the first step makes and the others keep.
+    """
 
     start: int
     weights: int
+    step: int
     activations: int
     exchange: int
 
     @property
     def standing(self) -> int:
-        """What is there before the first step, and stays."""
-        return self.start + self.weights + self.exchange
+        """What is there whatever a step is made of."""
+        return self.start + self.weights + self.step + self.exchange
 
     @property
     def total(self) -> int:
         """At the peak of a step."""
         return self.standing + self.activations
 
+    @property
+    def fresh(self) -> int:
+        """What a step as most of them are takes beyond what is there once the model is loaded: half of the activations at most."""
+        return self.step + self.activations // 2
+
 
 def trainer_memory(model_dir: Path, config: Mapping[str, Any]) -> TrainerMemory:
     """Raises: EngineError for weights that are no safetensors."""
-    stored = weight_bytes(model_dir)
+    stored, count = weight_bytes(model_dir), parameters(model_dir)
     return TrainerMemory(
         start=stored,
-        weights=_TRAINED_BYTES * parameters(model_dir),
+        weights=_WEIGHT_BYTES * count,
+        step=_STEP_BYTES * count,
         activations=segment_tokens(config) * _token_bytes(config) + _LOGITS_BYTES,
         exchange=_WEIGHT_SLOTS * stored,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import mmap
 import socket
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, get_args
 from foundation import logs
 from foundation.clock import SystemClock
 from swarm.engine.local.device import Device
+from swarm.engine.local.memory import GIB, available_memory, trainer_memory
 from swarm.engine.local.wire import (
     HEADER_BYTES,
     READY,
@@ -34,6 +36,9 @@ from swarm.engine.seam import EngineError, TrainingRefused
 
 if TYPE_CHECKING:
     from swarm.engine.local.workshop import Workshop
+
+_MOST_TOUCHED = 8 * GIB
+"""Half a minute where the system takes 10 µs for a page."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,7 +77,22 @@ def _open_workshop(args: argparse.Namespace) -> Workshop:
     torch.use_deterministic_algorithms(True, warn_only=args.device == "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     policy = Policy.load(args.model, torch.device(args.device))
+    if args.device == "cpu":
+        touch(trainer_memory(args.model, policy.model.config.get_text_config().to_dict()).fresh)
     return Workshop(policy, args.fingerprint, SystemClock(), offload_optimizer=args.offload_optimizer)
+
+
+def touch(size: int) -> None:
+    """Have the system give us so much memory while inference boots, where it is not short of it.
+
+    Else the first steps would wait for it: fresh pages cost a small machine several times what is computed on them. It is
+    freed at once, and kept for the steps by `REUSE_MEMORY`.
+    """
+    import torch
+
+    available = available_memory()
+    if available is not None and size < available // 2:
+        torch.empty(min(size, _MOST_TOUCHED), dtype=torch.uint8)[:: mmap.PAGESIZE] = 0
 
 
 def _receive(connection: socket.socket) -> Request | None:

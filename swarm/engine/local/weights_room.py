@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ import xxhash
 from foundation.paths import memory_dir
 from swarm.engine.seam import EngineError
 
+_LOG = logging.getLogger(__name__)
 _SLOTS = ("a", "b")
 _PREFIX = "swarm-weights"
 
@@ -47,6 +49,20 @@ class WeightsRoom:
                     shutil.copyfile(file, path / slot / file.name)
         self.path = path
 
+    def reserve(self, size: int) -> None:
+        """Take the memory of both slots' weights, in bytes, before the first weights are waiting for it.
+
+        A hint: where there is no room, whoever writes the weights will say so.
+        """
+        path = self.path
+        if path is None or not hasattr(os, "posix_fallocate"):
+            return
+        try:
+            for slot in _SLOTS:
+                _take(path / slot / self.FILE, size)
+        except OSError as error:
+            _LOG.warning("no room for weights in %s: %s", path, error)
+
     def close(self) -> None:
         """Remove it."""
         path, lock = self.path, self._lock
@@ -75,6 +91,16 @@ def checksum_of(file: Path) -> str:
     """Raises: OSError."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, new_checksum).hexdigest()
+
+
+def _take(file: Path, size: int) -> None:
+    """Make a file of so many bytes, or an empty one. Raises: OSError."""
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as opened:
+        try:
+            os.posix_fallocate(opened.fileno(), 0, size)
+        except OSError:
+            opened.truncate(0)
+            raise
 
 
 def _made_and_locked() -> tuple[Path, int]:

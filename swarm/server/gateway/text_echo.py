@@ -35,6 +35,7 @@ async def continued_text(
         return _continued_ids(prompt, calls)
     best: _Continuation | None = None
     cause: ForkCause | None = None
+    resumed = reached = 0  # characters of the prompt that is gone on from, and of the longest whose answer is not
     for call in calls:
         before = _text_of(call.request["prompt"], decode)
         if not prompt.startswith(before) or len(prompt) == len(before):
@@ -42,12 +43,14 @@ async def continued_text(
         found = _after_answer(call, prompt[len(before) :], decode)
         if isinstance(found, ForkCause):
             cause = cause or found
+            reached = max(reached, len(before))
         elif found is not None and (best is None or len(found.ids) >= len(best.ids)):
-            best = found
+            best, resumed = found, len(before)
     if best is None:
         return Prompt(messages=(), fork_cause=cause)
     new = await tokenise(best.rest) if best.rest else []
-    return Prompt(messages=(), prompt_ids=[*best.ids, *new], parent_call_id=best.call.call_id)
+    forked = cause if reached > resumed else None
+    return Prompt(messages=(), prompt_ids=[*best.ids, *new], parent_call_id=best.call.call_id, fork_cause=forked)
 
 
 def _continued_ids(prompt: list[int], calls: Sequence[RecordedCall]) -> Prompt:

@@ -6,7 +6,7 @@ they are in Anthropic's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,12 +141,15 @@ class InferenceRoutes:
         return self.keys.read(token)
 
 
-def error_response(error: SwarmError, path: str = "") -> Response:
-    """An error as the SDKs of the surface at `path` know it."""
+def error_response(
+    error: SwarmError, path: str = "", *, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """An error as the SDKs of the surface at `path` know it. status: None is the error's own."""
     told = answer_of(error)
+    status = status or told.status
     is_messages = path.removeprefix(_AGAIN).startswith(_MESSAGES) or path.startswith(_MESSAGES)
-    body = anthropic_body(told.status, told.body) if is_messages else told.body
-    return wire.answer_json(body, status=told.status, headers=told.headers)
+    body = anthropic_body(status, told.body) if is_messages else told.body
+    return wire.answer_json(body, status=status, headers={**told.headers, **(headers or {})})
 
 
 async def _first(frames: AsyncIterator[bytes]) -> bytes:

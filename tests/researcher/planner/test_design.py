@@ -210,3 +210,27 @@ async def test_what_is_denied_is_not_set(topic: str) -> None:
 async def test_no_arm_has_all_weights_and_a_rank(topic: str) -> None:
     with pytest.raises(PlanningRefused, match="all weights have no rank"):
         await planned(topic)
+
+
+@pytest.mark.parametrize(
+    ("topic", "optimizer", "said"),
+    [
+        ("Does clipping at 0.3 rather than 0.2 help?", {"epochs": 2}, "epochs=2 in all arms"),
+        ("Does clipping at 0.3 rather than 0.2 help with 1 epoch?", {"epochs": 1, "minibatches": 2}, "minibatches=2"),
+        ("Does clipping at 0.3 rather than 0.2 help with 4 epochs?", {"epochs": 4}, None),
+    ],
+)
+async def test_a_factor_that_needs_several_updates_gets_them(
+    topic: str, optimizer: dict[str, int], said: str | None
+) -> None:
+    plan = await planned(topic)
+    given = plan.run["optimizer"]
+    assert {name: given[name] for name in ("epochs", "minibatches") if name in given} == optimizer
+    notes = [line for line in plan.assumptions if "does nothing" in line]
+    assert len(notes) == (said is not None)
+    assert all(said in line for line in notes if said)
+
+
+async def test_a_factor_that_the_topic_leaves_without_effect_is_refused() -> None:
+    with pytest.raises(PlanningRefused, match="clip_high does nothing at epochs=1 and minibatches=1: raise"):
+        await planned("Does clipping at 0.3 rather than 0.2 help with 1 epoch and 1 minibatch per step?")

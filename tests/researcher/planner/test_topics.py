@@ -290,6 +290,7 @@ REFUSED = [
     ("Is the moon made of cheese?", "names nothing that arithmetic can vary"),
     ("", "names nothing"),
     ("Is GRPO better than DPO?", "'dpo' is no algorithm of arithmetic; there are grpo"),
+    ("Does GRPO beat SuperPO on one-digit sums?", "'superpo' is no algorithm of arithmetic; there are grpo"),
     ("Does a learning rat of 4e-5 beat 1e-5?", "did you mean learning_rate"),
     ("Does temprature 0.7 beat 1.0?", "did you mean temperature"),
     ("Does lr 4e-5 reach a higher acuracy than 1e-5?", "did you mean heldout_accuracy"),

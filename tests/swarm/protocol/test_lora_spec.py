@@ -38,4 +38,6 @@ def test_another_rank_over_a_ratio_changes_alpha() -> None:
 def test_alpha_and_a_ratio_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValidationError) as error:
         RunSpec.model_validate({"parameters": {"rank": 8, "alpha": 32, "alpha_ratio": 2}})
-    assert "give alpha or alpha_ratio, not both" in str(explain(error.value, RunSpec)[-1])
+    (fault,) = explain(error.value, RunSpec)
+    assert fault.field == "parameters.alpha"
+    assert "give alpha or alpha_ratio, not both" in fault.problem

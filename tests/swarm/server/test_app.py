@@ -134,6 +134,10 @@ async def test_unknown_routes_and_methods_are_problems_that_help(served: Served)
     assert_problem(answer, 405, "not_found")
     assert answer.headers["allow"] == "GET"
     assert (await served.http.delete("/swarm/v1/runs/run-1")).headers["allow"] == "GET, PATCH"
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        answer = await served.http.get(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        assert f"GET is not served at {path}; allowed: POST" in answer.json()["error"]["message"]
 
 
 async def test_unknown_runs_and_episodes_are_not_found(served: Served) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from foundation.clock import SystemClock
 from swarm.engine.local import memory
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.memory import GIB, parameters, segment_tokens, trainer_memory, weight_bytes
+from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.models.folder import ModelFolder
 
@@ -35,7 +39,9 @@ def test_the_trainer_holds_weights_gradients_and_moments_in_full_precision(folde
     assert parameters(folder) == N
     needed = trainer_memory(folder, CONFIG)
     assert needed.start == weight_bytes(folder)
-    assert needed.weights == (4 + 4 + 8 + 2) * N
+    assert needed.weights == 4 * N
+    assert needed.step == (4 + 8 + 2) * N
+    assert needed.fresh == needed.step + needed.activations // 2
     assert needed.exchange == 2 * weight_bytes(folder)
 
 
@@ -59,6 +65,25 @@ def test_activations_fill_two_gigabytes_or_what_so_many_tokens_take(
     assert small < 0.5 * GIB
     assert 1.9 * GIB < middle < 2.5 * GIB
     assert large > 4 * GIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another allocator")
+@pytest.mark.parametrize(("available", "waits"), [(4 * GIB, False), (64 << 20, True)])
+def test_memory_that_a_step_takes_is_there_before_it_unless_it_is_short(available: int, waits: bool) -> None:
+    size = 64 << 20
+    script = f"""
+import resource, torch
+from swarm.engine.local import trainer_process
+trainer_process.available_memory = lambda: {available}
+trainer_process.touch({size})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step = [torch.zeros({size} // 8, dtype=torch.uint8) for _ in range(7)]
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    made = subprocess.run([sys.executable, "-c", script], env=os.environ | REUSE_MEMORY, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    pages = size // 8 * 7 // 4096
+    assert (int(made.stdout) > pages // 2) == waits
 
 
 def test_what_is_no_safetensors_file_is_refused(folder: Path) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from swarm.engine.local.weights_room import WeightsRoom
 
 _HOLDER = """
@@ -48,5 +50,28 @@ def test_the_served_slot_is_never_the_free_one(tmp_path: Path) -> None:
         first = room.free_slot()
         room.serves(first)
         assert room.free_slot() != first
+    finally:
+        room.close()
+
+
+def test_room_for_both_slots_is_taken_beforehand(tmp_path: Path) -> None:
+    room = WeightsRoom(tmp_path)
+    room.open()
+    try:
+        room.reserve(1 << 20)
+        assert room.path is not None
+        assert [(room.path / slot / WeightsRoom.FILE).stat().st_blocks * 512 for slot in "ab"] == [1 << 20, 1 << 20]
+    finally:
+        room.close()
+
+
+def test_a_room_without_space_is_opened_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    room = WeightsRoom(tmp_path)
+    room.open()
+    try:
+        room.reserve(1 << 60)
+        assert room.path is not None
+        assert "no room for weights" in caplog.text
+        assert (room.path / "a" / WeightsRoom.FILE).stat().st_size == 0
     finally:
         room.close()

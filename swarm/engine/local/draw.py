@@ -1,0 +1,34 @@
+"""Tokens drawn from their log-probabilities: first a block of the vocabulary, then one of its tokens.
+
+Suffixes of tensors: B rows, V vocabulary, N blocks of it, K tokens of a block.
+"""
+
+import torch
+from torch import Tensor
+
+_BLOCK = 256
+
+
+def noises(size: int) -> int:
+    """How many random numbers a row takes, for a vocabulary of this size."""
+    return -(-size // _BLOCK) + _BLOCK
+
+
+def draw(logprobs_BV: Tensor, noise: Tensor) -> Tensor:
+    """Token ids, [B].
+
+    logprobs_BV: float32, -inf for a token that cannot be. noise: [B, noises(V)], independent and exponentially distributed.
+    Each choice is an exponential race: of the weights divided by such numbers the largest belongs to each with its own
+    probability (Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006). Rounding that moves a probability a
+    little hardly ever moves the choice, which cannot be said of a search in cumulated probabilities.
+    """
+    rows, size = logprobs_BV.shape
+    blocks = noises(size) - _BLOCK
+    probabilities = logprobs_BV.new_empty(rows, blocks * _BLOCK)
+    probabilities[:, size:] = 0.0
+    torch.exp(logprobs_BV, out=probabilities[:, :size])
+    split_BNK = probabilities.view(rows, blocks, _BLOCK)
+    noise = noise.clamp(min=torch.finfo(noise.dtype).tiny)
+    block_B = (split_BNK.sum(-1) / noise[:, :blocks]).argmax(-1)
+    chosen_BK = split_BNK[torch.arange(rows), block_B]
+    return block_B * _BLOCK + (chosen_BK / noise[:, blocks:]).argmax(-1)
