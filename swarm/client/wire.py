@@ -30,7 +30,7 @@ _GATEWAY_STATUSES = frozenset({502, 503, 504})
 class Patience:
     """How long to try again. Zero means once.
 
-    connect_s: nothing answers. later_s: the server says that it will, later.
+    connect_s: nothing has answered for so long. later_s: the server has said for so long that it will, later.
     """
 
     connect_s: float = 60.0
@@ -92,26 +92,29 @@ class Wire:
         """
         patience = patience or self._patience
         start = self._clock.monotonic()
+        silent_since: float | None = None
         delay_s = patience.first_delay_s
         while True:
             asked_at = self._clock.monotonic()
-            gone_s = asked_at - start
             try:
                 answer = await self._once(method, path, body, params or {}, headers or {}, wait_s)
                 self._told = False
                 return answer
             except TryLater as later:
-                if gone_s >= patience.later_s:
+                silent_since = None
+                if asked_at - start >= patience.later_s:
                     raise
                 if 0 < wait_s <= self._clock.monotonic() - asked_at:
                     continue  # the server has waited already, and answers at once what it could not meanwhile
                 pause_s = max(delay_s, later.retry_after_s)
             except ServerUnreachable as error:
+                silent_since = asked_at if silent_since is None else silent_since
+                silent_s = asked_at - silent_since
                 may_repeat = repeatable or not isinstance(error, _Unanswered)
-                if gone_s >= patience.connect_s or not may_repeat:
+                if silent_s >= patience.connect_s or not may_repeat:
                     raise self._unreachable(error) from error
                 pause_s = delay_s
-                if not self._told and gone_s >= _SILENT_S:
+                if not self._told and silent_s >= _SILENT_S:
                     self._told = True
                     _LOG.warning(
                         "no swarm server answers at %s (%s); trying on for up to %.0f s",

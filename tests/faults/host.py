@@ -56,6 +56,7 @@ class Host:
         self._restarting = asyncio.create_task(self._start())
 
     async def restarted(self) -> None:
+        """Raises: DidNotStart."""
         if self._restarting is not None:
             await self._restarting
 

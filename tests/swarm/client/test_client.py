@@ -137,6 +137,14 @@ async def test_a_server_that_stays_away_is_an_error_that_says_what_to_do() -> No
             await swarm.status()
 
 
+async def test_patience_with_silence_begins_when_the_server_was_last_heard_of() -> None:
+    later = (":claim", Refusal(ErrorCode.NOT_ROLLING, "training", retry_after_s=4.0))
+    stub = SwarmStub(before=[*[later] * 10, (":claim", httpx.ReadError("reset")), later])
+    async with client(stub, patience=Patience(connect_s=20.0)) as swarm:
+        grant = await swarm.claim(claim())
+    assert grant.episode_id == "ep-0"
+
+
 async def test_a_patch_whose_answer_was_lost_is_not_sent_twice() -> None:
     stub = SwarmStub(lose=["/runs/"])
     async with client(stub) as swarm:
