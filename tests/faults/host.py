@@ -9,12 +9,13 @@ from typing import Self
 import httpx
 
 from bench.serving import ServerProcess
-from swarm.client import RunSpec, SwarmClient
+from swarm.client import Patience, RunSpec, SwarmClient
 from swarm.protocol.episodes import LedgerEntry
 from tests.fakes.proxy import CALM, FaultyProxy, Weather
 from tests.faults.balance import batches_of
 
 ARGUMENTS = ("--log-level", "warning", "--echo-tokens-per-s", "1000")
+AT_ONCE = Patience(connect_s=0.0, later_s=0.0)
 
 
 class Host:
@@ -45,6 +46,17 @@ class Host:
         """The server's own, past the proxy."""
         assert self._server is not None
         return self._server.url
+
+    async def plight(self) -> str:
+        """How things stand with the server, for whoever has to find out why a storm did not pass."""
+        starting = self._restarting is not None and not self._restarting.done()
+        said = self._server.log_path.read_text()[-2000:] if self._server is not None else ""
+        try:
+            async with asyncio.timeout(5.0), SwarmClient(self.url, client_id="storm", patience=AT_ONCE) as swarm:
+                status = (await swarm.status()).model_dump_json()
+        except Exception as error:  # noqa: BLE001 - told beside the failure that is looked into
+            status = repr(error)
+        return f"the server, {self.kills} kills later (being started: {starting}): {status}\nits log: {said}"
 
     def kill(self) -> None:
         """SIGKILL, and a start; nothing while it is being started anyway."""

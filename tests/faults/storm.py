@@ -91,6 +91,9 @@ class Storm:
                     await host.stop_run(run_id)
                     entries = await host.ledger(run_id)
                 return count(self._clients.notes(), entries, await host.batches())
+            except BaseException as failure:
+                failure.add_note(await host.plight())
+                raise
             finally:
                 await self._clients.end()
 

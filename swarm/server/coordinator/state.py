@@ -151,7 +151,8 @@ class BookState:
             state.eval_ordinals.setdefault(task_id, set()).add(ordinal)
         for row in snapshot.groups:
             assert run is not None
-            state.groups.add(Group(row=row, rules=run.specs[row.config_version].batch))
+            # The patience with a group begins anew, also where all its episodes were lost before.
+            state.groups.add(Group(row=row, rules=run.specs[row.config_version].batch, last_loss=state.lease_time))
         teams = {team.episode_id: team for team in snapshot.teams}
         for episode in snapshot.episodes:
             if episode.state is EpisodeState.PREPARED:

@@ -10,7 +10,7 @@ import pytest
 
 from foundation.clock import ManualClock
 from swarm.engine.seam import EngineHealth
-from swarm.protocol.episodes import DropReason
+from swarm.protocol.episodes import DropReason, EpisodeAbort
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.status import Phase, RunRequest
 from tests.fakes.engine import FaultyEngine
@@ -310,6 +310,21 @@ async def test_a_restarted_server_goes_on_with_its_run_by_itself(tmp_path: Path)
         await world.episode("t-2", 1.0)
         await world.desk.request_checkpoint(run_id)
         assert (await world.states()).count("trained 2") == 4
+
+
+async def test_a_group_that_lost_everyone_makes_room_after_a_restart_too(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        run_id = await world.begin()
+        for task in ("t-1", "t-2"):
+            lease = await world.claim(task)
+            await world.desk.abort(lease.episode_id, EpisodeAbort(lease=lease.lease, reason="x"))
+    async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
+        world.run_id = run_id
+        await world.until_phase(Phase.ROLLING)
+        waiting = asyncio.create_task(world.claim("t-3", wait_s=100))
+        await world.hurry(waiting.done)
+        assert waiting.result().slot == 0
 
 
 async def test_a_step_in_the_middle_of_which_the_server_died_is_made_with_its_journalled_batch(tmp_path: Path) -> None:
