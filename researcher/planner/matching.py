@@ -24,6 +24,7 @@ from researcher.planner.mentions import (
     misspelt,
     nearest_factors,
     nearest_metrics,
+    resembled,
 )
 from researcher.planner.notes import Notes, better, settings_of
 from researcher.planner.opposing import moved_from_default, opposition_of, oriented
@@ -70,10 +71,13 @@ def read(topic: str, instrument: Instrument) -> Reading:
     if not factors:
         raise _nothing_matched(topic, instrument, found)
     if placed.unplaced:
+        meant = resembled(instrument, unread(instrument, found, named))
+        hint = f"{meant[0]!r}: did you mean {meant[1]}? Factors" if meant else "factors"
+        near = nearest_factors(instrument, found)
         raise PlanningRefused(
             f"no factor of {instrument.name} could be tied to {placed.unplaced[0].text!r} in the topic; "
-            f"factors: {a_few(nearest_factors(instrument, found), instrument)}",
-            nearest_factors(instrument, found),
+            f"{hint}: {a_few(near, instrument)}",
+            [meant[1]] if meant else near,
         )
     _refuse_bad_levels(placed.levels)
     _set_against_all_weights(instrument, placed)
@@ -133,9 +137,13 @@ def with_steps(instrument: Instrument) -> Instrument:
 
 def _nothing_matched(topic: str, instrument: Instrument, found: Sequence[Token]) -> PlanningRefused:
     near, metrics = nearest_factors(instrument, found), nearest_metrics(instrument, found)
+    meant = resembled(instrument, unread(instrument, found, []))
     taking = _taking(instrument, [token for token in found if token.kind == "number"])
     hint = ""
-    if taking:
+    if meant:
+        hint = f" ({meant[0]!r}: did you mean {meant[1]}?)"
+        near = list(dict.fromkeys([meant[1], *near]))
+    elif taking:
         shown = " and ".join(token.text for token in found if token.kind == "number")
         hint = f" (if {shown} are levels of {taking[0]}, write its name with them)"
         near = list(dict.fromkeys([*taking, *near]))

@@ -16,6 +16,8 @@ from researcher.planner.wording import BETTER, LESS, MORE, QUALITIES, WORSE, Tok
 ALIKE = 0.85
 _RESEMBLES = 0.7
 """From here on a word is shown what it looks like, though it may not be meant."""
+_PROBABLY = 0.75
+"""From here on it is asked whether that was meant."""
 _VOID = words("schedule scheduler decay warmup warm annealing estimator normalisation normalization distribution")
 """After a factor's name these make another thing of it: a learning rate schedule is no learning rate."""
 _SMALL = words("with within which when where what that than then there their these those over under from into")
@@ -197,15 +199,23 @@ def a_few(names: Sequence[str], instrument: Instrument) -> str:
     return ", ".join(names[:_FEW]) + rest
 
 
+def resembled(instrument: Instrument, written: Sequence[str]) -> tuple[str, str] | None:
+    """Of the words in question the one that is most like the name of a factor, and that name; None where none is."""
+    alike = [(_closeness(factor, [word]), word, factor.name) for word in written for factor in instrument.factors]
+    best = max(alike, default=(0.0, "", ""))
+    return best[1:] if best[0] >= _PROBABLY else None
+
+
 def _nearest(things: Sequence[Factor | Metric], found: Sequence[Token]) -> list[str]:
     written = [token.key for token in found if token.kind == "word"]
+    return [thing.name for thing in sorted(things, key=lambda thing: _closeness(thing, written), reverse=True)]
 
-    def closeness(thing: Factor | Metric) -> float:
-        parts = [" ".join(keys) for keys in _phrases(thing)]
-        best = max((SequenceMatcher(None, word, part).ratio() for word in written for part in parts), default=0.0)
-        return best if best >= _RESEMBLES else 0.0
 
-    return [thing.name for thing in sorted(things, key=closeness, reverse=True)]
+def _closeness(thing: Factor | Metric, written: Sequence[str]) -> float:
+    """0 where no word resembles any of its names, written apart or in one word."""
+    names = {gap.join(keys) for keys in _phrases(thing) for gap in (" ", "")}
+    best = max((SequenceMatcher(None, word, name).ratio() for word in written for name in names), default=0.0)
+    return best if best >= _RESEMBLES else 0.0
 
 
 def keyword_hits(instrument: Instrument, found: Sequence[Token]) -> int:
