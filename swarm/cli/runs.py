@@ -231,7 +231,7 @@ def _watch(swarm: SwarmClient, run_id: str, since_step: int, *, as_json: bool) -
 
 def _server_line(status: ServerStatus) -> str:
     pool = status.pool
-    reason = f" ({status.failed.reason})" if status.failed else ""
+    reason = f" ({status.trouble})" if status.trouble else ""
     return (
         f"server {status.server_id}  {status.phase}{reason}  model {status.model}  engine {status.engine.backend} on "
         f"{status.engine.device}  pool {pool.running} running, {pool.ended} ended, "

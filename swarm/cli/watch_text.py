@@ -35,7 +35,7 @@ def headline(view: ServerView) -> str:
     if status is None:
         return f"{view.url}  not reached yet" if view.error is None else f"{view.url}  unreachable"
     phase = "unreachable" if view.error else str(status.phase)
-    reason = f" ({status.failed.reason})" if status.failed else ""
+    reason = f" ({status.trouble})" if status.trouble else ""
     run = "no run"
     if status.run_id is not None:
         wanted = "" if view.steps_wanted is None else f"/{view.steps_wanted}"

@@ -66,6 +66,8 @@ class ServerStatus(BaseModel):
     """Rises with every change; pass it as `since` to wait for the next one."""
     phase: Phase
     failed: Failure | None = None
+    storage_full: Failure | None = None
+    """The newest write found no room. Until there is some nothing is granted, acknowledged or trained, and nothing is lost."""
     run_id: str | None = None
     step: int = 0
     weights_version: WeightsVersion | None = None
@@ -74,6 +76,12 @@ class ServerStatus(BaseModel):
     pool: PoolStatus
     engine: EngineStatus
     limits: dict[str, float | int | None] = {}
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it does not go on; None while it does."""
+        found = self.failed or self.storage_full
+        return None if found is None else found.reason
 
 
 RunStatus = Literal["running", "complete", "stopped", "failed"]

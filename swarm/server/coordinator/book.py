@@ -68,6 +68,7 @@ class Book:
             revision=revision,
             phase=situation.shown_phase,
             failed=situation.engine_failed,
+            storage_full=situation.storage_full,
             run_id=held.run_id if held else None,
             step=held.step if held else 0,
             weights_version=self.weights_version(),

@@ -31,6 +31,8 @@ from swarm.server.pool.store import PoolStore
 
 T = TypeVar("T")
 PAUSE_AFTER_FAILED_WRITE_S = 1.0
+POOL = "the pool"
+"""What there may be no room for."""
 
 
 class Clerk:
@@ -74,7 +76,7 @@ class Clerk:
         book.state.take_closed()
         return book, server_id
 
-    def _reload(self) -> None:
+    def _reload(self, error: BaseException) -> None:
         """A write failed: the book goes back to what is on disk. Open leases and their calls are carried over."""
         state = self._book.state
         self._book = Book.load(
@@ -86,6 +88,8 @@ class Clerk:
             live={**state.closing, **state.live},
         )
         self._work.set()
+        if isinstance(error, Refusal) and error.code is ErrorCode.STORAGE_FULL:
+            self.storage(POOL, error.detail)
 
     def start(self) -> None:
         """Begin to watch limits."""
@@ -174,6 +178,15 @@ class Clerk:
         await within(self.clock, None if left_s == math.inf else left_s, self._work.wait())
         self._work.clear()
 
+    def storage(self, what: str, problem: str | None) -> None:
+        """Word from whoever writes `what`: why there is no room for it, or None when there was. Watchers hear of a change."""
+        known = self.situation.no_room
+        if problem is None:
+            known.pop(what, None)
+        elif what not in known:
+            known[what] = Failure(reason=problem, since=self.clock.now())
+        self._publish()
+
     def set_phase(self, phase: Phase) -> None:
         self.situation.phase = phase
         self.turn()
@@ -242,11 +255,17 @@ class Clerk:
         if not changes:
             return self._commit.last()
         written = self._commit.submit(changes)
+        if POOL in self.situation.no_room:
+            written.add_done_callback(self._room_again)
         closed = state.take_closed()
         if closed:
             written.add_done_callback(partial(_forget, state.closing, closed))
         self.feed.changed(at_once=False)
         return written
+
+    def _room_again(self, written: asyncio.Future[None]) -> None:
+        if not written.cancelled() and written.exception() is None:
+            self.storage(POOL, None)
 
     def _publish(self) -> None:
         state = self._book.state
@@ -256,6 +275,7 @@ class Clerk:
             self.situation.shown_phase,
             self.situation.engine_ready,
             self.situation.opened_run,
+            tuple(self.situation.no_room),
             run
             and (
                 run.run_id,

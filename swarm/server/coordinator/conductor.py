@@ -39,6 +39,8 @@ CRASHES_ALLOWED = 4
 """So often may the engine go down, without a step made in between, before the run is given up."""
 FIRST_PAUSE_S = 0.5
 STORAGE_PAUSE_S = 2.0
+CHECKPOINTS = "checkpoints"
+"""What there may be no room for, beside the pool."""
 
 
 class Conductor:
@@ -119,7 +121,7 @@ class Conductor:
         """Make the engine stand where the journal stands: newest checkpoint, then the journalled steps after it, once more."""
         self._clerk.set_phase(Phase.UPDATING)
         context = RunContext(run_id=run.run_id, branch=run.row.branch, spec=run.spec, directory=self._directory(run))
-        with _full_disk_in_words(context.directory):
+        with self._room_for_checkpoints(context.directory):
             context.directory.mkdir(parents=True, exist_ok=True)
         begins = run.row.branch > 0 and run.kept_step == run.row.branched_at
         # What lies newest in the folder may still be of the branch before: name the checkpoint until this one has its own.
@@ -195,7 +197,7 @@ class Conductor:
         await self._engine.serve(version)
 
     async def _checkpoint(self, run: Run) -> None:
-        with _full_disk_in_words(self._directory(run)):
+        with self._room_for_checkpoints(self._directory(run)):
             best = await self._best(run)
             step = await self._engine.checkpoint(best=best)
         await self._for_certain(lambda book: book.steps.checkpointed(run.run_id, step, best))
@@ -276,15 +278,16 @@ class Conductor:
         _log.warning("%s", line)
         self._clerk.feed.log(line)
 
+    @contextmanager
+    def _room_for_checkpoints(self, directory: Path) -> Iterator[None]:
+        """A directory that cannot be written is refused like a full pool: tried again until there is room."""
+        try:
+            yield
+        except OSError as error:
+            detail = f"cannot write in {directory}: {error.strerror or error}; make room on the disk"
+            self._clerk.storage(CHECKPOINTS, detail)
+            raise Refusal(ErrorCode.STORAGE_FULL, detail) from error
+        self._clerk.storage(CHECKPOINTS, None)
+
     def _directory(self, run: Run) -> Path:
         return self._runs_dir / run.run_id
-
-
-@contextmanager
-def _full_disk_in_words(directory: Path) -> Iterator[None]:
-    """A directory that cannot be written is refused like a full pool: tried again until there is room."""
-    try:
-        yield
-    except OSError as error:
-        detail = f"cannot write in {directory}: {error.strerror or error}; make room on the disk"
-        raise Refusal(ErrorCode.STORAGE_FULL, detail) from error

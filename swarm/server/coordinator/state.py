@@ -65,8 +65,14 @@ class Situation:
     """Inference was restarted: the weights must be served again before anything else."""
     collecting_since: float = 0.0
     """Monotonic time since which the next batch is being collected."""
+    no_room: dict[str, Failure] = field(default_factory=dict)
+    """What could not be written when it was last tried (`the pool`, `checkpoints`), and why."""
     checkpoint_wanted: bool = False
     restoration: Restoration | None = None
+
+    @property
+    def storage_full(self) -> Failure | None:
+        return next(iter(self.no_room.values()), None)
 
     @property
     def shown_phase(self) -> Phase:

@@ -21,7 +21,7 @@ class GroupCommit:
     on_failure is called, before any writer hears of it, when a commit failed: nothing submitted and unanswered is on disk then.
     """
 
-    def __init__(self, store: PoolStore, on_failure: Callable[[], None]) -> None:
+    def __init__(self, store: PoolStore, on_failure: Callable[[BaseException], None]) -> None:
         self._store = store
         self._on_failure = on_failure
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pool-commit")
@@ -82,7 +82,7 @@ class GroupCommit:
         # What was queued meanwhile was decided on top of the batch that is lost, so it is lost too.
         lost, self._queue = batch + self._queue, []
         self._last = None
-        self._on_failure()
+        self._on_failure(error)
         for _, future in lost:
             if not future.done():
                 future.set_exception(error)

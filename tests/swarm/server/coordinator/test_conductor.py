@@ -445,3 +445,18 @@ async def test_runs_of_a_server_do_not_share_checkpoints(tmp_path: Path) -> None
         await world.desk.create_run(request, by="tester")
         await world.until_phase(Phase.ROLLING)
         assert (await world.desk.status()).weights_version is not None
+
+
+async def test_without_room_for_checkpoints_a_run_waits_and_the_status_says_why(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        in_the_way = tmp_path / "runs"
+        in_the_way.write_text("")
+        await world.desk.create_run(RunRequest(spec=spec()), by="tester")
+        await world.until(lambda: world.desk.clerk.situation.storage_full is not None)
+        status = await world.desk.status()
+        assert status.storage_full is not None
+        assert status.trouble == status.storage_full.reason
+        assert "make room on the disk" in status.trouble
+        in_the_way.unlink()
+        await world.hurry(lambda: world.desk.clerk.situation.shown_phase is Phase.ROLLING)
+        assert (await world.desk.status()).trouble is None

@@ -477,9 +477,14 @@ async def test_with_a_full_disk_requests_are_refused_nothing_changes_and_later_o
     large = {"note": "x" * 200_000}
     assert (await world.refused(world.end(lease, 1.0, metadata=large))).code is ErrorCode.STORAGE_FULL
     assert await world.states() == ["running"]
+    told = (await world.desk.status()).storage_full
+    assert told is not None
+    assert "make room on the disk" in told.reason
     assert await world.call(lease)
     world.store._db.execute("PRAGMA max_page_count = 1000000")
     assert (await world.end(lease, 1.0, metadata=large)).status == "pooled"
+    await world.pause()
+    assert (await world.desk.status()).storage_full is None
     assert len((await world.desk.trace(lease.episode_id)).calls) == 2
     assert await world.states() == ["ended"]
 
