@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 
 def number(text: str) -> float:
@@ -13,19 +14,18 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from error
 
 
-def count(text: str) -> int:
-    """From 1. Raises: ArgumentTypeError."""
-    if not _is_whole(text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1; got {text!r}")
-    return int(text)
+def whole(first: int, last: int | None = None) -> Callable[[str], int]:
+    """The type of whole numbers between these, both included; no `last`: from `first` on."""
+    wanted = f"a whole number, at least {first}" if last is None else f"a whole number from {first} to {last}"
+
+    def read(text: str) -> int:
+        fits = text.isascii() and text.isdecimal() and first <= int(text) and (last is None or int(text) <= last)
+        if not fits:
+            raise argparse.ArgumentTypeError(f"must be {wanted}; got {text!r}")
+        return int(text)
+
+    return read
 
 
-def port(text: str) -> int:
-    """Raises: ArgumentTypeError."""
-    if not (0 <= number(text) <= 65_535 and _is_whole(text)):
-        raise argparse.ArgumentTypeError(f"a port is a whole number from 0 to 65535, got {text!r}")
-    return int(text)
-
-
-def _is_whole(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
+count = whole(1)
+port = whole(0, 65_535)

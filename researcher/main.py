@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from foundation.arguments import count, port
+from foundation.arguments import count, port, whole
 from foundation.commandline import Parser
 
 LATEST = "latest"
@@ -123,7 +123,7 @@ def _add_sizes(start: Parser) -> None:
     )
     start.add_argument(
         "--first-seed",
-        type=_seed,
+        type=whole(0, 2**31 - 1),
         default=0,
         metavar="N",
         help="count seeds from N on, so that a replication shares none with the study before it (default: 0)",
@@ -164,7 +164,7 @@ def _add_care(start: Parser) -> None:
     )
     start.add_argument(
         "--repairs",
-        type=_some,
+        type=whole(0),
         default=3,
         metavar="N",
         help="how often the planner LLM may mend the instrument's code when it fails (default: %(default)s; 0: never)",
@@ -271,18 +271,6 @@ def _servers(command: argparse.ArgumentParser) -> None:
         help="a swarm server; may be repeated (default: one started here); one that does not answer is tried for 30 s",
     )
     command.add_argument("--engine", choices=("local", "echo"), default="local", help="engine of a server started here")
-
-
-def _seed(text: str) -> int:
-    if not text.isdigit() or int(text) >= 2**31:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2147483647; got {text!r}")
-    return int(text)
-
-
-def _some(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more; got {text!r}")
-    return int(text)
 
 
 def _json(command: argparse.ArgumentParser) -> None:

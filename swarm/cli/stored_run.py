@@ -54,7 +54,7 @@ class StoredRun:
             return kept[-1]
         if wanted == "best":
             return self._best()
-        if not wanted.isdigit():
+        if not wanted.isdecimal():
             raise UsageError(f"a step is a number or 'best', got {wanted!r}")
         if int(wanted) not in kept:
             raise NoSuchRun(
