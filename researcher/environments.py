@@ -114,8 +114,8 @@ def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> None:
     """
     wanted: list[dict[str, Any]] = []
     for arm in plan.arms:
-        levels = {factor.target: arm.levels[factor.name] for factor in plan.factors if factor.name in arm.levels}
-        own = {target.removeprefix("task."): level for target, level in levels.items() if target.startswith("task.")}
+        levels = plan.levels_of(arm).items()
+        own = {target.removeprefix("task."): level for target, level in levels if target.startswith("task.")}
         parameters = {**folder.instrument.defaults.task, **plan.task, **own}
         if parameters not in wanted:
             wanted.append(parameters)

@@ -268,8 +268,8 @@ def _wanted(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     wanted: dict[str, Any] = plan.settings | {STUDY_STEPS: plan.steps}
     factors = {factor.name: factor for factor in plan.factors}
     for name, level in plan.arm(trial.arm).levels.items():
-        target = _target(factors, name)
-        wanted[target] = hosted_name(str(level)) if target == STUDY_MODEL else level
+        for target in _targets(factors, name):
+            wanted[target] = hosted_name(str(level)) if target == STUDY_MODEL else level
     if wanted.get(RUN_PARAMETERS) == "full":
         return {path: value for path, value in wanted.items() if not path.startswith(f"{RUN_PARAMETERS}.")}
     return wanted
@@ -286,10 +286,10 @@ def _learning_rate(plan: Plan, trial: TrialRecord, role: str | None) -> Any:
     return plan.run_fields(levels, role).get("optimizer", {}).get("learning_rate")
 
 
-def _target(factors: dict[str, Factor], name: str) -> str:
+def _targets(factors: dict[str, Factor], name: str) -> tuple[str, ...]:
     if name not in factors:
         raise _Unchecked
-    return factors[name].target
+    return factors[name].targets
 
 
 def _used(trial: TrialRecord, path: str) -> Any:

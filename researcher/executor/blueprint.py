@@ -88,7 +88,9 @@ def run_spec(work: Work, trial: TrialRecord, role: str | None = None) -> RunSpec
     Raises: pydantic's ValidationError for a spec that no server would take; ValueError for an unknown factor.
     """
     plan = work.plan
-    levels = {_factor(work, name).target: level for name, level in plan.arm(trial.arm).levels.items()}
+    levels = {
+        target: level for name, level in plan.arm(trial.arm).levels.items() for target in _factor(work, name).targets
+    }
     fields: dict[str, Any] = merge_patch(work.setup.instrument.defaults.run, plan.run_fields(levels, role))
     steps = int(levels.get(STUDY_STEPS, plan.steps))
     labels = {

@@ -24,6 +24,8 @@ class Factor(StrictModel):
     is the length of a trial; `study.model` the model that is trained, a choice from the smallest to the largest: such arms
     run on servers of their own.
 
+    also: further fields of the RunSpec that are set to the same level.
+
     type: `text` and `data` levels are written out in the topic. A text stands in quotes behind the factor's name; data are a
     file (`path/to/train.jsonl`), which a plan pins by its digest, or a data set on Hugging Face's hub (`hf:owner/name`). An
     empty default of `data` means that the topic has to name some.
@@ -31,6 +33,7 @@ class Factor(StrictModel):
 
     name: str
     target: str
+    also: Annotated[tuple[str, ...], Field(exclude_if=lambda targets: not targets)] = ()
     type: Literal["float", "int", "bool", "choice", "text", "data"]
     default: Scalar
     low: float | None = None
@@ -47,6 +50,11 @@ class Factor(StrictModel):
     scale: Literal["linear", "log"] = "linear"
     aliases: tuple[str, ...] = ()
     description: str = ""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """All that a level of it sets."""
+        return self.target, *self.also
 
 
 class Metric(StrictModel):

@@ -271,7 +271,7 @@ class Plan(StrictModel):
     @property
     def held(self) -> list[tuple[str, object]]:
         """What is the same in all arms: settings of the run, by their names in a RunSpec, and of the tasks."""
-        varied = {factor.target for factor in self.factors if factor.name in self.arms[0].levels}
+        varied = self.levels_of(self.arms[0])
         return [
             (path.removeprefix("run."), value)
             for path, value in self.settings.items()
@@ -280,6 +280,11 @@ class Plan(StrictModel):
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
+
+    def levels_of(self, arm: Arm) -> dict[str, Scalar]:
+        """What it varies, by target."""
+        varied = [factor for factor in self.factors if factor.name in arm.levels]
+        return {target: arm.levels[factor.name] for factor in varied for target in factor.targets}
 
     def steps_of(self, arm: str) -> int:
         """Optimiser steps of an arm's trials."""
@@ -304,10 +309,7 @@ class Plan(StrictModel):
 
     def _level(self, arm: Arm, target: str) -> Scalar | None:
         """None where the arm does not vary it."""
-        own = [
-            arm.levels[factor.name] for factor in self.factors if factor.target == target and factor.name in arm.levels
-        ]
-        return own[0] if own else None
+        return self.levels_of(arm).get(target)
 
     def alternatives(self, stage: str) -> tuple[str, ...]:
         """The stages of which one at the most runs, `stage` among them: the branches of one stage lead to each of them."""

@@ -191,7 +191,7 @@ def checked(plan: Plan) -> Plan:
     Raises: PlanningRefused.
     """
     for arm in plan.arms:
-        levels = {factor.target: arm.levels[factor.name] for factor in plan.factors}
+        levels = plan.levels_of(arm)
         if RUN_PARAMETERS in levels and any(target.startswith(f"{RUN_PARAMETERS}.") for target in levels):
             raise PlanningRefused(
                 f"arm {arm.name} cannot be: all weights have no rank and no alpha; compare LoRA with full fine-tuning, or "
@@ -287,7 +287,7 @@ def _seeds(instrument: Instrument, reading: Reading, options: PlanOptions) -> tu
 
 
 def _by_target(settings: Sequence[tuple[Factor, Scalar]]) -> list[tuple[str, Any]]:
-    return [(factor.target, level) for factor, level in settings]
+    return [(target, level) for factor, level in settings for target in factor.targets]
 
 
 def _run(instrument: Instrument, settings: dict[str, Any]) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def _task(instrument: Instrument, settings: dict[str, Any]) -> dict[str, Scalar]
 
 def _trial_s(plan: Plan, arm: Arm, instrument: Instrument) -> float:
     """Expected seconds of one trial of this arm."""
-    levels = {factor.target: arm.levels[factor.name] for factor in plan.factors}
+    levels = plan.levels_of(arm)
     steps = plan.steps_of(arm.name) / instrument.defaults.steps
     usual, own = _episodes(instrument.defaults.run, {}), _episodes(plan.run, levels)
     return instrument.defaults.trial_s * steps * own / usual

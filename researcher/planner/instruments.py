@@ -211,26 +211,30 @@ def _inconsistencies(instrument: Instrument) -> Iterable[str]:
 def _wrong_targets(instrument: Instrument) -> Iterable[str]:
     """Targets that nothing answers to. A run target is tried on a RunSpec."""
     for factor in instrument.factors:
-        room, _, path = factor.target.partition(".")
-        role, _, field = path.partition(".")
-        if factor.target == STUDY_STEPS or (room == "task" and path):
-            continue
-        if factor.target == STUDY_MODEL:
-            yield from _wrong_models(factor, instrument)
-            continue
-        if room == "run" and path:
-            yield from _wrong_run(f"factors.{factor.name}", instrument.defaults.run, nested(path, factor.default))
-        elif room == "roles" and field and role in instrument.roles:
-            run = merge_patch(instrument.defaults.run, instrument.roles[role].run)
-            yield from _wrong_run(f"factors.{factor.name}", run, nested(field, factor.default))
-        else:
-            kinds = "run.<field>, roles.<role>.<field>, task.<name>, study.steps, study.model"
-            yield f"factors.{factor.name}.target: {factor.target!r} is none of {kinds}"
+        for target in factor.targets:
+            yield from _wrong_target(factor, target, instrument)
     for name, further in instrument.roles.items():
         yield from _wrong_run(f"roles.{name}.run", instrument.defaults.run, further.run)
     for metric in instrument.metrics:
         if metric.role is not None and metric.role not in instrument.roles:
             yield f"metrics.{metric.name}.role: there is no role {metric.role!r}"
+
+
+def _wrong_target(factor: Factor, target: str, instrument: Instrument) -> Iterable[str]:
+    room, _, path = target.partition(".")
+    role, _, field = path.partition(".")
+    if target == STUDY_STEPS or (room == "task" and path):
+        return
+    if target == STUDY_MODEL:
+        yield from _wrong_models(factor, instrument)
+    elif room == "run" and path:
+        yield from _wrong_run(f"factors.{factor.name}", instrument.defaults.run, nested(path, factor.default))
+    elif room == "roles" and field and role in instrument.roles:
+        run = merge_patch(instrument.defaults.run, instrument.roles[role].run)
+        yield from _wrong_run(f"factors.{factor.name}", run, nested(field, factor.default))
+    else:
+        kinds = "run.<field>, roles.<role>.<field>, task.<name>, study.steps, study.model"
+        yield f"factors.{factor.name}.target: {target!r} is none of {kinds}"
 
 
 def _wrong_models(factor: Factor, instrument: Instrument) -> Iterable[str]:

@@ -232,5 +232,14 @@ async def test_a_factor_that_needs_several_updates_gets_them(
 
 
 async def test_a_factor_that_the_topic_leaves_without_effect_is_refused() -> None:
-    with pytest.raises(PlanningRefused, match="clip_high does nothing at epochs=1 and minibatches=1: raise"):
+    with pytest.raises(PlanningRefused, match="clip_range does nothing at epochs=1 and minibatches=1: raise"):
         await planned("Does clipping at 0.3 rather than 0.2 help with 1 epoch and 1 minibatch per step?")
+
+
+async def test_a_clip_range_is_the_same_below_and_above() -> None:
+    plan = await planned("Does a clip range of 0.1 beat 0.3 on sums?")
+    both = {("run.algorithm.clip_high", level) for level in (0.1, 0.3)} | {
+        ("run.algorithm.clip_low", level) for level in (0.1, 0.3)
+    }
+    assert {item for arm in plan.arms for item in plan.levels_of(arm).items()} == both
+    assert plan.run_fields(plan.levels_of(plan.arms[0]))["algorithm"] == {"clip_high": 0.3, "clip_low": 0.3}

@@ -109,7 +109,7 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("Do 20 steps beat 10 steps in held-out accuracy?", "steps", [20], [10], ACC, UP),
     ("Is a learning rate of 4e-5 beaten by 1e-4?", "learning_rate", [4e-5], [1e-4], AUC, DOWN),
     ("Is 1e-5 slower than the default learning rate?", "learning_rate", [1e-5], [4e-5], AUC, DOWN),
-    ("Does clipping at 0.3 rather than 0.2 help?", "clip_high", [0.3], [0.2], AUC, UP),
+    ("Does clipping at 0.3 rather than 0.2 help?", "clip_range", [0.3], [0.2], AUC, UP),
     ("Which of 1e-5, 4e-5 and 1e-4 is the best learning rate?", "learning_rate", [1e-5, 1e-4], [4e-5], AUC, UP),
     ("with temperature 0.7 against a baseline of 1.3, is the final reward higher?", "temperature", [0.7], [1.3], REWARD, UP),
     ("Does a group size of 16 beat 4 on held-out accuracy?", "group_size", [16], [4], ACC, UP),
