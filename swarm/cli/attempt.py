@@ -71,6 +71,7 @@ def _end(attempt: _Attempt) -> str:
 async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attempt:
     from swarm.client import Patience, SwarmClient
     from swarm.client.crew import hand_in
+    from swarm.client.messages import sendable
 
     sampling = {} if args.temperature is None else {"temperature": args.temperature}
     attempt = _Attempt()
@@ -80,10 +81,15 @@ async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attem
     ) as swarm:
         async with swarm.episode(task_id=task.id, kind="eval", sampling=sampling) as episode:
             try:
-                hand_in(episode, await rollout(episode, task))
-                attempt.reward = episode.reward
+                outcome = await rollout(episode, task)
+                if episode.aborted:
+                    attempt.failure = "the rollout aborted its episode"
+                else:
+                    hand_in(episode, outcome)
+                    attempt.reward = episode.reward
             except Exception:  # noqa: BLE001 - whatever the rollout raised is what the command shows
-                attempt.failure = traceback.format_exc()
-                episode.abort(attempt.failure)
+                attempt.failure = sendable(traceback.format_exc())
+                if episode.receipt is None:
+                    episode.abort(attempt.failure)
         attempt.trace = await swarm.trace(episode.id, text=True)
     return attempt

@@ -30,7 +30,7 @@ def read_document(source: str | None) -> dict[str, Any]:
         document = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{source} is not TOML: {error}") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists
         raise UsageError(f"{_name(source)} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise UsageError(f"{_name(source)} must hold an object")
@@ -97,19 +97,17 @@ def choice(kind: type[Choice], option: str, text: str | None) -> Choice | None:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
 def _text(source: str) -> str:
-    if source == "-":
-        return sys.stdin.read()
     try:
-        return Path(source).read_text()
+        return sys.stdin.read() if source == "-" else Path(source).read_text()
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{source} is not text: {error.reason}") from error
+        raise UsageError(f"{_name(source)} is not text: {error.reason}") from error
 
 
 def _name(source: str) -> str:

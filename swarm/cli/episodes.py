@@ -94,10 +94,11 @@ def claim_episode(args: argparse.Namespace) -> int:
         raise UsageError("which task? give --task ID")
     document.setdefault("client_id", os.environ.get("SWARM_CLIENT_ID") or "swarm-cli")
     document.setdefault("wait_s", args.wait_s)
-    with connection.connect(args, later_s=args.wait_s) as swarm:
+    wish = valid(EpisodeClaim, {"run_id": "", **document})
+    with connection.connect(args, later_s=wish.wait_s) as swarm:
         if "run_id" not in document:
-            document["run_id"] = swarm.current_run_id()
-        grant = swarm.claim(valid(EpisodeClaim, document))
+            wish = wish.model_copy(update={"run_id": swarm.current_run_id()})
+        grant = swarm.claim(wish)
         print(_exports(grant) if args.export else grant.model_dump_json())
     return 0
 
@@ -114,12 +115,14 @@ def end_episode(args: argparse.Namespace) -> int:
         result["success"] = args.success == "true"
     if "reward" not in result:
         raise UsageError("what was it worth? give --reward R")
-    result["metrics"] = {**result.get("metrics", {}), **_numbers("--metric", args.metric)}
-    if args.agent_reward:
-        result["agent_rewards"] = {
-            **(result.get("agent_rewards") or {}),
-            **_numbers("--agent-reward", args.agent_reward),
-        }
+    for field, option, texts in (
+        ("metrics", "--metric", args.metric),
+        ("agent_rewards", "--agent-reward", args.agent_reward),
+    ):
+        if texts:
+            result[field] = {**_section(result, field), **_numbers(option, texts)}
+    if result.get("metrics") is None:
+        result.pop("metrics", None)
     if args.metadata is not None:
         result["metadata"] = _object("--metadata", args.metadata)
     with connection.connect(args, later_s=30.0) as swarm:
@@ -180,11 +183,19 @@ def _held(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     document = read_document(args.grant)
     episode_id = document.get("episode_id") or os.environ.get("SWARM_EPISODE")
     document["lease"] = document.get("lease") or os.environ.get("SWARM_LEASE")
-    if not episode_id or not document["lease"]:
+    if not isinstance(document["lease"], str) or not episode_id:
         raise UsageError(
             "which episode? give the file that `swarm episode claim` printed, or set SWARM_EPISODE and SWARM_LEASE"
         )
     return str(episode_id), document
+
+
+def _section(document: dict[str, Any], field: str) -> dict[str, Any]:
+    """What the document has under `field`, for options to add to. Raises: UsageError where it is no object."""
+    found = document.get(field)
+    if found is not None and not isinstance(found, dict):
+        raise UsageError(f"{field} must be an object, got {found!r}")
+    return found or {}
 
 
 def _numbers(option: str, texts: list[str]) -> dict[str, float]:

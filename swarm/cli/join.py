@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -67,8 +68,10 @@ def join_run(args: argparse.Namespace) -> int:
     """Sit down at a run. Exit code 0 when the person went through all tasks, 1 when something stopped them."""
     from swarm.client.join import PersonLeft
 
-    if args.max_episode_s <= 0 or args.tasks < 1 or (args.times is not None and args.times < 1):
+    if not 0 < args.max_episode_s < math.inf or args.tasks < 1 or (args.times is not None and args.times < 1):
         raise UsageError("--max-episode-s must be positive, --tasks and --times at least 1")
+    if not math.isfinite(getattr(args, "refused_reward", 0.0)):
+        raise UsageError("--refused-reward must be a finite number")
     chosen, rollout = _chosen(args)
     try:
         return asyncio.run(_sit(args, chosen, rollout))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from foundation.arguments import whole
 from foundation.commandline import UsageError
 from swarm.cli import connection
 from swarm.cli.documents import assign, read_document, valid
@@ -57,7 +58,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         command.set_defaults(run=function)
     commands.choices["stop"].add_argument("--wait", action="store_true", help="return when it has ended")
     restore = commands.add_parser("restore", help="go back to a checkpoint, on a new branch of the run")
-    restore.add_argument("step", type=int, metavar="STEP", help="of a checkpoint that is kept; 0 is the hosted model")
+    restore.add_argument(
+        "step", type=whole(0), metavar="STEP", help="of a checkpoint that is kept; 0 is the hosted model"
+    )
     restore.set_defaults(run=restore_run)
     quarantine = commands.add_parser("quarantine", help="keep a client version out of training")
     quarantine.add_argument("client_version", metavar="VERSION")

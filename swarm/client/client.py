@@ -9,13 +9,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, RootModel
 
 from foundation.clock import Clock, SystemClock
 from foundation.ids import Ids, RandomIds, derived_seed
 from swarm.client.crew import Crew, CrewReport
 from swarm.client.episode import Episode
-from swarm.client.errors import NotFound
+from swarm.client.errors import InvalidSpec, NotFound
+from swarm.client.messages import read, sendable, written
 from swarm.client.tasks import Rollout, TaskStream
 from swarm.client.wire import Patience, Wire
 from swarm.protocol.episodes import (
@@ -52,7 +53,15 @@ LEDGER_PAGE = 1000
 ABORT_PATIENCE = Patience(connect_s=5.0, later_s=5.0)
 """A lost abort does no harm (the lease runs out), and whoever leaves should not be kept."""
 
-_TASKS = TypeAdapter(list[TaskProgress])
+
+class _Tasks(RootModel[list[TaskProgress]]):
+    """The answer to `tasks`."""
+
+
+class _Renewed(BaseModel):
+    """The answer to `renew`."""
+
+    expires_at: float
 
 
 class SwarmClient:
@@ -108,7 +117,7 @@ class SwarmClient:
         """How the server is doing. With `since`, waits up to `wait_s` for a revision that differs from it."""
         params = {} if since is None else _given({"since": since, "wait_s": wait_s})
         raw = await self._wire.request("GET", f"{API}/status", params=params, wait_s=wait_s)
-        return ServerStatus.model_validate_json(raw)
+        return read(ServerStatus, raw)
 
     async def statuses(self, wait_s: float = 30.0) -> AsyncIterator[ServerStatus]:
         """The status now, and again after each change, or after `wait_s` without one."""
@@ -123,37 +132,41 @@ class SwarmClient:
         """Start a run, or find it again under the same key. Raises: ServerBusy, InvalidSpec, IdempotencyConflict."""
         request = RunRequest(spec=spec, idempotency_key=idempotency_key or self.ids.new("run-key"))
         raw = await self._post(f"{API}/runs", request)
-        return await self.run(RunCreated.model_validate_json(raw).run_id)
+        return await self.run(read(RunCreated, raw).run_id)
 
     async def run(self, run_id: str, since_step: int = 0) -> RunReport:
         """The run, with metrics of the steps after `since_step`."""
         raw = await self._wire.request("GET", f"{API}/runs/{run_id}", params={"since_step": since_step})
-        return RunReport.model_validate_json(raw)
+        return read(RunReport, raw)
 
     async def patch_run(self, run_id: str, patch: dict[str, Any], config_version: int | None = None) -> RunReport:
         """Merge `patch` into the spec's tunable fields. config_version: the one it is meant for; None: the newest.
 
         Raises: ConfigConflict when someone else changed it meanwhile.
         """
+        try:
+            body = json.dumps(patch, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidSpec(ErrorCode.INVALID_SPEC, f"the patch cannot be sent as JSON: {error}") from error
         if config_version is None:
             config_version = (await self.run(run_id)).config_version
         raw = await self._wire.request(
             "PATCH",
             f"{API}/runs/{run_id}",
-            body=json.dumps(patch, allow_nan=False).encode(),
+            body=body,
             headers={"If-Match": f'"{config_version}"'},
             repeatable=False,
         )
-        return RunReport.model_validate_json(raw)
+        return read(RunReport, raw)
 
     async def stop_run(self, run_id: str) -> RunReport:
         """Ask for a stop: drain, checkpoint, idle. Answers before it is done; follow `statuses`."""
-        return RunReport.model_validate_json(await self._post(f"{API}/runs/{run_id}:stop"))
+        return read(RunReport, await self._post(f"{API}/runs/{run_id}:stop"))
 
     async def checkpoint(self, run_id: str) -> CheckpointRef:
         """Have a whole checkpoint written now; waits until it is."""
         raw = await self._wire.request("POST", f"{API}/runs/{run_id}:checkpoint", wait_s=600.0)
-        return CheckpointRef.model_validate_json(raw)
+        return read(CheckpointRef, raw)
 
     async def restore(self, run_id: str, step: int, idempotency_key: str | None = None) -> RunReport:
         """Go back to the checkpoint of `step` (0: the hosted model) on a new branch of the run; waits until it is done.
@@ -161,14 +174,14 @@ class SwarmClient:
         Raises: NotFound when no such checkpoint is kept, OverLimit when the run was replaced or is being stopped.
         """
         wish = RestoreRequest(step=step, idempotency_key=idempotency_key or self.ids.new("restore"))
-        return RunReport.model_validate_json(await self._post(f"{API}/runs/{run_id}:restore", wish, wait_s=600.0))
+        return read(RunReport, await self._post(f"{API}/runs/{run_id}:restore", wish, wait_s=600.0))
 
     async def quarantine(
         self, run_id: str, client_version: str, *, reason: str = "", quarantined: bool = True
     ) -> RunReport:
         """Keep what this client version does out of training from now on, or (quarantined=False) let it in again."""
         wish = QuarantineRequest(client_version=client_version, quarantined=quarantined, reason=reason)
-        return RunReport.model_validate_json(await self._post(f"{API}/runs/{run_id}:quarantine", wish))
+        return read(RunReport, await self._post(f"{API}/runs/{run_id}:quarantine", wish))
 
     # -- what happened ------------------------------------------------------------------------------------------------
 
@@ -213,11 +226,11 @@ class SwarmClient:
 
     async def _ledger_page(self, wanted: dict[str, Any], limit: int) -> LedgerPage:
         params = _given({**wanted, "limit": limit})
-        return LedgerPage.model_validate_json(await self._wire.request("GET", f"{API}/ledger", params=params))
+        return read(LedgerPage, await self._wire.request("GET", f"{API}/ledger", params=params))
 
     async def entry(self, episode_id: str) -> LedgerEntry:
         """Status and fate of one episode."""
-        return LedgerEntry.model_validate_json(await self._wire.request("GET", f"{API}/episodes/{episode_id}"))
+        return read(LedgerEntry, await self._wire.request("GET", f"{API}/episodes/{episode_id}"))
 
     async def summary(
         self,
@@ -234,20 +247,21 @@ class SwarmClient:
         wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
         params = _given({**wanted, "reason": reason, "state": state})
         raw = await self._wire.request("GET", f"{API}/ledger/summary", params=params)
-        return LedgerSummary.model_validate_json(raw)
+        return read(LedgerSummary, raw)
 
     async def trace(self, episode_id: str, *, text: bool = False) -> EpisodeTrace:
         """Every recorded call of an episode, token by token. text: with the words of each token."""
         params: dict[str, str | int | float] = {"text": "true"} if text else {}
         raw = await self._wire.request("GET", f"{API}/episodes/{episode_id}/trace", params=params)
-        return EpisodeTrace.model_validate_json(raw)
+        return read(EpisodeTrace, raw)
 
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
     ) -> list[TaskProgress]:
         """How many episodes of each task are ended. run_id None: of the current run."""
         params = _given({"run_id": run_id, "client_id": client_id, "mix": mix})
-        return _TASKS.validate_json(await self._wire.request("GET", f"{API}/tasks", params=params))
+        raw = await self._wire.request("GET", f"{API}/tasks", params=params)
+        return read(_Tasks, raw).root
 
     # -- episodes, call by call -----------------------------------------------------------------------------------------
 
@@ -259,37 +273,37 @@ class SwarmClient:
         if claim.idempotency_key is None:
             claim = claim.model_copy(update={"idempotency_key": self.ids.new("claim")})
         raw = await self._post(f"{API}/episodes:claim", claim, wait_s=claim.wait_s)
-        return EpisodeGrant.model_validate_json(raw)
+        return read(EpisodeGrant, raw)
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         """Hand a result in. When this returns, it is stored durably. Raises: LeaseLost."""
         if result.idempotency_key is None:
             result = result.model_copy(update={"idempotency_key": f"end-{episode_id}"})
-        return EpisodeReceipt.model_validate_json(await self._post(f"{API}/episodes/{episode_id}:end", result))
+        return read(EpisodeReceipt, await self._post(f"{API}/episodes/{episode_id}:end", result))
 
     async def abort(self, episode_id: str, lease: str, reason: str) -> LedgerEntry:
         """Drop an episode; its slot is offered again. Raises: LeaseLost."""
         path = f"{API}/episodes/{episode_id}:abort"
-        raw = await self._post(path, EpisodeAbort(lease=lease, reason=reason), patience=ABORT_PATIENCE)
-        return LedgerEntry.model_validate_json(raw)
+        raw = await self._post(path, EpisodeAbort(lease=lease, reason=sendable(reason)), patience=ABORT_PATIENCE)
+        return read(LedgerEntry, raw)
 
     async def prepare(self, episode_id: str, preparation: EpisodePreparation) -> TeamReceipt:
         """Bind an episode to its team's decision, durably. Raises: LeaseLost, Forbidden (the decider's address)."""
-        return TeamReceipt.model_validate_json(await self._post(f"{API}/episodes/{episode_id}:prepare", preparation))
+        return read(TeamReceipt, await self._post(f"{API}/episodes/{episode_id}:prepare", preparation))
 
     async def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> TeamReceipt:
         """On the decider: decide for the team. Elsewhere: say that it is decided. Raises: LeaseLost when it was aborted."""
         path = f"{API}/episodes/{episode_id}:commit"
-        return TeamReceipt.model_validate_json(await self._post(path, EpisodeCommit(lease=lease), patience=patience))
+        return read(TeamReceipt, await self._post(path, EpisodeCommit(lease=lease), patience=patience))
 
     async def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
         """Decide on a prepared episode in place of a decider that is gone for good. Needs the admin token."""
-        return TeamReceipt.model_validate_json(await self._post(f"{API}/episodes/{episode_id}:resolve", resolution))
+        return read(TeamReceipt, await self._post(f"{API}/episodes/{episode_id}:resolve", resolution))
 
     async def renew(self, episode_id: str, lease: str) -> float:
         """Extend a lease by its idle limit; returns the Unix time at which it ends now. Raises: LeaseLost."""
         raw = await self._post(f"{API}/episodes/{episode_id}:renew", EpisodeRenewal(lease=lease))
-        return float(json.loads(raw)["expires_at"])
+        return read(_Renewed, raw).expires_at
 
     # -- episodes, whole ----------------------------------------------------------------------------------------------
 
@@ -377,7 +391,7 @@ class SwarmClient:
     async def _post(
         self, path: str, body: BaseModel | None = None, *, wait_s: float = 0.0, patience: Patience | None = None
     ) -> bytes:
-        content = None if body is None else body.model_dump_json().encode()
+        content = None if body is None else written(body)
         return await self._wire.request("POST", path, body=content, wait_s=wait_s, patience=patience)
 
 

@@ -18,7 +18,15 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from swarm.client.episode import Episode
-from swarm.client.errors import IdempotencyConflict, LeaseLost, NotFound, OverLimit, RolloutsFailing
+from swarm.client.errors import (
+    EpisodeUnfinished,
+    IdempotencyConflict,
+    InvalidSpec,
+    LeaseLost,
+    NotFound,
+    OverLimit,
+    RolloutsFailing,
+)
 from swarm.client.progress import ProgressLine, terminal
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each
 from swarm.protocol.episodes import EpisodeKind, EpisodeState, LedgerEntry
@@ -134,7 +142,7 @@ class Crew:
         found = _History()
         me = self._swarm.client_id
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
-            if entry.mix != self._mix:
+            if self._mix is not None and entry.mix != self._mix:
                 continue  # of another crew of this client
             if entry.state is EpisodeState.RUNNING:
                 found.orphans.append((entry, found.claims[entry.task_id]))
@@ -221,6 +229,10 @@ class Crew:
             except (LeaseLost, NotFound, OverLimit) as error:
                 log.warning("the result of episode %s came too late: %s", episode.id, error)
                 fate = _Fate.LOST
+            except InvalidSpec as error:
+                log.warning("the result of episode %s was refused: %s", episode.id, error)
+                self._last_crash = f"a result that was refused: {error}"
+                fate = _Fate.CRASHED
             self._count(fate, episode, line)
             return fate
 
@@ -229,16 +241,21 @@ class Crew:
         playing = asyncio.ensure_future(self._rollout(episode, task))
         episode.on_lost = playing.cancel
         try:
-            hand_in(episode, await playing)
+            outcome = await playing
+            if episode.aborted:
+                self._last_crash = "an abort of its own"
+                return _given_up(episode)
+            hand_in(episode, outcome)
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
+            self._last_crash = "asyncio.CancelledError, which it raised itself"
             return _given_up(episode, "the lease was lost or the rollout cancelled itself")
         except Exception as error:
             log.exception("the rollout of task %s crashed (episode %s)", task.id, episode.id)
             self._last_crash = traceback.format_exception_only(error)[-1].strip()
-            return _given_up(episode, traceback.format_exc())
+            return _given_up(episode, traceback.format_exc(), error)
         return _Fate.ENDED
 
     def _count(self, fate: _Fate, episode: Episode, line: ProgressLine) -> None:
@@ -266,12 +283,22 @@ class Crew:
         )
 
 
-def _given_up(episode: Episode, reason: str) -> _Fate:
-    """What a rollout that did not come to its end leaves: nothing, unless its result is stored already."""
+def _given_up(episode: Episode, reason: str | None = None, error: Exception | None = None) -> _Fate:
+    """What a rollout that did not come to its end leaves: nothing, unless its result is stored already.
+
+    reason: None where the rollout has given its own.
+    """
     if episode.receipt is not None:
         return _Fate.ENDED
-    episode.abort(reason)
-    return _Fate.LOST if episode.lost.is_set() else _Fate.CRASHED
+    if reason is not None:
+        episode.abort(reason)
+    return _Fate.LOST if episode.lost.is_set() and not _broke_its_team(episode, error) else _Fate.CRASHED
+
+
+def _broke_its_team(episode: Episode, error: Exception | None) -> bool:
+    """Whether the episode is lost because its team gave it up when the rollout crashed: the swarm's own errors are no crash."""
+    own = error is not None and (isinstance(error, EpisodeUnfinished) or not isinstance(error, SwarmError))
+    return episode.in_team and own
 
 
 def hand_in(episode: Episode, outcome: Outcome | float | None) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from foundation.clock import Clock
 from foundation.logs import redact
-from swarm.client.errors import EpisodeUnfinished, LeaseLost, NotFound
+from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NotFound
+from swarm.client.messages import written
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
 from swarm.protocol.errors import SwarmError
@@ -119,10 +120,13 @@ class Episode:
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Ending:
-        """Hand the result in. Sent when the block is left, or at once when awaited; then `receipt` is there."""
+        """Hand the result in. Sent when the block is left, or at once when awaited; then `receipt` is there.
+
+        Raises: ValueError for a reward that is no finite number, InvalidSpec for metadata that is no JSON.
+        """
         if self._result is not None or self._abort_reason is not None:
             raise RuntimeError(f"episode {self.id} was ended already")
-        self._result = EpisodeResult(
+        result = EpisodeResult(
             lease=self.grant.lease,
             reward=reward,
             success=success,
@@ -131,6 +135,8 @@ class Episode:
             metadata=dict(metadata or {}),
             idempotency_key=f"end-{self.id}",
         )
+        written(result)  # what cannot be sent is refused here, to whoever said it
+        self._result = result
         return Ending(self)
 
     def abort(self, reason: str) -> None:
@@ -147,6 +153,11 @@ class Episode:
     def ended(self) -> bool:
         """Whether a result was handed in."""
         return self._result is not None
+
+    @property
+    def aborted(self) -> bool:
+        """Whether it was given up."""
+        return self._abort_reason is not None
 
     @property
     def result(self) -> EpisodeResult | None:
@@ -214,7 +225,7 @@ class Episode:
             elif self._abort_reason is not None:
                 await self._abort_quietly()
             elif self._result is not None:
-                await self._send()
+                await self._send_or_abort()
             else:
                 self._abort_reason = "the client left the episode without a reward"
                 await self._abort_quietly()
@@ -230,6 +241,15 @@ class Episode:
         if self.receipt is None:
             return await self._to_its_answer(self._handed_in(self._result))
         return self.receipt
+
+    async def _send_or_abort(self) -> None:
+        """A result that the server cannot take never will be taken: the slot is given back at once."""
+        try:
+            await self._send()
+        except InvalidSpec as error:
+            self._abort_reason = f"the result was refused: {error}"[:REASON_CHARS]
+            await self._abort_quietly()
+            raise
 
     async def _handed_in(self, result: EpisodeResult) -> EpisodeReceipt:
         self.receipt = await self.desk.end(self.id, result)

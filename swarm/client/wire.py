@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from foundation.addresses import is_loopback
 from foundation.clock import Clock
-from swarm.client.errors import NotASwarmServer, ServerUnreachable, TryLater, refusal
-from swarm.protocol.errors import Problem
+from swarm.client.errors import InvalidSpec, NotASwarmServer, ServerUnreachable, TryLater, refusal
+from swarm.protocol.errors import ErrorCode, Problem
 
 _PROBLEM_FIELDS = frozenset(Problem.model_fields)
 _LOG = logging.getLogger(__name__)
@@ -91,8 +91,8 @@ class Wire:
         Raises: Refusal of the answer's code, ServerUnreachable, NotASwarmServer.
         """
         patience = patience or self._patience
-        start = self._clock.monotonic()
         silent_since: float | None = None
+        later_since: float | None = None
         delay_s = patience.first_delay_s
         while True:
             asked_at = self._clock.monotonic()
@@ -102,7 +102,8 @@ class Wire:
                 return answer
             except TryLater as later:
                 silent_since = None
-                if asked_at - start >= patience.later_s:
+                later_since = asked_at if later_since is None else later_since
+                if asked_at - later_since >= patience.later_s:
                     raise
                 if 0 < wait_s <= self._clock.monotonic() - asked_at:
                     continue  # the server has waited already, and answers at once what it could not meanwhile
@@ -141,6 +142,8 @@ class Wire:
             answer = await self._http.request(
                 method, path, content=body, params=params, headers=headers, timeout=timeout
             )
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise InvalidSpec(ErrorCode.INVALID_SPEC, f"{path!r} cannot be asked for: {error}") from error
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise ServerUnreachable(str(error) or type(error).__name__) from error
         except httpx.TransportError as error:
@@ -166,7 +169,7 @@ def checked_url(url: str) -> str:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise NotASwarmServer(f"{url!r} is no url ({error}); it looks like http://127.0.0.1:8642") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > 65_535:
         raise NotASwarmServer(f"{url!r} is no url of a server; it looks like http://127.0.0.1:8642")
     return url.rstrip("/")
 

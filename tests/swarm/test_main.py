@@ -100,7 +100,14 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["run", "patch", "--url", "http://127.0.0.1:9"], 2, "nothing to change"),
         (["episode", "claim"], 2, "which task?"),
         (["episode", "claim", "--task", ""], 2, "which task?"),
+        (["episode", "claim", "--task", "t", "--wait-s", "-1"], 2, "wait_s: should be greater than or equal to 0"),
         (["episode", "end", "--reward", "1"], 2, "which episode?"),
+        (["run", "restore", "-1"], 2, "a whole number, at least 0"),
+        (["run", "patch", "--set", "optimizer.learning_rate=NaN", "--run-id", "r"], 2, "cannot be sent as JSON"),
+        (["run", "status", "--url", "http://127.0.0.1:99999"], 2, "it looks like http://"),
+        (["join", "play", "--task", "x", "--max-episode-s", "nan"], 2, "--max-episode-s must be positive"),
+        (["join", "play", "--task", "x", "--refused-reward", "nan"], 2, "must be a finite number"),
+        (["join", "play", "..agent:play", "--task", "x"], 1, "names no rollout"),
         (["ledger", "--reason", "ecpired"], 2, "did you mean expired?"),
         (["try", "no_such_module:f", "--task", "x"], 1, "no module 'no_such_module'"),
         (["try", "json:dumpz", "--task", "x"], 1, "did you mean 'dump"),
@@ -141,6 +148,29 @@ def test_what_cannot_be_a_token_is_said_to_be_none_without_showing_it(
         assert "a token is one line of ASCII" in said
         assert ("SWARM_TOKEN" in said) == (not given)
         assert not any(word in said for word in token.split())
+
+
+@pytest.mark.parametrize(
+    ("grant", "options", "said"),
+    [
+        ({"lease": 5}, [], "which episode?"),
+        ({"metrics": [1]}, ["--metric", "a=1"], "metrics must be an object"),
+        ({"agent_rewards": 5}, ["--agent-reward", "a=1"], "agent_rewards must be an object"),
+    ],
+)
+def test_a_grant_that_holds_nonsense_is_refused(
+    grant: dict[str, Any], options: list[str], said: str, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "grant.json"
+    file.write_text(json.dumps({"episode_id": "ep-1", "lease": "swl_1"} | grant))
+    assert swarm("episode", "end", str(file), "--reward", "1", *options) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_standard_input_that_is_no_text_is_refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe{}"), encoding="utf-8"))
+    assert swarm("run", "start", "-") == 2
+    assert "standard input is not text" in capsys.readouterr().err
 
 
 def test_a_rollout_file_that_cannot_be_imported_shows_its_traceback(tmp_path: Path, capsys: Capture) -> None:
@@ -262,6 +292,16 @@ async def good(episode, task):
 async def bad(episode, task):
     raise KeyError(task.metadata["name"])
 
+async def stored(episode, task):
+    await episode.end(reward=0.5)
+    raise KeyError("after the end")
+
+async def given_up(episode, task):
+    episode.abort("the sandbox did not start")
+
+async def half(episode, task):
+    raise ValueError("no such tool: \\ud83d")
+
 def plain(episode, task):
     return 1.0
 """
@@ -280,6 +320,13 @@ def test_a_rollout_is_tried_without_training(tmp_path: Path, capsys: Capture) ->
     shown = capsys.readouterr().out
     assert shown.count("Traceback") == 1
     assert shown.splitlines()[-1] == "KeyError: 'nemo'"
+    for name, said in (
+        ("stored", "KeyError: 'after the end'"),
+        ("given_up", "the sandbox did not start"),
+        ("half", "no such tool: \\ud83d"),
+    ):
+        assert swarm("try", f"{tmp_path}/agent.py:{name}", "--task", "x") == 1
+        assert said in capsys.readouterr().out
     assert swarm("try", f"{tmp_path}/agent.py:plain", "--task", "x") == 1
     assert "async def" in capsys.readouterr().err
     tried = answer(capsys, "try", f"{tmp_path}/agent.py:good", "--task", "Repeat hi")
@@ -288,4 +335,4 @@ def test_a_rollout_is_tried_without_training(tmp_path: Path, capsys: Capture) ->
     assert "call 0" in capsys.readouterr().out
     assert answer(capsys, "run", "status", run_id)["run"]["step"] == 0
     assert swarm("ledger", "--kind", "eval", "--reason", "aborted", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "dropped"
+    assert {json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()} == {"dropped"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -50,6 +50,7 @@ class SwarmClient:
         patience: Patience | None = None,
     ) -> None:
         self.thread = LoopThread.enter()
+        self._open = True
 
         async def make() -> asynchronous.SwarmClient:
             return asynchronous.SwarmClient(
@@ -71,8 +72,14 @@ class SwarmClient:
         self.close()
 
     def close(self) -> None:
-        self.thread.call(self.inner.close())
-        self.thread.leave()
+        """Once or more often."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self.thread.call(self.inner.close())
+        finally:
+            self.thread.leave()
 
     @property
     def url(self) -> str:
@@ -268,11 +275,17 @@ class SwarmClient:
         sampling: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> CrewReport:
-        """As the asynchronous one; `rollout` is a plain function and runs in threads, `concurrency` of them at most."""
-        with ThreadPoolExecutor(concurrency, thread_name_prefix="rollout") as threads:
+        """As the asynchronous one; `rollout` is a plain function and runs in threads, `concurrency` of them at most.
+
+        `tasks` are drawn in a thread of their own: a stream may take its time, and may ask this client.
+        """
+        with (
+            ThreadPoolExecutor(concurrency, thread_name_prefix="rollout") as threads,
+            ThreadPoolExecutor(1, thread_name_prefix="tasks") as drawing,
+        ):
             return self.thread.call(
                 self.inner.run_tasks(
-                    tasks,
+                    _SizedStream(tasks, drawing) if isinstance(tasks, Sized) else _Stream(tasks, drawing),
                     _in_thread(rollout, threads, self.thread),
                     concurrency=concurrency,
                     retries=retries,
@@ -287,6 +300,28 @@ class SwarmClient:
                     progress=progress,
                 )
             )
+
+
+class _Stream(AsyncIterable[Task]):
+    """Tasks of a plain iterable, each drawn in a thread, so that leases are renewed meanwhile."""
+
+    def __init__(self, tasks: Iterable[Task], thread: ThreadPoolExecutor) -> None:
+        self._tasks = tasks
+        self._thread = thread
+
+    async def __aiter__(self) -> AsyncIterator[Task]:
+        loop = asyncio.get_running_loop()
+        drawn = await loop.run_in_executor(self._thread, iter, self._tasks)
+        while (task := await loop.run_in_executor(self._thread, next, drawn, None)) is not None:
+            yield task
+
+
+class _SizedStream(_Stream):
+    """With its length, for the progress bar."""
+
+    def __len__(self) -> int:
+        assert isinstance(self._tasks, Sized)
+        return len(self._tasks)
 
 
 def _in_thread(rollout: SyncRollout, threads: ThreadPoolExecutor, thread: LoopThread) -> Rollout:

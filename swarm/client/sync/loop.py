@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Coroutine
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
+
+LEAVING_S = 10.0
+"""How long an interrupted caller waits until what it began has been given back (Episode takes about twice GIVE_BACK_S)."""
 
 
 class LoopThread:
@@ -35,13 +39,30 @@ class LoopThread:
             return cls._running
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; interrupting the caller cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """The result of `work`. Interrupting the caller cancels it, and waits until it has given back what it held."""
+        begun: concurrent.futures.Future[asyncio.Task[T]] = concurrent.futures.Future()
+        ended = threading.Event()
+
+        def begin() -> None:
+            task = self._loop.create_task(work)
+            task.add_done_callback(lambda _: ended.set())
+            begun.set_result(task)
+
+        self._refuse_own_thread(work)
+        self._loop.call_soon_threadsafe(begin)
         try:
-            return future.result()
+            ended.wait()
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(begun.result().cancel)
+            ended.wait(LEAVING_S)
             raise
+        return begun.result().result()
+
+    def _refuse_own_thread(self, work: Coroutine[Any, Any, T]) -> None:
+        """Raises: RuntimeError where waiting would be for ever."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a synchronous client cannot be used inside the event loop that does its work")
 
     def leave(self) -> None:
         with LoopThread._lock:

@@ -16,6 +16,7 @@ from foundation.clock import ManualClock
 from foundation.ids import SeededIds
 from swarm.client import (
     EpisodeUnfinished,
+    InvalidSpec,
     LeaseLost,
     NotASwarmServer,
     NotRolling,
@@ -145,6 +146,23 @@ async def test_patience_with_silence_begins_when_the_server_was_last_heard_of() 
     assert grant.episode_id == "ep-0"
 
 
+async def test_patience_with_a_server_that_says_later_begins_when_it_first_says_so() -> None:
+    away, later = httpx.ConnectError("refused"), Refusal(ErrorCode.NOT_ROLLING, "booting", retry_after_s=4.0)
+    stub = SwarmStub(before=[*[(":claim", away)] * 20, *[(":claim", later)] * 2])
+    async with client(stub, patience=Patience(connect_s=1_000.0, later_s=30.0)) as swarm:
+        grant = await swarm.claim(claim())
+    assert grant.episode_id == "ep-0"
+
+
+async def test_a_patch_that_is_no_json_is_refused_before_anything_is_sent() -> None:
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        for learning_rate in (float("nan"), object()):
+            with pytest.raises(InvalidSpec, match="cannot be sent as JSON"):
+                await swarm.patch_run(RUN, {"optimizer": {"learning_rate": learning_rate}})
+    assert stub.requests == []
+
+
 async def test_a_patch_whose_answer_was_lost_is_not_sent_twice() -> None:
     stub = SwarmStub(lose=["/runs/"])
     async with client(stub) as swarm:
@@ -160,7 +178,22 @@ async def test_an_answer_of_something_else_is_not_taken_for_a_server() -> None:
             await swarm.status()
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8642", "ftp://host", "http://", "http://host:port"])
+async def test_a_web_page_is_not_taken_for_a_server() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, html="<h1>Welcome</h1>"))
+    async with SwarmClient("http://elsewhere", transport=transport) as swarm:
+        for asked in (swarm.status(), swarm.tasks(), swarm.renew("ep-0", "swl_1")):
+            with pytest.raises(NotASwarmServer, match="is this a swarm server"):
+                await asked
+
+
+async def test_an_id_that_no_url_can_hold_is_refused() -> None:
+    async with SwarmClient("http://stub", transport=SwarmStub().transport()) as swarm:
+        for asked in (swarm.run("run-1\n"), swarm.tasks(client_id="\udcff")):
+            with pytest.raises(InvalidSpec, match="cannot be asked for"):
+                await asked
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8642", "ftp://host", "http://", "http://host:port", "http://host:70000"])
 async def test_what_is_no_url_is_refused_before_anything_is_sent(url: str) -> None:
     with pytest.raises(NotASwarmServer, match="http://"):
         SwarmClient(url)

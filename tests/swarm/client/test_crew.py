@@ -7,12 +7,13 @@ import io
 import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task
+from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, team
 from swarm.client.errors import EngineFailed, NotFound
 from swarm.client.progress import ProgressLine
 from swarm.protocol.errors import ErrorCode
@@ -162,6 +163,79 @@ async def test_a_rollout_that_answers_nonsense_has_crashed(answer: Any) -> None:
     assert stub.by_state() == {"aborted": 2}
 
 
+async def test_a_crash_whose_words_no_json_can_carry_costs_one_episode_too() -> None:
+    async def rollout(episode: Episode, task: Task) -> float:
+        if task.id == "t-1":
+            raise ValueError("no such tool: \ud83d")
+        return 1.0
+
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(3), rollout, retries=0)
+    assert (report.ended, report.crashed) == (4, 2)
+    assert all("no such tool: \\ud83d" in one.detail for one in stub.episodes.values() if one.detail)
+
+
+@pytest.mark.parametrize("metadata", [{"answer": object()}, {"answer": "\ud83d"}])
+async def test_metadata_that_no_json_can_carry_costs_one_episode(metadata: dict[str, Any]) -> None:
+    async def rollout(episode: Episode, task: Task) -> None:
+        episode.end(reward=1.0, metadata=metadata if task.id == "t-1" else {})
+
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(3), rollout, retries=0)
+    assert (report.ended, report.crashed) == (4, 2)
+    assert stub.by_state() == {"ended": 4, "aborted": 2}
+
+
+async def test_a_result_that_the_server_refuses_costs_one_episode_whose_slot_is_given_back() -> None:
+    stub = SwarmStub(before=[(":end", Refusal(ErrorCode.INVALID_SPEC, "an integer exceeds 64 bits"))])
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(3), right)
+    assert (report.ended, report.crashed) == (6, 1)
+    assert stub.by_state() == {"ended": 6, "aborted": 1}
+
+
+async def test_a_rollout_that_gives_its_episode_up_is_tried_again_and_its_reason_is_kept() -> None:
+    tried = 0
+
+    async def rollout(episode: Episode, task: Task) -> float | None:
+        nonlocal tried
+        tried += 1
+        if tried > 1:
+            return 1.0
+        episode.abort("the sandbox did not start")
+        return None
+
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(1), rollout, concurrency=1)
+    assert (report.ended, report.crashed) == (2, 1)
+    assert [one.detail for one in stub.episodes.values() if one.detail] == ["the sandbox did not start"]
+
+
+async def test_a_rollout_that_always_crashes_inside_its_team_stops_the_crew_too() -> None:
+    other = SwarmClient("http://other", transport=SwarmStub().transport(), clock=ManualClock())
+    stream = (Task(f"t-{number}", "") for number in range(50))
+
+    async def rollout(episode: Episode, task: Task) -> None:
+        async with team(planner=episode, solver=other):
+            raise ValueError("no such tool")
+
+    async with client(SwarmStub()) as swarm, other:
+        with pytest.raises(RolloutsFailing, match="no such tool"):
+            await swarm.run_tasks(stream, rollout, concurrency=2)
+
+
+async def test_a_rollout_that_always_cancels_itself_is_told_so() -> None:
+    async def rollout(episode: Episode, task: Task) -> float:
+        raise asyncio.CancelledError
+
+    async with client(SwarmStub()) as swarm:
+        with pytest.raises(RolloutsFailing, match=r"the last with asyncio\.CancelledError"):
+            await swarm.run_tasks(endless(), rollout, concurrency=2)
+
+
 async def test_an_episode_whose_lease_was_lost_is_tried_again() -> None:
     stub = SwarmStub()
     unlucky = True
@@ -233,7 +307,7 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing is said to the server any more."""
 
 
-async def die_while_holding(stub: SwarmStub, after: int, concurrency: int = 4) -> None:
+async def die_while_holding(stub: SwarmStub, after: int, concurrency: int = 4, mix: str | None = None) -> None:
     """Run a crew whose process vanishes once `after` episodes ended, with others open."""
     deaf = SwarmStub.transport(stub)
     ended = 0
@@ -248,7 +322,8 @@ async def die_while_holding(stub: SwarmStub, after: int, concurrency: int = 4) -
         return 1.0
 
     swarm = SwarmClient("http://stub", client_id="c-1", transport=deaf, clock=ManualClock())
-    working = asyncio.create_task(swarm.run_tasks(tasks(4), rollout, concurrency=concurrency))
+    stream = [replace(task, mix=mix) for task in tasks(4)]
+    working = asyncio.create_task(swarm.run_tasks(stream, rollout, concurrency=concurrency))
     await dying.wait()
     for _ in range(100):
         await asyncio.sleep(0)
@@ -274,6 +349,25 @@ async def test_a_restarted_client_goes_on_where_it_stopped_and_frees_what_it_lef
     assert Counter(one.claim["task_id"] for one in stub.episodes.values() if one.state == "ended") == {
         task.id: 3 for task in tasks(4)
     }
+
+
+async def test_a_restarted_client_frees_what_it_left_open_of_tasks_with_a_family_of_their_own_and_plays_none_of_it_on() -> (
+    None
+):
+    stub = SwarmStub(group_size=3)
+    await die_while_holding(stub, 4, mix="math")
+    left_open = {one.episode_id for one in stub.episodes.values() if one.state == "running"}
+    played: set[str] = set()
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        played.add(episode.id)
+        return 1.0
+
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks([replace(task, mix="math") for task in tasks(4)], rollout, concurrency=4)
+    assert (report.resumed, report.ended) == (4, 8)
+    assert not played & left_open
+    assert stub.by_state() == {"ended": 12, "aborted": len(left_open)}
 
 
 async def test_what_a_restarted_client_cannot_give_back_does_not_keep_it_from_its_work() -> None:

@@ -1,0 +1,89 @@
+"""The synchronous client: closed once or more often, interrupted, and asked by its own stream of tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from swarm.client import Task
+from swarm.client.sync import Episode, SwarmClient
+from tests.fakes.swarm_stub import RUN, SwarmStub
+
+INTERRUPT_AFTER_S = 0.2
+
+
+class Belated(httpx.AsyncBaseTransport):
+    """A server whose answer to a claim arrives after its client was interrupted."""
+
+    def __init__(self, stub: SwarmStub) -> None:
+        self.stub = stub
+        self.claimed = threading.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await self.stub._serve(request)
+        if request.url.path.endswith(":claim"):
+            self.claimed.set()
+            await asyncio.sleep(2 * INTERRUPT_AFTER_S)
+        return answer
+
+
+def over(swarm: SwarmClient, transport: httpx.AsyncBaseTransport) -> SwarmClient:
+    """`swarm` without a network."""
+
+    async def exchange() -> None:
+        swarm.inner._wire._http = httpx.AsyncClient(base_url="http://stub", transport=transport)
+
+    swarm.thread.call(exchange())
+    return swarm
+
+
+def interrupt_when(happened: threading.Event) -> None:
+    happened.wait(10.0)
+    threading.Event().wait(INTERRUPT_AFTER_S)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_client_may_be_closed_again_and_others_go_on() -> None:
+    one, other = SwarmClient("http://stub"), over(SwarmClient("http://stub"), SwarmStub().transport())
+    one.close()
+    one.close()
+    with other:
+        assert other.status().run_id == RUN
+
+
+def test_a_claim_that_is_interrupted_on_its_way_is_given_back() -> None:
+    stub = SwarmStub()
+    transport = Belated(stub)
+    threading.Thread(target=interrupt_when, args=(transport.claimed,), daemon=True).start()
+    swarm = over(SwarmClient("http://stub"), transport)
+    with pytest.raises(KeyboardInterrupt), swarm, swarm.episode(task_id="t", run_id=RUN):
+        pytest.fail("it was never had")
+    assert stub.by_state() == {"aborted": 1}
+
+
+def test_a_stream_of_tasks_may_ask_its_own_client() -> None:
+    def tasks(swarm: SwarmClient) -> Iterator[Task]:
+        for number in range(2):
+            yield Task(f"{swarm.status().run_id}-{number}", "")
+
+    def rollout(episode: Episode, task: Task) -> float:
+        return 1.0
+
+    with over(SwarmClient("http://stub"), SwarmStub(group_size=2).transport()) as swarm:
+        assert swarm.run_tasks(tasks(swarm), rollout, run_id=RUN).ended == 4
+
+
+def test_waiting_inside_the_loop_that_does_the_work_is_refused_instead_of_lasting_for_ever() -> None:
+    with over(SwarmClient("http://stub"), SwarmStub().transport()) as swarm:
+
+        async def inside() -> None:
+            swarm.status()
+
+        with pytest.raises(RuntimeError, match="cannot be used inside"):
+            swarm.thread.call(inside())
