@@ -50,6 +50,7 @@ from researcher.workshop.writing import NEW
 
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 _NAP_S = 5.0
+_DAYS_OVER = "its days are over; `researcher report` shows what was found"
 _UNITS_S = (86_400.0, 3600.0, 60.0, 1.0)
 
 
@@ -240,6 +241,7 @@ async def sit(
         gates = Gates(store, lambda name, question: Gate(default_url(), study_id, name).ask(question))
         sitting = Sitting(home, store, study_id, frozen, view, gates, clock, copy)
         try:
+            sitting.heed()
             gates.before_plan(study_id, frozen)
             return await sitting.through(wait=wait)
         except Halted as halt:
@@ -277,8 +279,14 @@ class Sitting:
         while True:
             await self._opened(wait=wait)
             outcome = await self._work()
-            if outcome.status is not StudyStatus.WAITING or self._timetable.open(self._clock.now()):
+            if not outcome.for_window:
                 return outcome
+
+    def heed(self) -> None:
+        """Raises: Halted when a person asked for a stop or a pause, or its days are over: also where it waits at a gate."""
+        heed(self._store, self._study_id)
+        if self._timetable.over(self._clock.now()):
+            raise Halted(StudyStatus.STOPPED, _DAYS_OVER)
 
     async def _opened(self, *, wait: bool) -> None:
         """Wait until a window is open."""
@@ -286,7 +294,7 @@ class Sitting:
             heed(self._store, self._study_id)
             opening = self._timetable.next_opening(now)
             if opening is None:
-                raise Halted(StudyStatus.STOPPED, "its days are over; `researcher report` shows what was found")
+                raise Halted(StudyStatus.STOPPED, _DAYS_OVER)
             text = f"waits for its window, which opens at {when(opening)}"
             if not wait:
                 raise Halted(StudyStatus.WAITING, text)
