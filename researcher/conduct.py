@@ -150,12 +150,21 @@ class Conduct:
 
         left = [trial for trial in trials if not trial.status.ended]
         try:
-            await self._within_budget(study_id, lambda: self._executor.run_trials(study_id, plan, left, on_progress))
+            if left:  # where none is, nothing is left to spend time on either
+                await self._within_budget(
+                    study_id, lambda: self._executor.run_trials(study_id, plan, left, on_progress)
+                )
         except MendByHand as halt:
             raise Halted(StudyStatus.FAILED, str(halt)) from halt
+        except OverBudget:
+            if not self._all_ended(study_id, left):
+                raise
         heed(self._store, study_id)
-        if not all(self._store.trial(study_id, trial.key).status.ended for trial in trials):
+        if not self._all_ended(study_id, left):
             raise WindowClosed
+
+    def _all_ended(self, study_id: str, trials: Sequence[TrialRecord]) -> bool:
+        return all(self._store.trial(study_id, trial.key).status.ended for trial in trials)
 
     async def _within_budget(self, study_id: str, work: Callable[[], Awaitable[object]]) -> None:
         """Do the work, and write down the wall time that it takes. Time in which nobody works on trials does not count, be
