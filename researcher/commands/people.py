@@ -76,7 +76,8 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     home, study = _study(args)
     name = answer_gate(home.store, default_url(), study.id, answer)
     carried = (home.store.schedule(study.id) or {}).get("carried")
-    then = "the daemon goes on with it" if carried else "`researcher resume` goes on with it"
+    goes_on = carried and not study.status.ended and not study.pause_requested
+    then = "the daemon goes on with it" if goes_on else "`researcher resume` goes on with it"
     word = "approved" if answer.verdict == "approve" else "rejected"
     _say(args, study, f"{name} {word}; {then}")
     return DONE

@@ -18,7 +18,7 @@ from foundation.commandline import UsageError
 from foundation.ids import RandomIds
 from researcher.analysis.knowledge import told
 from researcher.analysis.metrics import finals
-from researcher.commands import DONE, FAILED, WAITING
+from researcher.commands import DONE, FAILED, WAITING, Interrupted
 from researcher.commands.clients import check_clients, check_cluster, place_of
 from researcher.commands.given_servers import check_servers
 from researcher.commands.home import Home, open_home, say, say_json
@@ -42,6 +42,7 @@ from researcher.planner.llm.settings import llm_settings
 from researcher.schedule.daemon import ensure_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
+from researcher.store.errors import WrongState
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.sinks import check_installed, open_sink
 from researcher.store.store import Store
@@ -152,6 +153,8 @@ def resume_command(args: argparse.Namespace) -> int:
         say(f"{study_id} is done; its report: {home.studies / study_id / 'report.md'}")
         return DONE
     home.store.plan(study_id)
+    if home.store.events(study_id, limit=1, kind="reproduces"):
+        raise WrongState(f"{study_id} runs one trial of an archive again: `researcher reproduce` begins it anew")
     if not args.scheduled:
         home.store.clear_requests(study_id)
     return _conduct(home, study_id, as_json=args.json, wait=not args.scheduled)
@@ -198,8 +201,8 @@ def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = No
     view = view_for(as_json=as_json)
     try:
         outcome = asyncio.run(_until_told(sit(home, study_id, view, plan, wait=wait)))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise Interrupted(study_id) from None
     finally:
         view.close()
     return _close(outcome, study_id, as_json=as_json)
