@@ -26,7 +26,7 @@ class Amendment:
     """What a new version of a plan changes; None leaves it. Raises: ValueError when it changes nothing, or to nothing."""
 
     seeds: int | None = None
-    """Per arm, in every stage."""
+    """Per arm, as `researcher start --seeds` means it."""
     wall_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -34,6 +34,8 @@ class Amendment:
             raise ValueError("say what to amend: the seeds per arm, or the budget")
         if (self.seeds is not None and self.seeds < 1) or (self.wall_s is not None and not self.wall_s > 0):
             raise ValueError("seeds and budget must be above zero")
+        if self.seeds == 1:
+            raise ValueError("1 seed per arm shows no spread: at least 2 are needed, 3 or more are better")
 
 
 def answer_gate(store: Store, checkpoints: str, study_id: str, answer: Answer, *, gate: str | None = None) -> str:
@@ -102,15 +104,16 @@ def answer_text(answer: Answer) -> str:
 
 
 def _amended(plan: Plan, change: Amendment) -> Plan:
-    stages, budget = plan.stages, plan.budget
-    if change.seeds is not None:
-        most = {"seeds": change.seeds, "max_seeds": change.seeds}
-        stages = tuple(stage.model_copy(update=most) for stage in stages)
-        trials = max(len(stage.arms) for stage in stages) * change.seeds
-        budget = budget.model_copy(update={"trials": max(budget.trials, trials)})
+    from researcher.planner.stages import cost, with_seeds  # scipy takes longer to import than most answers take
+
+    amended = plan.model_copy(update={"version": plan.version + 1})
     if change.wall_s is not None:
-        budget = budget.model_copy(update={"wall_s": change.wall_s})
-    return plan.model_copy(update={"version": plan.version + 1, "stages": stages, "budget": budget})
+        amended = amended.model_copy(update={"budget": plan.budget.model_copy(update={"wall_s": change.wall_s})})
+    if change.seeds is not None:
+        amended = amended.model_copy(update={"stages": with_seeds(plan.stages, change.seeds)})
+        trials, _ = cost(amended, {arm.name: 1.0 for arm in plan.arms}, at_most=True)
+        amended = amended.model_copy(update={"budget": amended.budget.model_copy(update={"trials": trials})})
+    return amended
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import io
 import json
 import platform
 import tarfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import distributions
@@ -29,6 +30,7 @@ from researcher.store.errors import StoreError
 from researcher.store.store import Store
 
 FORMAT = 1
+_HEAD = ("plan_hash", "study_id", "topic")
 _LARGEST = 1 << 30
 """Bytes that an archive may unpack to."""
 
@@ -128,18 +130,28 @@ def read_archive(file: Path, into: Path) -> Archive:
             if sum(member.size for member in opened) > _LARGEST:
                 raise ArchiveRefused(f"{file} would unpack to more than a gigabyte; it is no archive of a study")
             opened.extractall(into, filter="data")
+        _check_sum(file)
         head = json.loads((into / "study.json").read_bytes())
+        if not isinstance(head, dict):
+            raise ArchiveRefused(f"{file} cannot be read as a study's archive: study.json holds no object")
         if head.get("format") != FORMAT:
             raise ArchiveRefused(f"{file} has format {head.get('format')!r}; this version reads {FORMAT}")
-        plan = Plan.model_validate(head["plan"])
+        plan, digest, study_id, topic = Plan.model_validate(head["plan"]), *map(head.__getitem__, _HEAD)
         trials = [TrialRecord.model_validate_json(line) for line in (into / "trials.jsonl").read_bytes().splitlines()]
         events = [Event.model_validate_json(line) for line in (into / "events.jsonl").read_bytes().splitlines()]
         repairs = tuple(RepairRecord.model_validate(each.detail) for each in events if each.kind == "repaired")
-    except (OSError, EOFError, tarfile.TarError, ValidationError, ValueError, KeyError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error, ValidationError, ValueError, KeyError) as error:
         raise ArchiveRefused(f"{file} cannot be read as a study's archive: {error}") from error
-    if plan.digest() != head["plan_hash"]:
-        raise ArchiveRefused(f"the plan in {file} no longer has its hash {head['plan_hash'][:16]}")
-    return Archive(str(head["study_id"]), str(head["topic"]), plan, trials, into, repairs)
+    if plan.digest() != digest:
+        raise ArchiveRefused(f"the plan in {file} no longer has its hash {str(digest)[:16]}")
+    return Archive(str(study_id), str(topic), plan, trials, into, repairs)
+
+
+def _check_sum(file: Path) -> None:
+    """Read to the very end, where gzip keeps its sum: tarfile stops before it. Raises: OSError where it is another one."""
+    with gzip.open(file) as zipped:
+        while zipped.read(1 << 20):
+            pass
 
 
 def _is_report(path: Path) -> bool:

@@ -21,7 +21,7 @@ from researcher.analysis.knowledge import findings_of
 from researcher.analysis.race import due
 from researcher.executor.errors import MendByHand
 from researcher.executor.trials import Executor, Progress
-from researcher.gates import Gates, Halted, heed
+from researcher.gates import Gates, Halted, WindowClosed, heed
 from researcher.models import Plan, Stage, StudyStatus, TrialRecord, TrialStatus
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget
@@ -42,11 +42,15 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a conduct ended. `status` is the study's, `report` the folder with report.md and report.html."""
+    """How a conduct ended. `status` is the study's, `report` the folder with report.md and report.html.
+
+    for_window: it rests for its next window alone.
+    """
 
     status: StudyStatus
     reason: str
     report: Path | None = None
+    for_window: bool = False
 
 
 class Conduct:
@@ -95,7 +99,7 @@ class Conduct:
             except Halted as halt:
                 folder = self._interim(study_id)
                 self._store.set_study_status(study_id, halt.status, halt.reason)
-                return Outcome(halt.status, halt.reason, folder)
+                return Outcome(halt.status, halt.reason, folder, for_window=isinstance(halt, WindowClosed))
             folder = self._conclude(study_id, plan, decision, picture)
         return Outcome(StudyStatus.DONE, decision.reason, folder)
 
@@ -146,12 +150,21 @@ class Conduct:
 
         left = [trial for trial in trials if not trial.status.ended]
         try:
-            await self._within_budget(study_id, lambda: self._executor.run_trials(study_id, plan, left, on_progress))
+            if left:  # where none is, nothing is left to spend time on either
+                await self._within_budget(
+                    study_id, lambda: self._executor.run_trials(study_id, plan, left, on_progress)
+                )
         except MendByHand as halt:
             raise Halted(StudyStatus.FAILED, str(halt)) from halt
+        except OverBudget:
+            if not self._all_ended(study_id, left):
+                raise
         heed(self._store, study_id)
-        if not all(self._store.trial(study_id, trial.key).status.ended for trial in trials):
-            raise Halted(StudyStatus.WAITING, "waits for its next window")
+        if not self._all_ended(study_id, left):
+            raise WindowClosed
+
+    def _all_ended(self, study_id: str, trials: Sequence[TrialRecord]) -> bool:
+        return all(self._store.trial(study_id, trial.key).status.ended for trial in trials)
 
     async def _within_budget(self, study_id: str, work: Callable[[], Awaitable[object]]) -> None:
         """Do the work, and write down the wall time that it takes. Time in which nobody works on trials does not count, be

@@ -27,6 +27,13 @@ class Halted(Exception):
         self.reason = reason
 
 
+class WindowClosed(Halted):
+    """The study rests until its next window, and for nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(StudyStatus.WAITING, "waits for its next window")
+
+
 def heed(store: Store, study_id: str) -> None:
     """Raises: Halted when a person asked for a stop or a pause."""
     study = store.study(study_id)

@@ -46,6 +46,14 @@ _WORKING = ("start", "resume")
 """What they print is not what they are for: a study that was not carried to its end is no success."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """While a study was carried out, which goes on with `resume`."""
+
+    def __init__(self, study_id: str) -> None:
+        super().__init__(study_id)
+        self.study_id = study_id
+
+
 def run(args: argparse.Namespace) -> int:
     """Run one parsed command."""
     home = importlib.import_module(f"researcher.commands.{_HOMES[args.command]}")
@@ -62,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
         return FAILED if args.command in _WORKING else DONE
     except OSError as error:  # a full disk, a home that cannot be written: the system's own words say which
         return _fail(args, error, FAILED)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; `researcher resume` goes on\n")
+    except KeyboardInterrupt as error:
+        then = f"; `researcher resume {error.study_id}` goes on" if isinstance(error, Interrupted) else ""
+        sys.stderr.write(f"interrupted{then}\n")
         return 130
 
 

@@ -79,14 +79,16 @@ async def _again(
         store.save_plan(study_id, archive.plan)
         store.record_event(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
         (trial,) = store.ensure_trials(study_id, then.stage, [(then.arm, then.seed)])
-        await have_models(archive.plan, choices)
-        pool = pool_of(home, store, study_id, archive.plan, choices, clock)
-        async with pool:
-            mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None
-            code = Code(folder=instrument.path, version=instrument.code, sandboxed=mended)
-            executor = Executor(store, pool, setup(home, instrument, code=code, repairs=(instrument.code,)))
-            (done,) = await executor.run_trials(study_id, archive.plan, [trial])
-        store.set_study_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
+        try:
+            await have_models(archive.plan, choices)
+            pool = pool_of(home, store, study_id, archive.plan, choices, clock)
+            async with pool:
+                mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None
+                code = Code(folder=instrument.path, version=instrument.code, sandboxed=mended)
+                executor = Executor(store, pool, setup(home, instrument, code=code, repairs=(instrument.code,)))
+                (done,) = await executor.run_trials(study_id, archive.plan, [trial])
+        finally:  # also where no server could be had, or somebody interrupted it: nothing goes on with it
+            store.set_study_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
     pool.discard_state()
     return done
 

@@ -60,7 +60,10 @@ def amend_command(args: argparse.Namespace) -> int:
     home, study = _study(args)
     if args.seeds is None and args.budget is None:
         raise UsageError("say what to amend: --seeds N, --budget TIME")
-    change = Amendment(seeds=args.seeds, wall_s=None if args.budget is None else seconds(args.budget))
+    try:
+        change = Amendment(seeds=args.seeds, wall_s=None if args.budget is None else seconds(args.budget))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     amended = amend(home.store, default_url(), study.id, change, because=args.because, by=getpass.getuser())
     if args.json:
         say_json({"study": study.id, "version": amended.version, "hash": amended.digest()})
@@ -73,7 +76,8 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     home, study = _study(args)
     name = answer_gate(home.store, default_url(), study.id, answer)
     carried = (home.store.schedule(study.id) or {}).get("carried")
-    then = "the daemon goes on with it" if carried else "`researcher resume` goes on with it"
+    goes_on = carried and not study.status.ended and not study.pause_requested
+    then = "the daemon goes on with it" if goes_on else "`researcher resume` goes on with it"
     word = "approved" if answer.verdict == "approve" else "rejected"
     _say(args, study, f"{name} {word}; {then}")
     return DONE

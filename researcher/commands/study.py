@@ -18,7 +18,7 @@ from foundation.commandline import UsageError
 from foundation.ids import RandomIds
 from researcher.analysis.knowledge import told
 from researcher.analysis.metrics import finals
-from researcher.commands import DONE, FAILED, WAITING
+from researcher.commands import DONE, FAILED, WAITING, Interrupted
 from researcher.commands.clients import check_clients, check_cluster, place_of
 from researcher.commands.given_servers import check_servers
 from researcher.commands.home import Home, open_home, say, say_json
@@ -42,6 +42,7 @@ from researcher.planner.llm.settings import llm_settings
 from researcher.schedule.daemon import ensure_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
+from researcher.store.errors import WrongState
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.sinks import check_installed, open_sink
 from researcher.store.store import Store
@@ -50,6 +51,7 @@ from researcher.workshop.writing import NEW
 
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 _NAP_S = 5.0
+_DAYS_OVER = "its days are over; `researcher report` shows what was found"
 _UNITS_S = (86_400.0, 3600.0, 60.0, 1.0)
 
 
@@ -151,6 +153,8 @@ def resume_command(args: argparse.Namespace) -> int:
         say(f"{study_id} is done; its report: {home.studies / study_id / 'report.md'}")
         return DONE
     home.store.plan(study_id)
+    if home.store.events(study_id, limit=1, kind="reproduces"):
+        raise WrongState(f"{study_id} runs one trial of an archive again: `researcher reproduce` begins it anew")
     if not args.scheduled:
         home.store.clear_requests(study_id)
     return _conduct(home, study_id, as_json=args.json, wait=not args.scheduled)
@@ -197,8 +201,8 @@ def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = No
     view = view_for(as_json=as_json)
     try:
         outcome = asyncio.run(_until_told(sit(home, study_id, view, plan, wait=wait)))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise Interrupted(study_id) from None
     finally:
         view.close()
     return _close(outcome, study_id, as_json=as_json)
@@ -240,6 +244,7 @@ async def sit(
         gates = Gates(store, lambda name, question: Gate(default_url(), study_id, name).ask(question))
         sitting = Sitting(home, store, study_id, frozen, view, gates, clock, copy)
         try:
+            sitting.heed()
             gates.before_plan(study_id, frozen)
             return await sitting.through(wait=wait)
         except Halted as halt:
@@ -277,8 +282,14 @@ class Sitting:
         while True:
             await self._opened(wait=wait)
             outcome = await self._work()
-            if outcome.status is not StudyStatus.WAITING or self._timetable.open(self._clock.now()):
+            if not outcome.for_window:
                 return outcome
+
+    def heed(self) -> None:
+        """Raises: Halted when a person asked for a stop or a pause, or its days are over: also where it waits at a gate."""
+        heed(self._store, self._study_id)
+        if self._timetable.over(self._clock.now()):
+            raise Halted(StudyStatus.STOPPED, _DAYS_OVER)
 
     async def _opened(self, *, wait: bool) -> None:
         """Wait until a window is open."""
@@ -286,7 +297,7 @@ class Sitting:
             heed(self._store, self._study_id)
             opening = self._timetable.next_opening(now)
             if opening is None:
-                raise Halted(StudyStatus.STOPPED, "its days are over; `researcher report` shows what was found")
+                raise Halted(StudyStatus.STOPPED, _DAYS_OVER)
             text = f"waits for its window, which opens at {when(opening)}"
             if not wait:
                 raise Halted(StudyStatus.WAITING, text)

@@ -138,6 +138,25 @@ def with_most(stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
     return tuple(sized)
 
 
+def with_seeds(stages: Sequence[Stage], seeds: int) -> tuple[Stage, ...]:
+    """The stages as `compared`, `raced` and their like lay them out for `seeds` per arm, no more and no fewer.
+
+    A look keeps its share of them, a rung its least and its lead over the rung before, a fine stage its own.
+    """
+    rungs = [stage for stage in stages if stage.kind is StageKind.COARSE]
+
+    def sized(stage: Stage) -> Stage:
+        if stage.kind is StageKind.FINE:
+            return stage
+        if stage.kind is StageKind.COARSE:
+            most = max(_RUNG_SEEDS, seeds) * (stage.seeds // rungs[0].seeds)
+            return stage.model_copy(update={"max_seeds": most})
+        own = seeds if stage.share is None else max(2, math.ceil(stage.share * seeds))
+        return stage.model_copy(update={"seeds": own, "max_seeds": own})
+
+    return with_most([sized(stage) for stage in stages], seeds)
+
+
 def cost(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> tuple[int, float]:
     """Trials and their seconds, one after the other, with each stage's least or most seeds; a trial counts once.
 

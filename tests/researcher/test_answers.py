@@ -10,8 +10,11 @@ from researcher.answers import Amendment, amend, answer_gate, answer_text
 from researcher.commands import DONE, FAILED
 from researcher.main import main
 from researcher.planner.gate import Answer
+from researcher.planner.graph import PlanOptions, plan_study
 from researcher.store.errors import WrongState
-from tests.fakes.shown_study import at_gate, opened, running
+from tests.fakes.shown_study import at_gate, opened, planned, running
+
+pytestmark = pytest.mark.anyio
 
 ADA = Answer(verdict="approve", words="worth it", by="ada")
 
@@ -62,3 +65,34 @@ def test_an_amendment_changes_something_to_something(change: dict[str, float]) -
 def test_answers_are_told_as_sentences() -> None:
     assert answer_text(ADA) == "approved by ada: worth it"
     assert answer_text(Answer(verdict="reject")) == "rejected"
+
+
+ARITHMETIC = "Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?"
+RACE = "Which learning rate is best for one-digit sums: 1e-6, 5e-6, 1e-5, 2e-5, 4e-5, 1e-4?"
+
+
+@pytest.mark.parametrize(
+    ("topic", "layout"),
+    [(ARITHMETIC, {}), (ARITHMETIC, {"looks": 3}), (ARITHMETIC, {"fine": 5}), (RACE, {}), (RACE, {"first_seed": 50})],
+)
+@pytest.mark.parametrize("seeds", [2, 25])
+async def test_a_plan_amended_to_other_seeds_is_laid_out_as_one_that_was_asked_for_with_them(
+    home: Path, topic: str, layout: dict[str, int], seeds: int
+) -> None:
+    """Looks keep their shares, confirmations their fresh seeds, and the budget pays for all trials."""
+    found, url = opened(home)
+    plan = await plan_study(topic, PlanOptions(planner="builtin", budget_s=1e6, **layout))
+    study = planned(found.store, topic, plan=plan)
+    amended = amend(found.store, url, study, Amendment(seeds=seeds), because="more", by="ada")
+    wanted = await plan_study(topic, PlanOptions(planner="builtin", budget_s=1e6, seeds=seeds, **layout))
+    assert amended.stages == wanted.stages
+    assert amended.budget == wanted.budget
+    found.store.close()
+
+
+def test_one_seed_per_arm_is_refused_in_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, url = opened(home)
+    study = at_gate(found.store, url)
+    assert main(["amend", study, "--seeds", "1", "--because", "cheap"]) == 2
+    assert "at least 2 are needed" in capsys.readouterr().err
+    found.store.close()

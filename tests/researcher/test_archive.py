@@ -105,3 +105,29 @@ def test_a_path_that_leads_out_of_the_archive_is_refused(tmp_path: Path) -> None
         opened.addfile(tarfile.TarInfo("../escaped"), io.BytesIO())
     with pytest.raises(ArchiveRefused, match="cannot be read"):
         _read(file)
+
+
+def test_a_file_that_was_damaged_anywhere_is_refused_in_one_line(archive: Path, tmp_path: Path) -> None:
+    whole = archive.read_bytes()
+    damaged = tmp_path / "damaged.tar.gz"
+    for at in range(20, len(whole), max(1, len(whole) // 60)):
+        damaged.write_bytes(
+            whole[:at] + bytes([whole[at] ^ 0xFF, whole[(at + 1) % len(whole)] ^ 0x55]) + whole[at + 2 :]
+        )
+        with pytest.raises(ArchiveRefused):
+            read_archive(damaged, tmp_path / f"unpacked-{at}")
+
+
+@pytest.mark.parametrize("content", [b"[]", b'"text"', b'{"format": 1}'])
+def test_a_head_that_lacks_something_is_refused(archive: Path, content: bytes) -> None:
+    with pytest.raises(ArchiveRefused, match="cannot be read"):
+        _read(_rewritten(archive, "study.json", content))
+
+
+@pytest.mark.parametrize("field", ["plan_hash", "study_id", "topic"])
+def test_a_head_without_one_of_its_fields_is_refused(archive: Path, field: str) -> None:
+    _read(archive)
+    head = json.loads((archive.parent / "unpacked" / "study.json").read_bytes())
+    del head[field]
+    with pytest.raises(ArchiveRefused, match=field):
+        _read(_rewritten(archive, "study.json", json.dumps(head).encode()))

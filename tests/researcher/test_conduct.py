@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from foundation.clock import SystemClock
+from foundation.clock import ManualClock, SystemClock
 from researcher.conduct import Conduct
 from researcher.executor.attempts import TrialLimits
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
-from researcher.models import Budget, StudyStatus, TrialStatus
+from researcher.models import Budget, Plan, StudyStatus, TrialRecord, TrialStatus
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
 from researcher.view import StudyPicture
 from tests.fakes.repeat_study import repeat_plan, repeat_setup
+from tests.fakes.shown_study import finish
+from tests.fakes.study import study_plan
 
 pytestmark = pytest.mark.anyio
 
@@ -53,4 +57,71 @@ async def test_when_its_wall_time_is_spent_what_runs_is_paused_and_the_study_sto
         assert states == {TrialStatus.PAUSED, TrialStatus.PLANNED}
         [wall] = [budget for budget in store.budget(study) if budget.kind == "wall_s"]
         assert wall.spent >= 4
+    store.close()
+
+
+class _Finishing:
+    """An executor that finishes every trial it is given; `late`: the wall time ends while it does."""
+
+    def __init__(self, store: Store, clock: ManualClock, takes_s: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._takes_s = takes_s
+        self.halted = asyncio.Event()
+
+    async def run_trials(
+        self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: object
+    ) -> list[TrialRecord]:
+        if trials:
+            for _ in range(5):  # whoever waits beside it goes to sleep first
+                await asyncio.sleep(0)
+            self._clock.advance(self._takes_s)
+            await self.halted.wait()
+        for trial in trials:
+            finish(self._store, study_id, trial, 0.3 if trial.arm == "lr=base" else 0.6)
+        return []
+
+    def halt(self, wish: str) -> None:
+        self.halted.set()
+
+
+async def test_a_study_whose_last_trials_end_as_its_wall_time_does_is_concluded(tmp_path: Path) -> None:
+    """Nothing is left to spend time on."""
+    clock = ManualClock()
+    store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
+    plan = study_plan()
+    study = store.create_study("a topic", {})
+    store.save_plan(study, plan)
+    store.set_budget(study, "trials", 20)
+    for stage in plan.stages[:1]:
+        for trial in store.ensure_trials(study, stage.id, [(arm, seed) for arm in stage.arms for seed in range(3)]):
+            finish(store, study, trial, 0.3 + 0.01 * trial.seed)
+    executor = _Finishing(store, clock, plan.budget.wall_s + 1)
+    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    async with asyncio.timeout(30):
+        outcome = await conduct.carry_out(study)
+    assert outcome.status is StudyStatus.DONE
+    store.close()
+
+
+async def test_a_study_that_died_before_its_conclusion_is_concluded_though_its_wall_time_is_spent(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
+    plan = study_plan()
+    study = store.create_study("a topic", {})
+    store.save_plan(study, plan)
+    for stage in plan.stages:
+        for trial in store.ensure_trials(study, stage.id, [(arm, seed) for arm in stage.arms for seed in range(3)]):
+            if not trial.status.ended:
+                finish(store, study, trial, 0.01 * trial.seed + (0.3 if trial.arm == "lr=base" else 0.6))
+    store.set_budget(study, "wall_s", plan.budget.wall_s)
+    store.spend(study, "wall_s", "since 0", plan.budget.wall_s)
+    executor = _Finishing(store, clock, 0.0)
+    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    async with asyncio.timeout(30):
+        outcome = await conduct.carry_out(study)
+    assert outcome.status is StudyStatus.DONE
+    assert [record.verdict.value for record in store.verdicts(study)] == ["supported"]
     store.close()

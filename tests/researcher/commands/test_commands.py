@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -13,7 +14,8 @@ import pytest
 from bench.serving import ServerProcess
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
-from researcher.commands import FAILED, OUT_OF_BUDGET, USAGE, run
+from foundation.paths import user_data_dir
+from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, run
 from researcher.commands.look import event_text
 from researcher.commands.study import seconds
 from researcher.executor.processes import Berth
@@ -22,6 +24,7 @@ from researcher.models import Event, StudyStatus
 from researcher.store.store import Store
 from researcher.view import JsonView, PlainView, StudyPicture
 from tests.fakes.example_plan import ARMS, example_plan
+from tests.fakes.shown_study import at_gate, opened
 
 TOPIC = "Does a learning rate of 4e-5 learn sums faster than 1e-5?"
 
@@ -198,3 +201,76 @@ def test_a_study_that_somebody_works_on_is_asked_to_stop(capsys: pytest.CaptureF
     assert main(["stop", worked_on, "--json"]) == 0
     assert "asked elsewhere/1/1.0" in json.loads(capsys.readouterr().out)["told"]
     assert (store.study(worked_on).status, store.study(worked_on).stop_requested) == (StudyStatus.RUNNING, True)
+
+
+def test_a_reproduction_is_not_taken_for_a_study_to_go_on_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One trial was to be run again; resuming it would run the whole plan."""
+    store = Store.open()
+    again = store.create_study("Reproduction of a trial", {"servers": [], "engine": "echo"})
+    store.save_plan(again, example_plan())
+    store.record_event(again, "reproduces", {"study": "st-1", "trial": "k/a/0"})
+    store.close()
+    conducted: list[str] = []
+    monkeypatch.setattr("researcher.commands.study._conduct", lambda home, study, **_: conducted.append(study) or 0)
+    assert main(["resume", again]) == FAILED
+    assert conducted == []
+    assert "researcher reproduce" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["watch", "doctor", "reproduce"])
+def test_what_was_no_study_under_way_is_not_said_to_go_on(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = importlib.import_module(f"researcher.commands.{_HOMES[command]}")
+
+    def interrupted(args: Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(home, f"{command}_command", interrupted)
+    assert run(Namespace(command=command, json=False)) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_start_that_was_interrupted_while_it_planned_points_at_no_study(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("researcher.commands.study.plan_study", interrupted)
+    assert main(["start", "--topic", TOPIC]) == 130
+    assert "resume" not in capsys.readouterr().err
+
+
+def test_a_study_that_was_interrupted_is_named(
+    study: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    store = Store.open()
+    store.set_study_status(study, StudyStatus.RUNNING)
+    newer = store.create_study("a later topic", {})
+    store.close()
+    monkeypatch.setattr("researcher.commands.study.sit", interrupted)
+    assert main(["resume", study]) == 130
+    said = capsys.readouterr().err
+    assert f"`researcher resume {study}`" in said
+    assert newer not in said
+
+
+def test_a_person_who_answers_for_a_study_that_was_stopped_is_told_that_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found, url = opened(user_data_dir())
+    waiting = at_gate(found.store, url)
+    found.store.save_schedule(waiting, {"timetable": {"zone": "UTC"}, "carried": True})
+    assert main(["stop", waiting]) == 0
+    capsys.readouterr()
+    main(["approve", waiting])
+    said = capsys.readouterr()
+    assert "the daemon goes on" not in said.out + said.err
+    assert "researcher resume" in said.out + said.err
+    found.store.close()
