@@ -63,7 +63,7 @@ def workflow_of(module: ModuleType, where: str) -> Workflow:
 def load_rollout(reference: str) -> Rollout:
     """`module:function` or `file.py:function`. Raises: WorkflowFault; whatever the module itself raises."""
     source, _, name = reference.rpartition(":")
-    if not source or not name or source.startswith("."):
+    if not source or not name or (source.startswith(".") and not source.endswith(".py")):
         raise WorkflowFault(f"{reference!r} names no rollout; write module:function or file.py:function")
     if source.endswith(".py"):
         path = Path(source).expanduser().resolve()

@@ -120,7 +120,7 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["serve", "--engine", "echo", "--model", "x", "--echo-tokens-per-s", "0"], 2, "must be above 0"),
         (["serve"], 2, "--model is missing"),
         (["serve", "--engine", "echo", "--host", "192.0.2.1"], 1, "set SWARM_ADMIN_TOKEN"),
-        (["serve", "--engine", "echo", "--port", "abc"], 2, "must be a number, got 'abc'"),
+        (["serve", "--engine", "echo", "--port", "abc"], 2, "must be a whole number from 0 to 65535; got 'abc'"),
         (["models", "get", "smolm2-135m"], 1, "did you mean 'smollm2-135m'?"),
     ],
 )
