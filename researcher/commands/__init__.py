@@ -12,6 +12,7 @@ from foundation.logs import redact
 from researcher.executor.blueprint import InstrumentChanged
 from researcher.executor.errors import ExecutorError
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
+from researcher.report.errors import RecordsDisagree
 from researcher.store.errors import OverBudget, StoreError
 from researcher.view import silence
 from swarm.protocol.errors import SwarmError
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return _fail(args, error, OUT_OF_BUDGET)
     except (UsageError, PlanningRefused) as error:
         return _fail(args, error, USAGE)
-    except (StoreError, ExecutorError, InstrumentChanged, SwarmError) as error:
+    except (StoreError, ExecutorError, InstrumentChanged, RecordsDisagree, SwarmError) as error:
         return _fail(args, error, FAILED)
     except BrokenPipeError:  # the reader of our output went away, as `head` does: no fault of a command that only shows
         silence(sys.stdout)

@@ -6,6 +6,7 @@ Servers are leased in SQL, so that two studies do not send runs to one.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +20,14 @@ from foundation.clock import Clock, SystemClock
 from researcher.executor.errors import NoServersLeft, ServerUnfit
 from researcher.executor.local_server import LocalLimits, LocalProcess, LocalServer
 from researcher.models import Plan
-from researcher.store.errors import LeaseHeld, LeaseSuperseded
+from researcher.store.errors import DatabaseAway, LeaseHeld, LeaseSuperseded, StorageFailed
 from researcher.store.store import Store
 from swarm.client import Patience, ServerUnreachable, SwarmClient
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.status import Phase, ServerStatus
 
+_log = logging.getLogger(__name__)
 _KNOCK_S = 0.5
 """Between two tries at a server that does not answer yet."""
 
@@ -338,6 +340,8 @@ class ServerPool:
             except LeaseSuperseded as error:
                 server.unfit = str(error)
                 return
+            except (DatabaseAway, StorageFailed) as error:  # what is left of the lease bridges a short one
+                _log.warning("the lease on %s was not renewed, it is tried again: %s", server.url, error)
 
 
 async def _keep_alive(process: LocalProcess, server: Server) -> None:

@@ -18,20 +18,18 @@ from researcher.analysis.race import due
 from researcher.analysis.samples import NotEnoughTrials
 from researcher.analysis.sentinels import SentinelFinding, inspect
 from researcher.models import Stage, StageKind, StudyData, TrialRecord, TrialStatus
+from researcher.report.errors import RecordsDisagree
 
 ENDED = (TrialStatus.DONE, TrialStatus.FAILED)
 _CLOSE = 1e-9
 """Relative difference that another machine's arithmetic may make."""
 
 
-class RecordsDisagree(ValueError):
-    """A stored number is not what the records behind it give; the text names trial and metric."""
-
-
 class Records:
     """A study's records and what follows from them, computed once.
 
     Args:  believe_finals: take stored finals as they are; only to say what they would give, never to report it.
+    Raises: RecordsDisagree for a trial of an arm that the plan does not have.
     """
 
     def __init__(self, data: StudyData, *, believe_finals: bool = False) -> None:
@@ -39,6 +37,10 @@ class Records:
         self.plan = data.plan
         self._believe = believe_finals
         self._checked: dict[tuple[str, str], RecordsDisagree | None] = {}
+        known = {arm.name for arm in data.plan.arms}
+        for trial in data.trials:
+            if trial.arm not in known:
+                raise RecordsDisagree(f"trial {trial.key}: the plan has no arm {trial.arm!r}")
 
     @cached_property
     def done(self) -> list[TrialRecord]:

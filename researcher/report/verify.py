@@ -5,6 +5,7 @@ Checked: the plan's hash and its rows in SQL, the recorded verdicts and decision
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from pydantic import BaseModel
 
 from researcher.analysis.decide import Decision
 from researcher.models import Claim, Effect, StudyData, VerdictRecord
+from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator
 from researcher.report.page import Page, page
-from researcher.report.records import Records, RecordsDisagree, same_number
+from researcher.report.records import Records, same_number
 from researcher.report.vocabulary import UnknownName, Value
 from researcher.report.writer import render
 
@@ -40,7 +42,10 @@ def verify(data: StudyData, claims: Sequence[Claim], files: Mapping[str, str]) -
 
     Args:  claims, files: as `write_report` returned them and the store kept them.
     """
-    records = Records(data)
+    try:
+        records = Records(data)
+    except RecordsDisagree as error:
+        return [Difference(claim="report", problem=f"it cannot be built from these records: {error}")]
     found = [*_plan(records), *_claims(records, claims)]
     try:
         whole = page(records)
@@ -59,7 +64,13 @@ def _plan(records: Records) -> Iterator[Difference]:
     for part, columns in records.data.altered.items():
         for column, stored, planned in columns:
             problem = f"its {column} in SQL is not the plan's"
-            yield Difference(claim=part, expression=column, reported=stored, recomputed=planned, problem=problem)
+            told = {"reported": _shown(stored), "recomputed": _shown(planned)}
+            yield Difference(claim=part, expression=column, **told, problem=problem)
+
+
+def _shown(column: object) -> Value:
+    """A column's value as a difference tells it: a list as its JSON."""
+    return column if column is None or isinstance(column, str | int | float) else json.dumps(column, ensure_ascii=False)
 
 
 def _claims(records: Records, claims: Sequence[Claim]) -> Iterator[Difference]:

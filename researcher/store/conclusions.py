@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import delete, func, select
 
 from researcher.models import Claim, Effect, Event, LlmCall, Verdict, VerdictRecord
+from researcher.store.reading import readable
 from researcher.store.sessions import Sessions
 from researcher.store.tables import ClaimRow, EventRow, LlmCallRow, PlanRow, ScheduleRow, VerdictRow
 
@@ -66,7 +67,7 @@ class Conclusions(Sessions):
                 session.add(ClaimRow(study_id=study_id, position=position, **claim.model_dump(mode="json")))
 
     def claims(self, study_id: str) -> list[Claim]:
-        with self._reading() as session:
+        with readable("the rows of claims"), self._reading() as session:
             rows = session.scalars(select(ClaimRow).where(ClaimRow.study_id == study_id).order_by(ClaimRow.position))
             return [Claim.model_validate(row, from_attributes=True) for row in rows]
 
@@ -96,7 +97,7 @@ class Conclusions(Sessions):
         chosen = select(EventRow).where(EventRow.study_id == study_id, EventRow.seq > after)
         if kind is not None:
             chosen = chosen.where(EventRow.kind == kind)
-        with self._reading() as session:
+        with readable("the rows of events"), self._reading() as session:
             rows = session.scalars(chosen.order_by(EventRow.seq).limit(limit))
             return [Event.model_validate(row, from_attributes=True) for row in rows]
 

@@ -13,36 +13,20 @@ that nobody has leased may be written by anyone (a report built again, an export
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from pydantic import ValidationError
-
 from foundation.clock import Clock, SystemClock
 from foundation.ids import Ids, RandomIds
-from foundation.strict import explain
-from researcher.models import Plan, StudyData
+from researcher.models import StudyData
 from researcher.store.conclusions import Conclusions
 from researcher.store.database import connect, default_url, upgrade
-from researcher.store.errors import DatabaseRefused, Unreadable
+from researcher.store.errors import DatabaseRefused
 from researcher.store.findings import Findings
 from researcher.store.leases import Budgets, Leases
 from researcher.store.outages import PATIENCE_S, Line
 from researcher.store.outbox import Outbox
+from researcher.store.reading import readable
 from researcher.store.repairs import Repairs
 from researcher.store.studies import Studies
 from researcher.store.trials import Trials
-
-
-@contextmanager
-def _readable(what: str) -> Iterator[None]:
-    """Raises: Unreadable where a value is no JSON, or none that its field can hold."""
-    try:
-        yield
-    except ValidationError as error:
-        raise Unreadable(what, "; ".join(str(problem) for problem in explain(error, Plan))) from error
-    except ValueError as error:
-        raise Unreadable(what, str(error)) from error
 
 
 class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Repairs):
@@ -79,14 +63,14 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
 
         Raises: NotFound, Unreadable. A plan that was tampered with is given out with the hash that it should have.
         """
-        with _readable("the rows of the plan"):
+        with readable("the rows of the plan"):
             plan, digest = self.frozen_plan(study_id)
             altered = self.altered_rows(study_id, plan)
-        with _readable("the rows of trials and their metrics"):
+        with readable("the rows of trials and their metrics"):
             trials = self.trials(study_id, plan_version=plan.version)
-        with _readable("the rows of verdicts"):
+        with readable("the rows of verdicts"):
             verdicts = self.verdicts(study_id)
-        with _readable("the rows of events and repairs"):
+        with readable("the rows of events and repairs"):
             events, repairs = self.events(study_id, limit=100_000), self.repairs(study_id)
         return StudyData(
             study_id=study_id,

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from researcher.models import Plan, StudyRecord, StudyStatus
 from researcher.store.errors import Ambiguous, NotFound, PlanFrozen, PlanTampered
+from researcher.store.reading import readable
 from researcher.store.sessions import Sessions
 from researcher.store.tables import Base, HypothesisRow, PlanRow, StageRow, StudyRow
 
@@ -41,12 +42,12 @@ class Studies(Sessions):
         return study_id
 
     def study(self, study_id: str) -> StudyRecord:
-        with self._reading() as session:
+        with readable("the row of the study"), self._reading() as session:
             return _study(session, self._study_row(session, study_id))
 
     def studies(self) -> list[StudyRecord]:
         """All of them, newest first."""
-        with self._reading() as session:
+        with readable("the rows of studies"), self._reading() as session:
             rows = session.scalars(select(StudyRow).order_by(StudyRow.created_at.desc(), StudyRow.id)).all()
             return [_study(session, row) for row in rows]
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from researcher.models import StudyData
+from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator, call
-from researcher.report.records import Records, RecordsDisagree
+from researcher.report.records import Records
 from researcher.report.vocabulary import UnknownName
 from tests.fakes.concluded_study import BASE, supported, underpowered, with_failures
 

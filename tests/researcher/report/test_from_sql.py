@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from researcher.analysis.conclusions import conclude
+from researcher.commands import DONE, FAILED
 from researcher.conduct import report
+from researcher.main import main
 from researcher.models import StudyData
 from researcher.report.verify import verify
 from researcher.store.errors import Unreadable
@@ -74,3 +76,71 @@ def test_a_report_from_sql_verifies_and_one_altered_number_in_sql_is_named(
         connection.execute("UPDATE stages SET max_seeds = 99 WHERE id = 'compare'")
     assert {"hypothesis H1", "stage compare"} <= set(differences())
     store.close()
+
+
+@pytest.fixture
+def written(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """A study with its report, as `researcher verify` finds it."""
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    study_id = recorded(store, supported())
+    report(store, study_id, tmp_path / "studies")
+    store.close()
+    assert main(["verify", study_id]) == DONE
+    capsys.readouterr()
+    return study_id
+
+
+def _changed(database: Path, statement: str) -> None:
+    with sqlite3.connect(database) as connection:
+        connection.execute("PRAGMA foreign_keys=OFF")
+        assert connection.execute(statement).rowcount > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("UPDATE stages SET arms = '[\"lr=base\"]' WHERE id = 'compare'", "stage compare = arms"),
+        ("DELETE FROM stages WHERE id = 'compare'", "stage compare = arms"),
+        ("DELETE FROM hypotheses", "hypothesis H1"),
+        ("UPDATE trials SET arm = 'abc' WHERE arm = 'lr=base' AND seed = 0", "the plan has no arm 'abc'"),
+    ],
+)
+def test_what_no_longer_is_the_plans_is_named(
+    written: str, database: Path, change: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _changed(database, change)
+    assert main(["verify", written]) == FAILED
+    assert named in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE claims SET value = 'abc' WHERE position = 3",
+        "UPDATE events SET detail = '{' WHERE kind = 'report'",
+        "UPDATE events SET at = 'abc' WHERE kind = 'report'",
+        "UPDATE studies SET options = '{'",
+        "UPDATE studies SET status = 'abc'",
+        "UPDATE studies SET created_at = 'abc'",
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named_in_one_line(
+    written: str, database: Path, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _changed(database, change)
+    assert main(["verify", written]) == FAILED
+    said = capsys.readouterr().err
+    assert "cannot be read, so they were changed after they were written" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("set_to", ["value = value + 1", "name = 'other'"])
+def test_a_report_that_the_records_do_not_carry_is_refused_in_one_line(
+    written: str, database: Path, set_to: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _changed(
+        database, f"UPDATE trial_metrics SET {set_to} WHERE name = 'auc' AND step IS NULL AND trial_key LIKE '%base/2'"
+    )
+    assert main(["report", written]) == FAILED
+    assert "base/2" in capsys.readouterr().err

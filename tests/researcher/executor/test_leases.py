@@ -1,0 +1,49 @@
+"""The lease on a server, while the records cannot be written for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from foundation.clock import ManualClock
+from researcher.executor.servers import PoolLimits, Server, ServerPool
+from researcher.store.errors import LeaseHeld, StorageFailed
+from researcher.store.store import Store
+from swarm.client import SwarmClient
+
+pytestmark = pytest.mark.anyio
+URL = "http://127.0.0.1:9"
+
+
+async def test_a_lease_is_renewed_again_after_a_disk_that_was_full_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
+    renew, failures = store.renew_server, [StorageFailed("database or disk is full")]
+
+    def renewed(url: str, token: int, ttl_s: float) -> None:
+        if failures:
+            raise failures.pop()
+        renew(url, token, ttl_s)
+
+    monkeypatch.setattr(store, "renew_server", renewed)
+    pool = ServerPool(store, "study st-1", urls=[URL], clock=clock, limits=PoolLimits(lease_s=60))
+    swarm = SwarmClient(URL, None, client_id="st-1", clock=clock)
+    server = Server(URL, swarm, store.acquire_server(URL, "study st-1", 60), owned=False)
+    keeping = asyncio.create_task(pool._keep_lease(server))
+    for _ in range(5):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        clock.advance(20)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    with pytest.raises(LeaseHeld):  # still ours after 100 s: nobody else sends runs there
+        store.acquire_server(URL, "study st-2", 60)
+    assert server.unfit is None
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await swarm.close()
+    store.close()
