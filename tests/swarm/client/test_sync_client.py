@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -15,7 +16,7 @@ from swarm.client import Task
 from swarm.client.sync import Episode, SwarmClient
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
-INTERRUPT_AFTER_S = 0.2
+APART_S = 0.2
 
 
 class Belated(httpx.AsyncBaseTransport):
@@ -24,12 +25,14 @@ class Belated(httpx.AsyncBaseTransport):
     def __init__(self, stub: SwarmStub) -> None:
         self.stub = stub
         self.claimed = threading.Event()
+        self.interrupted = threading.Event()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         answer = await self.stub._serve(request)
         if request.url.path.endswith(":claim"):
             self.claimed.set()
-            await asyncio.sleep(2 * INTERRUPT_AFTER_S)
+            await asyncio.to_thread(self.interrupted.wait, 10.0)
+            await asyncio.sleep(APART_S)
         return answer
 
 
@@ -43,10 +46,19 @@ def over(swarm: SwarmClient, transport: httpx.AsyncBaseTransport) -> SwarmClient
     return swarm
 
 
-def interrupt_when(happened: threading.Event) -> None:
-    happened.wait(10.0)
-    threading.Event().wait(INTERRUPT_AFTER_S)
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Also where the tests run in the background of a shell, which ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt_during(transport: Belated) -> None:
+    transport.claimed.wait(10.0)
+    time.sleep(APART_S)
     os.kill(os.getpid(), signal.SIGINT)
+    transport.interrupted.set()
 
 
 def test_a_client_may_be_closed_again_and_others_go_on() -> None:
@@ -57,10 +69,11 @@ def test_a_client_may_be_closed_again_and_others_go_on() -> None:
         assert other.status().run_id == RUN
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_claim_that_is_interrupted_on_its_way_is_given_back() -> None:
     stub = SwarmStub()
     transport = Belated(stub)
-    threading.Thread(target=interrupt_when, args=(transport.claimed,), daemon=True).start()
+    threading.Thread(target=interrupt_during, args=(transport,), daemon=True).start()
     swarm = over(SwarmClient("http://stub"), transport)
     with pytest.raises(KeyboardInterrupt), swarm, swarm.episode(task_id="t", run_id=RUN):
         pytest.fail("it was never had")
