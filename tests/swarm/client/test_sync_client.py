@@ -16,7 +16,7 @@ from swarm.client import Task
 from swarm.client.sync import Episode, SwarmClient
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
-APART_S = 0.2
+APART_S = 0.5
 
 
 class Belated(httpx.AsyncBaseTransport):
