@@ -6,10 +6,11 @@ One course for every dialect. Knows neither HTTP frameworks nor a concrete engin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from foundation.clock import Clock
 from foundation.ids import Ids
@@ -29,6 +30,8 @@ from swarm.server.gateway.records import Records, Taking
 from swarm.server.gateway.repeats import Attempt, Repeats
 from swarm.server.gateway.responses import Responses
 from swarm.server.gateway.sampling import with_defaults
+
+Answer = TypeVar("Answer")
 
 ENGINE_WAIT_S = 180.0
 """A request that meets a crashed engine waits so long for it to come back, before it fails."""
@@ -148,7 +151,7 @@ class Gateway:
         await self.renew(episode_id, lease)
         calls = (await self._desk.trace(episode_id)).calls
         (asked,) = rules.requests(body, calls)
-        return await self._prompts.count(asked, calls)
+        return await self._patiently(lambda: self._prompts.count(asked, calls))
 
     async def renew(self, episode_id: str, lease: str) -> None:
         """That the episode is still open, as any request of its agent tells. Raises: Refusal (lost lease)."""
@@ -191,7 +194,7 @@ class Gateway:
     ) -> list[Taking]:
         takings: list[Taking] = []
         for body in asked:
-            prompt = await self._prompts.of(body, agent, call.earlier)
+            prompt = await self._patiently(partial(self._prompts.of, body, agent, call.earlier))
             first = len(takings) * rules.form.choices(body)
             takings.append(Taking(call=call, agent=agent, dialect=rules, body=body, prompt=prompt, first=first))
         return takings
@@ -209,15 +212,7 @@ class Gateway:
     # -- sampling -------------------------------------------------------------------------------------------------
 
     async def _sample(self, taking: Taking) -> None:
-        """Sample; where the engine crashed meanwhile, wait for it and sample again. Nothing was shown yet."""
-        give_up_at = self._clock.monotonic() + ENGINE_WAIT_S
-        while True:
-            try:
-                taking.take_all(await self._engine.sample(_sample_request(taking)))
-                return
-            except EngineDown:
-                if not await self._engine_back(give_up_at):
-                    raise
+        taking.take_all(await self._patiently(lambda: self._engine.sample(_sample_request(taking))))
 
     async def _events(self, taking: Taking) -> AsyncGenerator[tuple[Taking, SampledEvent], None]:
         """What the engine says to one prompt, taken already. A crash before anything was shown is waited out."""
@@ -235,6 +230,16 @@ class Gateway:
                 if shown or not await self._engine_back(give_up_at):
                     raise
                 taking.start_over()
+
+    async def _patiently(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """What the engine answers; where it crashed meanwhile, wait for it and ask again. Nothing was shown yet."""
+        give_up_at = self._clock.monotonic() + ENGINE_WAIT_S
+        while True:
+            try:
+                return await ask()
+            except EngineDown:
+                if not await self._engine_back(give_up_at):
+                    raise
 
     async def _engine_back(self, give_up_at: float) -> bool:
         """Wait until it may be worth trying again; False when it is not any more."""

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from swarm.engine.echo import EchoEngine
-from swarm.engine.seam import Engine, EngineDown, EngineHealth, Sampled, SampleRequest
+from swarm.engine.seam import Dialect, Engine, EngineDown, EngineHealth, Sampled, SampleRequest
 from tests.swarm.server.gateway.conftest import SPEC, Episode, Served
 
 ASK: list[Any] = [{"role": "user", "content": "Repeat red"}]
@@ -218,3 +218,41 @@ def test_a_call_that_meets_a_crashed_engine_is_answered_when_it_is_back(
         episode.raw(body()).raise_for_status()
         assert engine.crashes == 0
         assert len(episode.trace().calls) == 1
+
+
+class EngineWithoutTemplate(EchoEngine):
+    """Is away for as many renders as `away` says."""
+
+    away = 0
+
+    async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
+        if self.away:
+            self.away -= 1
+            raise EngineDown("restarting")
+        return await super().render(dialect, body, add_generation_prompt=add_generation_prompt)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_second_turn_that_meets_a_crashed_engine_is_answered_when_it_is_back(
+    serve: Callable[[Engine], AbstractContextManager[Served]], stream: bool
+) -> None:
+    engine = EngineWithoutTemplate(model="echo")
+    with serve(engine) as served:
+        episode = served.claim()
+        said = episode.raw(body()).raise_for_status().json()["choices"][0]["message"]
+        engine.away = 2
+        again = [*ASK, said, {"role": "user", "content": "Repeat blue"}]
+        episode.raw(body(messages=again, stream=stream)).raise_for_status()
+        first, second = episode.trace().calls
+        assert engine.away == 0
+        assert second.parent_call_id == first.call_id
+
+
+def test_the_tokens_of_a_prompt_are_counted_when_a_crashed_engine_is_back(
+    serve: Callable[[Engine], AbstractContextManager[Served]],
+) -> None:
+    engine = EngineWithoutTemplate(model="echo")
+    with serve(engine) as served:
+        episode = served.claim()
+        engine.away = 1
+        assert episode.claude.messages.count_tokens(model="policy", messages=ASK).input_tokens > 0
