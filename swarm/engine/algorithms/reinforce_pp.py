@@ -38,5 +38,10 @@ class ReinforcePlusPlus(Algorithm):
     def _compared(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
         if self.spec.baseline == "none":
             return trajectories
-        means = within_groups([each.net for each in trajectories], lambda rewards: [fmean(rewards)] * len(rewards))
+        means = within_groups([each.net for each in trajectories], lambda rewards: [_mean(rewards)] * len(rewards))
         return [replace(each, reward=each.reward - mean) for each, mean in zip(trajectories, means, strict=True)]
+
+
+def _mean(rewards: Sequence[float]) -> float:
+    """Of equal rewards exactly what each is, so that rounding makes no difference where there is none."""
+    return rewards[0] if max(rewards) == min(rewards) else fmean(rewards)

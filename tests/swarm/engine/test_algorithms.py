@@ -119,6 +119,14 @@ def spec_of(name: str, **fields: Any) -> AlgorithmSpec:
     return AlgorithmSpec.model_validate({"name": name} | fields)
 
 
+def test_a_group_baseline_finds_no_difference_between_equal_rewards() -> None:
+    """The mean of three times 0.1 is not 0.1 in floating point."""
+    paths = [Trajectory(group=reward, reward=reward, tokens=2) for reward in (0.1, 0.5) for _ in range(3)]
+    algorithm = algorithm_of(spec_of("reinforce_pp", baseline="group"))
+    assert algorithm.outcomes(paths) == [0.0] * 6
+    assert [list(credit.advantages) for credit in algorithm.credit(paths)] == [[0.0] * 2] * 6
+
+
 # -- advantages, written out ------------------------------------------------------------------------------------------------
 
 
