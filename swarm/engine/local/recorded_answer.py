@@ -26,8 +26,9 @@ class Asked:
 
     @classmethod
     def by(cls, body: dict[str, Any]) -> Asked:
+        logprobs = body.get("logprobs")  # of a text completion a number: with 0, of the sampled tokens alone
         return cls(
-            logprobs=body.get("logprobs") not in (None, False),
+            logprobs=logprobs is not None if "prompt" in body else bool(logprobs),
             token_ids=bool(body.get("return_token_ids")),
             reasoning=body.get("include_reasoning") is not False,
         )

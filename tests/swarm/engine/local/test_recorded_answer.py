@@ -1,0 +1,34 @@
+"""What the client sees of vLLM's answers, beside what is booked of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer
+
+TOLD: dict[str, Any] = {"text_offset": [0], "tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5}]}
+
+
+def choice() -> dict[str, Any]:
+    own = {"index": 0, "text": "a", "finish_reason": "stop", "token_ids": [5], "prompt_token_ids": [1, 2]}
+    return own | {"logprobs": dict(TOLD)}
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(None, None), (0, TOLD), (2, TOLD)])
+def test_a_text_tells_logprobs_where_they_are_asked_for_even_of_the_sampled_tokens_alone(
+    wanted: int | None, told: Any
+) -> None:
+    asked = Asked.by({"prompt": "x", "logprobs": wanted})
+    whole = book_answer({"choices": [choice()]}, asked, lambda *_: [])
+    streamed = StreamBook(asked, lambda *_: []).event({"choices": [choice()]})
+    assert whole.answer["choices"][0]["logprobs"] == told
+    assert streamed.data is not None
+    assert streamed.data["choices"][0]["logprobs"] == told
+    assert whole.choices[0].logprobs == streamed.choices[0].logprobs == [-0.5]
+
+
+@pytest.mark.parametrize("wanted", [None, False, 0])
+def test_a_chat_that_did_not_ask_for_logprobs_is_told_none(wanted: Any) -> None:
+    assert not Asked.by({"messages": [], "logprobs": wanted}).logprobs
