@@ -68,6 +68,8 @@ class ChatAnswer:
         for name in _UNSERVED:
             if body.get(name) not in (None, 0, 0.0, {}) and not (name == "repetition_penalty" and body[name] == 1.0):
                 raise refused(f"the echo engine does not serve {name}; leave it out")
+        if not prompt_ids:
+            raise refused("the prompt is empty; send at least one token")
         room = max_model_len - len(prompt_ids)
         named = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
         self._max_tokens = _number(body, named, min(_DEFAULT_MAX_TOKENS, room), least=1, whole=True)

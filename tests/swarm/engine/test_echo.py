@@ -12,7 +12,15 @@ import pytest
 
 from foundation.clock import ManualClock
 from swarm.engine.echo import EchoEngine
-from swarm.engine.seam import EngineHealth, RequestRefused, RunContext, TrainBatch, TrainEpisode, TrainGroup
+from swarm.engine.seam import (
+    EngineHealth,
+    RequestRefused,
+    RunContext,
+    SampleRequest,
+    TrainBatch,
+    TrainEpisode,
+    TrainGroup,
+)
 from swarm.protocol.algorithms import DEFAULTS
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec
@@ -133,6 +141,12 @@ async def test_what_it_cannot_honour_is_refused(engine: EchoEngine, fields: dict
     with pytest.raises(RequestRefused) as refused:
         await engine.sample(request(chat("Say red", **fields)))
     assert next(iter(fields)) in refused.value.body["error"]["message"]
+
+
+async def test_an_empty_prompt_is_refused_as_nothing_of_it_could_be_trained(engine: EchoEngine) -> None:
+    for prompt in ("", []):
+        with pytest.raises(RequestRefused, match="prompt is empty"):
+            await engine.sample(SampleRequest(dialect="completions", body={"prompt": prompt}))
 
 
 async def test_latency_is_waited_out_on_the_clock() -> None:
