@@ -11,6 +11,8 @@ from swarm.protocol.episodes import RecordedSampling
 from swarm.protocol.runspec import SamplingSpec
 
 _LIMITS = ("max_completion_tokens", "max_tokens")
+LEAST_TEMPERATURE = 0.01
+"""vLLM draws at this one where a lower is asked for, but for 0, at which nothing is drawn."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (None, 1, 1.0),
     "top_k": (None, 0, -1),
@@ -65,7 +67,7 @@ def recorded_sampling(body: dict[str, Any]) -> RecordedSampling:
 def _reproducible(body: dict[str, Any]) -> bool:
     """Whether the tokens were drawn from softmax(logits / temperature) and nothing else."""
     return (
-        float(body["temperature"]) > 0
+        float(body["temperature"]) >= LEAST_TEMPERATURE
         and all(body.get(name) in neutral for name, neutral in _NEUTRAL.items())
         and not any(body.get(name) for name in _ANY_VALUE_BENDS)
         and not _has_grammar(body)

@@ -52,12 +52,13 @@ def test_a_call_is_recorded_with_the_runs_defaults_and_the_episodes_seed(served:
 def test_what_the_client_states_wins_and_bent_sampling_is_marked(served: Served) -> None:
     episode = served.claim()
     episode.raw(body(temperature=0.5, max_completion_tokens=9, seed=4)).raise_for_status()
-    for bent in ({"temperature": 0}, {"top_p": 0.9}, {"top_k": 5}, {"tool_choice": "required", "tools": [tool()]}):
+    forced = {"tool_choice": "required", "tools": [tool()]}
+    for bent in ({"temperature": 0}, {"temperature": 0.005}, {"top_p": 0.9}, {"top_k": 5}, forced):
         episode.raw(body(**bent)).raise_for_status()
     stated, *bent_calls = episode.trace().calls
     assert (stated.sampling.temperature, stated.sampling.max_tokens, stated.sampling.seed) == (0.5, 9, 4)
     assert stated.sampling.reproducible
-    assert [call.sampling.reproducible for call in bent_calls] == [False] * 4
+    assert [call.sampling.reproducible for call in bent_calls] == [False] * 5
 
 
 def tool() -> dict[str, Any]:
