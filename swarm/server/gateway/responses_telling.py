@@ -49,6 +49,7 @@ class ResponsesTelling:
         self._waiting_text: list[str] = []
         self._waiting_logprobs: list[JsonObject] = []
         self._sequence = 0
+        self._cut = False
 
     # -- telling --------------------------------------------------------------------------------------------------
 
@@ -60,6 +61,7 @@ class ResponsesTelling:
                 frames.append(self._event(kind, response=self._response("in_progress")))
         for choice in chunk.get("choices") or ():
             frames += self._delta(choice.get("delta") or {}, (choice.get("logprobs") or {}).get("content") or [])
+            self._cut = self._cut or choice.get("finish_reason") == "length"
         return frames
 
     def end(self, answer: JsonObject) -> list[bytes]:
@@ -79,10 +81,6 @@ class ResponsesTelling:
         self._close()
         usage, choice = answer.get("usage") or {}, answer["choices"][0]
         cut = choice.get("finish_reason") == "length"
-        if cut:
-            self._items = [
-                item | ({"status": "incomplete"} if item["type"] == "message" else {}) for item in self._items
-            ]
         told = self._response("incomplete" if cut else "completed")
         if cut:
             told["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -181,7 +179,7 @@ class ResponsesTelling:
             frames, done = self._reasoning_done(opened)
         else:
             frames, done = self._call_done(opened)
-        item = opened.item | done
+        item = opened.item | done | ({"status": "incomplete"} if self._cut else {})
         frames.append(self._event("response.output_item.done", output_index=opened.index, item=item))
         self._items.append(item)
         self._open = None

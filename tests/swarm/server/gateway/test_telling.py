@@ -122,3 +122,26 @@ def test_a_stream_that_breaks_off_says_so_in_its_own_words(dialect: Dialect, kin
     error = event["response"]["error"] if kind == "response.failed" else event["error"]
     assert error["code"] == "engine_failed"
     assert "crashed" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_cut_at_the_limit_is_incomplete_and_what_stood_before_it_is_not(stream: bool) -> None:
+    cut = chunks()[:-4]
+    cut[-1]["choices"][0]["finish_reason"] = "length"
+    assembly = ChatForm().assembly({})
+    for chunk in cut:
+        assembly.add(SampledEvent(data=chunk))
+    if stream:
+        telling = Responses().telling(BODY, BODY)
+        frames = [frame for chunk in cut for frame in telling.tell(chunk, 5)] + telling.end(assembly.answer())
+        told = [json.loads(frame.split(b"data: ", 1)[1]) for frame in frames]
+        response = told[-1]["response"]
+        assert [event["item"] for event in told if event["type"] == "response.output_item.done"] == response["output"]
+    else:
+        response = Responses().answer(BODY, BODY, assembly.answer())
+    assert response["status"] == "incomplete"
+    assert [(item["type"], item["status"]) for item in response["output"]] == [
+        ("reasoning", "completed"),
+        ("message", "completed"),
+        ("function_call", "incomplete"),
+    ]
