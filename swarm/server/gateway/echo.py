@@ -12,7 +12,7 @@ forks, and the fork has a cause.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -98,13 +98,16 @@ class EchoRule:
             return fresh
         normal = [normal_message(message) for message in sent]
         parent, cause = _parent(normal, settings, earlier)
-        if parent is None and cause is ForkCause.ANSWER_EDITED:
-            parent = await self._parent_by_template(normal, sent, settings, earlier, render)
+        if cause is ForkCause.ANSWER_EDITED:
+            longer = [call for call in earlier if parent is None or len(call.sent) > len(parent.sent)]
+            same = await self._parent_by_template(normal, sent, settings, longer, render)
+            parent, cause = (parent, cause) if same is None else (same, None)
         if parent is None:
             return Prompt(messages=sent, fork_cause=cause or _changed_history(normal, agent, earlier))
         if not has_only_text(list(sent)):
             return Prompt(messages=sent, fork_cause=ForkCause.NOT_ONLY_TEXT)
-        return await self._continued(parent, sent, render)
+        prompt = await self._continued(parent, sent, render)
+        return replace(prompt, fork_cause=prompt.fork_cause or cause)
 
     async def _parent_by_template(
         self,
@@ -199,21 +202,27 @@ class EchoRule:
 def _parent(
     normal: list[dict[str, Any]], settings: Any, earlier: Sequence[EarlierCall]
 ) -> tuple[EarlierCall | None, ForkCause | None]:
-    """The longest (then latest) call whose messages and answer open the request; or why there is none."""
+    """The longest (then latest) call whose messages and answer open the request; and why a longer one does not."""
     best: EarlierCall | None = None
     cause: ForkCause | None = None
+    resumed = reached = -1  # messages of the call that is gone on from, and of the longest that is not
     for call in earlier:
         size = len(call.sent)
         if len(normal) <= size or normal[:size] != call.normal_sent:
             continue
-        if normal[size] != call.normal_answer:
-            edited = normal[size]["role"] == "assistant"
-            cause = cause or (ForkCause.ANSWER_EDITED if edited else ForkCause.HISTORY_CHANGED)
-        elif call.settings != settings:
-            cause = ForkCause.TOOLS_CHANGED
-        elif best is None or size >= len(best.sent):
-            best = call
-    return best, None if best is not None else cause
+        if (found := _why_other(normal[size], settings, call)) is None:
+            if size >= resumed:
+                best, resumed = call, size
+        elif size > reached or (size == reached and found is ForkCause.TOOLS_CHANGED):
+            cause, reached = found, size
+    return best, cause if reached > resumed else None
+
+
+def _why_other(message: dict[str, Any], settings: Any, call: EarlierCall) -> ForkCause | None:
+    """Why what follows the call's messages is not its answer, under its settings; None where it is."""
+    if message != call.normal_answer:
+        return ForkCause.ANSWER_EDITED if message["role"] == "assistant" else ForkCause.HISTORY_CHANGED
+    return ForkCause.TOOLS_CHANGED if call.settings != settings else None
 
 
 def _changed_history(

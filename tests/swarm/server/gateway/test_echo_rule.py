@@ -173,6 +173,31 @@ async def test_an_edited_answer_forks() -> None:
     assert (prompt.prompt_ids, prompt.parent_call_id, prompt.fork_cause) == (None, None, ForkCause.ANSWER_EDITED)
 
 
+async def test_an_answer_that_was_edited_later_forks_where_the_turn_before_it_ends() -> None:
+    conversation = await first_turn()
+    await conversation.turn([USER, assistant("cab"), AGAIN], assistant("dog"), [*spelt("dog"), END])
+    prompt = await conversation.ask([USER, assistant("cab"), AGAIN, assistant("cat"), AGAIN])
+    assert (prompt.parent_call_id, prompt.fork_cause) == ("call-0", ForkCause.ANSWER_EDITED)
+    other = await conversation.ask([USER, assistant("cab"), AGAIN, AGAIN])
+    assert (other.parent_call_id, other.fork_cause) == ("call-0", ForkCause.HISTORY_CHANGED)
+
+
+async def test_a_second_answer_to_the_same_turn_that_is_continued_is_no_fork() -> None:
+    conversation = await first_turn()
+    for text in ("dog", "cat"):
+        await conversation.turn([USER, assistant("cab"), AGAIN], assistant(text), [*spelt(text), END])
+    prompt = await conversation.ask([USER, assistant("cab"), AGAIN, assistant("dog"), AGAIN])
+    assert (prompt.parent_call_id, prompt.fork_cause) == ("call-1", None)
+
+
+async def test_a_field_that_the_template_does_not_write_may_change_in_any_turn() -> None:
+    conversation = await first_turn()
+    messages = [USER, assistant("cab"), AGAIN]
+    await conversation.turn(messages, assistant("bad", reasoning="hm"), [*spelt("bad"), END])
+    prompt = await conversation.ask([*messages, assistant("bad"), AGAIN])
+    assert (prompt.parent_call_id, prompt.fork_cause) == ("call-1", None)
+
+
 async def test_a_field_that_the_template_does_not_write_may_change() -> None:
     conversation = Conversation()
     await conversation.turn([USER], assistant("cab", reasoning="hm"), [*spelt("cab"), END])
