@@ -170,7 +170,10 @@ class Gateway:
         opened = False
         try:
             wanted = rules.requests(body, call.earlier)
-            asked = [with_defaults(each, call.spec.sampling, call.seed) for each in wanted]
+            asked = [  # an engine draws choice i of a prompt with the seed + i
+                with_defaults(each, call.spec.sampling, call.seed + number * rules.form.choices(each))
+                for number, each in enumerate(wanted)
+            ]
             attempt, answered = await self._repeats.begin(episode_id, dialect, body, headers)
             takings = [] if answered is not None else await self._takings(rules, asked, call, agent)
             opened = answered is None

@@ -94,6 +94,17 @@ def test_several_prompts_are_answered_at_once_and_recorded_each(served: Served, 
     assert set(texts.values()) <= {"red", "~der", "blue", "~eulb"}
 
 
+def test_equal_prompts_of_one_request_are_drawn_apart_unless_the_client_states_a_seed(served: Served) -> None:
+    episode = served.claim()
+    for seed in (None, 3):
+        body = {"model": "policy", "prompt": ["Repeat red"] * 3, "n": 2, "seed": seed}
+        episode.raw(body, path="completions").raise_for_status()
+    calls = episode.trace().calls
+    free, stated = [[call.sampling.seed for call in part[::2]] for part in (calls[:6], calls[6:])]
+    assert len({seed + choice for seed in free for choice in range(2)}) == 6
+    assert stated == [3] * 3
+
+
 def test_text_logprobs_and_echo_are_told_as_openai_tells_them(served: Served) -> None:
     episode = served.claim()
     answer = episode.sdk.completions.create(model="policy", prompt="Repeat red", logprobs=1)
