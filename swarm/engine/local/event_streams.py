@@ -64,7 +64,7 @@ class Answer(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether the connection can carry another answer."""
-        return self._reusable and not self.lost
+        return self._reusable and not (self.lost or self._held)
 
     def ask(self, request: bytes) -> None:
         self._begin()

@@ -108,6 +108,15 @@ async def test_a_stream_that_is_left_hangs_up_so_that_the_sampling_stops() -> No
         await asyncio.wait_for(server.left.wait(), LIMIT_S)
 
 
+async def test_after_a_long_answer_that_was_left_unread_the_next_one_comes() -> None:
+    many = b"".join(b'data: {"a": 1}\n\n' for _ in range(2000))
+    server = Server(STREAM, chunk(many + b"data: [DONE]\n\n"), chunk(b""))
+    async with serving(server) as client:
+        for _ in range(2):
+            async with asyncio.timeout(LIMIT_S), aclosing(client.stream("chat.completions", {})) as chunks:
+                assert await anext(chunks) == {"a": 1}
+
+
 async def test_an_answer_nobody_waits_for_any_more_hangs_up() -> None:
     server = Server()
     async with serving(server) as client:
