@@ -171,7 +171,7 @@ class VllmInference:
                 self._spans.change(version, await self.sampled_so_far())
                 return
             if not self._has_room(adapter):
-                await self._start_with(weights_dir, version, approval, adapter)
+                await self._start_with(weights_dir, version, approval, adapter, failed=False)
                 return
             try:
                 async with asyncio.timeout(_PUBLISH_LIMIT_S):
@@ -227,15 +227,20 @@ class VllmInference:
         version: WeightsVersion,
         approval: Awaitable[None] | None,
         adapter: ServedAdapter | None,
+        *,
+        failed: bool = True,
     ) -> None:
-        """Start the child anew with these weights; with those of before where they are refused."""
+        """Start the child anew with these weights; with those of before where they are refused.
+
+        failed: because the one that runs could not take them, and not because it was made for others.
+        """
         try:
             if approval is not None:
                 await approval
             self._weights_dir, self._adapter = weights_dir, adapter
             self._spans.change(version, {})
         finally:
-            await self._supervisor.restart()
+            await self._supervisor.restart(failed=failed)
             await self._supervisor.settled()
 
     async def _change_weights(

@@ -19,7 +19,7 @@ from foundation.clock import Clock
 from foundation.logs import redact
 from foundation.paths import write_atomically
 from swarm.engine.local import guardian
-from swarm.engine.seam import EngineDown, EngineHealth
+from swarm.engine.seam import EngineDown, EngineError, EngineHealth
 
 _LOG = logging.getLogger(__name__)
 _KILL_LIMIT_S = 10.0
@@ -182,7 +182,7 @@ class BackOff:
 class Supervisor:
     """Keeps one child alive.
 
-    start: makes the child. ready: returns when it serves; raises EngineDown when it never will. Both run again at each
+    start: makes the child. ready: returns when it serves; raises EngineError when it never will. Both run again at each
     restart, so `ready` is the place to bring a restarted child back to where it was. on_health hears of every change.
     """
 
@@ -208,6 +208,7 @@ class Supervisor:
         self._child: ChildProcess | None = None
         self._settled = asyncio.Event()
         self._was_ready = False
+        self._wanted = False
         self.health = EngineHealth(ready=False)
 
     @property
@@ -239,9 +240,10 @@ class Supervisor:
         await self._end_child()
         self._tell(EngineHealth(ready=False))
 
-    async def restart(self) -> None:
-        """Kill a child that hangs; it is started again as after a crash."""
+    async def restart(self, *, failed: bool = True) -> None:
+        """Kill the child; it is started again as after a crash. failed: it hangs, which counts as one."""
         if self._child is not None:
+            self._wanted = not failed
             self._tell(EngineHealth(ready=False, booting=True, failures=self.health.failures, reason="is started anew"))
             await self._child.stop(grace_s=0)
 
@@ -251,10 +253,13 @@ class Supervisor:
             self._tell(EngineHealth(ready=False, booting=True, failures=failures, reason=self.health.reason))
             try:
                 served_s, failure = await self._serve_once(failures)
-            except (EngineDown, OSError) as error:
+            except (EngineError, OSError) as error:
                 served_s, failure = 0.0, str(error)
             finally:
                 await self._end_child()
+            wanted, self._wanted = self._wanted, False
+            if wanted:
+                continue
             failures = 1 if served_s > self._back_off.forget_after_s else failures + 1
             allowed = self._back_off.failures if self._was_ready else self._back_off.first_boot_failures
             final = failures >= allowed

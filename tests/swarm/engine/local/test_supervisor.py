@@ -15,7 +15,7 @@ import pytest
 
 from foundation.clock import SystemClock
 from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
-from swarm.engine.seam import EngineDown, EngineHealth
+from swarm.engine.seam import EngineDown, EngineError, EngineHealth
 
 pytestmark = pytest.mark.anyio
 
@@ -76,6 +76,43 @@ async def test_a_child_that_crashes_after_serving_is_started_again(tmp_path: Pat
         await supervisor.restart()
         await until(lambda: supervisor.health.ready and supervisor.child is not first)
         assert supervisor.health.failures == 1
+
+
+async def test_a_child_may_be_started_anew_however_often_nothing_has_failed(tmp_path: Path) -> None:
+    async with supervised(tmp_path, SERVES) as supervisor:
+        await supervisor.boot()
+        for _ in range(FAST.failures + 1):
+            await supervisor.restart(failed=False)
+            await supervisor.settled()
+        assert supervisor.health.failures == 0
+
+
+async def test_a_child_that_refuses_to_be_brought_back_is_started_again(tmp_path: Path) -> None:
+    tries = 0
+
+    async def ready(child: ChildProcess) -> None:
+        nonlocal tries
+        tries += 1
+        await says_up(child)
+        if tries == 2:
+            raise EngineError("/collective_rpc answered 500")
+
+    supervisor = Supervisor(
+        start=lambda: ChildProcess.start(command(tmp_path, SERVES)),
+        ready=ready,
+        on_health=lambda health: None,
+        clock=SystemClock(),
+        ready_limit_s=20,
+        back_off=FAST,
+    )
+    try:
+        await supervisor.boot()
+        await supervisor.restart()
+        async with asyncio.timeout(20):
+            await supervisor.settled()
+        assert tries == 3
+    finally:
+        await supervisor.shutdown()
 
 
 async def test_a_child_that_never_serves_fails_for_good_with_the_end_of_its_log(tmp_path: Path) -> None:
