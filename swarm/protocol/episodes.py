@@ -14,6 +14,8 @@ POLICY_MODEL = "policy"
 
 EpisodeKind = Literal["train", "eval"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Reward = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
+"""Bounded, so that sums and squares of any number of them are finite too."""
 
 
 class WeightsVersion(BaseModel, frozen=True):
@@ -61,8 +63,8 @@ class EpisodeResult(StrictModel):
     """Ends an episode."""
 
     lease: str
-    reward: Finite
-    agent_rewards: dict[str, Finite] | None = None
+    reward: Reward
+    agent_rewards: dict[str, Reward] | None = None
     success: bool | None = None
     metrics: dict[str, Finite] = {}
     metadata: dict[str, Any] = {}

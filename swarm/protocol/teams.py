@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, field_validator
 
 from foundation.strict import StrictModel
-from swarm.protocol.episodes import Finite
+from swarm.protocol.episodes import Finite, Reward
 
 TeamOutcome = Literal["committed", "aborted"]
 
@@ -36,8 +36,8 @@ class Decider(StrictModel):
 class TeamResult(StrictModel):
     """What the episode is worth if the team commits."""
 
-    reward: Finite
-    agent_rewards: dict[str, Finite] | None = None
+    reward: Reward
+    agent_rewards: dict[str, Reward] | None = None
     success: bool | None = None
     metrics: dict[str, Finite] = {}
     metadata: dict[str, Any] = {}

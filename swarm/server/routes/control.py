@@ -51,6 +51,8 @@ _EPISODE = "/swarm/v1/episodes/{episode_id}"
 
 Step = Annotated[int, Field(ge=0, lt=2**63)]
 """A step that the pool can be asked for."""
+_IF_MATCH_CHARS = 20
+"""No config_version has more digits."""
 
 
 class StatusQuery(StrictModel):
@@ -359,8 +361,8 @@ def _if_match(header: str | None) -> int | None:
     if header is None or header.strip() == "*":
         return None
     text = header.strip().removeprefix("W/").strip('"')
-    if not text.isdecimal():
-        raise Refusal(ErrorCode.INVALID_SPEC, f"If-Match must be a config_version, got {header!r}", errors=[])
+    if not text.isdecimal() or len(text) > _IF_MATCH_CHARS:
+        raise Refusal(ErrorCode.INVALID_SPEC, f"If-Match must be a config_version, got {header[:80]!r}", errors=[])
     return int(text)
 
 

@@ -206,6 +206,8 @@ async def test_a_patch_needs_the_config_version_it_was_made_from(served: Served)
     late = await served.http.patch(path, json=patch, headers={"If-Match": before.headers["etag"]})
     assert_problem(late, 409, "config_conflict")
     assert_problem(await served.http.patch(path, json=patch, headers={"If-Match": "x"}), 422, "invalid_spec")
+    endless = await served.http.patch(path, json=patch, headers={"If-Match": "9" * 5000})
+    assert_problem(endless, 422, "invalid_spec")
     misspelt = {"optimizer": {"learning_rte": 3e-5}}
     document = assert_problem(await served.http.patch(path, json=misspelt), 422, "invalid_spec")
     assert document["errors"][0]["nearest"].endswith("optimizer.learning_rate")

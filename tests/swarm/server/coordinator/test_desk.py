@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from swarm.engine.seam import EngineHealth
 from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, EpisodeResult
@@ -504,3 +506,20 @@ async def test_what_was_decided_on_top_of_a_failed_write_is_refused_with_it(worl
     world.store._db.execute("PRAGMA max_page_count = 1000000")
     assert (await world.claim("t-1")).slot == 1
     assert await world.states() == ["running", "running"]
+
+
+@pytest.mark.parametrize("reward", [1e200, -1e308, math.inf, math.nan])
+async def test_a_reward_that_no_sum_can_hold_is_refused_and_the_run_is_reported_all_the_same(
+    tmp_path: Path, reward: float
+) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin()
+        lease = await world.claim()
+        await world.call(lease)
+        with pytest.raises(ValidationError):
+            await world.end(lease, reward)
+        with pytest.raises(ValidationError):
+            await world.end(lease, 1.0, agent_rewards={"planner": reward})
+        await world.end(lease, 1e100)
+        await world.episode(reward=-1e100)
+        assert (await world.desk.report(run_id)).versions[0].reward_std == pytest.approx(1e100)
