@@ -14,8 +14,8 @@ POLICY_MODEL = "policy"
 
 EpisodeKind = Literal["train", "eval"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Reward = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
-"""Bounded, so that sums and squares of any number of them are finite too."""
+Reward = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
+"""Bounded, so that sums and squares of any number of them are finite too, also in single precision."""
 
 
 class WeightsVersion(BaseModel, frozen=True):
