@@ -26,6 +26,7 @@ from swarm.client.errors import (
     NotFound,
     OverLimit,
     RolloutsFailing,
+    TeamOver,
 )
 from swarm.client.progress import ProgressLine, terminal
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each
@@ -43,7 +44,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CrewReport:
-    """What a crew did. run_over: it stopped because the run reached its limit, not because the tasks ran out."""
+    """What a crew did.
+
+    run_over: it stopped because the run, or that of a member of its rollout's team, reached its limit; not because the tasks ran out.
+    """
 
     ended: int = 0
     resumed: int = 0
@@ -252,6 +256,10 @@ class Crew:
                 raise
             self._last_crash = "asyncio.CancelledError, which it raised itself"
             return _given_up(episode, "the lease was lost or the rollout cancelled itself")
+        except TeamOver as error:
+            log.warning("no further episodes: %s", error)
+            self._report.run_over = True
+            return _Fate.OVER
         except Exception as error:
             log.exception("the rollout of task %s crashed (episode %s)", task.id, episode.id)
             self._last_crash = traceback.format_exception_only(error)[-1].strip()
@@ -265,7 +273,7 @@ class Crew:
         elif fate is _Fate.CRASHED:
             self._report.crashed += 1
             line.crashed()
-        else:
+        elif fate is _Fate.LOST:
             self._report.lost += 1
 
     def _episode(self, task_id: str, ordinal: int, mix: str | None) -> Episode:

@@ -11,7 +11,9 @@ SwarmError
 └── Refusal(code, detail, fields)
     ├── TryLater(retry_after_s)  has been tried again until patience ran out
     │   ├── NotRolling · Draining · MixFull
-    ├── LeaseLost · OverLimit · ServerBusy · EngineFailed · StorageFull
+    ├── OverLimit                the run is over
+    │   └── TeamOver             that of a team's member: the team can never be had again
+    ├── LeaseLost · ServerBusy · EngineFailed · StorageFull
     ├── Unauthorized · Forbidden · NotFound · InvalidSpec
     └── IdempotencyConflict · ConfigConflict
 """
@@ -82,6 +84,10 @@ class LeaseLost(Refusal):
 
 class OverLimit(Refusal):
     """The run has reached its limit, or the request is over one."""
+
+
+class TeamOver(OverLimit):
+    """The run of a member is over, or none goes on there: no further team with it can be had. A crew stops at it."""
 
 
 class ServerBusy(Refusal):

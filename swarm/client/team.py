@@ -19,13 +19,15 @@ from swarm.client.errors import (
     EpisodeUnfinished,
     LeaseLost,
     NotFound,
+    OverLimit,
     ServerUnreachable,
     TeamAborted,
+    TeamOver,
     TeamUndecided,
 )
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import EpisodeKind, EpisodeReceipt
-from swarm.protocol.errors import SwarmError
+from swarm.protocol.errors import ErrorCode, SwarmError
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 
 TELL_PATIENCE = Patience(connect_s=2.0, later_s=2.0)
@@ -82,8 +84,7 @@ class Team:
         waiting = [name for name in self.members if name not in self._held]
         try:
             for name in sorted(waiting, key=lambda name: (self.members[name].desk.url, name)):
-                await self.members[name].__aenter__()
-                self._held.append(name)
+                await self._claim(name)
         except BaseException as error:
             await self._abort(f"another member could not be had: {type(error).__name__}: {error}")
             raise
@@ -104,6 +105,19 @@ class Team:
             raise EpisodeUnfinished(f"the team was left without rewards for {', '.join(unfinished)}: call ep.end")
         else:
             await self._conclude()
+
+    async def _claim(self, name: str) -> None:
+        """Raises: TeamOver (that member's run is over, or none goes on there), and whatever else a claim raises."""
+        episode = self.members[name]
+        try:
+            await episode.__aenter__()
+        except (OverLimit, NotFound) as error:
+            if isinstance(error, NotFound) and episode.claim.run_id:  # another run by now;
+                await episode.desk.run(episode.claim.run_id)  # or never such a one: then it is not found here either
+            raise TeamOver(
+                ErrorCode.OVER_LIMIT, f"{name} can play no longer: {error.detail}", **error.fields
+            ) from error
+        self._held.append(name)
 
     async def _conclude(self) -> None:
         """Prepare on all, commit on the decider, tell the others. Raises: TeamAborted, TeamUndecided, Refusal."""

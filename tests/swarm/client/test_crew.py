@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, team
+from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, TeamOver, team
 from swarm.client.errors import EngineFailed, NotFound
 from swarm.client.progress import ProgressLine
 from swarm.protocol.errors import ErrorCode
@@ -225,6 +225,30 @@ async def test_a_rollout_that_always_crashes_inside_its_team_stops_the_crew_too(
     async with client(SwarmStub()) as swarm, other:
         with pytest.raises(RolloutsFailing, match="no such tool"):
             await swarm.run_tasks(stream, rollout, concurrency=2)
+
+
+async def test_a_crew_stops_when_the_run_of_a_member_of_its_team_is_over() -> None:
+    """However long its own run and its stream go on: no further team can be had."""
+    other = SwarmClient("http://other", transport=SwarmStub(train_limit=0).transport(), clock=ManualClock())
+
+    async def rollout(episode: Episode, task: Task) -> None:
+        async with team(planner=episode, solver=other):
+            raise AssertionError("the solver cannot be had")
+
+    stub = SwarmStub()
+    async with client(stub) as swarm, other:
+        report = await swarm.run_tasks(endless(), rollout, concurrency=3)
+        with pytest.raises(TeamOver, match="solver can play no longer"):
+            async with team(task_id="t-9", planner=swarm, solver=other):
+                pass
+        with pytest.raises(NotFound):
+            async with team(
+                planner=swarm.episode(task_id="t-9"), solver=other.episode(task_id="t-9", run_id="misspelt")
+            ):
+                pass
+    assert report.run_over
+    assert (report.lost, report.crashed, report.given_up) == (0, 0, 0)
+    assert stub.by_state().get("running", 0) == 0
 
 
 async def test_a_rollout_that_always_cancels_itself_is_told_so() -> None:

@@ -340,6 +340,25 @@ async def test_a_team_inside_a_crew_counts_for_the_crew(pair: Pair) -> None:
     assert rewards == [[1.0] * 4, [0.5] * 4]
 
 
+async def test_a_crew_stops_once_the_run_of_its_partner_was_stopped(pair: Pair) -> None:
+    async with swarms(pair) as both:
+
+        async def rollout(episode: Episode, task: Task) -> None:
+            if task.id == "t-2" and (running := (await both.b.status()).run_id):
+                await both.b.stop_run(running)
+            async with team(planner=episode, solver=both.b) as ep:
+                await call(ep["planner"])
+                await call(ep["solver"])
+                ep.end(rewards={"planner": 1.0, "solver": 1.0})
+
+        stream = (Task(f"t-{number}", "") for number in itertools.count(1))
+        async with asyncio.timeout(SETTLE_S):
+            report = await both.a.run_tasks(stream, rollout, concurrency=1, progress=False)
+        assert (report.run_over, report.ended, report.lost) == (True, 2, 0)
+        status = await both.a.status()
+    assert (status.pool.running, status.pool.prepared) == (0, 0)
+
+
 async def test_a_member_that_was_lost_takes_the_team_with_it(pair: Pair) -> None:
     async with swarms(pair) as both:
         ep = team(task_id="t-1", planner=both.a, solver=both.b)
