@@ -63,11 +63,12 @@ class Workshop:
             found = checkpoints.newest(wanted.directory)
         else:
             found = checkpoints.read(wanted.directory, wanted.at_step) if wanted.at_step else None
-            checkpoints.forget_other_future(wanted.directory, wanted.branch, wanted.at_step)
         if found is None:
             torch.manual_seed(derived_seed(wanted.spec.seed, "trainer"))
         else:
             self._restore(found)
+        if wanted.at_step is not None:  # and this checkpoint could be gone on from
+            checkpoints.forget_other_future(wanted.directory, wanted.branch, wanted.at_step)
         step = found.state.step if found else 0
         self._learner.half_way = False
         self._run = _OpenRun(wanted.run_id, wanted.branch, wanted.spec, wanted.directory, step)

@@ -47,10 +47,11 @@ class Workshop:
             found = checkpoints.newest(wanted.directory, ranks)
         else:
             found = checkpoints.verified(wanted.directory, wanted.at_step, ranks) if wanted.at_step else None
-            forget_other_future(wanted.directory, wanted.branch, wanted.at_step)
         self._cluster.all_ranks("to_start", derived_seed(wanted.spec.seed, "trainer"))
         if found is not None:
             self._restore(wanted.directory, found)
+        if wanted.at_step is not None:  # and this checkpoint could be gone on from
+            forget_other_future(wanted.directory, wanted.branch, wanted.at_step)
         step = found.step if found is not None else 0
         self._learner.half_way = False
         self._run = _OpenRun(wanted.run_id, wanted.branch, wanted.spec, wanted.directory, step)
