@@ -391,7 +391,7 @@ def test_the_public_surface_is_this() -> None:
         "IdempotencyConflict", "InvalidSpec", "LeaseLost", "MixFull", "NotASwarmServer", "NotFound", "NotRolling", "Outcome",
         "OverLimit", "Partner", "Patience", "Refusal", "Rollout", "RolloutsFailing", "RunSpec", "ServerBusy", "ServerUnreachable",
         "StorageFull", "SwarmClient", "SwarmError", "Task", "TaskStream", "TryLater", "Unauthorized", "WorkflowFault",
-        "Team", "TeamAborted", "TeamUndecided", "team",
+        "Team", "TeamAborted", "TeamOver", "TeamUndecided", "team",
     }  # fmt: skip
     for name in swarm.client.__all__:
         assert hasattr(swarm.client, name)
