@@ -51,6 +51,9 @@ class _Desk:
     async def current_run_id(self) -> str:
         return "rehearsal"
 
+    async def run(self, run_id: str) -> object:
+        raise TypeError("a rehearsal has no teams")
+
     async def claim(self, claim: EpisodeClaim) -> EpisodeGrant:
         return EpisodeGrant(
             episode_id="rehearsal",
