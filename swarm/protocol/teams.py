@@ -26,7 +26,8 @@ class Decider(StrictModel):
     @classmethod
     def _plain(cls, url: str) -> str:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        # Reading a port that is none raises a ValueError of its own.
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             raise ValueError("must look like http://127.0.0.1:8642")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError("must hold neither credentials nor a query")

@@ -7,6 +7,8 @@ know the team key says `unauthorized`, whatever stands at the address now, and n
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import httpx
 from pydantic import ValidationError
 
@@ -37,15 +39,19 @@ class Peers:
         self._transport = transport
 
     def vouch(self, decider: Decider) -> None:
-        """Raises: Refusal(forbidden) for a decider that this server would not ask."""
-        if _normal(decider.url) in self._urls or (self._any_loopback and is_loopback(httpx.URL(decider.url).host)):
+        """Raises: Refusal(forbidden) for a decider that this server would not ask, invalid_spec where nobody can be asked."""
+        try:
+            asked = httpx.URL(decider.url)
+        except httpx.InvalidURL as error:
+            raise Refusal(ErrorCode.INVALID_SPEC, f"decider.url is no address: {error}", errors=[]) from error
+        if _normal(decider.url) in self._urls or (self._any_loopback and is_loopback(asked.host)):
             return
         detail = f"this server asks no decider at {decider.url}; have its operator start it with --peer {decider.url}"
         raise Refusal(ErrorCode.FORBIDDEN, detail)
 
     async def ask(self, team: TeamRow) -> TeamDecision:
         """What the decider says. Raises: DeciderSilent."""
-        url = f"{team.decider_url}/swarm/v1/episodes/{team.decider_id}/decision"
+        url = f"{team.decider_url}/swarm/v1/episodes/{quote(team.decider_id, safe='')}/decision"
         key = self._keys.unseal(team.episode_id, team.sealed_key)
         try:
             async with httpx.AsyncClient(
@@ -54,7 +60,7 @@ class Peers:
                 transport=self._transport,
             ) as http:
                 answer = await http.get(url, headers={"Authorization": f"Bearer {key}"})
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:  # the client named the episode: it may fit in no url
             raise DeciderSilent(f"{team.decider_url}: {str(error) or type(error).__name__}") from error
         if answer.status_code != 200:
             raise DeciderSilent(f"{team.decider_url} answered HTTP {answer.status_code}")
