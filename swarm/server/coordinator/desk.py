@@ -59,6 +59,8 @@ __all__ = ["Desk", "GrantedLease", "OpenCall", "ServerEvent"]
 
 T = TypeVar("T")
 PAUSE_AFTER_FAILED_WRITE_S = 1.0
+PAGE_DIGITS = 18
+"""No `next` of a page has more."""
 
 
 class Desk:
@@ -349,8 +351,8 @@ class Desk:
             state=state,
             mix=mix,
         )
-        if after is not None and not after.isdecimal():
-            raise Refusal(ErrorCode.NOT_FOUND, f"no page after {after!r}; pass the `next` of the page before")
+        if after is not None and (not after.isdecimal() or len(after) > PAGE_DIGITS):
+            raise Refusal(ErrorCode.NOT_FOUND, f"no page after {after[:80]!r}; pass the `next` of the page before")
         start = int(after) if after is not None else 0
         await self.clerk.settled()
         rows = await self.clerk.read(lambda reader: reader.ledger(wanted, start, limit + 1))
