@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import orjson
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -100,14 +100,17 @@ def _of_this_machine(origin: str) -> bool:
 
 
 async def read_body(request: Request) -> bytes:
-    """Raises: BodyTooLarge, before it is in memory."""
+    """Raises: BodyTooLarge, before it is in memory; ClientGone."""
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise BodyTooLarge(MAX_BODY_BYTES)
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                raise BodyTooLarge(MAX_BODY_BYTES)
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise ClientGone("the client hung up in the middle of its request") from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

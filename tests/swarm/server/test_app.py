@@ -323,6 +323,30 @@ async def test_a_body_that_is_too_large_is_refused_with_its_limit(
     assert (told.status_code, told.json()["error"]["type"]) == (413, "request_too_large")
 
 
+@pytest.mark.parametrize("path", ["/swarm/v1/runs", "/v1/chat/completions"])
+async def test_a_client_that_hangs_up_while_it_sends_is_no_fault_of_the_server(
+    served: Served, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    grant = await served.claim(await served.start_run())
+    transport = served.http._transport
+    assert isinstance(transport, ASGITransport)
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": path, "raw_path": b""}
+    scope |= {"query_string": b"", "server": ("swarm.test", 80), "client": ("127.0.0.1", 1)}
+    scope["headers"] = [(b"authorization", f"Bearer {grant['api_key']}".encode())]
+    told = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    answers: list[Any] = []
+
+    async def receive() -> Any:
+        return next(told)
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    await transport.app(scope, receive, send)
+    assert answers[0]["status"] == 499
+    assert not caplog.records
+
+
 async def test_a_key_that_is_not_ours_is_refused_in_openais_format(served: Served) -> None:
     assert_openai_error(await chat(served, "sk-something"), 401, "invalid_api_key")
     assert_openai_error(await chat(served, Keyring(b"x" * 32).api_key("ep-1", "swl_1")), 401, "invalid_api_key")
