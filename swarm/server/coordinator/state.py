@@ -199,6 +199,7 @@ class BookState:
         row = prepared.row
         group = self.groups.get(row.group_id) if row.group_id else None
         if group is not None and row.slot is not None:
+            group.clients.add(row.client_id)
             group.running[row.slot] = row.episode_id
         self.prepared[row.episode_id] = prepared
         prepared.touch(self.lease_time)

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from foundation.clock import ManualClock
 from swarm.protocol.episodes import DropReason, EpisodeAbort
 from swarm.protocol.errors import ErrorCode
-from swarm.protocol.status import QuarantineRequest, VersionReport
+from swarm.protocol.status import Phase, QuarantineRequest, VersionReport
+from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
+from swarm.server.coordinator.team_desk import TeamDesk
+from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.coordinator.world import World, running
 
 pytestmark = pytest.mark.anyio
@@ -79,6 +83,25 @@ async def test_groups_with_a_client_that_goes_on_are_not_given_up(world: World) 
     await world.claim("t-2", client_version="new", client_id="c-1")
     again = await world.claim("t-1", client_version="old", client_id="c-2")
     assert (again.group_id, again.slot) == (shared.group_id, 1)
+
+
+async def test_a_member_of_a_team_still_counts_as_its_groups_client_after_a_restart(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        run_id = await world.begin(batch={"group_size": 3})
+        shared = await world.episode("t-1", client_version="old", client_id="c-1")
+        member = await world.claim("t-1", client_version="old", client_id="c-2")
+        await world.call(member)
+        decider = Decider(url="http://127.0.0.1:1", episode_id="ep-elsewhere", key="swd_k")
+        wish = EpisodePreparation(lease=member.lease, decider=decider, result=TeamResult(reward=1.0))
+        await TeamDesk(world.desk.clerk).prepare(member.episode_id, wish, "sealed")
+    async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
+        world.run_id = run_id
+        await world.until_phase(Phase.ROLLING)
+        await world.claim("t-2", client_version="new", client_id="c-1")
+        await TeamDesk(world.desk.clerk).commit(member.episode_id, EpisodeCommit(lease=member.lease))
+        again = await world.claim("t-1", client_version="old", client_id="c-2")
+        assert (again.group_id, again.slot) == (shared.group_id, 2)
 
 
 async def test_a_crash_costs_one_episode_and_never_its_group(world: World) -> None:
