@@ -301,10 +301,12 @@ class Clerk:
         for run_id, step, answer in self._checkpoints_wanted:
             if answer.done():
                 continue
-            if run is not None and run.run_id == run_id and run.kept_step >= step:
-                answer.set_result(CheckpointRef(step=run.kept_step, path=self.situation.run_directory))
-            elif closing or run is None or run.run_id != run_id or run.row.released or self.situation.engine_failed:
-                detail = f"run {run_id} ended, or the engine failed, before the checkpoint of step {step} was written"
+            known = run if run is not None and run.run_id == run_id else None
+            if known is not None and known.kept_step >= step and self.situation.opened_run == run_id:
+                answer.set_result(CheckpointRef(step=known.kept_step, path=self.situation.run_directory))
+            elif closing or known is None or known.row.released or known.step < step or self.situation.engine_failed:
+                what = f"run {run_id} ended or was restored, or the engine failed"
+                detail = f"{what}, before the checkpoint of step {step} was written"
                 answer.set_exception(Refusal(ErrorCode.ENGINE_FAILED, detail))
             else:
                 still.append((run_id, step, answer))

@@ -14,7 +14,7 @@ from swarm.protocol.episodes import DropReason, EpisodeAbort
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.status import Phase, RunRequest
 from tests.fakes.engine import FaultyEngine
-from tests.swarm.server.coordinator.world import running, spec
+from tests.swarm.server.coordinator.world import World, running, spec
 
 pytestmark = pytest.mark.anyio
 
@@ -249,6 +249,21 @@ async def test_a_checkpoint_can_be_asked_for(tmp_path: Path) -> None:
         reference = await world.desk.request_checkpoint(run_id)
         assert (reference.step, reference.path) == (1, str(tmp_path / "runs" / run_id))
         assert await world.states() == ["trained 1"] * 4
+
+
+async def test_a_checkpoint_asked_for_before_the_run_is_open_again_says_where_it_lies(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        run_id = await world.begin()
+        await world.batch()
+        await world.until_step(1)
+        await world.desk.request_checkpoint(run_id)
+    world = World(tmp_path, FaultyEngine().adopt(engine), clock)
+    asked = asyncio.create_task(world.desk.request_checkpoint(run_id))
+    await world.pause()
+    await world.start()
+    assert (await asked).path == str(tmp_path / "runs" / run_id)
+    await world.stop()
 
 
 async def test_a_changed_learning_rate_holds_from_the_next_step_on(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from swarm.protocol.episodes import DropReason
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.status import Phase, RestoreRequest
 from tests.fakes.engine import FaultyEngine
-from tests.swarm.server.coordinator.world import World, running
+from tests.swarm.server.coordinator.world import PATIENCE_S, World, running
 
 pytestmark = pytest.mark.anyio
 
@@ -134,6 +134,25 @@ async def test_a_restore_waits_for_the_step_under_way_and_supersedes_it(tmp_path
         world.engine.gate.set()
         assert await waiting == 1
         assert (await world.states())[4:] == ["dropped superseded"] * 4
+
+
+async def test_a_checkpoint_that_was_waited_for_cannot_come_once_the_run_was_restored(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 9})
+        await steps(world, 1, 1)
+        await world.until_phase(Phase.ROLLING)
+        world.engine.gate = asyncio.Event()
+        await world.batch()
+        await world.until_phase(Phase.UPDATING)
+        wanted = asyncio.create_task(world.desk.request_checkpoint(world.run_id))
+        waiting = asyncio.create_task(restored(world, 0))
+        await world.pause()
+        world.engine.gate.set()
+        assert await waiting == 1
+        async with asyncio.timeout(PATIENCE_S):
+            refusal = await world.refused(wanted)
+        assert refusal.code is ErrorCode.ENGINE_FAILED
+        assert "restored" in refusal.detail
 
 
 async def test_a_repeated_restore_with_its_key_makes_one_branch(tmp_path: Path) -> None:
