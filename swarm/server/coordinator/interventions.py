@@ -13,7 +13,7 @@ from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.state import BookState, Restoration
 from swarm.server.coordinator.teams import give_up
 from swarm.server.pool.reader import PoolReader
-from swarm.server.pool.rows import MixRow, PutRun, SupersedeAfter
+from swarm.server.pool.rows import MixRow, PutEpisode, PutRun, SupersedeAfter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,10 @@ class Interventions:
             state.close(live, DropReason.SUPERSEDED, detail)
         for group in state.groups:
             state.drop_group(group, DropReason.SUPERSEDED, detail)
+        for waiting in [prepared.row for prepared in state.prepared.values()]:  # for another server's decision
+            if waiting.run_id == run.run_id and (waiting.kind == "train" or waiting.claimed_step > wish.step):
+                waiting.reason = DropReason.SUPERSEDED
+                state.changes.append(PutEpisode(waiting))
         state.changes += [PutRun(row), SupersedeAfter(run.run_id, wish.step, detail)]
         state.awaited.since.clear()
         state.situation.opened_run = None

@@ -170,12 +170,12 @@ def decide(
         state.enter_pool(row, group)
         return
     row.state = EpisodeState.DROPPED
-    if row.kind == "eval":
+    if row.reason is DropReason.SUPERSEDED:
+        row.detail = "its run had been restored when its team's decision came"
+    elif row.kind == "eval":
         row.reason = DropReason.EVAL
     elif not row.calls:
         row.reason, row.detail = DropReason.NO_CALLS, "committed without any recorded call"
-    elif state.run is not None and row.run_id == state.run.run_id and state.run.row.status == "running":
-        row.reason, row.detail = DropReason.SUPERSEDED, "its run had been restored when its team's decision came"
     else:
         row.reason, row.detail = DropReason.RUN_ENDED, "its run had ended when its team's decision came"
     state.drop(row)

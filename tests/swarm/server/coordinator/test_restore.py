@@ -11,6 +11,8 @@ from foundation.clock import ManualClock
 from swarm.protocol.episodes import DropReason
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.status import Phase, RestoreRequest
+from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
+from swarm.server.coordinator.team_desk import TeamDesk
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.coordinator.world import PATIENCE_S, World, running
 
@@ -163,6 +165,28 @@ async def test_a_repeated_restore_with_its_key_makes_one_branch(tmp_path: Path) 
         await world.desk.request_checkpoint(world.run_id)
         other = world.desk.restore_run(world.run_id, RestoreRequest(step=2, idempotency_key="k"), "ann")
         assert (await world.refused(other)).code is ErrorCode.IDEMPOTENCY_CONFLICT
+
+
+@pytest.mark.parametrize(("step", "reason"), [(0, DropReason.SUPERSEDED), (1, DropReason.EVAL)])
+async def test_an_evaluation_that_its_team_decides_after_the_restore_is_of_the_step_that_played_it(
+    tmp_path: Path, step: int, reason: DropReason
+) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        run_id = await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 1})
+        await steps(world, 1, 1)
+        await world.desk.request_checkpoint(run_id)
+        lease = await world.claim("e-1", kind="eval", wait_s=60)
+        await world.call(lease)
+        decider = Decider(url="http://127.0.0.1:1", episode_id="ep-elsewhere", key="swd_k")
+        wish = EpisodePreparation(lease=lease.lease, decider=decider, result=TeamResult(reward=1.0))
+        await TeamDesk(world.desk.clerk).prepare(lease.episode_id, wish, "sealed")
+        await restored(world, step)
+    async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
+        await TeamDesk(world.desk.clerk).commit(lease.episode_id, EpisodeCommit(lease=lease.lease))
+        assert (await world.desk.entry(lease.episode_id)).reason is reason
+        evaluated = await world.desk.clerk.read(lambda reader: reader.held_out(run_id))
+        assert [row.step for row in evaluated] == ([1] if reason is DropReason.EVAL else [])
 
 
 async def test_a_checkpoint_that_is_not_kept_cannot_be_restored(tmp_path: Path) -> None:
