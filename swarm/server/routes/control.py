@@ -293,7 +293,9 @@ class ControlRoutes:
 
     async def checkpoint(self, request: Request) -> Response:
         wire.require(self.tokens, request, Role.ADMIN)
-        return wire.answer(await self.desk.request_checkpoint(request.path_params["run_id"]))
+        await wire.read_body(request)
+        written = self.desk.request_checkpoint(request.path_params["run_id"])
+        return wire.answer(await wire.until_gone(request, written, self.closing))
 
     # -- reading --------------------------------------------------------------------------------------------------
 

@@ -238,6 +238,32 @@ async def test_waiting_requests_are_answered_when_the_server_closes(served: Serv
     assert f'"server_id":"{status["server_id"]}"' in (await stream).text
 
 
+async def test_who_waits_for_a_checkpoint_is_answered_when_the_server_closes(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, written = asyncio.Event(), asyncio.Event()
+
+    async def slow(*, best: int | None = None) -> int:
+        begun.set()
+        await written.wait()
+        raise AssertionError
+
+    monkeypatch.setattr(served.engine, "checkpoint", slow)
+    run_id = await served.start_run(batch={"tasks": 1, "group_size": 2}, checkpoint={"every_steps": 1})
+    for reward in (0.0, 1.0):
+        grant = await served.claim(run_id)
+        await chat(served, grant["api_key"])
+        result = {"lease": grant["lease"], "reward": reward}
+        await served.http.post(f"/swarm/v1/episodes/{grant['episode_id']}:end", json=result)
+    async with asyncio.timeout(20):
+        await begun.wait()
+        waiting = asyncio.create_task(served.http.post(f"/swarm/v1/runs/{run_id}:checkpoint"))
+        done, _ = await asyncio.wait({waiting}, timeout=0.2)
+        assert not done
+        served.closing.set()
+        assert_problem(await waiting, 503, "not_rolling")
+
+
 async def test_the_openapi_document_describes_every_call_and_body(guarded: Served) -> None:
     document = (await guarded.http.get("/openapi.json")).json()
     operations = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
