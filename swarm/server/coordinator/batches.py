@@ -50,7 +50,7 @@ class Draw:
     groups: list[Group]
     """In the order of their turns."""
     missing: Counter[str]
-    """Turns of each family that no group takes."""
+    """Turns of each family that no group takes; not all of them once each family has one and no group is left."""
     complete: bool
 
     def ready(self, mix: Mix) -> set[str]:
@@ -75,6 +75,8 @@ def draw(batch: BatchSpec, balance: MixRow, groups: Iterable[Group], wanted: int
         among = [name for name in turns.families if queues[name] or name not in passed]
         if not among:
             return found
+        if not any(queues.values()) and found.missing.keys() >= set(among):
+            return found  # what is wanted may be out of all reach: the turns left say nothing new
         name = turns.whose(among)
         turns.take(name)
         if queues[name]:

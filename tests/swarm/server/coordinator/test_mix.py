@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 
 from foundation.clock import ManualClock
 from swarm.protocol.errors import ErrorCode
-from swarm.protocol.runspec import MixSpec
+from swarm.protocol.quantities import MOST
+from swarm.protocol.runspec import BatchSpec, MixSpec
 from swarm.server.coordinator import mix as mixes
+from swarm.server.coordinator.batches import draw, openings
+from swarm.server.coordinator.groups import Groups
 from swarm.server.pool.rows import MixRow
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.coordinator.world import World, running
@@ -67,6 +70,15 @@ def test_new_ratios_begin_with_the_whole_groups_that_are_owed() -> None:
     assert mixes.Turns(late).debts() == {"a": -4.5, "b": 4.5}
     assert mixes.Turns(mixes.in_force(late, new)).debts() == {"a": -4, "b": 4}
     assert walk(late, new, 4) == ["b", "b", "b", "b"]
+
+
+@pytest.mark.parametrize("mix", [{}, THREE])
+def test_bounds_that_are_out_of_all_reach_are_not_counted_through(mix: dict[str, Any]) -> None:
+    batch = BatchSpec.model_validate({"tasks": MOST // 4, "group_size": 2, "max_pool_episodes": MOST, "mix": mix})
+    balance = mixes.in_force(MixRow(), batch.mix)
+    drawn = draw(batch, balance, [], batch.tasks, frozenset())
+    assert (set(drawn.missing), drawn.complete) == (set(mix) or {mixes.EVERYTHING}, False)
+    assert openings(batch, balance, Groups(), batch.tasks, frozenset()) == set(drawn.missing)
 
 
 # -- a run ----------------------------------------------------------------------------------------------------------------
