@@ -98,10 +98,12 @@ class StepBook:
         wanted_at = run.row.stop_requested_at
         if wanted_at is None:
             return False
-        return (
-            not (self._state.live or self._state.prepared)
-            or self._state.clock.now() >= wanted_at + run.spec.limits.drain_limit_s
-        )
+        return not self._still_open(run) or self._state.clock.now() >= wanted_at + run.spec.limits.drain_limit_s
+
+    def _still_open(self, run: Run) -> int:
+        """Episodes of the run that are running or prepared. (Those of runs before it may wait for other servers.)"""
+        prepared = [one for one in self._state.prepared.values() if one.row.run_id == run.run_id]
+        return len(self._state.live) + len(prepared)
 
     def _wake_at(self, run: Run) -> float:
         at = math.inf
@@ -244,7 +246,7 @@ class StepBook:
         wanted_at = run.row.stop_requested_at
         if wanted_at is None:
             return "is running; stop it first, or wait until it is complete"
-        still_open = len(self._state.live) + len(self._state.prepared)
+        still_open = self._still_open(run)
         left_s = max(0.0, wanted_at + run.spec.limits.drain_limit_s - self._state.clock.now())
         episodes = f"{still_open} open episode{'' if still_open == 1 else 's'}"
         waits = f"{episodes} may still end, within {left_s:.0f} s (limits.drain_limit_s)"

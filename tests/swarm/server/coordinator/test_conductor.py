@@ -13,6 +13,8 @@ from swarm.engine.seam import EngineHealth
 from swarm.protocol.episodes import DropReason, EpisodeAbort
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.status import Phase, RunRequest
+from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
+from swarm.server.coordinator.team_desk import TeamDesk
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.coordinator.world import World, running, spec
 
@@ -238,6 +240,24 @@ async def test_a_stop_does_not_wait_longer_than_its_drain_limit(tmp_path: Path) 
         await world.passes(31)
         await world.until_phase(Phase.IDLE)
         assert await world.states() == ["dropped run_ended"]
+
+
+async def test_a_stop_does_not_wait_for_a_team_of_a_run_before_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        left = await world.claim("t-1")
+        await world.call(left)
+        decider = Decider(url="http://127.0.0.1:1", episode_id="ep-gone", key="swd_k")
+        wish = EpisodePreparation(lease=left.lease, decider=decider, result=TeamResult(reward=1.0))
+        await TeamDesk(world.desk.clerk).prepare(left.episode_id, wish, "sealed")
+        await world.desk.stop_run(world.run_id)
+        await world.hurry(lambda: world.has_status("stopped"))
+        await world.begin()
+        at = world.clock.monotonic()
+        await world.desk.stop_run(world.run_id)
+        await world.until_status("stopped")
+        assert world.clock.monotonic() == at
+        assert (await world.desk.status()).pool.prepared == 1
 
 
 async def test_a_checkpoint_can_be_asked_for(tmp_path: Path) -> None:
