@@ -93,7 +93,11 @@ class Keyring:
         return _text(self._padded(key.encode(), episode_id))
 
     def unseal(self, episode_id: str, sealed: str) -> str:
-        return self._padded(_raw(sealed), episode_id).decode()
+        """Raises: KeyRefused for what another keyring sealed."""
+        try:
+            return self._padded(_raw(sealed), episode_id).decode("ascii")
+        except UnicodeDecodeError as error:
+            raise KeyRefused(f"the team key of {episode_id} was sealed under another secret than this one") from error
 
     def _padded(self, raw: bytes, episode_id: str) -> bytes:
         if len(raw) > _PAD_BYTES:

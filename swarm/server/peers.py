@@ -16,7 +16,7 @@ from foundation.addresses import is_loopback
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.teams import Decider, TeamDecision
 from swarm.server.coordinator.inquiries import DeciderSilent
-from swarm.server.keys import Keyring
+from swarm.server.keys import KeyRefused, Keyring
 from swarm.server.pool.rows import TeamRow
 
 ANSWER_LIMIT_S = 10.0
@@ -52,7 +52,10 @@ class Peers:
     async def ask(self, team: TeamRow) -> TeamDecision:
         """What the decider says. Raises: DeciderSilent."""
         url = f"{team.decider_url}/swarm/v1/episodes/{quote(team.decider_id, safe='')}/decision"
-        key = self._keys.unseal(team.episode_id, team.sealed_key)
+        try:
+            key = self._keys.unseal(team.episode_id, team.sealed_key)
+        except KeyRefused as error:  # the state directory lost its secret: an operator must resolve it
+            raise DeciderSilent(f"{team.decider_url} cannot be asked: {error}") from error
         try:
             async with httpx.AsyncClient(
                 timeout=ANSWER_LIMIT_S,

@@ -23,7 +23,7 @@ def team(decider_id: str) -> TeamRow:
         episode_id="ep-1",
         decider_url="http://127.0.0.1:8642",
         decider_id=decider_id,
-        sealed_key=KEYS.seal("ep-1", "swd_k"),
+        sealed_key=KEYS.seal("ep-1", KEYS.team_key(decider_id)),
         patience_s=60.0,
         prepared_at=0.0,
         prepare_digest="",
@@ -54,6 +54,11 @@ async def test_a_decider_is_asked_for_the_very_episode_that_was_named(decider_id
 async def test_of_an_episode_that_no_address_can_name_nothing_is_concluded() -> None:
     with pytest.raises(DeciderSilent):
         await asked("a" * 100_000)
+
+
+async def test_a_key_that_was_sealed_under_another_secret_asks_nobody() -> None:
+    with pytest.raises(DeciderSilent):
+        await Peers(Keyring(b"n" * 32), any_loopback=True).ask(team("ep-2"))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8642/\x7f", "http://127.0.0.1:8642/" + "a" * 100_000])
