@@ -70,5 +70,5 @@ def test_a_decider_whose_address_is_none_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("port", ["99999", "-1", "x"])
 def test_a_decider_at_a_port_that_is_none_is_refused(port: str) -> None:
-    with pytest.raises(ValueError, match="(?i)port"):
+    with pytest.raises(ValueError, match=r"(?i)port"):
         Decider(url=f"http://127.0.0.1:{port}", episode_id="ep-2", key="swd_k")
