@@ -167,6 +167,12 @@ def test_a_grant_that_holds_nonsense_is_refused(
     assert said in capsys.readouterr().err
 
 
+def test_a_field_that_stands_twice_in_a_document_is_refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"batch": {"tasks": 4, "group_size": 8, "tasks": 2}}'))
+    assert swarm("run", "start", "-") == 2
+    assert "'tasks' stands twice in one object" in capsys.readouterr().err
+
+
 def test_standard_input_that_is_no_text_is_refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe{}"), encoding="utf-8"))
     assert swarm("run", "start", "-") == 2
