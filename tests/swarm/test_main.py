@@ -239,6 +239,21 @@ def test_a_run_is_started_changed_followed_and_stopped(tmp_path: Path, capsys: C
     assert "stopped" in capsys.readouterr().out
 
 
+def test_whoever_watches_a_run_sees_it_through_a_restart_of_the_server(
+    server: ServerProcess, tmp_path: Path, capsys: Capture
+) -> None:
+    run_id = start(capsys)
+    command = [sys.executable, "-m", "swarm.main", "run", "status", run_id, "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as watching:
+        assert watching.stdout is not None
+        assert "reward" in watching.stdout.readline()
+        server.kill()
+        with ServerProcess(server.state_dir, "--log-level", "warning", "--port", server.url.rpartition(":")[2]):
+            assert swarm("run", "stop") == 0
+            out, err = watching.communicate(timeout=60)
+    assert (watching.returncode, f"run {run_id}  stopped" in out) == (1, True), err
+
+
 @pytest.mark.usefixtures("server")
 def test_a_key_whose_run_is_over_starts_nothing(capsys: Capture) -> None:
     run_id = start(capsys, "--key", "k")
