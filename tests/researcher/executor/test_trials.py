@@ -386,6 +386,24 @@ async def test_a_trial_that_was_interrupted_on_a_server_of_others_goes_on_there(
     assert done.attempt == 1
 
 
+async def test_trials_that_are_interrupted_together_all_leave_their_servers_free(lab: Lab, tmp_path: Path) -> None:
+    trials, reached = lab.trials(), {key: asyncio.Event() for key in (trial.key for trial in lab.trials())}
+
+    def watch(progress: Progress) -> None:
+        if progress.step >= 1:
+            reached[progress.key].set()
+
+    with ServerProcess(tmp_path / "a", *SLOW) as one, ServerProcess(tmp_path / "b", *SLOW) as other:
+        async with lab.pool(one.url, other.url) as pool:
+            running = asyncio.create_task(lab.run(pool, trials, on_progress=watch))
+            await asyncio.gather(*(each.wait() for each in reached.values()))
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            assert [(await server.swarm.status()).run_id for server in pool.servers] == [None, None]
+    assert {str(event["trial"]) for event in told(lab, "trial_paused")} == set(reached)
+
+
 async def test_interrupted_it_leaves_no_process_behind_and_goes_on_later_with_the_same_attempt(lab: Lab) -> None:
     trials = lab.trials()[:1]
     reached = asyncio.Event()
