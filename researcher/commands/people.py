@@ -14,7 +14,7 @@ from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines, worker_of
 from researcher.commands.study import seconds
 from researcher.executor.local_server import end_left
-from researcher.gates import STOPPED_ON_REQUEST
+from researcher.gates import STOPPED_ON_REQUEST, STOPPED_UNPLANNED
 from researcher.models import StudyRecord, StudyStatus
 from researcher.ownership import owned_now
 from researcher.planner.gate import Answer
@@ -29,8 +29,9 @@ def stop_command(args: argparse.Namespace) -> int:
         _say(args, study, f"{study.status} already")
         return DONE
     home.store.request_stop(study.id)
-    working = worker_of(home, study.id) or _stop_now(home, study.id)
-    _say(args, study, f"asked {working} to stop" if working else STOPPED_ON_REQUEST)
+    reason = STOPPED_UNPLANNED if study.plan_version is None else STOPPED_ON_REQUEST
+    working = worker_of(home, study.id) or _stop_now(home, study.id, reason)
+    _say(args, study, f"asked {working} to stop" if working else reason)
     return DONE
 
 
@@ -83,12 +84,12 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     return DONE
 
 
-def _stop_now(home: Home, study_id: str) -> str | None:
+def _stop_now(home: Home, study_id: str, reason: str) -> str | None:
     """Stop a study that rests, and its own servers; who took it up meanwhile, if anybody did."""
     try:
         with owned_now(home.store, study_id) as own:
             asyncio.run(end_left(home.studies / study_id, SystemClock()))
-            own.set_study_status(study_id, StudyStatus.STOPPED, STOPPED_ON_REQUEST)
+            own.set_study_status(study_id, StudyStatus.STOPPED, reason)
     except LeaseHeld as held:
         return held.owner
     return None

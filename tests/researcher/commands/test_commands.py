@@ -182,6 +182,7 @@ def test_a_study_that_nobody_works_on_is_stopped_at_once_with_its_server(
 ) -> None:
     store = Store.open()
     resting = store.create_study("a topic", {})
+    store.save_plan(resting, example_plan())
     store.set_study_status(resting, StudyStatus.RUNNING)
     left = Berth(home / "studies" / resting / "server" / "process", SystemClock())
     left.start(["sleep", "600"], dict(os.environ))
@@ -242,6 +243,32 @@ def test_a_start_that_was_interrupted_while_it_planned_points_at_no_study(
     monkeypatch.setattr("researcher.commands.study.plan_study", interrupted)
     assert main(["start", "--topic", TOPIC]) == 130
     assert "resume" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_a_study_whose_start_was_killed_before_its_plan_was_frozen_says_what_to_do(
+    carried: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    cut = store.create_study("a topic", {"servers": []})
+    store.save_schedule(cut, {"timetable": {"zone": "UTC"}, "carried": carried})
+    told = {}
+    for command in ("resume", "show", "report", "export", "status", "watch", "verify"):
+        code = main([command, cut])
+        told[command] = "".join(capsys.readouterr())
+        assert "Traceback" not in told[command]
+        assert (command, code) in (("status", 0), ("watch", 3), (command, FAILED))
+    for command in ("resume", "show", "report", "export"):
+        assert "was cut off before it froze one (then start anew)" in told[command]
+    for command in ("status", "watch"):
+        assert "it has no plan: `researcher start` asks anew, `researcher stop` ends this one" in told[command]
+    assert f"`researcher status {cut}`" in told["verify"]
+    assert main(["stop", cut]) == 0
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert "before it had a plan; `researcher start` asks anew" in said
+    assert f"{cut}  stopped" in said
+    store.close()
 
 
 def test_a_study_that_was_interrupted_is_named(
