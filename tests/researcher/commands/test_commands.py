@@ -23,6 +23,8 @@ from researcher.main import main
 from researcher.models import Event, StudyStatus
 from researcher.store.store import Store
 from researcher.view import JsonView, PlainView, StudyPicture
+from swarm.client.sync import SwarmClient
+from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS, example_plan
 from tests.fakes.shown_study import at_gate, opened
 
@@ -192,6 +194,29 @@ def test_a_study_that_nobody_works_on_is_stopped_at_once_with_its_server(
     assert store.study(resting).status is StudyStatus.STOPPED
     assert main(["stop", resting]) == 0
     assert "already" in capsys.readouterr().out
+
+
+def test_what_a_killed_researcher_left_on_given_servers_is_stopped_with_its_study(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, away = Store.open(), "http://127.0.0.1:9"
+    with ServerProcess(tmp_path / "a") as left_on, ServerProcess(tmp_path / "b") as lent:
+        urls = [left_on.url, lent.url, away]
+        resting = store.create_study("a topic", {"servers": urls})
+        store.save_plan(resting, example_plan())
+        store.set_study_status(resting, StudyStatus.RUNNING)
+        client = Berth(home / "studies" / resting / "trials" / "0123" / "lr-seed0" / "attempt1", SystemClock())
+        client.start(["sleep", "600"], dict(os.environ))
+        with SwarmClient(left_on.url) as swarm, SwarmClient(lent.url) as other:
+            left = swarm.start_run(RunSpec(labels={"study": resting})).run_id
+            theirs = other.start_run(RunSpec(labels={"study": "st-other"})).run_id
+            assert main(["stop", resting]) == 0
+            said = capsys.readouterr().out
+            assert (swarm.run(left).phase == "rolling", other.run(theirs).phase == "rolling") == (False, True)
+    assert not client.alive()
+    assert f"`swarm run stop --url {away}`" in said
+    assert left_on.url not in said
+    assert store.study(resting).status is StudyStatus.STOPPED
 
 
 def test_a_study_that_somebody_works_on_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
