@@ -6,9 +6,10 @@ The first answer stays. Whoever comes second is told what was answered, and by w
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from foundation.paths import user_data_dir
 from researcher.gates import Gates, Halted, open_gate
@@ -75,7 +76,7 @@ def amend(
     """Make a new version of a plan of which no trial has begun; a gate that was open asks about the new version.
 
     version: of the plan that the person was shown. Where another one stands by now, nothing is amended.
-    Raises: WrongState; LeaseHeld while somebody works on the study.
+    Raises: WrongState; PlanningRefused (BudgetTooSmall) as for a new study; LeaseHeld while somebody works on the study.
     """
     study, plan = store.study(study_id), store.plan(study_id)
     if study.status.ended:
@@ -87,6 +88,7 @@ def amend(
     if version is not None and version != plan.version:
         raise WrongState(f"{study.id} has plan version {plan.version} by now, not {version}; look again")
     amended = _amended(plan, change)
+    _check_budget(amended, study.options)
     with owned_now(store, study_id) as mine:
         mine.save_plan(study_id, amended)
         mine.record_event(study_id, "amended", {"version": amended.version, "because": because, "by": by})
@@ -114,6 +116,15 @@ def _amended(plan: Plan, change: Amendment) -> Plan:
         trials, _ = cost(amended, {arm.name: 1.0 for arm in plan.arms}, at_most=True)
         amended = amended.model_copy(update={"budget": amended.budget.model_copy(update={"trials": trials})})
     return amended
+
+
+def _check_budget(plan: Plan, choices: Mapping[str, Any]) -> None:
+    """Raises: BudgetTooSmall; PlanningRefused where the instrument is not there any more."""
+    from researcher.planner.design import check_budget
+    from researcher.planner.instruments import open_instrument
+
+    folder = open_instrument(choices.get("instrument") or plan.instrument)
+    check_budget(plan, folder.instrument, servers=max(1, len(choices.get("servers", ()))))
 
 
 @contextmanager

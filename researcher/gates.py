@@ -13,6 +13,7 @@ APPROVE = ("never", "plan", "stage")
 """At which gates a person is asked: at none, once the plan is made, or before every stage as well."""
 
 STOPPED_ON_REQUEST = "stopped on request; `researcher resume` goes on with it"
+STOPPED_UNPLANNED = "stopped on request, before it had a plan; `researcher start` asks anew"
 
 Ask = Callable[[str, dict[str, Any]], Answer | None]
 """(gate's name, question) → a person's answer, None while there is none."""

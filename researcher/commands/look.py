@@ -152,6 +152,8 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
 
 def unattended(home: Home, study: StudyRecord) -> str:
     """Who will go on with a study that nobody works on, and when."""
+    if study.plan_version is None:
+        return "nobody works on it, and it has no plan: `researcher start` asks anew, `researcher stop` ends this one"
     detail = home.store.schedule(study.id)
     if study.pause_requested or detail is None or not detail.get("carried"):
         return "nobody works on it; `researcher resume` goes on"

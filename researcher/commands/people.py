@@ -13,8 +13,8 @@ from researcher.commands import DONE
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import plan_lines, worker_of
 from researcher.commands.study import seconds
-from researcher.executor.local_server import end_left
-from researcher.gates import STOPPED_ON_REQUEST
+from researcher.executor.leftovers import end_left
+from researcher.gates import STOPPED_ON_REQUEST, STOPPED_UNPLANNED
 from researcher.models import StudyRecord, StudyStatus
 from researcher.ownership import owned_now
 from researcher.planner.gate import Answer
@@ -29,8 +29,8 @@ def stop_command(args: argparse.Namespace) -> int:
         _say(args, study, f"{study.status} already")
         return DONE
     home.store.request_stop(study.id)
-    working = worker_of(home, study.id) or _stop_now(home, study.id)
-    _say(args, study, f"asked {working} to stop" if working else STOPPED_ON_REQUEST)
+    working = worker_of(home, study.id)
+    _say(args, study, f"asked {working} to stop" if working else _stop_now(home, study))
     return DONE
 
 
@@ -83,15 +83,17 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     return DONE
 
 
-def _stop_now(home: Home, study_id: str) -> str | None:
-    """Stop a study that rests, and its own servers; who took it up meanwhile, if anybody did."""
+def _stop_now(home: Home, study: StudyRecord) -> str:
+    """Stop a study that rests, and all that runs for it; what came of it, in words."""
+    reason = STOPPED_UNPLANNED if study.plan_version is None else STOPPED_ON_REQUEST
     try:
-        with owned_now(home.store, study_id) as own:
-            asyncio.run(end_left(home.studies / study_id, SystemClock()))
-            own.set_study_status(study_id, StudyStatus.STOPPED, STOPPED_ON_REQUEST)
-    except LeaseHeld as held:
-        return held.owner
-    return None
+        with owned_now(home.store, study.id) as own:
+            given = study.options.get("servers", ())
+            left = asyncio.run(end_left(home.studies / study.id, study.id, given, SystemClock()))
+            own.set_study_status(study.id, StudyStatus.STOPPED, reason)
+    except LeaseHeld as held:  # somebody took it up meanwhile
+        return f"asked {held.owner} to stop"
+    return "; ".join([reason, *left])
 
 
 def _study(args: argparse.Namespace) -> tuple[Home, StudyRecord]:

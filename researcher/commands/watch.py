@@ -11,7 +11,7 @@ from typing import Any
 from foundation.clock import SystemClock
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say
-from researcher.commands.look import event_text, status_command, when, worker_of
+from researcher.commands.look import event_text, status_command, unattended, when, worker_of
 from researcher.models import StudyStatus, TrialRecord
 from researcher.view import sparkline
 
@@ -33,7 +33,7 @@ def watch_command(args: argparse.Namespace) -> int:
             if args.json:
                 watch.close(study.status)
             else:
-                say(f"nobody works on {study_id}; `researcher resume {study_id}` goes on with it")
+                say(f"{study_id}: {unattended(home, study)}")
             return WAITING
         time.sleep(_LOOK_EVERY_S)
 

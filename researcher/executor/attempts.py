@@ -126,8 +126,6 @@ class AttemptRun:
 
         self._slot = slot(site.main)
         self._beside = {role: slot(server) for role, server in site.beside.items()}
-        self._partners: dict[str, str] = {}
-        """Runs of further models, by role."""
         self._store = store
         self._clock = clock
         self._limits = limits
@@ -147,19 +145,18 @@ class AttemptRun:
         attempt, begun_before = self._intend()
         job = self._clients.job(self._work.folder(self._trial, attempt.number), attempt.idempotency_key)
         client = Client(self._work, self._trial, self._swarm, job, self._store, self._mender)
-        run_id = attempt.run_id
         try:
             report = await self._submit(attempt)
-            run_id = report.run_id
             blueprint = await self._hand_over(attempt, report, client)
             if begun_before:
                 await self._go_on(blueprint, job)
             collected = await self._follow(attempt, report, blueprint, client)
             self._record(collected)
         except (asyncio.CancelledError, MendByHand, ClusterUnreachable):
-            await self._leave(job, run_id)
+            await self._leave(job, self._slot.run_id or attempt.run_id)
             raise
         except (AttemptFailed, ServerUnfit, RunLost, StudyHalted, SwarmError) as error:
+            run_id = self._slot.run_id or attempt.run_id
             if isinstance(error, StudyHalted) and error.wish != "stop" and run_id is not None:
                 await self._pause(job, run_id, str(error))
                 raise
@@ -172,7 +169,7 @@ class AttemptRun:
                 self._site.check()
                 raise AttemptFailed(str(error)) from error
             raise
-        await self._free(run_id)
+        await self._free(report.run_id)
         return self._store.trial(self._work.study_id, self._trial.key)
 
     def _end_attempt(self, error: Exception) -> None:
@@ -204,12 +201,11 @@ class AttemptRun:
         """
         keys = {role: f"{attempt.idempotency_key}/{role}" for role in self._beside}
         for role, slot in self._beside.items():
-            self._partners[role] = (await slot.start(run_spec(self._work, self._trial, role), keys[role])).run_id
+            await slot.start(run_spec(self._work, self._trial, role), keys[role])
         spec = RunSpec.model_validate(attempt.spec)
         model = self._work.plan.model_of(self._trial.arm)
         report = await self._slot.start(spec, attempt.idempotency_key, model)
         if attempt.run_id not in (None, report.run_id):
-            await self._free(report.run_id)
             raise RunLost(f"{attempt.server_url} has forgotten run {attempt.run_id}; the trial starts afresh")
         return report
 
@@ -390,6 +386,11 @@ class AttemptRun:
         await asyncio.gather(*(slot.rest(one) for slot, one in self._runs(run_id)))
         await job.end(self._limits.grace_s)
         await self._note(run_id, None)
+
+    @property
+    def _partners(self) -> dict[str, str]:
+        """Runs of further models, by role."""
+        return {role: slot.run_id for role, slot in self._beside.items() if slot.run_id is not None}
 
     def _runs(self, run_id: str) -> list[tuple[Slot, str]]:
         """Every run of the attempt, with its server; run_id: of the main one."""

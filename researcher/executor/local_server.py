@@ -5,7 +5,6 @@ It listens on the same port for as long as its folder lives, so that clients whi
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import shutil
@@ -44,12 +43,6 @@ class LocalLimits:
     restarts: int = 3
     first_backoff_s: float = 1.0
     grace_s: float = 20.0
-
-
-async def end_left(study: Path, clock: Clock) -> None:
-    """End the servers that a study which nobody works on left behind in its folder; their state stays."""
-    for process in await asyncio.to_thread(lambda: list(study.glob("server*/process"))):
-        await Berth(process, clock).end(LocalLimits().grace_s)
 
 
 class LocalProcess:

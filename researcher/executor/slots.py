@@ -12,6 +12,7 @@ from researcher.models import PlanModel, StudyStatus
 from researcher.store.errors import NotFound as NoStudy
 from researcher.store.store import Store
 from swarm.client import IdempotencyConflict, InvalidSpec, NotFound, OverLimit, Refusal, ServerBusy
+from swarm.client.answers import to_its_answer
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, RunReport, ServerStatus
@@ -44,6 +45,8 @@ class Slot:
         self._look_s = look_s
         self._tell = tell
         self._told: set[str] = set()
+        self.run_id: str | None = None
+        """The run that it started or found, also where whoever asked for it was cancelled meanwhile."""
 
     async def start(self, spec: RunSpec, idempotency_key: str, model: PlanModel | None = None) -> RunReport:
         """The run under this key, started now or found again. model: what the server has to host; None: anything.
@@ -57,12 +60,17 @@ class Slot:
         while True:
             self.server.check()
             try:
-                return await self.swarm.start_run(spec, idempotency_key)
+                return await to_its_answer(self._begun(spec, idempotency_key), self._clock)
             except ServerBusy as busy:
                 await self._make_room(str(busy.fields.get("run_id")), deadline)
                 await self._clock.sleep(self._look_s)
             except (InvalidSpec, IdempotencyConflict) as error:
                 raise AttemptFailed(f"the server refused the run: {_details(error)}") from error
+
+    async def _begun(self, spec: RunSpec, idempotency_key: str) -> RunReport:
+        report = await self.swarm.start_run(spec, idempotency_key)
+        self.run_id = report.run_id
+        return report
 
     def _check_weights(self, model: PlanModel, status: ServerStatus) -> None:
         """Against the plan's fingerprint, else against what this study saw first under the model's name.

@@ -204,7 +204,7 @@ class Executor:
             this.halted = True
         finally:
             for worker in workers:
-                if not this.halted:
+                if not this.halted and not worker.cancelling():  # once: what it gives back is not to be interrupted
                     worker.cancel()
             ended = await asyncio.gather(*workers, return_exceptions=True)
         for outcome in ended:

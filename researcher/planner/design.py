@@ -145,16 +145,8 @@ def fitted(plan: Plan, instrument: Instrument, options: PlanOptions) -> Plan:
 
     Raises: PlanningRefused when not even the least seeds fit, saying what would.
     """
-    budget_s = plan.budget.wall_s
-    price = priced(plan, instrument, servers=options.servers)
     last = plan.stages[-1]
-    affordable = _affordable(plan, instrument, options.servers)
-    if price.wall_s[0] > budget_s:
-        raise BudgetTooSmall(
-            f"{price.trials[0]} trials take about {_time(price.wall_s[0])}, the budget is {_time(budget_s)}: "
-            f"give --budget {math.ceil(price.wall_s[0] / 60)}m, or ask about fewer levels or fewer steps"
-            + (f", or --seeds {affordable}" if affordable >= 2 else "")
-        )
+    affordable = check_budget(plan, instrument, servers=options.servers)
     most, notes = last.max_seeds, list(plan.assumptions)
     needed = _expected_seeds(plan)
     if needed and options.seeds is None and options.budget_s is not None:
@@ -170,6 +162,19 @@ def fitted(plan: Plan, instrument: Instrument, options: PlanOptions) -> Plan:
     sized = plan.model_copy(update={"stages": with_most(plan.stages, most), "assumptions": tuple(notes)})
     trials = priced(sized, instrument, servers=options.servers).trials[1]
     return sized.model_copy(update={"budget": plan.budget.model_copy(update={"trials": trials})})
+
+
+def check_budget(plan: Plan, instrument: Instrument, *, servers: int) -> int:
+    """Seeds per arm that the budget pays for. Raises: BudgetTooSmall where it does not pay for the plan's least."""
+    price, budget_s = priced(plan, instrument, servers=servers), plan.budget.wall_s
+    affordable = _affordable(plan, instrument, servers)
+    if price.wall_s[0] > budget_s:
+        raise BudgetTooSmall(
+            f"{price.trials[0]} trials take about {_time(price.wall_s[0])}, the budget is {_time(budget_s)}: "
+            f"give --budget {math.ceil(price.wall_s[0] / 60)}m, or ask about fewer levels or fewer steps"
+            + (f", or --seeds {affordable}" if affordable >= 2 else "")
+        )
+    return affordable
 
 
 def _affordable(plan: Plan, instrument: Instrument, servers: int) -> int:

@@ -16,6 +16,8 @@ from researcher.store.reading import readable
 from researcher.store.sessions import Sessions
 from researcher.store.tables import Base, HypothesisRow, PlanRow, StageRow, StudyRow
 
+_NEVER_FROZEN = ": its `researcher start` was cut off before it froze one (then start anew), or is about to"
+
 
 class Studies(Sessions):
     """From the topic to the frozen plan."""
@@ -145,7 +147,7 @@ class Studies(Sessions):
             wanted = version or _newest_version(session, study_id)
             row = None if wanted is None else session.get(PlanRow, (study_id, wanted))
             if row is None:
-                raise NotFound(f"study {study_id} has no plan{'' if version is None else f' {version}'} yet")
+                raise NotFound(f"study {study_id} has no plan{_NEVER_FROZEN if version is None else f' {version} yet'}")
             return row.canonical, row.digest
 
     def altered_rows(self, study_id: str, plan: Plan) -> dict[str, list[tuple[str, Any, Any]]]:

@@ -5,19 +5,33 @@ Times are Unix seconds (UTC). A trial's key is unique within its study only: two
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, ForeignKeyConstraint, Index, Integer, Text, text
+from sqlalchemy import JSON, BigInteger, Dialect, Float, ForeignKey, ForeignKeyConstraint, Index, Integer, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
 
 SCHEMA_REVISION = "0005"
 """The newest migration that this code knows."""
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""PostgreSQL's text has no NUL, and UTF-8 no halves of a surrogate pair."""
+
+
+class Words(TypeDecorator[str]):
+    """Text as every database takes it, wherever it is from: clients' last words and LLMs' answers may hold anything."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
 
 
 class Base(DeclarativeBase):
-    type_annotation_map = {float: Float(53), str: Text, dict[str, Any]: JSON, Any: JSON}
+    type_annotation_map = {float: Float(53), str: Words, dict[str, Any]: JSON, Any: JSON}
 
 
 class StudyRow(Base):

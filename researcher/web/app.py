@@ -22,6 +22,7 @@ from researcher.answers import Amendment, amend, answer_gate
 from researcher.commands.home import Home
 from researcher.commands.look import when
 from researcher.planner.gate import Answer
+from researcher.planner.refusals import PlanningRefused
 from researcher.store.errors import Ambiguous, LeaseHeld, NotFound, StoreError, WrongState
 from researcher.web.access import Access
 from researcher.web.guard import Guard, session_cookie
@@ -143,7 +144,8 @@ class Pages:
             return self._told(request, 422, "this address cannot be read; begin at the list of studies")
         if isinstance(error, FormRefused):
             return self._told(request, error.status, str(error), reference)
-        missing, conflict = isinstance(error, NotFound | Ambiguous), isinstance(error, WrongState | LeaseHeld)
+        missing = isinstance(error, NotFound | Ambiguous)
+        conflict = isinstance(error, WrongState | LeaseHeld | PlanningRefused)
         if missing:
             reference = None
         return self._told(request, 404 if missing else 409 if conflict else 503, str(error), reference)
@@ -203,7 +205,7 @@ def create_app(home: Home, checkpoints: str, access: Access, sheets: Sheets, tra
     app.add_api_route("/studies/{reference}/answer", pages.answer, **post)
     app.add_api_route("/studies/{reference}/amend", pages.amend, **post)
     app.mount("/static", StaticFiles(directory=_HERE / "static"))
-    for kind in (StoreError, FormRefused, HTTPException, RequestValidationError):
+    for kind in (StoreError, PlanningRefused, FormRefused, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, pages.refused)
     return Guard(app, access)
 

@@ -59,13 +59,19 @@ def token_of(args: argparse.Namespace) -> str | None:
 
 
 def connect(
-    args: argparse.Namespace, *, client_id: str | None = None, client_version: str = "0", later_s: float = 0.0
+    args: argparse.Namespace,
+    *,
+    client_id: str | None = None,
+    client_version: str = "0",
+    connect_s: float = 0.0,
+    later_s: float = 0.0,
 ) -> SwarmClient:
-    """A client that says at once when nobody answers. later_s: how long to wait for a server that is not ready."""
+    """A client that says at once when nobody answers. later_s: how long to wait for a server that is not ready; connect_s:
+    for one that answered before, and may be starting again."""
     from swarm.client.sync import SwarmClient
     from swarm.client.wire import Patience
 
-    patience = Patience(connect_s=0.0, later_s=later_s)
+    patience = Patience(connect_s=connect_s, later_s=later_s)
     return SwarmClient(
         url_of(args), token_of(args), client_id=client_id, client_version=client_version, patience=patience
     )

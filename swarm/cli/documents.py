@@ -27,14 +27,24 @@ def read_document(source: str | None) -> dict[str, Any]:
         return {}
     text = _text(source)
     try:
-        document = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
+        document = tomllib.loads(text) if source.endswith(".toml") else json.loads(text, object_pairs_hook=_object)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{source} is not TOML: {error}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, lists in lists in lists
         raise UsageError(f"{_name(source)} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise UsageError(f"{_name(source)} must hold an object")
     return document
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises: ValueError where a name stands twice, as TOML's reader does: JSON's would take the last."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} stands twice in one object")
+        found[name] = value
+    return found
 
 
 def assign(document: dict[str, Any], assignments: list[str]) -> dict[str, Any]:

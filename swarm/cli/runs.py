@@ -26,6 +26,8 @@ _COLUMNS = (
     ("grad_norm", "grad", ".3f"),
     ("step_s", "seconds", ".1f"),
 )
+_RESTART_S = 60.0
+"""So long may the server be away while somebody looks on: a server that starts again goes on with its run."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -92,7 +94,7 @@ def start_run(args: argparse.Namespace) -> int:
         if report.status not in ("running", "complete"):
             raise _over(report, args.key)
         if args.watch:
-            return _watch(swarm, report.run_id, 0, as_json=args.json)
+            return _watch(args, report.run_id, 0)
         done = (
             f"is complete at step {report.step}: the key was used for it" if report.status == "complete" else "started"
         )
@@ -106,7 +108,7 @@ def show_status(args: argparse.Namespace) -> int:
         status = swarm.status()
         run_id = args.run_id or status.run_id
         if args.watch and run_id is not None:
-            return _watch(swarm, run_id, args.since_step, as_json=args.json)
+            return _watch(args, run_id, args.since_step)
         report = None if run_id is None else swarm.run(run_id, args.since_step)
         if args.json:
             run = None if report is None else report.model_dump(mode="json")
@@ -146,7 +148,7 @@ def stop_run(args: argparse.Namespace) -> int:
     with connection.connect(args) as swarm:
         report = swarm.stop_run(args.run_id or swarm.current_run_id())
         if args.wait:
-            report = _released(swarm, report)
+            report = _released(args, report)
         now = "stopping" if report.ended_at is None else f"over ({report.status})"
         print(report.model_dump_json() if args.json else f"run {report.run_id} is {now}, at step {report.step}")
     return 1 if args.wait and report.ended_at is None else 0
@@ -211,24 +213,31 @@ def _over(report: RunReport, key: str) -> SwarmError:
     return OverLimit(ErrorCode.OVER_LIMIT, detail, run_id=report.run_id)
 
 
-def _released(swarm: SwarmClient, report: RunReport) -> RunReport:
+def _looking_on(args: argparse.Namespace) -> SwarmClient:
+    """A client that bears with a server which starts again."""
+    return connection.connect(args, connect_s=_RESTART_S, later_s=_RESTART_S)
+
+
+def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
     """The run, as soon as its server is free for another, or can do no more for it."""
-    reports = (swarm.run(report.run_id, report.step) for _ in swarm.statuses())
-    return next(each for each in reports if each.phase == "failed" or (each.phase == "idle" and each.ended_at))
+    with _looking_on(args) as swarm:
+        reports = (swarm.run(report.run_id, report.step) for _ in swarm.statuses())
+        return next(each for each in reports if each.phase == "failed" or (each.phase == "idle" and each.ended_at))
 
 
-def _watch(swarm: SwarmClient, run_id: str, since_step: int, *, as_json: bool) -> int:
+def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:
     """Print steps as they are made until the run ends. Exit code 0 when it is complete, else 1."""
-    if not as_json:
-        print(_heading())
-    for _ in swarm.statuses():
-        report = swarm.run(run_id, since_step)
-        for step in report.steps:
-            print(step.model_dump_json() if as_json else _row(step), flush=True)
-        since_step = max(since_step, report.step)
-        if report.status != "running":
-            print(report.model_copy(update={"steps": []}).model_dump_json() if as_json else _run_line(report))
-            return 0 if report.status == "complete" else 1
+    if not args.json:
+        print(_heading(), flush=True)
+    with _looking_on(args) as swarm:
+        for _ in swarm.statuses():
+            report = swarm.run(run_id, since_step)
+            for step in report.steps:
+                print(step.model_dump_json() if args.json else _row(step), flush=True)
+            since_step = max(since_step, report.step)
+            if report.status != "running":
+                print(report.model_copy(update={"steps": []}).model_dump_json() if args.json else _run_line(report))
+                return 0 if report.status == "complete" else 1
     return 1
 
 

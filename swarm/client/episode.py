@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from foundation.clock import Clock
 from foundation.logs import redact
+from swarm.client.answers import to_its_answer
 from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NotFound
 from swarm.client.messages import written
 from swarm.client.wire import Patience
@@ -18,12 +19,8 @@ from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, EpisodeReceipt, 
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.teams import EpisodePreparation
 
-GIVE_BACK_S = 2.0
-"""How long a client that is told to stop waits for the answer to a claim, a result or an abort that is on its way."""
 RENEWALS_PER_IDLE_LIMIT = 3
 REASON_CHARS = 8_000
-
-Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +189,7 @@ class Episode:
     async def _claimed(self) -> None:
         """Have the grant. When nobody waits for it any more, one on its way is given back, not left to run out."""
         try:
-            await self._to_its_answer(self._granted())
+            await to_its_answer(self._granted(), self._clock)
         except asyncio.CancelledError:
             if self._grant is not None:
                 self._abort_reason = "the client stopped before it began"
@@ -201,19 +198,6 @@ class Episode:
 
     async def _granted(self) -> None:
         self._grant = await self.desk.claim(self.claim)
-
-    async def _to_its_answer(self, request: Coroutine[Any, Any, Answer]) -> Answer:
-        """Its answer. When nobody waits for it any more, one that is on its way has GIVE_BACK_S to arrive all the same."""
-        sent = asyncio.create_task(request)
-        try:
-            return await asyncio.shield(sent)
-        except asyncio.CancelledError:
-            enough = asyncio.ensure_future(self._clock.sleep(GIVE_BACK_S))
-            await asyncio.wait((sent, enough), return_when=asyncio.FIRST_COMPLETED)
-            enough.cancel()
-            if not sent.cancel() and not sent.cancelled():
-                sent.exception()  # seen: nobody is there to be told
-            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -241,7 +225,7 @@ class Episode:
         if self.in_team:
             raise RuntimeError(f"episode {self.id} ends with its team: leave the team's block, do not await its end")
         if self.receipt is None:
-            return await self._to_its_answer(self._handed_in(self._result))
+            return await to_its_answer(self._handed_in(self._result), self._clock)
         return self.receipt
 
     async def _send_or_abort(self) -> None:
@@ -260,7 +244,8 @@ class Episode:
     async def _abort_quietly(self) -> None:
         """An abort that cannot be delivered must not hide why it was sent; the lease runs out by itself."""
         try:
-            await self._to_its_answer(self.desk.abort(self.id, self.grant.lease, self._abort_reason or ""))
+            abort = self.desk.abort(self.id, self.grant.lease, self._abort_reason or "")
+            await to_its_answer(abort, self._clock)
         except (LeaseLost, NotFound):
             self.lost.set()
         except SwarmError as error:

@@ -16,6 +16,8 @@ EpisodeKind = Literal["train", "eval"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Reward = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
 """Bounded, so that sums and squares of any number of them are finite too, also in single precision."""
+Name = Annotated[str, Field(max_length=1_000)]
+"""An id that a client chose: it stands in every row and every answer about the episode."""
 
 
 class WeightsVersion(BaseModel, frozen=True):
@@ -30,11 +32,11 @@ class EpisodeClaim(StrictModel):
     """Asks for one attempt at a task."""
 
     run_id: str
-    client_id: str
-    client_version: str = "0"
+    client_id: Name
+    client_version: Name = "0"
     kind: EpisodeKind = "train"
-    task_id: Annotated[str, Field(min_length=1)]
-    mix: str | None = None
+    task_id: Annotated[Name, Field(min_length=1)]
+    mix: Name | None = None
     idle_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 240.0
     max_episode_s: Annotated[float, Field(gt=0)] | None = None
     max_call_s: Annotated[float, Field(gt=0)] | None = None

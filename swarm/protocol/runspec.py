@@ -15,6 +15,8 @@ from swarm.protocol.quantities import MOST, Count, NonNegative, Positive
 
 MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """A family of tasks, as it also stands in metrics' names."""
+LEAST_TEMPERATURE = 0.01
+"""vLLM draws at this one where a lower is asked for, but for 0, at which nothing is drawn."""
 
 
 class OptimizerSpec(StrictModel):
@@ -82,6 +84,16 @@ class SamplingSpec(StrictModel):
     top_k: Annotated[int, Field(ge=-1, le=MOST)] = -1
     """-1 or 0: no limit."""
     max_tokens: Count = 256
+
+    @field_validator("temperature")
+    @classmethod
+    def _drawn_at(cls, temperature: float) -> float:
+        if 0 < temperature < LEAST_TEMPERATURE:
+            raise ValueError(
+                f"vLLM draws at {LEAST_TEMPERATURE:g} where {temperature:g} is asked for, and calls that it draws so are not "
+                f"trained; give {LEAST_TEMPERATURE:g} or more, or 0 for a run that only evaluates"
+            )
+        return temperature
 
 
 class LimitSpec(StrictModel):

@@ -241,6 +241,17 @@ class StoreContract:
         assert (failed.status, failed.reason, failed.attempt) == (TrialStatus.FAILED, "tried 2 times", 2)
         assert [attempt.outcome for attempt in store.attempts(study, key)] == ["failed", "failed"]
 
+    def test_words_that_no_database_takes_as_they_are_are_kept_all_the_same(
+        self, store: Store, study: str, key: str
+    ) -> None:
+        said = "Segfault\0\ud83d in \N{SNOWMAN}"
+        store.record_intent(study, key, 1, "http://a", "k#1", {})
+        store.fail_attempt(study, key, said)
+        store.record_event(study, "client_failed", {"why": said})
+        kept = "Segfault\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER} in \N{SNOWMAN}"
+        assert store.attempts(study, key)[0].reason == store.trial(study, key).reason == kept
+        assert store.events(study, kind="client_failed")[0].detail == {"why": said}
+
     def test_a_withdrawn_attempt_is_followed_by_the_next_like_a_failed_one(
         self, store: Store, study: str, key: str
     ) -> None:

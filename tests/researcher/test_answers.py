@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from researcher.answers import Amendment, amend, answer_gate, answer_text
-from researcher.commands import DONE, FAILED
+from researcher.commands import DONE, FAILED, OUT_OF_BUDGET
 from researcher.main import main
 from researcher.planner.gate import Answer
 from researcher.planner.graph import PlanOptions, plan_study
@@ -87,6 +87,21 @@ async def test_a_plan_amended_to_other_seeds_is_laid_out_as_one_that_was_asked_f
     wanted = await plan_study(topic, PlanOptions(planner="builtin", budget_s=1e6, seeds=seeds, **layout))
     assert amended.stages == wanted.stages
     assert amended.budget == wanted.budget
+    found.store.close()
+
+
+def test_an_amendment_that_its_budget_does_not_pay_for_is_refused_as_a_start_with_it_is(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, url = opened(home)
+    study = at_gate(found.store, url)
+    for change in (["--seeds", "200"], ["--budget", "1m"]):
+        assert main(["amend", study, *change, "--because", "more"]) == OUT_OF_BUDGET
+        said = capsys.readouterr().err
+        assert "the budget is" in said
+        assert "give --budget" in said
+    assert main(["amend", study, "--seeds", "200", "--budget", "8h", "--because", "more"]) == DONE
+    assert found.store.plan(study).version == 2
     found.store.close()
 
 

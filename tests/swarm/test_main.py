@@ -167,6 +167,12 @@ def test_a_grant_that_holds_nonsense_is_refused(
     assert said in capsys.readouterr().err
 
 
+def test_a_field_that_stands_twice_in_a_document_is_refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"batch": {"tasks": 4, "group_size": 8, "tasks": 2}}'))
+    assert swarm("run", "start", "-") == 2
+    assert "'tasks' stands twice in one object" in capsys.readouterr().err
+
+
 def test_standard_input_that_is_no_text_is_refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe{}"), encoding="utf-8"))
     assert swarm("run", "start", "-") == 2
@@ -231,6 +237,21 @@ def test_a_run_is_started_changed_followed_and_stopped(tmp_path: Path, capsys: C
     assert swarm("run", "stop") == 0
     assert swarm("run", "status", run_id, "--watch") == 1
     assert "stopped" in capsys.readouterr().out
+
+
+def test_whoever_watches_a_run_sees_it_through_a_restart_of_the_server(
+    server: ServerProcess, tmp_path: Path, capsys: Capture
+) -> None:
+    run_id = start(capsys)
+    command = [sys.executable, "-m", "swarm.main", "run", "status", run_id, "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as watching:
+        assert watching.stdout is not None
+        assert "reward" in watching.stdout.readline()
+        server.kill()
+        with ServerProcess(server.state_dir, "--log-level", "warning", "--port", server.url.rpartition(":")[2]):
+            assert swarm("run", "stop") == 0
+            out, err = watching.communicate(timeout=60)
+    assert (watching.returncode, f"run {run_id}  stopped" in out) == (1, True), err
 
 
 @pytest.mark.usefixtures("server")

@@ -45,6 +45,8 @@ class AnthropicMessages:
             if not isinstance(message, dict) or message.get("role") not in _ROLES:
                 raise bad_request(f"each message must be an object with a role of {', '.join(_ROLES)}", "messages")
             _check_content(message.get("content"), "messages")
+            if message["content"] == [] and message["role"] != "assistant":  # a model that says nothing is echoed so
+                raise bad_request(f"{message['role']} messages must have non-empty content", "messages")
         if body.get("system") is not None:
             _check_content(body["system"], "system")
         check_count(body, "max_tokens")

@@ -5,6 +5,8 @@ Pure functions over JSON objects; what vLLM serves is kept as it is.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -51,10 +53,8 @@ class ChatForm:
         head = {name: answer.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
         for choice in answer["choices"]:
             yield head | {"choices": [_delta(choice, {"role": "assistant", "content": ""})]}
-            delta = {name: value for name, value in choice["message"].items() if name != "role" and value is not None}
-            if calls := delta.get("tool_calls"):
-                delta["tool_calls"] = [call | {"index": position} for position, call in enumerate(calls)]
-            yield head | {"choices": [_delta(choice, delta) | {"logprobs": choice.get("logprobs")}]}
+            for delta, logprobs in _parts(choice):
+                yield head | {"choices": [_delta(choice, delta) | {"logprobs": logprobs}]}
             end = {"finish_reason": choice.get("finish_reason"), "stop_reason": choice.get("stop_reason")}
             yield head | {"choices": [_delta(choice, {}) | end]}
         if (body.get("stream_options") or {}).get("include_usage") and answer.get("usage"):
@@ -155,6 +155,32 @@ def message_of(answer: JsonObject) -> Message | None:
         return None
     message = {name: value for name, value in choices[0]["message"].items() if value is not None}
     return message if message.get("tool_calls") else {"content": ""} | message
+
+
+def _parts(choice: JsonObject) -> Iterator[tuple[JsonObject, JsonObject | None]]:
+    """What was thought, said and called, in this order, as deltas with the log-probabilities of each."""
+    said = {name: value for name, value in choice["message"].items() if name != "role" and value is not None}
+    thought = {"reasoning": said.pop("reasoning")} if said.get("reasoning") else {}
+    called = [call | {"index": position} for position, call in enumerate(said.pop("tool_calls", ()))]
+    calls = {"tool_calls": called} if called else {}
+    entries = (choice.get("logprobs") or {}).get("content") or []
+    begin, end = _text_span(entries, thought.get("reasoning", ""), said.get("content", ""), called=bool(called))
+    for delta, some in ((thought, entries[:begin]), (said, entries[begin:end]), (calls, entries[end:])):
+        if delta or some:
+            yield delta, {"content": some} if some else None
+
+
+def _text_span(entries: list[JsonObject], thought: str, text: str, *, called: bool) -> tuple[int, int]:
+    """The entries of `text`: all, but for those before and after it where something was thought or called."""
+    spelt = [bytes(entry.get("bytes") or ()) for entry in entries]
+    ends = list(itertools.accumulate(map(len, spelt)))
+    whole = b"".join(spelt)
+    after = max(0, whole.find(thought.encode())) + len(thought.encode())
+    at = whole.find(text.encode(), after)
+    if not text or at < 0:  # where its tokens cannot be found, none are told
+        return (len(entries), len(entries)) if thought or called else (0, len(entries))
+    begin = bisect.bisect_right(ends, at) if thought else 0
+    return begin, bisect.bisect_left(ends, at + len(text.encode())) + 1 if called else len(entries)
 
 
 def _delta(choice: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:

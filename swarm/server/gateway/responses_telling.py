@@ -97,7 +97,8 @@ class ResponsesTelling:
 
     def _delta(self, delta: JsonObject, logprobs: list[JsonObject]) -> list[bytes]:
         frames: list[bytes] = []
-        self._waiting_logprobs += logprobs
+        if delta.get("content") or not delta.get("tool_calls"):
+            self._waiting_logprobs += logprobs
         if delta.get("reasoning"):
             frames += self._switched("reasoning") + self._said(delta["reasoning"])
         if delta.get("content"):

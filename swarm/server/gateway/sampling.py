@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from swarm.protocol.episodes import RecordedSampling
-from swarm.protocol.runspec import SamplingSpec
+from swarm.protocol.runspec import LEAST_TEMPERATURE, SamplingSpec
 
 _LIMITS = ("max_completion_tokens", "max_tokens")
-LEAST_TEMPERATURE = 0.01
-"""vLLM draws at this one where a lower is asked for, but for 0, at which nothing is drawn."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (None, 1, 1.0),
     "top_k": (None, 0, -1),

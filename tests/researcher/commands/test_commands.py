@@ -23,6 +23,8 @@ from researcher.main import main
 from researcher.models import Event, StudyStatus
 from researcher.store.store import Store
 from researcher.view import JsonView, PlainView, StudyPicture
+from swarm.client.sync import SwarmClient
+from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS, example_plan
 from tests.fakes.shown_study import at_gate, opened
 
@@ -182,6 +184,7 @@ def test_a_study_that_nobody_works_on_is_stopped_at_once_with_its_server(
 ) -> None:
     store = Store.open()
     resting = store.create_study("a topic", {})
+    store.save_plan(resting, example_plan())
     store.set_study_status(resting, StudyStatus.RUNNING)
     left = Berth(home / "studies" / resting / "server" / "process", SystemClock())
     left.start(["sleep", "600"], dict(os.environ))
@@ -191,6 +194,29 @@ def test_a_study_that_nobody_works_on_is_stopped_at_once_with_its_server(
     assert store.study(resting).status is StudyStatus.STOPPED
     assert main(["stop", resting]) == 0
     assert "already" in capsys.readouterr().out
+
+
+def test_what_a_killed_researcher_left_on_given_servers_is_stopped_with_its_study(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, away = Store.open(), "http://127.0.0.1:9"
+    with ServerProcess(tmp_path / "a") as left_on, ServerProcess(tmp_path / "b") as lent:
+        urls = [left_on.url, lent.url, away]
+        resting = store.create_study("a topic", {"servers": urls})
+        store.save_plan(resting, example_plan())
+        store.set_study_status(resting, StudyStatus.RUNNING)
+        client = Berth(home / "studies" / resting / "trials" / "0123" / "lr-seed0" / "attempt1", SystemClock())
+        client.start(["sleep", "600"], dict(os.environ))
+        with SwarmClient(left_on.url) as swarm, SwarmClient(lent.url) as other:
+            left = swarm.start_run(RunSpec(labels={"study": resting})).run_id
+            theirs = other.start_run(RunSpec(labels={"study": "st-other"})).run_id
+            assert main(["stop", resting]) == 0
+            said = capsys.readouterr().out
+            assert (swarm.run(left).phase == "rolling", other.run(theirs).phase == "rolling") == (False, True)
+    assert not client.alive()
+    assert f"`swarm run stop --url {away}`" in said
+    assert left_on.url not in said
+    assert store.study(resting).status is StudyStatus.STOPPED
 
 
 def test_a_study_that_somebody_works_on_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,6 +268,32 @@ def test_a_start_that_was_interrupted_while_it_planned_points_at_no_study(
     monkeypatch.setattr("researcher.commands.study.plan_study", interrupted)
     assert main(["start", "--topic", TOPIC]) == 130
     assert "resume" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_a_study_whose_start_was_killed_before_its_plan_was_frozen_says_what_to_do(
+    carried: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    cut = store.create_study("a topic", {"servers": []})
+    store.save_schedule(cut, {"timetable": {"zone": "UTC"}, "carried": carried})
+    told = {}
+    for command in ("resume", "show", "report", "export", "status", "watch", "verify"):
+        code = main([command, cut])
+        told[command] = "".join(capsys.readouterr())
+        assert "Traceback" not in told[command]
+        assert (command, code) in (("status", 0), ("watch", 3), (command, FAILED))
+    for command in ("resume", "show", "report", "export"):
+        assert "was cut off before it froze one (then start anew)" in told[command]
+    for command in ("status", "watch"):
+        assert "it has no plan: `researcher start` asks anew, `researcher stop` ends this one" in told[command]
+    assert f"`researcher status {cut}`" in told["verify"]
+    assert main(["stop", cut]) == 0
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert "before it had a plan; `researcher start` asks anew" in said
+    assert f"{cut}  stopped" in said
+    store.close()
 
 
 def test_a_study_that_was_interrupted_is_named(

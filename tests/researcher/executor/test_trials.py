@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bench.serving import ServerProcess
@@ -377,6 +378,59 @@ async def test_a_trial_that_was_interrupted_on_a_server_of_others_goes_on_there(
             running = asyncio.create_task(lab.run(pool, trials, on_progress=lab.at_step(2, lambda _: reached.set())))
             await reached.wait()
             running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            assert (await pool.servers[0].swarm.status()).run_id is None
+        async with lab.pool(server.url) as pool:
+            [done] = await lab.run(pool, trials)
+    assert_whole(done)
+    assert done.attempt == 1
+
+
+async def test_trials_that_are_interrupted_together_all_leave_their_servers_free(lab: Lab, tmp_path: Path) -> None:
+    trials, reached = lab.trials(), {key: asyncio.Event() for key in (trial.key for trial in lab.trials())}
+
+    def watch(progress: Progress) -> None:
+        if progress.step >= 1:
+            reached[progress.key].set()
+
+    with ServerProcess(tmp_path / "a", *SLOW) as one, ServerProcess(tmp_path / "b", *SLOW) as other:
+        async with lab.pool(one.url, other.url) as pool:
+            running = asyncio.create_task(lab.run(pool, trials, on_progress=watch))
+            await asyncio.gather(*(each.wait() for each in reached.values()))
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            assert [(await server.swarm.status()).run_id for server in pool.servers] == [None, None]
+    assert {str(event["trial"]) for event in told(lab, "trial_paused")} == set(reached)
+
+
+class AnsweredLate(httpx.AsyncHTTPTransport):
+    """Answers to starts of runs are held back: the server has the run, and whoever asked does not know of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started, self.let_through = asyncio.Event(), asyncio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await super().handle_async_request(request)
+        if request.method == "POST" and request.url.path.endswith("/runs"):
+            self.started.set()
+            await self.let_through.wait()
+        return answer
+
+
+async def test_interrupted_while_its_run_is_started_it_leaves_no_run_on_a_server_of_others(
+    lab: Lab, tmp_path: Path
+) -> None:
+    trials, wire = lab.trials()[:1], AnsweredLate()
+    with ServerProcess(tmp_path / "a") as server:
+        async with ServerPool(lab.store, f"study {lab.study}", urls=[server.url], transport=wire) as pool:
+            running = asyncio.create_task(lab.run(pool, trials))
+            await wire.started.wait()
+            assert (await pool.servers[0].swarm.status()).run_id is not None
+            running.cancel()
+            wire.let_through.set()
             with suppress(asyncio.CancelledError):
                 await running
             assert (await pool.servers[0].swarm.status()).run_id is None

@@ -125,6 +125,16 @@ async def test_what_cannot_be_amended_is_a_clear_message(
     assert page.home.store.plan(study).version == 1
 
 
+async def test_an_amendment_beyond_the_budget_is_a_clear_message(page: WebPage, browser: httpx.AsyncClient) -> None:
+    study = at_gate(page.home.store, page.url)
+    token = form_token((await browser.get(f"/studies/{study}")).text)
+    fields = {"token": token, "version": "1", "seeds": "200", "because": "sure", "by": "ada"}
+    sent = await browser.post(f"/studies/{study}/amend", data=fields)
+    assert sent.status_code == 409
+    assert "the budget is 60 min" in sent.text
+    assert page.home.store.plan(study).version == 1
+
+
 async def test_a_study_at_no_gate_has_no_form_and_takes_no_answer(page: WebPage, browser: httpx.AsyncClient) -> None:
     study, _ = running(page.home.store)
     waiting = at_gate(page.home.store, page.url)

@@ -116,10 +116,14 @@ async def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes)
     assert_problem(await served.http.post("/swarm/v1/runs", content=body), 422, "invalid_spec")
 
 
-async def test_a_claim_names_a_task(served: Served) -> None:
-    claim = {"run_id": await served.start_run(), "client_id": "c", "task_id": ""}
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [("task_id", ""), *((field, "x" * 1_001) for field in ("task_id", "client_id", "client_version", "mix"))],
+)
+async def test_a_claim_names_a_task_and_no_name_is_a_whole_text(served: Served, field: str, name: str) -> None:
+    claim = {"run_id": await served.start_run(), "client_id": "c", "task_id": "t"} | {field: name}
     document = assert_problem(await served.http.post("/swarm/v1/episodes:claim", json=claim), 422, "invalid_spec")
-    assert [error["field"] for error in document["errors"]] == ["task_id"]
+    assert [error["field"] for error in document["errors"]] == [field]
 
 
 async def test_a_misspelt_query_parameter_is_refused(served: Served) -> None:

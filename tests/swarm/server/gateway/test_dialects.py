@@ -369,6 +369,8 @@ def test_errors_come_in_the_dialects_own_envelope(served: Served) -> None:
         {"messages": [{"role": "robot", "content": "x"}]},
         {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
         {"messages": [{"role": "user", "content": 5}]},
+        {"messages": [{"role": "user", "content": []}]},
+        {"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": []}]},
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         {"tools": "x"},
         {"tool_choice": {"type": "tool", "name": "none"}},

@@ -99,6 +99,42 @@ def test_whole_answers_sent_back_are_the_message_that_was_recorded() -> None:
     assert same_message(sent_back, recorded)
 
 
+SPELT: list[tuple[dict[str, Any], list[str]]] = [
+    ({"reasoning": "Let me see: it?"}, ["<think>", "Let me", " see: it?", "</think>"]),
+    ({"content": "I see"}, ["I", " see"]),
+    ({"content": ": it."}, [": it."]),
+    ({"tool_calls": [{"index": 0, "id": "c0", "function": {"name": "look", "arguments": "{}"}}]}, ["<call>", "look{}"]),
+    ({}, ["<end>"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "told"),
+    [
+        ((), ["I", " see", ": it."]),
+        (("reasoning",), ["I", " see", ": it."]),
+        (("tool_calls",), ["I", " see", ": it.", "<end>"]),
+        (("content",), []),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_responses_text_has_the_logprobs_of_its_own_tokens(
+    left_out: tuple[str, ...], told: list[str], stream: bool
+) -> None:
+    head = {"id": "chatcmpl-7", "created": 1, "model": "m"}
+    assembly, telling = ChatForm().assembly({}), Responses().telling(BODY, BODY)
+    for delta, tokens in SPELT:
+        if not set(delta) & set(left_out):
+            content = [{"token": token, "bytes": list(token.encode()), "logprob": -1.0} for token in tokens]
+            chunk = head | {"choices": [{"index": 0, "delta": delta, "logprobs": {"content": content}}]}
+            telling.tell(chunk, 5)
+            assembly.add(SampledEvent(data=chunk))
+    answer = assembly.answer()
+    response = telling.response(answer) if stream else Responses().answer(BODY, BODY, answer)
+    texts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
+    assert [entry["token"] for part in texts for entry in part["logprobs"]] == told
+
+
 def test_a_call_that_is_no_json_is_shown_as_it_is_and_a_stop_string_wins() -> None:
     answer = assembled()
     answer["choices"][0]["message"]["tool_calls"][1]["function"]["arguments"] = '{"at": '
