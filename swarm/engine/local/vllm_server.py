@@ -35,9 +35,15 @@ CPU_NORMS = "swarm_cpu"
 _IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The engine core runs the model itself. As two processes the core spins while it waits for the worker, and on two cores
 takes one of them from it. By name, because on the CPU vLLM turns the short form `uni` into two processes again."""
+_PROMPT_TAILS = {
+    "kv_connector": "TailsConnector",
+    "kv_connector_module_path": "swarm.engine.local.tails_connector",
+    "kv_role": "kv_producer",  # as a consumer vLLM would keep blocks longer, for those who write there out of order
+}
 _CPU_FLAGS = [
     *("--enforce-eager", "--distributed-executor-backend", _IN_PROCESS, "--block-size", str(_BLOCK_TOKENS)),
     *("--ir-op-priority", json.dumps({"rms_norm": [CPU_NORMS], "fused_add_rms_norm": [CPU_NORMS]})),
+    *("--kv-transfer-config", json.dumps(_PROMPT_TAILS)),
 ]
 """A GPU has kernels and block sizes of its own, and graphs; its engine core does not compete with the model for two cores."""
 _GPU_FLAGS = ["--gpu-memory-utilization", "0.01"]
@@ -181,6 +187,8 @@ class VllmSettings:
 
 _SPINS = "2000"
 """Some 20 µs: as long as the gap between two operations of a small model."""
+_SAMPLING_SPINS = "200000"
+"""Some 2 ms: sampling is thousands of short operations per step, and sleeping between them takes a tenth of its time."""
 
 REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Freed memory is kept: giving it back and getting it again doubles the time of a training step. Also where weights are

@@ -25,6 +25,7 @@ BODY: dict[str, Any] = {
     "max_tokens": 16,
     "seed": 3,
 }
+_COPIED = "vllm:external_prefix_cache_hits_total"
 OTHER = {"messages": [{"role": "user", "content": "Name three colours of the rainbow."}]}
 
 
@@ -140,6 +141,48 @@ def test_equal_seeds_give_equal_tokens_and_many_seeded_prompts_at_once_are_serve
     assert len(vllm_loop.run(many())) == 80
     first, again = vllm_loop.run(vllm.sample(ask(seed=11))), vllm_loop.run(vllm.sample(ask(seed=11)))
     assert first.choices[0].sampled_ids == again.choices[0].sampled_ids
+
+
+def test_equal_prompts_are_computed_once_up_to_their_last_token_and_answered_alike(
+    vllm: VllmInference, vllm_loop: LoopThread
+) -> None:
+    """Three blocks and a tail; under new weights all are computed anew, also while earlier requests still run."""
+    messages = [{"role": "user", "content": " ".join(str(number) for number in range(50))}]
+    greedy = ask(messages=messages, temperature=0.0, max_tokens=24, ignore_eos=True)
+
+    async def alone_then_many() -> tuple[Sampled, list[Sampled], int, int]:
+        alone = await vllm.sample(greedy)
+        await vllm.publish(vllm.settings.model_dir, version(1))
+        before = await _copied(vllm)
+        many = await asyncio.gather(*(vllm.sample(greedy) for _ in range(6)))
+        between = await _copied(vllm)
+        running = asyncio.create_task(vllm.sample(ask(messages=messages, max_tokens=120, ignore_eos=True)))
+
+        async def under_way() -> bool:
+            return min(await _sampled(vllm, 1)) > 2
+
+        await until(under_way)
+        await vllm.publish(None, version(2))
+        many += [await vllm.sample(greedy)]
+        await running
+        return alone, many, between - before, await _copied(vllm) - between
+
+    alone, many, copied, copied_later = vllm_loop.run(alone_then_many())
+    for sampled in many:
+        assert sampled.choices[0].sampled_ids == alone.choices[0].sampled_ids
+        assert sampled.choices[0].logprobs == pytest.approx(alone.choices[0].logprobs, abs=0.1)
+    tail = (len(alone.prompt_ids) - 1) % 32
+    assert tail > 0
+    assert copied == 5 * tail
+    assert copied_later == tail
+
+
+async def _copied(vllm: VllmInference) -> int:
+    """Tokens of prompts so far that were copied from another request, as vLLM counts them."""
+    client = vllm._serving()
+    async with client._http.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return round(sum(float(line.split()[-1]) for line in lines if line.startswith(_COPIED)))
 
 
 def test_an_unfit_request_is_refused_in_openais_format(vllm: VllmInference, vllm_loop: LoopThread) -> None:
