@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Plan(KVConnectorMetadata):
+class Plan(KVConnectorMetadata):  # type: ignore[misc]
     """What the worker is told for a step."""
 
     copies: Copies
 
 
-class TailsConnector(KVConnectorBase_V1, SupportsHMA):
+class TailsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """See this module. Models with several kinds of caches share whole blocks alone."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
