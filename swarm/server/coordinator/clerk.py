@@ -78,6 +78,7 @@ class Clerk:
 
     def _reload(self, error: BaseException) -> None:
         """A write failed: the book goes back to what is on disk. Open leases and their calls are carried over."""
+        self._work.set()  # whoever waits for work looks at the book anew, or hears that there is none
         state = self._book.state
         self._book = Book.load(
             self.store.read.snapshot(),
@@ -87,7 +88,6 @@ class Clerk:
             situation=self.situation,
             live={**state.closing, **state.live},
         )
-        self._work.set()
         if isinstance(error, Refusal) and error.code is ErrorCode.STORAGE_FULL:
             self.storage(POOL, error.detail)
 
@@ -170,8 +170,10 @@ class Clerk:
     async def wait_for_work(self, until: float) -> None:
         """Return when something happened that the conductor should look at, or at `until` (Unix time, may be infinite).
 
-        Raises: what ended the watch over limits, which must never end by itself.
+        Raises: what ended the watch over limits, which must never end by itself; what broke the pool.
         """
+        if self._commit.broken is not None:
+            raise self._commit.broken
         if self._watch is not None and self._watch.done():
             self._watch.result()
         left_s = until - self.clock.now()

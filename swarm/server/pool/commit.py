@@ -19,6 +19,7 @@ class GroupCommit:
     statements in a thread would each have to win the interpreter lock back from a busy loop.)
 
     on_failure is called, before any writer hears of it, when a commit failed: nothing submitted and unanswered is on disk then.
+    What it raises is the end of all writing, since nobody knows any more what is on disk: see `broken`.
     """
 
     def __init__(self, store: PoolStore, on_failure: Callable[[BaseException], None]) -> None:
@@ -28,6 +29,8 @@ class GroupCommit:
         self._queue: list[tuple[Sequence[Change], asyncio.Future[None]]] = []
         self._draining: asyncio.Task[None] | None = None
         self._last: asyncio.Future[None] | None = None
+        self.broken: Exception | None = None
+        """Why nothing can be written any more; None while it can. Whatever is submitted then fails with it."""
 
     def submit(self, changes: Sequence[Change]) -> asyncio.Future[None]:
         """A future that is done when the changes, and all before them, are on disk; or fails, and none of them is.
@@ -36,6 +39,9 @@ class GroupCommit:
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_seen)
+        if self.broken is not None:
+            future.set_exception(self.broken)
+            return future
         self._queue.append((changes, future))
         self._last = future
         if self._draining is None:
@@ -44,6 +50,8 @@ class GroupCommit:
 
     def last(self) -> asyncio.Future[None]:
         """Done when everything submitted so far is on disk."""
+        if self.broken is not None:
+            return self.submit(())
         if self._last is None:
             self._last = asyncio.get_running_loop().create_future()
             self._last.set_result(None)
@@ -78,14 +86,18 @@ class GroupCommit:
             self._draining = None
 
     def _fail(self, batch: list[tuple[Sequence[Change], asyncio.Future[None]]], error: BaseException) -> None:
-        self._store.rollback()
         # What was queued meanwhile was decided on top of the batch that is lost, so it is lost too.
         lost, self._queue = batch + self._queue, []
         self._last = None
-        self._on_failure(error)
-        for _, future in lost:
-            if not future.done():
-                future.set_exception(error)
+        try:
+            self._store.rollback()
+            self._on_failure(error)
+        except Exception as worse:
+            self.broken = worse
+        finally:
+            for _, future in lost:
+                if not future.done():
+                    future.set_exception(error)
 
 
 def _seen(future: asyncio.Future[None]) -> None:

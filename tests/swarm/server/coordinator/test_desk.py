@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from swarm.engine.seam import EngineHealth
 from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, EpisodeResult
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunRequest
-from tests.swarm.server.coordinator.world import World, running, spec
+from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
 pytestmark = pytest.mark.anyio
 
@@ -507,6 +508,29 @@ async def test_what_was_decided_on_top_of_a_failed_write_is_refused_with_it(worl
     world.store._db.execute("PRAGMA max_page_count = 1000000")
     assert (await world.claim("t-1")).slot == 1
     assert await world.states() == ["running", "running"]
+
+
+async def test_where_what_is_on_disk_cannot_be_read_after_a_failed_write_nobody_waits_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = await world.claim("t-1")
+    await world.call(lease)
+    pages = world.store._db.execute("PRAGMA page_count").fetchone()[0]
+    world.store._db.execute(f"PRAGMA max_page_count = {pages}")
+
+    def unreadable() -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(world.store.read, "snapshot", unreadable)
+    async with asyncio.timeout(PATIENCE_S):
+        refused = await world.refused(world.end(lease, metadata={"note": "x" * 200_000}))
+        assert refused.code is ErrorCode.STORAGE_FULL
+        for later in (world.claim("t-1"), world.desk.ledger()):
+            with pytest.raises(sqlite3.OperationalError, match="disk I/O"):
+                await later
+        assert world.task is not None
+        with pytest.raises(sqlite3.OperationalError, match="disk I/O"):  # which ends the server: only a new one can know
+            await world.task
 
 
 @pytest.mark.parametrize("reward", [1e200, -1e308, 1e13, math.inf, math.nan])
