@@ -187,8 +187,6 @@ class VllmSettings:
 
 _SPINS = "2000"
 """Some 20 µs: as long as the gap between two operations of a small model."""
-_SAMPLING_SPINS = "200000"
-"""Some 2 ms: sampling is thousands of short operations per step, and sleeping between them takes a tenth of its time."""
 
 REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Freed memory is kept: giving it back and getting it again doubles the time of a training step. Also where weights are
