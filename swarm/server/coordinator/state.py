@@ -386,8 +386,8 @@ class BookState:
         """Somebody's patience may have run out: steps and claims of the others may go on."""
         self.turned = self.stirred = True
         if self.run is not None:
-            late = {name for name, at in self.awaited.ends_at(self.run.spec.batch.mix).items() if at <= self.lease_time}
-            self.log += [f"family {name!r} keeps the others waiting: they go on without it" for name in sorted(late)]
+            late = self.awaited.newly_passed(self.run.spec.batch.mix, self.lease_time)
+            self.log += [f"family {name!r} keeps the others waiting: they go on without it" for name in late]
 
     def _resolve(self, group: Group) -> None:
         """The partial policy."""

@@ -174,6 +174,26 @@ async def test_a_family_slower_than_its_patience_is_passed_and_paid_back(tmp_pat
         assert (status.passed, status.debt) == (False, 0)
 
 
+async def test_the_end_of_a_patience_is_told_once_however_often_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as world:
+        mix = {"a": {"ratio": 1}, "b": {"ratio": 1, "patience_s": 30}, "c": {"ratio": 1, "patience_s": 60}}
+        await world.begin(batch={"tasks": 3, "mix": mix}, limits={"steps": 9})
+        told: list[str] = []
+        monkeypatch.setattr(world.desk.clerk.feed, "log", told.append)
+        await group(world, "a")
+        for seconds in (31, 31):
+            await world.passes(seconds)
+        for step, groups in ((1, 2), (2, 3)):
+            for _ in range(groups):
+                await group(world, "a")
+            await world.until_step(step)
+            await world.passes(1)
+        late = [line.split("'")[1] for line in told if "keeps the others waiting" in line]
+        assert late == ["b", "c"]
+
+
 async def test_patience_runs_only_while_the_others_have_done_their_part(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         mix = {"a": {"ratio": 1, "patience_s": 30}, "b": {"ratio": 1, "patience_s": 30}}
