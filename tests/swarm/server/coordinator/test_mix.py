@@ -280,6 +280,21 @@ async def test_in_an_informative_batch_groups_of_equal_rewards_count_for_no_fami
         assert Counter(await trained_mixes(world)) == {"a": 1, "b": 1}
 
 
+async def test_groups_of_equal_rewards_that_were_ready_are_dropped_when_the_rule_begins_to_ask_for_differences(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"tasks": 2}, limits={"steps": 1})
+        for _ in range(2):
+            await world.episode("dull", 1.0)
+        assert (await world.desk.status()).pool.groups_ready == 1
+        await world.desk.patch_run(world.run_id, {"batch": {"rule": "informative_tasks"}}, None, "ann")
+        assert await world.states() == ["dropped zero_variance"] * 2
+        await world.batch()
+        await world.until_status("complete")
+        assert [one.task_id for one in world.engine.made[0].groups] == ["t-1", "t-2"]
+
+
 async def test_two_families_are_both_waited_for_and_the_fast_one_never_fills_the_pool(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         mix = {"a": {"ratio": 1}, "b": {"ratio": 1}}
