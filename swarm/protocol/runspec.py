@@ -97,7 +97,10 @@ class SamplingSpec(StrictModel):
 
 
 class LimitSpec(StrictModel):
-    """Where a run ends. `None` is no limit."""
+    """Where a run ends. `None` is no limit.
+
+    wall_s and tokens are budgets: branches that a restore left behind count, for they were paid for.
+    """
 
     steps: Count | None = None
     wall_s: Positive | None = None

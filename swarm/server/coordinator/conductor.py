@@ -146,6 +146,7 @@ class Conductor:
         """Go back to a checkpoint, as an operator wished; what is opened next is the new branch."""
         wish = self._clerk.situation.restoration
         assert wish is not None
+        await self._clerk.settled()  # what is decided already is part of the past
         then = await self._clerk.read(lambda reader: past(reader, wish.run_id, run.specs, wish.step))
         try:
             await self._clerk.carry_out(lambda book: book.interventions.restore(wish, then))

@@ -119,8 +119,11 @@ class EpisodeBook:
                 return refused
             offered = self._open_group(claim, run), 0
         group, slot = offered
+        counted = group.counts
         group.clients.add(claim.client_id)
         group.left.discard(claim.client_id)
+        if group.counts != counted:  # somebody came back to it: it holds its place again
+            state.groups.touch()
         return self._grant(claim, run, group, slot, group.row.ordinal)
 
     def _open_group(self, claim: EpisodeClaim, run: Run) -> Group:

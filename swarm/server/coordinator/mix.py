@@ -93,6 +93,8 @@ class Awaited:
     """Families that others wait for with their part of the next step done, and since when. Times are lease time."""
 
     since: dict[str, float] = field(default_factory=dict)
+    told: dict[str, float] = field(default_factory=dict)
+    """Which end of patience with each was told of last."""
 
     def passed(self, mix: Mix, now: float) -> frozenset[str]:
         """Those whose patience ran out: steps are made without them until they deliver a group."""
@@ -103,6 +105,12 @@ class Awaited:
     def ends_at(self, mix: Mix) -> dict[str, float]:
         """When the patience with each runs out."""
         return {name: since + mix[name].patience_s for name, since in self.since.items() if name in mix}
+
+    def newly_passed(self, mix: Mix, now: float) -> list[str]:
+        """Those whose patience ran out and who were not told of yet: each once, however often this is asked."""
+        late = {name: at for name, at in self.ends_at(mix).items() if at <= now and self.told.get(name) != at}
+        self.told.update(late)
+        return sorted(late)
 
     def look(self, missing: Set[str], ready: Set[str], mix: Mix, now: float) -> list[str]:
         """Begin to wait for those who are `missing` while others are `ready`; returns whom. Forget who is not awaited."""

@@ -353,7 +353,7 @@ class BookState:
         else:
             self.deadlines.add(ends_at, group.row.group_id)
 
-    def _useless_because(self, group: Group) -> tuple[DropReason, str] | None:
+    def _useless_because(self, group: Group) -> tuple[DropReason, str | None] | None:
         """Why no batch will ever take it, in the ledger's words; None when one may."""
         run, row = self.run, group.row
         assert run is not None
@@ -366,7 +366,13 @@ class BookState:
         lag = self.trained_from - group.oldest_step
         if group.ended and lag > run.spec.max_staleness:
             return DropReason.STALE, f"its oldest token is {lag} versions behind"
+        if not group.open and self._teaches_nothing(group):  # it was ready before the rule asked for differences
+            return DropReason.ZERO_VARIANCE, None
         return None
+
+    def _teaches_nothing(self, group: Group) -> bool:
+        """Whether the batch rule has no use for it, as it ended."""
+        return self.run is not None and self.run.spec.batch.rule == "informative_tasks" and group.equal_rewards
 
     def look_at_mix(self, *, rearm: bool = False) -> None:
         """See which families the others wait for. rearm: patience may have been changed."""
@@ -386,8 +392,8 @@ class BookState:
         """Somebody's patience may have run out: steps and claims of the others may go on."""
         self.turned = self.stirred = True
         if self.run is not None:
-            late = {name for name, at in self.awaited.ends_at(self.run.spec.batch.mix).items() if at <= self.lease_time}
-            self.log += [f"family {name!r} keeps the others waiting: they go on without it" for name in sorted(late)]
+            late = self.awaited.newly_passed(self.run.spec.batch.mix, self.lease_time)
+            self.log += [f"family {name!r} keeps the others waiting: they go on without it" for name in late]
 
     def _resolve(self, group: Group) -> None:
         """The partial policy."""
@@ -399,7 +405,7 @@ class BookState:
 
     def _make_ready(self, group: Group) -> None:
         assert self.run is not None
-        if self.run.spec.batch.rule == "informative_tasks" and group.equal_rewards:
+        if self._teaches_nothing(group):
             self.drop_group(group, DropReason.ZERO_VARIANCE)
             return
         group.row.state = "ready"

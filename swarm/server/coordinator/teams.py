@@ -160,9 +160,13 @@ def decide(
     state.stirred = True
     row.ended_at = state.clock.now()
     row.detail = detail if outcome == "aborted" or how != "client" else None
+    superseded = row.reason is DropReason.SUPERSEDED
     if outcome == "aborted":
         row.state, row.reason = EpisodeState.DROPPED, reason
-        state.drop(row)
+        if superseded:  # its group is gone, and its number among the evaluations is another's by now
+            state.changes.append(PutEpisode(row))
+        else:
+            state.drop(row)
         return
     _take_result(row, team)
     group = state.groups.get(row.group_id) if row.group_id else None
@@ -170,9 +174,11 @@ def decide(
         state.enter_pool(row, group)
         return
     row.state = EpisodeState.DROPPED
-    if row.reason is DropReason.SUPERSEDED:
+    if superseded:
         row.detail = "its run had been restored when its team's decision came"
-    elif row.kind == "eval":
+        state.changes.append(PutEpisode(row))
+        return
+    if row.kind == "eval":
         row.reason = DropReason.EVAL
     elif not row.calls:
         row.reason, row.detail = DropReason.NO_CALLS, "committed without any recorded call"

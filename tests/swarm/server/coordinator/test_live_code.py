@@ -85,6 +85,20 @@ async def test_groups_with_a_client_that_goes_on_are_not_given_up(world: World) 
     assert (again.group_id, again.slot) == (shared.group_id, 1)
 
 
+async def test_a_client_that_comes_back_to_a_group_takes_its_place_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"mix": {"a": {"ratio": 1}, "b": {"ratio": 1}}})
+        left = await world.claim("a-1", mix="a", client_version="old")
+        await world.claim("b-1", mix="b", client_version="old", client_id="c-2")
+        await world.claim("b-2", mix="b", client_version="new")  # code that nobody knows yet opens its first group at once
+        refusal = await world.refused(world.claim("b-3", mix="b", client_version="new"))
+        assert "it is the turn of a" in refusal.detail
+        back = await world.claim("a-1", mix="a", client_version="old")
+        assert (back.group_id, back.slot) == (left.group_id, 1)
+        refusal = await world.refused(world.claim("a-2", mix="a", client_version="old", client_id="c-2"))
+        assert refusal.code is ErrorCode.DRAINING
+
+
 async def test_a_member_of_a_team_still_counts_as_its_groups_client_after_a_restart(tmp_path: Path) -> None:
     engine, clock = FaultyEngine(), ManualClock()
     async with running(tmp_path, engine, clock) as world:

@@ -174,6 +174,26 @@ async def test_a_family_slower_than_its_patience_is_passed_and_paid_back(tmp_pat
         assert (status.passed, status.debt) == (False, 0)
 
 
+async def test_the_end_of_a_patience_is_told_once_however_often_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as world:
+        mix = {"a": {"ratio": 1}, "b": {"ratio": 1, "patience_s": 30}, "c": {"ratio": 1, "patience_s": 60}}
+        await world.begin(batch={"tasks": 3, "mix": mix}, limits={"steps": 9})
+        told: list[str] = []
+        monkeypatch.setattr(world.desk.clerk.feed, "log", told.append)
+        await group(world, "a")
+        for seconds in (31, 31):
+            await world.passes(seconds)
+        for step, groups in ((1, 2), (2, 3)):
+            for _ in range(groups):
+                await group(world, "a")
+            await world.until_step(step)
+            await world.passes(1)
+        late = [line.split("'")[1] for line in told if "keeps the others waiting" in line]
+        assert late == ["b", "c"]
+
+
 async def test_patience_runs_only_while_the_others_have_done_their_part(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         mix = {"a": {"ratio": 1, "patience_s": 30}, "b": {"ratio": 1, "patience_s": 30}}
@@ -258,6 +278,21 @@ async def test_in_an_informative_batch_groups_of_equal_rewards_count_for_no_fami
         await group(world, "b")
         await world.until_status("complete")
         assert Counter(await trained_mixes(world)) == {"a": 1, "b": 1}
+
+
+async def test_groups_of_equal_rewards_that_were_ready_are_dropped_when_the_rule_begins_to_ask_for_differences(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"tasks": 2}, limits={"steps": 1})
+        for _ in range(2):
+            await world.episode("dull", 1.0)
+        assert (await world.desk.status()).pool.groups_ready == 1
+        await world.desk.patch_run(world.run_id, {"batch": {"rule": "informative_tasks"}}, None, "ann")
+        assert await world.states() == ["dropped zero_variance"] * 2
+        await world.batch()
+        await world.until_status("complete")
+        assert [one.task_id for one in world.engine.made[0].groups] == ["t-1", "t-2"]
 
 
 async def test_two_families_are_both_waited_for_and_the_fast_one_never_fills_the_pool(tmp_path: Path) -> None:

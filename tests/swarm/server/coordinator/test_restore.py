@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.protocol.episodes import DropReason
+from swarm.protocol.episodes import DropReason, EpisodeAbort
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.status import Phase, RestoreRequest
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
@@ -187,6 +188,58 @@ async def test_an_evaluation_that_its_team_decides_after_the_restore_is_of_the_s
         assert (await world.desk.entry(lease.episode_id)).reason is reason
         evaluated = await world.desk.clerk.read(lambda reader: reader.held_out(run_id))
         assert [row.step for row in evaluated] == ([1] if reason is DropReason.EVAL else [])
+
+
+@pytest.mark.parametrize("decision", ["commit", "abort"])
+async def test_evaluations_of_a_step_that_is_made_again_get_numbers_of_their_own(tmp_path: Path, decision: str) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 1})
+        await steps(world, 1, 1)
+        await world.desk.request_checkpoint(world.run_id)
+        old = await world.claim("e-1", kind="eval", wait_s=60)
+        await world.call(old)
+        decider = Decider(url="http://127.0.0.1:1", episode_id="ep-elsewhere", key="swd_k")
+        wish = EpisodePreparation(lease=old.lease, decider=decider, result=TeamResult(reward=1.0))
+        await TeamDesk(world.desk.clerk).prepare(old.episode_id, wish, "sealed")
+        await restored(world, 0)
+        await steps(world, 1, 1)
+        await world.until_phase(Phase.ROLLING)
+        await world.claim("e-1", kind="eval")
+        if decision == "commit":
+            await TeamDesk(world.desk.clerk).commit(old.episode_id, EpisodeCommit(lease=old.lease))
+        else:
+            await world.desk.abort(old.episode_id, EpisodeAbort(lease=old.lease, reason="late"))
+        await world.claim("e-1", kind="eval")
+        rows = world.desk.clerk.book.state.live.values()
+        assert sorted(live.row.ordinal for live in rows if live.row.kind == "eval") == [0, 1]
+
+
+async def test_an_abort_that_is_being_written_at_a_restore_gives_its_number_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 1})
+        held = await world.claim("e-1", kind="eval", idle_limit_s=1e4)
+        await steps(world, 1, 1)
+        await world.desk.request_checkpoint(world.run_id)
+        commit, disk = world.store.commit, threading.Event()
+
+        def slow_commit() -> None:
+            assert disk.wait(PATIENCE_S)
+            commit()
+
+        monkeypatch.setattr(world.store, "commit", slow_commit)
+        abort = asyncio.create_task(
+            world.desk.abort(held.episode_id, EpisodeAbort(lease=held.lease, reason="never mind"))
+        )
+        waiting = asyncio.create_task(restored(world, 0))
+        for _ in range(5):
+            await asyncio.sleep(0)
+            await world.desk.clerk.read(lambda reader: None)
+        disk.set()
+        await asyncio.gather(abort, waiting)
+        await world.claim("e-1", kind="eval", wait_s=60)
+        assert [live.row.ordinal for live in world.desk.clerk.book.state.live.values()] == [0]
 
 
 async def test_a_checkpoint_that_is_not_kept_cannot_be_restored(tmp_path: Path) -> None:
