@@ -92,7 +92,7 @@ class GroupCommit:
         try:
             self._store.rollback()
             self._on_failure(error)
-        except Exception as worse:
+        except Exception as worse:  # noqa: BLE001 - whatever it was, nothing can be written any more
             self.broken = worse
         finally:
             for _, future in lost:
