@@ -429,6 +429,9 @@ async def test_a_restarted_client_learns_how_many_episodes_of_each_task_are_ende
     progress = [(p.task_id, p.kind, p.step, p.ended) for p in await world.desk.tasks()]
     assert progress == [("t-1", "train", None, 1), ("t-2", "train", None, 1), ("e-1", "eval", 0, 1)]
     assert [p.task_id for p in await world.desk.tasks(client_id="c-2")] == ["t-2"]
+    for family in ("math", "code", "math"):
+        await world.episode("e-2", kind="eval", mix=family)
+    assert [(p.mix, p.ended) for p in await world.desk.tasks() if p.task_id == "e-2"] == [("math", 2), ("code", 1)]
 
 
 async def test_the_ledger_comes_in_pages(world: World) -> None:
