@@ -532,7 +532,9 @@ async def test_where_what_is_on_disk_cannot_be_read_after_a_failed_write_nobody_
             with pytest.raises(sqlite3.OperationalError, match="disk I/O"):
                 await later
         assert world.task is not None
-        with pytest.raises(sqlite3.OperationalError, match="disk I/O"):  # which ends the server: only a new one can know
+        with pytest.raises(
+            sqlite3.OperationalError, match="disk I/O"
+        ):  # which ends the server: only a new one can know
             await world.task
 
 
