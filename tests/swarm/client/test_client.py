@@ -133,9 +133,11 @@ async def test_a_server_that_is_away_is_waited_for_with_growing_pauses() -> None
 
 async def test_a_server_that_stays_away_is_an_error_that_says_what_to_do() -> None:
     stub = SwarmStub(before=[("/status", httpx.ConnectError("refused"))] * 1000)
-    async with client(stub, patience=Patience(connect_s=20.0)) as swarm:
+    clock = RushedClock()
+    async with client(stub, clock=clock, patience=Patience(connect_s=20.0)) as swarm:
         with pytest.raises(ServerUnreachable, match="swarm serve"):
             await swarm.status()
+    assert sum(clock.slept) == pytest.approx(20.0, abs=0.01)  # and not a pause longer
 
 
 async def test_patience_with_silence_begins_when_the_server_was_last_heard_of() -> None:
