@@ -59,7 +59,9 @@ class Wire:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = checked_url(url)
-        self._patience = patience
+        self.patience = patience
+        self.heard = False
+        """Whether the server has answered once."""
         self._clock = clock
         self._jitter = jitter
         self._told = False
@@ -91,7 +93,7 @@ class Wire:
 
         Raises: Refusal of the answer's code, ServerUnreachable, NotASwarmServer.
         """
-        patience = patience or self._patience
+        patience = patience or self.patience
         silent_since: float | None = None
         later_since: float | None = None
         delay_s = patience.first_delay_s
@@ -151,6 +153,7 @@ class Wire:
         except httpx.TransportError as error:
             raise _Unanswered(str(error) or type(error).__name__) from error
         if answer.is_success:
+            self.heard = True
             return answer.content
         raise _error_of(answer)
 
