@@ -386,7 +386,7 @@ def test_the_public_surface_is_this() -> None:
     assert methods == {
         "url", "close", "status", "statuses", "start_run", "run", "patch_run", "stop_run", "checkpoint", "restore",
         "quarantine", "ledger", "entry", "ledger_page", "summary", "trace", "tasks", "claim", "end", "abort", "renew",
-        "current_run_id", "episode", "run_tasks", "prepare", "commit", "resolve",
+        "meet", "current_run_id", "episode", "run_tasks", "prepare", "commit", "resolve",
     }  # fmt: skip
     assert set(swarm.client.__all__) == {
         "ConfigConflict", "CrewReport", "Draining", "EngineFailed", "Episode", "EpisodeUnfinished", "ErrorCode", "Forbidden",
