@@ -122,6 +122,8 @@ class SwarmStub:
             return self._tasks(query)
         if path.endswith("/ledger"):
             return self._ledger(query)
+        if path.endswith("/health"):
+            return {"status": "ok"}
         if path.endswith("/status"):
             return _status(self.step)
         if path.endswith("/runs") and request.method == "POST":
