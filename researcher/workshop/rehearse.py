@@ -48,6 +48,9 @@ class _Desk:
         self.url = base_url
         self.result: EpisodeResult | None = None
 
+    async def meet(self, connect_s: float) -> None:
+        raise TypeError("a rehearsal has no teams")
+
     async def current_run_id(self) -> str:
         return "rehearsal"
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from foundation import strict_json
 from foundation.commandline import UsageError
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -27,7 +28,7 @@ def read_document(source: str | None) -> dict[str, Any]:
         return {}
     text = _text(source)
     try:
-        document = tomllib.loads(text) if source.endswith(".toml") else json.loads(text, object_pairs_hook=_object)
+        document = tomllib.loads(text) if source.endswith(".toml") else strict_json.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{source} is not TOML: {error}") from error
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, lists in lists in lists
@@ -35,16 +36,6 @@ def read_document(source: str | None) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise UsageError(f"{_name(source)} must hold an object")
     return document
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises: ValueError where a name stands twice, as TOML's reader does: JSON's would take the last."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name!r} stands twice in one object")
-        found[name] = value
-    return found
 
 
 def assign(document: dict[str, Any], assignments: list[str]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def split(text: str) -> tuple[str, str | None]:
 
 def find(args: argparse.Namespace, run: str | None) -> StoredRun:
     """The run with this id; None or `latest`: the newest one of the only server there is. Raises: NoSuchRun, UsageError."""
-    from swarm.protocol.runspec import RunSpec
+    from swarm.protocol.runspec import AS_STORED, RunSpec
 
     found: list[tuple[Path, RunRow]] = []
     for state_dir in _state_dirs(args):
@@ -117,7 +117,10 @@ def find(args: argparse.Namespace, run: str | None) -> StoredRun:
     ((state_dir, row),) = found
     reader = _reader(state_dir)
     try:
-        specs = {config.config_version: RunSpec.model_validate(config.spec) for config in reader.configs(row.run_id)}
+        specs = {
+            config.config_version: RunSpec.model_validate(config.spec, context=AS_STORED)
+            for config in reader.configs(row.run_id)
+        }
     finally:
         reader.close()
     return StoredRun(state_dir=state_dir, row=row, specs=specs, model=_model(args, state_dir))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -110,6 +111,15 @@ class SwarmClient:
 
     async def close(self) -> None:
         await self._wire.close()
+
+    async def meet(self, connect_s: float) -> None:
+        """Return when the server has answered this client once, now or before. Raises: ServerUnreachable after `connect_s`.
+
+        No longer than this client's own patience with a silent server.
+        """
+        if not self._wire.heard:
+            patience = replace(self._wire.patience, connect_s=min(connect_s, self._wire.patience.connect_s))
+            await self._wire.request("GET", "/health", patience=patience)
 
     # -- status -------------------------------------------------------------------------------------------------------
 

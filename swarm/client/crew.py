@@ -63,7 +63,8 @@ class _History:
     """What the server knows of this client from before."""
 
     claims: Counter[str] = field(default_factory=Counter)
-    ended: Counter[str] = field(default_factory=Counter)
+    ended: Counter[tuple[str | None, str]] = field(default_factory=Counter)
+    """By family and task."""
     orphans: list[tuple[LedgerEntry, int]] = field(default_factory=list)
     """Open episodes of a process that is gone, with the ordinal of their claim."""
 
@@ -153,7 +154,7 @@ class Crew:
             found.claims[entry.task_id] += 1
         for progress in await self._swarm.tasks(run_id=self._run_id, client_id=me, mix=self._mix):
             if progress.kind == self._kind and (self._kind == "train" or progress.step == step):
-                found.ended[progress.task_id] += progress.ended
+                found.ended[progress.mix, progress.task_id] += progress.ended
         return found
 
     async def _give_orphans_back(self) -> None:
@@ -176,8 +177,9 @@ class Crew:
 
     async def _feed(self, group: asyncio.TaskGroup, tasks: TaskStream, size: int, line: ProgressLine) -> None:
         async for task in each(tasks):
-            done = min(size, self._history.ended[task.id])
-            self._history.ended[task.id] -= done
+            known = (self._family(task), task.id)
+            done = min(size, self._history.ended[known])
+            self._history.ended[known] -= done
             self._report.resumed += done
             claimed = []
             for _ in range(size - done):
@@ -218,7 +220,7 @@ class Crew:
         async with AsyncExitStack() as stack:
             try:
                 async with self._turns[task.id]:
-                    episode = self._episode(task.id, self._history.claims[task.id], task.mix or self._mix)
+                    episode = self._episode(task.id, self._history.claims[task.id], self._family(task))
                     await stack.enter_async_context(episode)
                     self._history.claims[task.id] += 1
             except (OverLimit, NotFound) as error:
@@ -275,6 +277,9 @@ class Crew:
             line.crashed()
         elif fate is _Fate.LOST:
             self._report.lost += 1
+
+    def _family(self, task: Task) -> str | None:
+        return task.mix or self._mix
 
     def _episode(self, task_id: str, ordinal: int, mix: str | None) -> Episode:
         family = "" if mix is None else f"{mix}:"

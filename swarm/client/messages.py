@@ -9,6 +9,7 @@ from pydantic_core import PydanticSerializationError
 
 from swarm.client.errors import InvalidSpec, NotASwarmServer
 from swarm.protocol.errors import ErrorCode
+from swarm.protocol.runspec import AS_STORED
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -25,7 +26,7 @@ def written(message: BaseModel) -> bytes:
 def read(model: type[Model], raw: bytes) -> Model:
     """An answer. Raises: NotASwarmServer where it is none of this protocol, as a web page is."""
     try:
-        return model.model_validate_json(raw)
+        return model.model_validate_json(raw, context=AS_STORED)
     except ValidationError as error:
         raise NotASwarmServer(f"something else than a {model.__name__} came; is this a swarm server?") from error
 

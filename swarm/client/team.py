@@ -32,6 +32,8 @@ from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 
 TELL_PATIENCE = Patience(connect_s=2.0, later_s=2.0)
 """For telling the others what was decided: a server that cannot be told asks by itself."""
+FIRST_CONTACT_S = 20.0
+"""So long a team waits for a server that its client has never heard: one that it knows may be starting again, and gets all its patience."""
 _RESULT = frozenset(TeamResult.model_fields)
 
 log = logging.getLogger(__name__)
@@ -83,6 +85,8 @@ class Team:
         # In one order for all teams, whatever they call their members: else two could wait for each other.
         waiting = [name for name in self.members if name not in self._held]
         try:
+            for name in waiting:  # before a slot is held anywhere
+                await self.members[name].desk.meet(FIRST_CONTACT_S)
             for name in sorted(waiting, key=lambda name: (self.members[name].desk.url, name)):
                 await self._claim(name)
         except BaseException as error:

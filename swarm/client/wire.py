@@ -6,6 +6,7 @@ Knows HTTP, retries and problem documents; nothing of runs or episodes. Branches
 from __future__ import annotations
 
 import logging
+import math
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,9 @@ class Wire:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = checked_url(url)
-        self._patience = patience
+        self.patience = patience
+        self.heard = False
+        """Whether the server has answered once."""
         self._clock = clock
         self._jitter = jitter
         self._told = False
@@ -90,11 +93,12 @@ class Wire:
 
         Raises: Refusal of the answer's code, ServerUnreachable, NotASwarmServer.
         """
-        patience = patience or self._patience
+        patience = patience or self.patience
         silent_since: float | None = None
         later_since: float | None = None
         delay_s = patience.first_delay_s
         while True:
+            longest_s = math.inf
             asked_at = self._clock.monotonic()
             try:
                 answer = await self._once(method, path, body, params or {}, headers or {}, wait_s)
@@ -114,7 +118,7 @@ class Wire:
                 may_repeat = repeatable or not isinstance(error, _Unanswered)
                 if silent_s >= patience.connect_s or not may_repeat:
                     raise self._unreachable(error) from error
-                pause_s = delay_s
+                pause_s, longest_s = delay_s, patience.connect_s - silent_s  # the last try is at the end of patience
                 if not self._told and silent_s >= _SILENT_S:
                     self._told = True
                     _LOG.warning(
@@ -123,7 +127,7 @@ class Wire:
                         error,
                         patience.connect_s,
                     )
-            await self._clock.sleep(pause_s * self._jitter.uniform(0.75, 1.25))
+            await self._clock.sleep(min(pause_s * self._jitter.uniform(0.75, 1.25), longest_s))
             delay_s = min(2 * delay_s, patience.longest_delay_s)
 
     async def _once(
@@ -149,6 +153,7 @@ class Wire:
         except httpx.TransportError as error:
             raise _Unanswered(str(error) or type(error).__name__) from error
         if answer.is_success:
+            self.heard = True
             return answer.content
         raise _error_of(answer)
 

@@ -226,6 +226,8 @@ class TaskProgress(BaseModel):
     """How many episodes of a task are ended, so that a restarted client goes on where it stopped."""
 
     task_id: str
+    mix: str | None = None
+    """The family that they were claimed for: another family may have a task of the same id."""
     kind: EpisodeKind
     step: int | None
     """For eval episodes the step of the weights evaluated; None for train."""

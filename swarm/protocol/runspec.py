@@ -15,6 +15,8 @@ from swarm.protocol.quantities import MOST, Count, NonNegative, Positive
 
 MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """A family of tasks, as it also stands in metrics' names."""
+AS_STORED = {"as": "stored"}
+"""Pydantic's context for specs that a server has accepted: what an older version took is read, shown and stopped all the same."""
 LEAST_TEMPERATURE = 0.01
 """vLLM draws at this one where a lower is asked for, but for 0, at which nothing is drawn."""
 
@@ -87,8 +89,8 @@ class SamplingSpec(StrictModel):
 
     @field_validator("temperature")
     @classmethod
-    def _drawn_at(cls, temperature: float) -> float:
-        if 0 < temperature < LEAST_TEMPERATURE:
+    def _drawn_at(cls, temperature: float, info: ValidationInfo) -> float:
+        if 0 < temperature < LEAST_TEMPERATURE and info.context != AS_STORED:
             raise ValueError(
                 f"vLLM draws at {LEAST_TEMPERATURE:g} where {temperature:g} is asked for, and calls that it draws so are not "
                 f"trained; give {LEAST_TEMPERATURE:g} or more, or 0 for a run that only evaluates"

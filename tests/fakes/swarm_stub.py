@@ -122,6 +122,8 @@ class SwarmStub:
             return self._tasks(query)
         if path.endswith("/ledger"):
             return self._ledger(query)
+        if path.endswith("/health"):
+            return {"status": "ok"}
         if path.endswith("/status"):
             return _status(self.step)
         if path.endswith("/runs") and request.method == "POST":
@@ -169,13 +171,13 @@ class SwarmStub:
 
     def _tasks(self, query: httpx.QueryParams) -> list[dict[str, Any]]:
         counts = Counter(
-            (one.claim["task_id"], one.claim["kind"])
+            (one.claim["task_id"], one.claim["mix"], one.claim["kind"])
             for one in self.episodes.values()
             if one.state == "ended" and one.claim["client_id"] == query.get("client_id", one.claim["client_id"])
         )
         return [
-            {"task_id": task, "kind": kind, "step": self.step if kind == "eval" else None, "ended": ended}
-            for (task, kind), ended in counts.items()
+            {"task_id": task, "mix": mix, "kind": kind, "step": self.step if kind == "eval" else None, "ended": ended}
+            for (task, mix, kind), ended in counts.items()
         ]
 
     def _ledger(self, query: httpx.QueryParams) -> dict[str, Any]:

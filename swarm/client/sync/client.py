@@ -219,6 +219,9 @@ class SwarmClient:
     def prepare(self, episode_id: str, preparation: EpisodePreparation) -> TeamReceipt:
         return self.thread.call(self.inner.prepare(episode_id, preparation))
 
+    def meet(self, connect_s: float) -> None:
+        self.thread.call(self.inner.meet(connect_s))
+
     def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> TeamReceipt:
         return self.thread.call(self.inner.commit(episode_id, lease, patience))
 

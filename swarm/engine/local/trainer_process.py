@@ -33,6 +33,7 @@ from swarm.engine.local.wire import (
     length,
 )
 from swarm.engine.seam import EngineError, TrainingRefused
+from swarm.protocol.runspec import AS_STORED
 
 if TYPE_CHECKING:
     from swarm.engine.local.workshop import Workshop
@@ -99,7 +100,7 @@ def _receive(connection: socket.socket) -> Request | None:
     """The next request; None when the other side is gone."""
     header = _read(connection, HEADER_BYTES)
     data = _read(connection, length(header)) if header is not None else None
-    return None if data is None else Request.model_validate_json(data)
+    return None if data is None else Request.model_validate_json(data, context=AS_STORED)
 
 
 def _read(connection: socket.socket, size: int) -> bytes | None:

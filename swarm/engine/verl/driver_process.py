@@ -22,6 +22,7 @@ from swarm.engine.local.wire import HEADER_BYTES, READY, Failure, OpenRun, Train
 from swarm.engine.seam import EngineError, TrainingRefused
 from swarm.engine.verl.settings import VerlSettings
 from swarm.engine.verl.wire import Place, Publish, Reply, Request
+from swarm.protocol.runspec import AS_STORED
 
 if TYPE_CHECKING:
     from swarm.engine.verl.cluster import Cluster
@@ -74,7 +75,7 @@ def _next_request(connection: socket.socket, cluster: Cluster) -> Request | None
         cluster.check()
     header = _exactly(connection, HEADER_BYTES)
     data = _exactly(connection, length(header)) if header is not None else None
-    return None if data is None else Request.model_validate_json(data)
+    return None if data is None else Request.model_validate_json(data, context=AS_STORED)
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes | None:

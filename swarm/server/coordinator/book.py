@@ -8,7 +8,7 @@ from foundation.clock import Clock
 from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import WeightsVersion
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import AS_STORED, RunSpec
 from swarm.protocol.status import (
     ConfigChange,
     EngineStatus,
@@ -135,7 +135,7 @@ def report(
     return RunReport(
         run_id=row.run_id,
         branch=row.branch,
-        spec=RunSpec.model_validate(configs[-1].spec),
+        spec=RunSpec.model_validate(configs[-1].spec, context=AS_STORED),
         status=row.status,
         reason=row.reason,
         phase=phase,

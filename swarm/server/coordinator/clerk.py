@@ -6,6 +6,7 @@ Every change goes through `carry_out` or `turn`: decided in memory, written in o
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.episodes import GrantedLease
 from swarm.server.coordinator.feed import Feed, Throughput, within
 from swarm.server.coordinator.leases import LeaseClock
+from swarm.server.coordinator.runs import refused_now
 from swarm.server.coordinator.state import Restoration, Situation
 from swarm.server.coordinator.waiting import Waiter, Waiting
 from swarm.server.pool.commit import GroupCommit
@@ -29,6 +31,7 @@ from swarm.server.pool.reader import PoolReader
 from swarm.server.pool.rows import PutMeta
 from swarm.server.pool.store import PoolStore
 
+_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PAUSE_AFTER_FAILED_WRITE_S = 1.0
 POOL = "the pool"
@@ -70,6 +73,9 @@ class Clerk:
         """The book after a start of the process: what was open is closed, on disk too, before anyone asks."""
         snapshot = self.store.read.snapshot()
         book = Book.load(snapshot, info=self._info, clock=self.clock, ids=self._ids, situation=self.situation)
+        run = book.state.run
+        if run is not None and not run.row.released and (why := refused_now(run)) is not None:
+            _LOG.warning("%s", why)
         server_id = snapshot.server_id or self._ids.new("srv")
         self.store.write([*book.state.take_changes(), PutMeta("server_id", server_id)])
         book.state.closing.clear()

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from foundation.strict import FieldError, explain, nearest
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.protocol.runspec import TUNABLE, RunSpec, merge_patch
+from swarm.protocol.runspec import AS_STORED, TUNABLE, RunSpec, merge_patch
 from swarm.server.coordinator.batches import groups_needed
 from swarm.server.pool.rows import ConfigRow, RunRow
 
@@ -32,7 +32,7 @@ class Run:
 
     def __post_init__(self) -> None:
         for config in self.configs:
-            self.specs.setdefault(config.config_version, RunSpec.model_validate(config.spec))
+            self.specs.setdefault(config.config_version, RunSpec.model_validate(config.spec, context=AS_STORED))
 
     @property
     def run_id(self) -> str:
@@ -67,6 +67,16 @@ class Run:
         if limits.tokens is not None and self.tokens >= limits.tokens:
             return f"reached its limit of {limits.tokens} sampled tokens"
         return None
+
+
+def refused_now(run: Run) -> str | None:
+    """Why a run with this spec could not be started any more, where an older version took it; None when it could."""
+    try:
+        RunSpec.model_validate(run.configs[-1].spec)
+    except ValidationError as error:
+        faults = "; ".join(str(fault) for fault in explain(error, RunSpec))
+        return f"an older version took the spec of run {run.run_id}, which is refused now; it can be stopped, or patched: {faults}"
+    return None
 
 
 def judge(spec: RunSpec, info: EngineInfo) -> None:

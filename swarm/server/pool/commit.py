@@ -92,7 +92,7 @@ class GroupCommit:
         try:
             self._store.rollback()
             self._on_failure(error)
-        except Exception as worse:  # noqa: BLE001 - whatever it was, nothing can be written any more
+        except Exception as worse:  # noqa: BLE001 - whatever it is, it is told to everyone who writes or waits
             self.broken = worse
         finally:
             for _, future in lost:

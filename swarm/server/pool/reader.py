@@ -29,6 +29,7 @@ from swarm.server.pool.rows import (
 )
 
 _GROUP_COLUMNS = "seq, group_id, run_id, task_id, mix, client_version, config_version, ordinal, size, state"
+_PROGRESS_COLUMNS = ("task_id", "mix", "kind", "step", "ended")
 _STEP_COLUMNS = "run_id, branch, step, state, at, config_version, batch, metrics"
 
 
@@ -185,7 +186,7 @@ class PoolReader:
 
     def tasks(self, run_id: str, client_id: str | None, mix: str | None) -> list[TaskProgress]:
         rows = self._db.execute(schema.TASK_PROGRESS, {"run_id": run_id, "client_id": client_id, "mix": mix})
-        return [TaskProgress(task_id=task, kind=kind, step=step, ended=ended) for task, kind, step, ended in rows]
+        return [TaskProgress(**dict(zip(_PROGRESS_COLUMNS, row, strict=True))) for row in rows]
 
     def _episodes(self, where: str, values: Sequence[Any], limit: int = -1) -> list[EpisodeRow]:
         query = f"SELECT {schema.EPISODE_COLUMNS} FROM episodes WHERE {where} ORDER BY seq LIMIT ?"

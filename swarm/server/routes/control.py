@@ -272,7 +272,7 @@ class ControlRoutes:
 
     async def patch_run(self, request: Request) -> Response:
         by = wire.require(self.tokens, request, Role.ADMIN)
-        patch = await wire.decode_object(request)
+        patch = await wire.decode_object(request, strict=True)
         if_match = _if_match(request.headers.get("if-match"))
         return _versioned(await self.desk.patch_run(request.path_params["run_id"], patch, if_match, by))
 

@@ -18,8 +18,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from foundation import strict_json
 from foundation.addresses import is_loopback
-from foundation.strict import StrictModel, explain
+from foundation.strict import FieldError, StrictModel, explain
 from swarm.protocol.errors import BodyTooLarge, ErrorCode, Problem, Refusal, SwarmError
 from swarm.server.keys import ControlTokens, Role
 
@@ -117,16 +118,20 @@ async def read_body(request: Request) -> bytes:
 async def decode(request: Request, model: type[Model]) -> Model:
     """The body as `model`. Raises: Refusal(invalid_spec), naming each bad field and the nearest known name."""
     raw = await read_body(request)
+    _refuse_repeated_names(raw)
     try:
         return model.model_validate_json(raw or b"{}")
     except ValidationError as error:
         raise _invalid(error, model) from error
 
 
-async def decode_object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object. Raises: Refusal(invalid_spec)."""
+async def decode_object(request: Request, *, strict: bool = False) -> dict[str, Any]:
+    """The body as a JSON object. strict: no name may stand twice in it. Raises: Refusal(invalid_spec)."""
+    raw = await read_body(request)
+    if strict:
+        _refuse_repeated_names(raw)
     try:
-        value = orjson.loads(await read_body(request))
+        value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise Refusal(ErrorCode.INVALID_SPEC, f"the body is not JSON: {error}", errors=[]) from error
     if not isinstance(value, dict):
@@ -259,6 +264,17 @@ async def _closed_after(frames: AsyncIterator[bytes]) -> AsyncIterator[AsyncIter
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue
+
+
+def _refuse_repeated_names(raw: bytes) -> None:
+    """Raises: Refusal(invalid_spec). What is no JSON at all is left to who reads it."""
+    try:
+        strict_json.loads(raw)
+    except strict_json.RepeatedName as error:
+        fault = FieldError(field=error.name, problem="stands twice in one object")
+        raise Refusal(ErrorCode.INVALID_SPEC, str(error), errors=[fault.model_dump()]) from error
+    except (ValueError, RecursionError):
+        return
 
 
 def _invalid(error: ValidationError, model: type[BaseModel]) -> Refusal:

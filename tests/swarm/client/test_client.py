@@ -133,9 +133,11 @@ async def test_a_server_that_is_away_is_waited_for_with_growing_pauses() -> None
 
 async def test_a_server_that_stays_away_is_an_error_that_says_what_to_do() -> None:
     stub = SwarmStub(before=[("/status", httpx.ConnectError("refused"))] * 1000)
-    async with client(stub, patience=Patience(connect_s=20.0)) as swarm:
+    clock = RushedClock()
+    async with client(stub, clock=clock, patience=Patience(connect_s=20.0)) as swarm:
         with pytest.raises(ServerUnreachable, match="swarm serve"):
             await swarm.status()
+    assert sum(clock.slept) == pytest.approx(20.0, abs=0.01)  # and not a pause longer
 
 
 async def test_patience_with_silence_begins_when_the_server_was_last_heard_of() -> None:
@@ -384,7 +386,7 @@ def test_the_public_surface_is_this() -> None:
     assert methods == {
         "url", "close", "status", "statuses", "start_run", "run", "patch_run", "stop_run", "checkpoint", "restore",
         "quarantine", "ledger", "entry", "ledger_page", "summary", "trace", "tasks", "claim", "end", "abort", "renew",
-        "current_run_id", "episode", "run_tasks", "prepare", "commit", "resolve",
+        "meet", "current_run_id", "episode", "run_tasks", "prepare", "commit", "resolve",
     }  # fmt: skip
     assert set(swarm.client.__all__) == {
         "ConfigConflict", "CrewReport", "Draining", "EngineFailed", "Episode", "EpisodeUnfinished", "ErrorCode", "Forbidden",

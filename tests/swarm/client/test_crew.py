@@ -394,6 +394,16 @@ async def test_a_restarted_client_frees_what_it_left_open_of_tasks_with_a_family
     assert stub.by_state() == {"ended": 12, "aborted": len(left_open)}
 
 
+async def test_a_restarted_client_does_not_take_a_task_of_one_family_for_the_same_of_another() -> None:
+    stub = SwarmStub(group_size=3)
+    async with client(stub) as swarm:
+        await swarm.run_tasks([Task("1", "", mix="math")], right)
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks([Task("1", "", mix="code"), Task("1", "", mix="math")], right)
+    assert (report.resumed, report.ended) == (3, 3)
+    assert Counter(one.claim["mix"] for one in stub.episodes.values()) == {"math": 3, "code": 3}
+
+
 async def test_what_a_restarted_client_cannot_give_back_does_not_keep_it_from_its_work() -> None:
     stub = SwarmStub(group_size=3)
     await die_while_holding(stub, 0)

@@ -19,12 +19,14 @@ import httpx
 import pytest
 
 from bench.serving import ServerProcess
+from foundation.clock import ManualClock
 from swarm.client import (
     EpisodeUnfinished,
     Forbidden,
     Outcome,
     Patience,
     RunSpec,
+    ServerUnreachable,
     SwarmClient,
     SwarmError,
     Task,
@@ -383,3 +385,30 @@ async def test_a_team_key_is_good_for_one_question_only(pair: Pair) -> None:
         ep.abort("enough")
     assert right.json() == {"episode_id": grant.episode_id, "decision": "undecided"}
     assert wrong.status_code == agent.status_code == 401
+
+
+async def test_a_server_that_never_answered_is_named_before_a_slot_is_held_anywhere(pair: Pair) -> None:
+    clock = Rushed()
+    async with (
+        SwarmClient(pair.urls["a"], client_id="c", patience=QUICK) as a,
+        SwarmClient("http://127.0.0.1:1", client_id="c", clock=clock) as b,
+    ):
+        run = await a.start_run(SPEC, idempotency_key="the run")
+        with pytest.raises(ServerUnreachable, match=r"no swarm server answers at http://127\.0\.0\.1:1"):
+            async with team(task_id="t-1", planner=a, solver=b):
+                pass
+        assert 19.0 < sum(clock.slept) < 21.0
+        assert [entry async for entry in a.ledger(run_id=run.run_id)] == []
+
+
+class Rushed(ManualClock):
+    """Sleeping takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.advance(seconds)
+        await asyncio.sleep(0)

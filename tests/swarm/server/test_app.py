@@ -126,6 +126,23 @@ async def test_a_claim_names_a_task_and_no_name_is_a_whole_text(served: Served, 
     assert [error["field"] for error in document["errors"]] == [field]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "name"),
+    [
+        ("POST", "/swarm/v1/runs", '{"spec": {"seed": 1, "seed": 2}}', "seed"),
+        ("PATCH", "/swarm/v1/runs/run-1", '{"limits": {"steps": 3}, "limits": {}}', "limits"),
+        ("POST", "/swarm/v1/episodes:claim", '{"task_id": "t-1", "task_id": "t-2"}', "task_id"),
+        ("POST", "/swarm/v1/episodes/ep-1:end", '{"lease": "l", "reward": 1, "reward": 0}', "reward"),
+        ("POST", "/swarm/v1/episodes/ep-1:end", '{"lease": "l", "reward": 1, "metrics": {"m": 1, "\\u006d": 2}}', "m"),
+    ],
+)
+async def test_a_name_that_stands_twice_in_a_body_is_refused(
+    served: Served, method: str, path: str, body: str, name: str
+) -> None:
+    document = assert_problem(await served.http.request(method, path, content=body), 422, "invalid_spec")
+    assert document["errors"] == [{"field": name, "problem": "stands twice in one object", "nearest": None}]
+
+
 async def test_a_misspelt_query_parameter_is_refused(served: Served) -> None:
     document = assert_problem(await served.http.get("/swarm/v1/ledger?tsk_id=t"), 422, "invalid_spec")
     assert document["errors"][0]["nearest"] == "task_id"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sqlite3
 from pathlib import Path
 
+import orjson
 import pytest
 
 from foundation.clock import ManualClock
+from swarm.client.messages import read
 from swarm.engine.seam import EngineHealth
 from swarm.protocol.episodes import DropReason, EpisodeAbort
 from swarm.protocol.errors import ErrorCode
-from swarm.protocol.status import Phase, RunRequest
+from swarm.protocol.status import Phase, RunReport, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 from swarm.server.coordinator.team_desk import TeamDesk
 from tests.fakes.engine import FaultyEngine
@@ -317,6 +320,29 @@ async def test_a_trainer_that_dies_is_brought_back_by_replaying_recorded_batches
         assert made(world.engine) == batches
         assert await world.states() == [f"trained {step}" for step in range(1, 6) for _ in range(4)]
         assert [batch.step for batch in world.engine.made] == [1, 2, 3, 4, 5]
+
+
+async def test_a_run_of_an_older_version_with_a_temperature_that_is_refused_now_can_be_looked_at_and_stopped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        run_id = await world.begin()
+    with sqlite3.connect(tmp_path / "pool" / "pool.sqlite") as db:
+        ((stored,),) = db.execute("SELECT spec FROM configs")
+        old = orjson.dumps({**orjson.loads(stored), "sampling": {"temperature": 0.005}})
+        db.execute("UPDATE configs SET spec = ?", (old,))
+    db.close()
+    async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
+        await world.until_phase(Phase.ROLLING)
+        (line,) = [record.message for record in caplog.records if run_id in record.message]
+        assert "can be stopped" in line
+        assert "sampling.temperature: " in line
+        report = await world.desk.report(run_id)
+        assert read(RunReport, report.model_dump_json().encode()).spec.sampling.temperature == 0.005
+        await world.desk.patch_run(run_id, {"sampling": {"temperature": 0.01}}, None, "ann")
+        await world.desk.stop_run(run_id)
+        await world.until_status("stopped")
 
 
 async def test_a_restarted_server_goes_on_with_its_run_by_itself(tmp_path: Path) -> None:

@@ -429,6 +429,9 @@ async def test_a_restarted_client_learns_how_many_episodes_of_each_task_are_ende
     progress = [(p.task_id, p.kind, p.step, p.ended) for p in await world.desk.tasks()]
     assert progress == [("t-1", "train", None, 1), ("t-2", "train", None, 1), ("e-1", "eval", 0, 1)]
     assert [p.task_id for p in await world.desk.tasks(client_id="c-2")] == ["t-2"]
+    for family in ("math", "code", "math"):
+        await world.episode("e-2", kind="eval", mix=family)
+    assert [(p.mix, p.ended) for p in await world.desk.tasks() if p.task_id == "e-2"] == [("math", 2), ("code", 1)]
 
 
 async def test_the_ledger_comes_in_pages(world: World) -> None:
@@ -529,8 +532,10 @@ async def test_where_what_is_on_disk_cannot_be_read_after_a_failed_write_nobody_
             with pytest.raises(sqlite3.OperationalError, match="disk I/O"):
                 await later
         assert world.task is not None
-        with pytest.raises(sqlite3.OperationalError, match="disk I/O"):
-            await world.task  # which ends the server: only a new one can know
+        with pytest.raises(
+            sqlite3.OperationalError, match="disk I/O"
+        ):  # which ends the server: only a new one can know
+            await world.task
 
 
 @pytest.mark.parametrize("reward", [1e200, -1e308, 1e13, math.inf, math.nan])

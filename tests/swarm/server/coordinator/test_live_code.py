@@ -90,8 +90,9 @@ async def test_a_client_that_comes_back_to_a_group_takes_its_place_again(tmp_pat
         await world.begin(batch={"mix": {"a": {"ratio": 1}, "b": {"ratio": 1}}})
         left = await world.claim("a-1", mix="a", client_version="old")
         await world.claim("b-1", mix="b", client_version="old", client_id="c-2")
-        # Code that nobody knows yet opens its first group at once.
-        await world.claim("b-2", mix="b", client_version="new")
+        await world.claim(
+            "b-2", mix="b", client_version="new"
+        )  # code that nobody knows yet opens its first group at once
         refusal = await world.refused(world.claim("b-3", mix="b", client_version="new"))
         assert "it is the turn of a" in refusal.detail
         back = await world.claim("a-1", mix="a", client_version="old")
