@@ -144,7 +144,7 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
         for keys in _phrases(thing):
             for at, written in _windows(found, len(keys), taken):
                 likeness = _likeness(written, keys)
-                if likeness >= ALIKE and not (isinstance(thing, Metric) and _same_root(written, keys)):
+                if likeness and not (isinstance(thing, Metric) and _same_root(written, keys)):
                     # A name in full that was not taken for it: it is part of another thing, which is shown with it.
                     end = at + len(keys) + (1 if likeness == 1 else 0)
                     result.append((likeness, " ".join(token.text for token in found[at:end]), thing.name))
@@ -167,7 +167,7 @@ def _nearly_chosen(factor: Factor, found: Sequence[Token], taken: set[int]) -> I
         for length in {1, len(name)}:
             for at, written in _windows(found, length, taken):
                 likeness = _likeness(("".join(written),), ("".join(name),))
-                if likeness >= ALIKE and not set(written) <= COMPARING:
+                if likeness and not set(written) <= COMPARING:
                     yield likeness, " ".join(token.text for token in found[at : at + length]), str(choice)
 
 
@@ -214,8 +214,7 @@ def _nearest(things: Sequence[Factor | Metric], found: Sequence[Token]) -> list[
 def _closeness(thing: Factor | Metric, written: Sequence[str]) -> float:
     """0 where no word resembles any of its names, written apart or in one word."""
     names = {gap.join(keys) for keys in _phrases(thing) for gap in (" ", "")}
-    best = max((SequenceMatcher(None, word, name).ratio() for word in written for name in names), default=0.0)
-    return best if best >= _RESEMBLES else 0.0
+    return max((_alike(word, name, _RESEMBLES) for word in written for name in names), default=0.0)
 
 
 def keyword_hits(instrument: Instrument, found: Sequence[Token]) -> int:
@@ -302,11 +301,20 @@ def _windows(found: Sequence[Token], length: int, taken: set[int]) -> Iterable[t
 
 
 def _likeness(written: tuple[str, ...], keys: tuple[str, ...]) -> float:
-    """Short names and words of comparing resemble nothing: too much else looks like them."""
+    """0 where they are not alike. Short names and words of comparing resemble nothing: too much else looks like them."""
     one, other = " ".join(written), " ".join(keys)
     if len(other) < 5 or set(written) <= COMPARING | _SMALL:
         return 0.0
-    return SequenceMatcher(None, one, other).ratio()
+    return _alike(one, other, ALIKE)
+
+
+def _alike(written: str, name: str, least: float) -> float:
+    """How alike they are, and 0 below this least: most differ by so much that their lengths or letters alone say so."""
+    if 2 * min(len(written), len(name)) / (len(written) + len(name)) < least:
+        return 0.0
+    matcher = SequenceMatcher(None, written, name)
+    likeness = matcher.ratio() if matcher.quick_ratio() >= least else 0.0
+    return likeness if likeness >= least else 0.0
 
 
 def _same_root(written: tuple[str, ...], keys: tuple[str, ...]) -> bool:

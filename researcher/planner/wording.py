@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
@@ -98,6 +99,7 @@ def tokens(text: str) -> list[Token]:
     return _with_times(found)
 
 
+@lru_cache(maxsize=4096)
 def phrase(text: str) -> tuple[str, ...]:
     """The keys by which a name or alias is recognised. Of marks those count that stand for a word: `alpha/rank`."""
     return tuple(token.key for token in tokens(text) if token.kind != "mark" or token.key in ("/", ":"))

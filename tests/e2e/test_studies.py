@@ -131,8 +131,9 @@ def test_a_study_killed_at_any_moment_resumes_to_the_same_verdict(
     assert machine.researcher("verify").returncode == 0
 
 
-def test_a_stored_metric_that_was_changed_is_found_and_its_claim_named(machine: Machine) -> None:
-    assert machine.start().returncode == 0
+def test_a_stored_metric_that_was_changed_is_found_and_its_claim_named(machine: Machine, undisturbed: Machine) -> None:
+    shutil.copytree(undisturbed.home, machine.home)
+    assert machine.researcher("verify").returncode == 0
     machine.change(
         "update trial_metrics set value = value + 0.25 where rowid = "
         "(select rowid from trial_metrics where name = 'auc_reward' and step is null limit 1)"
