@@ -12,6 +12,7 @@ from foundation.clock import Clock
 from swarm.engine.local.connection import Connection, raised
 from swarm.engine.local.device import Device
 from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
+from swarm.engine.local.threads import thread_count, yielding_threads
 from swarm.engine.local.vllm_server import REUSE_MEMORY, child_environment
 from swarm.engine.local.wire import (
     Export,
@@ -175,10 +176,12 @@ class TrainerHandle:
 
     def _command(self, descriptor: int) -> ChildCommand:
         env = child_environment(os.environ) | REUSE_MEMORY | _SAME_BITS
+        if self._device == "cpu":
+            env |= yielding_threads(os.environ)
         argv = [
             *(sys.executable, "-m", "swarm.engine.local.trainer_process"),
             *("--model", str(self._model.path), "--fingerprint", self._model.fingerprint),
-            *("--socket", str(descriptor), "--threads", env["OMP_NUM_THREADS"], "--device", self._device),
+            *("--socket", str(descriptor), "--threads", str(thread_count(env)), "--device", self._device),
             *(["--offload-optimizer"] if self._offload_optimizer else []),
         ]
         return ChildCommand(name="trainer", argv=argv, env=env, log_path=self._log_path, pass_fds=(descriptor,))

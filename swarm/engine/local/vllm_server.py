@@ -19,6 +19,7 @@ from foundation.paths import user_cache_dir
 from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB, check, weight_bytes
 from swarm.engine.local.supervisor import ChildCommand
+from swarm.engine.local.threads import thread_settings, yielding_threads
 from swarm.engine.seam import EngineError
 
 CHATML_TOOLS = Path(__file__).resolve().parents[2] / "models" / "chat_template.jinja"
@@ -29,7 +30,6 @@ _PROCESS_BYTES = int(1.2 * GIB)
 """A Python process with torch and vLLM in it, before any weights."""
 _LEAST_KV_BYTES = GIB // 2
 _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
-_FEW_CORES = 4
 CPU_NORMS = "swarm_cpu"
 """What the worker calls its norms for the CPU (cpu_kernels.py). vLLM tries its own for the device after them."""
 _IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -164,6 +164,8 @@ class VllmSettings:
             argv += ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "1"]
             argv += ["--max-lora-rank", str(adapter.room), "--lora-modules", json.dumps(module)]
         env = _compiled_code(os.environ) | child_environment(os.environ) | REUSE_MEMORY | {"TMPDIR": str(socket.parent)}
+        if self.device == "cpu":
+            env |= yielding_threads(os.environ)
         return ChildCommand(name="inference (vLLM)", argv=argv, env=env, log_path=self.log_path)
 
     @cached_property
@@ -184,9 +186,6 @@ class VllmSettings:
         width = int(config.get("head_dim") or config.get("hidden_size", 4096) // config.get("num_attention_heads", 32))
         return int(config.get("num_hidden_layers", 32)) * heads * width * 2 * (4 if self.dtype == "float32" else 2)
 
-
-_SPINS = "2000"
-"""Some 20 µs: as long as the gap between two operations of a small model."""
 
 REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Freed memory is kept: giving it back and getting it again doubles the time of a training step. Also where weights are
@@ -213,7 +212,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     secret = ("KEY", "TOKEN", "SECRET", "PASSWORD")
     env = {name: value for name, value in environ.items() if not name.upper().endswith(secret)}
     paths = [str(_PACKAGE_ROOT), *filter(None, [env.get("PYTHONPATH")])]
-    return _thread_settings(env) | {
+    return thread_settings(env) | {
         "PYTHONPATH": os.pathsep.join(paths),
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -221,19 +220,6 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one, which GPUs get, does not tell what was sampled so far
         "HF_HUB_OFFLINE": "1",
     }
-
-
-def _thread_settings(env: dict[str, str]) -> dict[str, str]:
-    """Threads that soon sleep while they wait: spinning ones take the cores from the trainer, and waking costs up to an eighth.
-
-    On a small machine vLLM's own binding would leave all but one core idle, so the system places the threads there.
-    """
-    settings = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": _SPINS} | env
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    if cores <= _FEW_CORES:
-        settings.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        settings.setdefault("OMP_NUM_THREADS", str(cores))
-    return settings
 
 
 def _read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
