@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import open_home, say, say_json
 from researcher.ownership import owned_now
-from researcher.report.verify import verify
+from researcher.report.verify import Difference, verify
 from researcher.store.errors import NotFound
+from researcher.view import silence
 
 _SHOWN = 12
 
@@ -43,17 +46,25 @@ def verify_command(args: argparse.Namespace) -> int:
         for kind, path in home.store.report_files(study_id).items()
     }
     differences = verify(home.store.study_data(study_id), claims, files)
-    if args.json:
-        rows = [difference.model_dump() for difference in differences]
-        say_json({"study": study_id, "claims": len(claims), "differences": rows})
-    else:
-        for difference in differences[:_SHOWN]:
-            say(str(difference))
-        if len(differences) > _SHOWN:
-            say(f"... and {len(differences) - _SHOWN} more, which follow from these; --json shows all")
-        verdict = f"{len(differences)} differ" if differences else "all recompute"
-        say(f"{study_id}: {len(claims)} claims, {verdict}")
+    try:
+        _tell(differences, study_id, len(claims), as_json=args.json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads which; the exit code says that some differ all the same
+        silence(sys.stdout)
     return FAILED if differences else DONE
+
+
+def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, as_json: bool) -> None:
+    if as_json:
+        rows = [difference.model_dump() for difference in differences]
+        say_json({"study": study_id, "claims": claims, "differences": rows})
+        return
+    for difference in differences[:_SHOWN]:
+        say(str(difference))
+    if len(differences) > _SHOWN:
+        say(f"... and {len(differences) - _SHOWN} more, which follow from these; --json shows all")
+    verdict = f"{len(differences)} differ" if differences else "all recompute"
+    say(f"{study_id}: {claims} claims, {verdict}")
 
 
 def _own_copy(folder: Path, recorded: Path) -> Path:

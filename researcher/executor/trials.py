@@ -243,7 +243,8 @@ class Executor:
         except AttemptFailed as error:
             self._failed(this, key, str(error))
         else:
-            this.durations.append(self._clock.monotonic() - began)
+            if this.trials[key].status is TrialStatus.PLANNED:  # what was under way before says little of a whole trial
+                this.durations.append(self._clock.monotonic() - began)
             self._over(this, key, "")
 
     async def _attempt(self, this: _Round, site: Site, key: str) -> None:

@@ -20,7 +20,7 @@ from researcher.commands.look import event_text
 from researcher.commands.study import seconds
 from researcher.executor.processes import Berth
 from researcher.main import main
-from researcher.models import Event, StudyStatus
+from researcher.models import Claim, Event, StudyStatus
 from researcher.store.store import Store
 from researcher.view import JsonView, PlainView, StudyPicture
 from swarm.client.sync import SwarmClient
@@ -326,3 +326,16 @@ def test_a_person_who_answers_for_a_study_that_was_stopped_is_told_that_it_is(
     assert "the daemon goes on" not in said.out + said.err
     assert "researcher resume" in said.out + said.err
     found.store.close()
+
+
+def test_numbers_that_differ_are_told_by_the_exit_code_when_nobody_reads_which(
+    study: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open()
+    store.save_claims(study, [Claim(name="n", expression='plan("heldout_temperature")', value=77.0, text="77")])
+    store.close()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["verify", study]) == FAILED

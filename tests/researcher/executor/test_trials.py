@@ -456,6 +456,23 @@ async def test_interrupted_it_leaves_no_process_behind_and_goes_on_later_with_th
     assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
 
 
+async def test_what_is_left_is_not_guessed_from_a_trial_that_was_nearly_over_when_it_was_resumed(lab: Lab) -> None:
+    trials = lab.trials()
+    reached = asyncio.Event()
+    async with lab.pool(arguments=SLOW) as pool:
+        running = asyncio.create_task(lab.run(pool, trials, on_progress=lab.at_step(3, lambda _: reached.set())))
+        await reached.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    lab.seen.clear()
+    async with lab.pool() as pool:
+        await lab.run(pool, lab.trials())
+    [first] = [seen.left_s for seen in lab.seen if (seen.key, seen.status) == (trials[0].key, TrialStatus.DONE)]
+    guess = lab.plan.trial_s or repeat_setup(lab.home, FOLDER).instrument.defaults.trial_s
+    assert first == guess  # of the second trial, of which nothing was done
+
+
 async def test_a_server_that_someone_else_uses_is_waited_for_and_then_given_up(lab: Lab, tmp_path: Path) -> None:
     limits = TrialLimits(busy_s=0.5, grace_s=5, check_s=0.3)
     with ServerProcess(tmp_path / "a") as server:
