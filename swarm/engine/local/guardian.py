@@ -23,6 +23,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.|torch_|verl_weights_|vllm_dist_)[^/ ]*$")
 """Shared memory as multiprocessing, torch, verl and vLLM name it. Files of other names belong to someone who asked for them."""
+NAMED_BY_PID = ("sem.loky-{pid}-*", "__KMP_REGISTERED_LIB_{pid}_*")
+"""Shared memory that is mapped under another name (loky's), or no longer once it is made (that of Intel's OpenMP runtime)."""
 LOOK_EVERY_S = 10.0
 _KILL_LIMIT_S = 10.0
 
@@ -98,7 +100,7 @@ def end_session(leader: int, started: int) -> None:
     """
     if start_time(leader) not in (None, started):
         return
-    segments: set[str] = set()
+    segments = _segments([leader])
     until = time.monotonic() + _KILL_LIMIT_S
     while (pids := _session(leader, started)) and time.monotonic() < until:
         segments |= _segments(pids)
@@ -151,15 +153,15 @@ def _kill(pids: list[int]) -> None:
 
 
 def _segments(pids: list[int]) -> set[str]:
-    """Shared-memory files that these processes map."""
+    """Shared-memory files that these processes map, or that bear their ids."""
     found: set[str] = set()
     for pid in pids:
+        found |= {str(path) for name in NAMED_BY_PID for path in Path("/dev/shm").glob(name.format(pid=pid))}
         try:
             maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
         except OSError:
             continue  # ended meanwhile
         found |= {match[0] for line in maps.splitlines() if (match := SEGMENT.search(line))}
-        found |= {str(path) for path in Path("/dev/shm").glob(f"sem.loky-{pid}-*")}  # mapped under another name
     return found
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from foundation.clock import SystemClock
 from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
+from swarm.engine.local.threads import yielding_threads
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth
 
 pytestmark = pytest.mark.anyio
@@ -153,6 +154,35 @@ async def test_a_failed_child_may_be_booted_again_by_hand(tmp_path: Path) -> Non
         flag.touch()
         await supervisor.boot()
         assert supervisor.health.ready
+
+
+async def test_what_intels_runtime_notes_in_shared_memory_goes_with_a_killed_child(tmp_path: Path) -> None:
+    preloaded = yielding_threads({})
+    if not preloaded:
+        pytest.skip("vLLM brings no OpenMP runtime of Intel's along here")
+    code = textwrap.dedent(f"""
+        import subprocess, sys, time
+        inner = (
+            "import ctypes, os, time; ctypes.CDLL(None).omp_get_max_threads();"
+            "print(os.getpid(), flush=True); time.sleep(600)"
+        )
+        children = [
+            subprocess.Popen([sys.executable, "-c", inner], stdout=subprocess.PIPE, text=True, env={preloaded!r})
+            for _ in range(2)
+        ]
+        open({str(tmp_path / "pids")!r}, "w").write(" ".join(child.stdout.readline().strip() for child in children))
+        print("up", flush=True)
+        time.sleep(600)
+    """)
+
+    def noted(pid: str) -> bool:
+        return any(Path("/dev/shm").glob(f"__KMP_REGISTERED_LIB_{pid}_*"))
+
+    async with supervised(tmp_path, code) as supervisor:
+        await supervisor.boot()
+        pids = (tmp_path / "pids").read_text().split()
+        assert [noted(pid) for pid in pids] == [True, True]
+    assert [noted(pid) for pid in pids] == [False, False]
 
 
 async def test_stopping_a_child_ends_its_own_children_and_frees_their_shared_memory(tmp_path: Path) -> None:
