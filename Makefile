@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TOPIC ?= Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?
-BENCHES := episode_end run_switch grpo_step tree_training async_overlap gateway_overhead swarm_scale false_positives
+BENCHES := boot episode_end run_switch grpo_step tree_training async_overlap gateway_overhead swarm_scale false_positives
 STUDY_PINS := $(wildcard studies/*/requirements.txt)
 PIP := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, get_args
 
 from foundation import logs
 from foundation.clock import SystemClock
+from foundation.imports import uncollected
 from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB, available_memory, trainer_memory
 from swarm.engine.local.wire import (
@@ -66,12 +67,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _open_workshop(args: argparse.Namespace) -> Workshop:
-    import torch
-    from transformers.utils import logging as transformers_logging
+    with uncollected():
+        import torch
+        from transformers.utils import logging as transformers_logging
 
-    from swarm.engine.local.forward import Policy
-    from swarm.engine.local.workshop import Workshop
-
+        from swarm.engine.local.forward import Policy
+        from swarm.engine.local.workshop import Workshop
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(args.threads)
     # Some CUDA kernels have no deterministic form; they are named in the log.

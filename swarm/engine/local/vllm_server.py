@@ -32,6 +32,10 @@ _LEAST_KV_BYTES = GIB // 2
 _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
 CPU_NORMS = "swarm_cpu"
 """What the worker calls its norms for the CPU (cpu_kernels.py). vLLM tries its own for the device after them."""
+VLLM_SERVER = "vllm.entrypoints.openai.api_server"
+FORKING_SERVER = "swarm.engine.local.forking_server"
+_READ_BY_IMPORTS = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1"}
+"""What vLLM tells a core on the CPU before it spawns it. One that is forked has imported what reads it."""
 _IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The engine core runs the model itself. As two processes the core spins while it waits for the worker, and on two cores
 takes one of them from it. By name, because on the CPU vLLM turns the short form `uni` into two processes again."""
@@ -49,7 +53,7 @@ _CPU_FLAGS = [
 _GPU_FLAGS = ["--gpu-memory-utilization", "0.01"]
 """Else vLLM does not start where less than nine tenths of the device are free, and the trainer lies there too. How much it takes
 follows from --kv-cache-memory-bytes."""
-_IMPORTS_S = 30.0
+_IMPORTS_S = 20.0
 _READ_BYTES_PER_S = 0.5 * GIB
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 _TOOL_PARSERS = (("<tool_call>", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"))
@@ -141,8 +145,9 @@ class VllmSettings:
         Its temporary files, further sockets among them, lie in the socket's directory and go with it.
         """
         name = self.model_name if adapter is None else f"{self.model_name}:hosted"
+        module, env = self._program()
         argv = [
-            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *(sys.executable, "-m", module),
             *("--model", str(self.model_dir), "--served-model-name", name, "--uds", str(socket)),
             *("--dtype", self.dtype, "--max-model-len", str(self.model_len), "--max-num-seqs", str(self.max_num_seqs)),
             *("--kv-cache-memory-bytes", str(self.kv_bytes), "--enable-scale-out"),
@@ -160,13 +165,19 @@ class VllmSettings:
         if (parser := self.tool_parser) is not None:
             argv += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
         if adapter is not None:
-            module = {"name": self.model_name, "path": str(adapter.folder)}
+            hosted = {"name": self.model_name, "path": str(adapter.folder)}
             argv += ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "1"]
-            argv += ["--max-lora-rank", str(adapter.room), "--lora-modules", json.dumps(module)]
-        env = _compiled_code(os.environ) | child_environment(os.environ) | REUSE_MEMORY | {"TMPDIR": str(socket.parent)}
-        if self.device == "cpu":
-            env |= yielding_threads(os.environ)
+            argv += ["--max-lora-rank", str(adapter.room), "--lora-modules", json.dumps(hosted)]
+        env["TMPDIR"] = str(socket.parent)
         return ChildCommand(name="inference (vLLM)", argv=argv, env=env, log_path=self.log_path)
+
+    def _program(self) -> tuple[str, dict[str, str]]:
+        """The module that serves, and its environment. Threads that are not bound to cores may begin before the core does."""
+        env = _compiled_code(os.environ) | child_environment(os.environ) | REUSE_MEMORY
+        yielding = yielding_threads(os.environ) if self.device == "cpu" else {}
+        if yielding and env.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
+            return FORKING_SERVER, env | yielding | _READ_BY_IMPORTS
+        return VLLM_SERVER, env | yielding
 
     @cached_property
     def tool_parser(self) -> str | None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB, available_memory
+from swarm.engine.local.threads import yielding_threads
 from swarm.engine.local.vllm_server import VllmSettings, child_environment
 from swarm.engine.seam import EngineDown, EngineError
 
@@ -85,3 +87,20 @@ def test_without_a_cache_compiled_code_lies_among_the_childs_temporary_files(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     assert "TORCHINDUCTOR_CACHE_DIR" not in (settings(tmp_path).command(tmp_path / "s").env or {})
+
+
+def test_the_core_is_forked_where_its_threads_bear_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intel's runtime does, unless they are bound to cores; a GPU's server is vLLM's own, which forks by itself."""
+
+    def forks(device: Device = "cpu") -> bool:
+        return "swarm.engine.local.forking_server" in settings(tmp_path, device=device).command(tmp_path / "s").argv
+
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    assert forks() == bool(yielding_threads({}))
+    assert not forks("cuda")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
+    assert not forks()
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    monkeypatch.setenv("LD_PRELOAD", "/lib/libgomp.so.1")
+    assert not forks()
