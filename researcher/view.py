@@ -7,7 +7,6 @@ the same as JSON lines. They are told of changes and ask nobody for anything.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from foundation.streams import silence
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -113,13 +114,6 @@ class Lines:
             except BrokenPipeError:
                 self._read = False
                 silence(self._stream)
-
-
-def silence(stream: TextIO) -> None:
-    """Send what is still written to a stream nowhere, also what Python flushes at its end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 class PlainView:

@@ -9,12 +9,12 @@ import sys
 
 from foundation.commandline import UsageError
 from foundation.logs import redact
+from foundation.streams import silence
 from researcher.executor.blueprint import InstrumentChanged
 from researcher.executor.errors import ExecutorError
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.report.errors import RecordsDisagree
 from researcher.store.errors import OverBudget, StoreError
-from researcher.view import silence
 from swarm.protocol.errors import SwarmError
 
 DONE, FAILED, USAGE, WAITING, OUT_OF_BUDGET = 0, 1, 2, 3, 4

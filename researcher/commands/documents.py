@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from foundation.streams import read_or_not
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import open_home, say, say_json
 from researcher.ownership import owned_now
 from researcher.report.verify import Difference, verify
 from researcher.store.errors import NotFound
-from researcher.view import silence
 
 _SHOWN = 12
 
@@ -38,19 +37,13 @@ def verify_command(args: argparse.Namespace) -> int:
     """Recompute every claim; 1 and the claim's name on a difference."""
     home = open_home()
     study_id = home.store.resolve_study(args.study)
-    claims = home.store.claims(study_id)
-    if not claims:
+    claims, reported = home.store.claims(study_id), home.store.report_files(study_id)
+    if not claims and not reported:
         raise NotFound(f"{study_id} has no report to verify yet; `researcher status {study_id}` says how it is doing")
-    files = {
-        kind: str(_own_copy(home.studies / study_id, Path(path)))
-        for kind, path in home.store.report_files(study_id).items()
-    }
+    files = {kind: str(_own_copy(home.studies / study_id, Path(path))) for kind, path in reported.items()}
     differences = verify(home.store.study_data(study_id), claims, files)
-    try:
+    with read_or_not():
         _tell(differences, study_id, len(claims), as_json=args.json)
-        sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads which; the exit code says that some differ all the same
-        silence(sys.stdout)
     return FAILED if differences else DONE
 
 

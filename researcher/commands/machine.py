@@ -8,10 +8,12 @@ import importlib.util
 import os
 import shutil
 
+from foundation.commandline import UsageError
 from foundation.paths import memory_dir, user_data_dir
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import open_home, say, say_json
 from researcher.sandbox.launch import sandbox
+from researcher.store.errors import StoreError
 from swarm.models import cached_models
 
 _NEED_DISK_GB = 5.0
@@ -21,7 +23,6 @@ _PACKAGES = ("vllm", "torch", "transformers", "mlflow", "langgraph", "sqlalchemy
 
 def doctor_command(args: argparse.Namespace) -> int:
     """Check what a study on this machine needs; 1 when something is missing."""
-    home = open_home()
     rows = [
         *_packages(),
         _disk(),
@@ -29,7 +30,7 @@ def doctor_command(args: argparse.Namespace) -> int:
         _shared_memory(),
         _model(),
         _sandbox(),
-        ("database", True, home.store.url),
+        _database(),
     ]
     if args.json:
         say_json([{"check": name, "ok": ok, "detail": detail} for name, ok, detail in rows])
@@ -61,7 +62,8 @@ def _version(name: str) -> str:
 
 def _disk() -> Row:
     root = user_data_dir()
-    free = shutil.disk_usage(root).free / 1e9
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    free = shutil.disk_usage(there).free / 1e9
     return "disk", free >= _NEED_DISK_GB, f"{free:.0f} GB free at {root}; a study wants {_NEED_DISK_GB:.0f}"
 
 
@@ -73,6 +75,15 @@ def _memory() -> Row:
 def _shared_memory() -> Row:
     free = shutil.disk_usage(memory_dir()).free / 1e9
     return "memory-backed files", free >= 1, f"{free:.1f} GB free at {memory_dir()}; weights pass through it"
+
+
+def _database() -> Row:
+    try:
+        home = open_home()
+    except (StoreError, UsageError) as error:
+        return "database", False, str(error)
+    home.store.close()
+    return "database", True, home.store.url
 
 
 def _sandbox() -> Row:

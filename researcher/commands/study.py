@@ -7,7 +7,6 @@ import asyncio
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from foundation import logs
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from foundation.ids import RandomIds
+from foundation.streams import read_or_not
 from researcher.analysis.knowledge import told
 from researcher.analysis.metrics import finals
 from researcher.commands import DONE, FAILED, WAITING, Interrupted
@@ -46,7 +46,7 @@ from researcher.store.errors import WrongState
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.sinks import check_installed, open_sink
 from researcher.store.store import Store
-from researcher.view import View, silence, view_for
+from researcher.view import View, view_for
 from researcher.workshop.writing import NEW
 
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -359,11 +359,8 @@ def setup(home: Home, folder: InstrumentFolder, *, code: Code | None = None, rep
 
 
 def _close(outcome: Outcome, study_id: str, *, as_json: bool) -> int:
-    try:
+    with read_or_not():
         _tell(outcome, study_id, as_json=as_json)
-        sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads how it ended; the exit code says it all the same
-        silence(sys.stdout)
     if outcome.status is StudyStatus.WAITING:
         return WAITING
     return DONE if outcome.status is StudyStatus.DONE else FAILED

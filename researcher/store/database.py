@@ -61,7 +61,15 @@ def upgrade(engine: Engine) -> None:
             _migrate(connection, shown)
     except DatabaseError as error:
         reason = "; ".join(line.strip() for line in str(error.orig).splitlines() if line.strip())
-        raise DatabaseRefused(f"cannot open {shown}: {reason}; check RESEARCHER_DATABASE_URL") from error
+        raise DatabaseRefused(f"cannot open {shown}: {reason}; {_advice(engine, error)}") from error
+
+
+def _advice(engine: Engine, error: DatabaseError) -> str:
+    if engine.dialect.name != "sqlite":
+        return "check RESEARCHER_DATABASE_URL"
+    if isinstance(error.orig, sqlite3.OperationalError):  # no place, no permission, locked
+        return "check the place, which RESEARCHER_DATABASE_URL or else RESEARCHER_HOME names, and who may write there"
+    return "the file is damaged: put a backup in its place, or move it away to begin with an empty database"
 
 
 def migrations_dir() -> Path:

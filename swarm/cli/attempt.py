@@ -9,6 +9,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from foundation.streams import read_or_not
 from swarm.cli import connection, tasks
 
 if TYPE_CHECKING:
@@ -50,13 +51,14 @@ def try_rollout(args: argparse.Namespace) -> int:
         attempt = _Attempt(failure=traceback.format_exc())
     else:
         attempt = asyncio.run(_try(args, rollout, task))
-    if args.json:
-        trace = None if attempt.trace is None else attempt.trace.model_dump(mode="json")
-        print(json.dumps({"reward": attempt.reward, "failure": attempt.failure, "trace": trace}))
-    else:
-        if attempt.trace is not None:
-            print(trace_text(attempt.trace))
-        print(f"\n{_end(attempt)}")
+    with read_or_not():
+        if args.json:
+            trace = None if attempt.trace is None else attempt.trace.model_dump(mode="json")
+            print(json.dumps({"reward": attempt.reward, "failure": attempt.failure, "trace": trace}))
+        else:
+            if attempt.trace is not None:
+                print(trace_text(attempt.trace))
+            print(f"\n{_end(attempt)}")
     return 1 if attempt.failure else 0
 
 

@@ -25,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("--client-id", "CLIENT", "of this client"),
         ("--task-id", "TASK", "of this task"),
         ("--reason", "REASON", "dropped for this reason"),
-        ("--state", "STATE", "running, ended, in_step, trained or dropped"),
+        ("--state", "STATE", "running, prepared, ended, in_step, trained or dropped"),
     ):
         parser.add_argument(option, metavar=metavar, help=text)
     parser.add_argument("--kind", choices=("train", "eval"))
@@ -59,8 +59,9 @@ def show_ledger(args: argparse.Namespace) -> int:
         "reason": choice(DropReason, "--reason", args.reason),
         "state": choice(EpisodeState, "--state", args.state),
     }
-    if args.limit is not None and args.limit < 1:
-        raise UsageError(f"--limit must be at least 1, got {args.limit}")
+    for option, value, least in (("--limit", args.limit, 1), ("--step", args.step, 0)):
+        if value is not None and value < least:
+            raise UsageError(f"{option} must be at least {least}, got {value}")
     with connection.connect(args) as swarm:
         if args.summary:
             return _show_summary(swarm, wanted, args)

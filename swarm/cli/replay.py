@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.commandline import UsageError
+from foundation.streams import read_or_not
 from swarm.cli import stored_run
 from swarm.cli.stored_run import NoSuchRun, StoredRun
 
@@ -84,7 +85,8 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
                 if recorded is not None:
                     line["as_recorded"] = weights == recorded
                     differs = differs or weights != recorded
-                print(json.dumps(line | {"untrained": outcome.untrained, "values": outcome.metrics}), flush=True)
+                with read_or_not():
+                    print(json.dumps(line | {"untrained": outcome.untrained, "values": outcome.metrics}))
     return differs
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from foundation.arguments import whole
 from foundation.commandline import UsageError
+from foundation.streams import read_or_not
 from swarm.cli import connection
 from swarm.cli.documents import assign, read_document, valid
 
@@ -150,7 +151,8 @@ def stop_run(args: argparse.Namespace) -> int:
         if args.wait:
             report = _released(args, report)
         now = "stopping" if report.ended_at is None else f"over ({report.status})"
-        print(report.model_dump_json() if args.json else f"run {report.run_id} is {now}, at step {report.step}")
+        with read_or_not():
+            print(report.model_dump_json() if args.json else f"run {report.run_id} is {now}, at step {report.step}")
     return 1 if args.wait and report.ended_at is None else 0
 
 
@@ -236,7 +238,8 @@ def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:
                 print(step.model_dump_json() if args.json else _row(step), flush=True)
             since_step = max(since_step, report.step)
             if report.status != "running":
-                print(report.model_copy(update={"steps": []}).model_dump_json() if args.json else _run_line(report))
+                with read_or_not():
+                    print(report.model_copy(update={"steps": []}).model_dump_json() if args.json else _run_line(report))
                 return 0 if report.status == "complete" else 1
     return 1
 

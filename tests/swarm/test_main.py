@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -87,6 +88,7 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["try", "json:dumps", "--task", '{"query": "q", "metdata": {}}'], 2, "not metdata"),
         (["episode", "end", "--agent-reward", "planner"], 2, "which episode?"),
         (["ledger", "--limit", "0"], 2, "--limit must be at least 1"),
+        (["ledger", "--step", "-1"], 2, "--step must be at least 0"),
         (["join", "judge"], 2, "which task?"),
         (["join", "play", "/nowhere/workflow.py"], 1, "there is no workflow file"),
         (["join", "watch"], 2, "see `swarm join --help`"),
@@ -183,6 +185,17 @@ def test_a_rollout_file_that_cannot_be_imported_shows_its_traceback(tmp_path: Pa
     (tmp_path / "agent.py").write_text("import no_such_library\n")
     assert swarm("try", f"{tmp_path}/agent.py:f", "--task", "x") == 1
     assert "no_such_library" in capsys.readouterr().out
+
+
+def test_a_rollout_that_failed_is_told_by_the_exit_code_when_nobody_reads_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent.py").write_text("import no_such_library\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert swarm("try", f"{tmp_path}/agent.py:f", "--task", "x") == 1
 
 
 def test_an_error_is_json_where_that_was_asked_for(capsys: Capture) -> None:

@@ -339,3 +339,26 @@ def test_numbers_that_differ_are_told_by_the_exit_code_when_nobody_reads_which(
     with os.fdopen(writer, "w", buffering=1) as out:
         monkeypatch.setattr(sys, "stdout", out)
         assert main(["verify", study]) == FAILED
+
+
+def test_a_report_whose_claims_are_gone_does_not_verify(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    store.record_report(study, {"markdown": "report.md"})
+    store.close()
+    assert main(["verify", study]) == FAILED
+    said = capsys.readouterr()
+    assert "no report to verify" not in said.out + said.err
+    assert "differ" in said.out
+
+
+def test_a_damaged_database_is_one_row_of_the_doctors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "researcher.db").write_bytes(b"no database " * 100)
+    assert main(["doctor"]) == FAILED
+    said = capsys.readouterr().out
+    assert "MISSING  database: cannot open" in said
+    assert "models:" in said

@@ -69,7 +69,13 @@ def test_a_database_that_cannot_be_used_gives_one_clear_error_without_the_passwo
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.db").write_text("not a database, but long enough to look like a file of some kind" * 10)
-    with pytest.raises(DatabaseRefused, match=r"r\.db"):
+    with pytest.raises(DatabaseRefused, match=r"r\.db.*move it away to begin with an empty database"):
+        Store.open(f"sqlite:///{tmp_path}/r.db")
+
+
+def test_a_place_where_no_database_can_be_says_what_names_it(tmp_path: Path) -> None:
+    (tmp_path / "r.db").mkdir()
+    with pytest.raises(DatabaseRefused, match=r"RESEARCHER_DATABASE_URL or else RESEARCHER_HOME"):
         Store.open(f"sqlite:///{tmp_path}/r.db")
 
 
