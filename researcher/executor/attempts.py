@@ -41,7 +41,7 @@ from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
 from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
 from researcher.store.store import Store
-from swarm.client import ServerUnreachable
+from swarm.client import ServerUnreachable, StorageFull
 from swarm.protocol.blueprint import PartnerRun, TrialBlueprint
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
@@ -162,6 +162,8 @@ class AttemptRun:
                 raise
             if isinstance(error, ServerUnreachable):
                 self._site.lost(error)
+            elif isinstance(error, StorageFull):
+                self._site.lost(await self._full() or ServerUnfit(str(error)))
             await job.end(self._limits.grace_s)
             self._end_attempt(error)
             await self._free(run_id)
@@ -268,6 +270,9 @@ class AttemptRun:
                             blueprint = self._with_code(attempt, report, client, code)
                             tries, last = 0, False
                     if last:
+                        if (full := await self._full()) is not None:
+                            self._site.lost(full)
+                            raise full from missing
                         raise AttemptFailed(await client.last_words(f"{reason}{missing}", diagnosis)) from missing
                 if tries:
                     await self._clock.sleep(self._limits.first_backoff_s * 2 ** (tries - 1))
@@ -280,6 +285,15 @@ class AttemptRun:
             except _Stalled:
                 await job.end(self._limits.grace_s)
                 reason = f"no episode ended for {self._limits.stall_s:.0f} s; "
+
+    async def _full(self) -> ServerUnfit | None:
+        """What is wrong where a server has no room on its disk: no fault of the trial's, and no other attempt does better there."""
+        for server in self._site.servers:
+            with suppress(SwarmError):
+                full = (await server.swarm.status()).storage_full
+                if full is not None:
+                    return ServerUnfit(f"{server.url}: {full.reason}", server.url)
+        return None
 
     async def _collect(self, blueprint: TrialBlueprint) -> Collected:
         others = {role: slot.swarm for role, slot in self._beside.items()}

@@ -111,7 +111,7 @@ class Site:
     def lost(self, error: ServerUnreachable | ServerUnfit) -> None:
         """The server that `error` tells of cannot be used any more."""
         gone = next((server for server in self.servers if server.url == error.url), self.main)
-        gone.unfit = gone.unfit or str(error)
+        gone.unfit = gone.unfit or str(error).removeprefix(f"{gone.url}: ")
 
     def labels(self) -> dict[str, str]:
         """Of a run on the main server: where its partners are."""

@@ -188,11 +188,14 @@ class Executor:
     def _check_sites(self, this: _Round) -> None:
         """Raises: NoServersLeft where no trial that is left can go on."""
         sites, plan = self._pool.sites(), this.work.plan
+        then = f"nothing is lost, and `researcher resume {this.work.study_id}` goes on"
         if not sites:
-            raise NoServersLeft(self._pool.reasons() or "the pool holds too few servers")
+            raise NoServersLeft(f"{self._pool.reasons() or 'the pool holds too few servers'}; {then}")
         if not any(site.takes(plan, this.trials[key].arm) for key in this.queue for site in sites):
             models = ", ".join(dict.fromkeys(plan.model_of(this.trials[key].arm).name for key in this.queue))
-            raise NoServersLeft(f"no server is left that hosts {models}: {self._pool.reasons() or 'none was given'}")
+            raise NoServersLeft(
+                f"no server is left that hosts {models}: {self._pool.reasons() or 'none was given'}; {then}"
+            )
 
     async def _all_sites(self, this: _Round) -> None:
         """One worker per site, until each has nothing more to do. The first error ends the others."""

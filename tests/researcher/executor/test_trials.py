@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -369,6 +371,29 @@ async def test_a_trial_whose_server_lost_its_state_starts_afresh_and_says_so(lab
     assert_whole(done)
     assert done.attempt == 2
     assert "has forgotten run" in str(told(lab, "attempt_withdrawn")[0]["because"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+async def test_a_server_without_room_on_its_disk_halts_a_study_and_counts_against_no_trial(
+    lab: Lab, tmp_path: Path
+) -> None:
+    trials = lab.trials()
+    with ServerProcess(tmp_path / "a", *SLOW) as server:
+
+        def room(size: int) -> None:
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+        with pytest.raises(NoServersLeft, match=r"could not be written|cannot write") as full:
+            async with lab.pool(server.url) as pool:
+                await lab.run(pool, trials, attempts=1, on_progress=lab.at_step(1, lambda _: room(1)))
+        assert f"`researcher resume {lab.study}`" in str(full.value)
+        assert str(full.value).count(server.url) == 1
+        assert not any(lab.store.trial(lab.study, trial.key).status.ended for trial in trials)
+        room(resource.RLIM_INFINITY)
+        async with lab.pool(server.url) as pool:
+            for done in await lab.run(pool, trials, attempts=1):
+                assert_whole(done)
+    assert told(lab, "attempt_withdrawn")
 
 
 async def test_a_trial_that_was_interrupted_on_a_server_of_others_goes_on_there(lab: Lab, tmp_path: Path) -> None:
