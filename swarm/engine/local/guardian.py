@@ -82,6 +82,7 @@ def _reap(child: int) -> int | None:
 
 def _end_all(child: int, segments: set[str]) -> None:
     """Kill the child's group, what left the group but came from it, and free the shared memory they held."""
+    segments |= _segments([child])  # also of one that ended by itself, before anybody looked
     with contextlib.suppress(ProcessLookupError):  # the group ended by itself
         os.killpg(child, signal.SIGKILL)
     until = time.monotonic() + _KILL_LIMIT_S

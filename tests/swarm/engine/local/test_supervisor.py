@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,10 @@ def alive(pid: int) -> bool:
 
 def segment_is_there(name: str) -> bool:
     return Path("/dev/shm", name).exists()
+
+
+def runtime_is_noted(pid: str) -> bool:
+    return any(Path("/dev/shm").glob(f"__KMP_REGISTERED_LIB_{pid}_*"))
 
 
 async def test_a_child_that_crashes_after_serving_is_started_again(tmp_path: Path) -> None:
@@ -175,14 +180,25 @@ async def test_what_intels_runtime_notes_in_shared_memory_goes_with_a_killed_chi
         time.sleep(600)
     """)
 
-    def noted(pid: str) -> bool:
-        return any(Path("/dev/shm").glob(f"__KMP_REGISTERED_LIB_{pid}_*"))
-
     async with supervised(tmp_path, code) as supervisor:
         await supervisor.boot()
         pids = (tmp_path / "pids").read_text().split()
-        assert [noted(pid) for pid in pids] == [True, True]
-    assert [noted(pid) for pid in pids] == [False, False]
+        assert [runtime_is_noted(pid) for pid in pids] == [True, True]
+    assert [runtime_is_noted(pid) for pid in pids] == [False, False]
+
+
+async def test_what_intels_runtime_notes_in_shared_memory_goes_with_a_child_that_ends_early(tmp_path: Path) -> None:
+    preloaded = yielding_threads({})
+    if not preloaded:
+        pytest.skip("vLLM brings no OpenMP runtime of Intel's along here")
+    code = (
+        "import ctypes, os; ctypes.CDLL(None).omp_get_max_threads(); print('up', os.getpid(), flush=True); os._exit(3)"
+    )
+    child = await ChildProcess.start(replace(command(tmp_path, code), env=preloaded))
+    assert await child.wait() == 3
+    await child.stop()
+    [said] = [line for line in child.last_lines().splitlines() if line.startswith("up")]
+    assert not runtime_is_noted(said.split()[1])
 
 
 async def test_stopping_a_child_ends_its_own_children_and_frees_their_shared_memory(tmp_path: Path) -> None:
