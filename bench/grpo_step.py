@@ -10,7 +10,9 @@ trl_sampled_tokens): at a rate that it learns at, ours answers in half the token
 not learn. All of these are medians.
 
 ratio is of that step; ratio_turns of the *turns* step (`bench.turns_step`: 4 episodes of 8 turns over a prompt of 780 tokens),
-where TRL computes in the precision that was its fastest on sums.
+where TRL computes in the precision that was its fastest on sums. ratio_at_floor and ratio_turns_at_floor are what they would be if
+our steps were nothing but the matrix products that they cannot do without (`bench.train_floor --whole`): no more can be had
+on this machine.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 
 from bench import train_floor, turns_step
 from bench.sums import GROUP_SIZE, MAX_TOKENS, PRECISIONS, STILL, TASKS, Sum, score, sums
+from bench.workloads import of_groups
 from foundation.clock import SystemClock
 from foundation.ids import derived_seed
 from swarm.engine.local.engine import LocalEngine
@@ -48,6 +51,9 @@ _SPEC = RunSpec.model_validate(
     }
 )
 
+FIRST = 2
+"""Number of the first step that is counted."""
+
 Step = Callable[[int], Awaitable[dict[str, float]]]
 """Number of the step → its seconds, and what it was made of."""
 
@@ -59,6 +65,8 @@ class Ours:
         self._engine = engine
         self._run = RunContext(run_id="bench", branch=0, spec=_SPEC, directory=run_dir)
         self._clock = SystemClock()
+        self.groups: dict[int, list[TrainGroup]] = {}
+        """Of each step."""
 
     async def open(self) -> None:
         await self._engine.open_run(self._run)
@@ -66,9 +74,10 @@ class Ours:
     async def step(self, number: int) -> dict[str, float]:
         """Seconds of each part, and how many tokens there were."""
         began = self._clock.monotonic()
-        groups = await asyncio.gather(*(self._group(number, at, task) for at, task in enumerate(sums(number))))
+        groups = list(await asyncio.gather(*(self._group(number, at, task) for at, task in enumerate(sums(number)))))
+        self.groups[number] = groups
         sampled = self._clock.monotonic()
-        outcome = await self._engine.train(TrainBatch(step=number, spec=_SPEC, groups=list(groups)))
+        outcome = await self._engine.train(TrainBatch(step=number, spec=_SPEC, groups=groups))
         trained = self._clock.monotonic()
         await self._engine.serve(WeightsVersion(run_id="bench", branch=0, step=number))
         served = self._clock.monotonic()
@@ -192,7 +201,16 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        return _middle(self.trl, "seconds") / _middle(self.ours, "seconds")
+        return self.ratio_at(_middle(self.ours, "seconds"))
+
+    def ratio_at(self, seconds: float) -> float:
+        """The ratio if our step took so long."""
+        return _middle(self.trl, "seconds") / seconds
+
+    @property
+    def middle(self) -> int:
+        """Which of our steps took the median time."""
+        return sorted(range(len(self.ours)), key=lambda at: self.ours[at]["seconds"])[len(self.ours) // 2]
 
     def summary(self, infix: str = "") -> dict[str, float]:
         """Medians over the steps; the infix goes before each name of ours, and after `trl_`."""
@@ -213,10 +231,10 @@ async def side_by_side(
 ) -> Compared:
     """A step of each side that is not counted, then steps in turns. step: makes ours."""
     ours, theirs = [], []
-    say(task=task, side="ours", warm_up=True, **await step(1))
+    say(task=task, side="ours", warm_up=True, **await step(FIRST - 1))
     trl = await asyncio.to_thread(fastest_trl, task, model, precisions, logs)
     try:
-        for number in range(2, steps + 2):
+        for number in range(FIRST, FIRST + steps):
             ours.append(await step(number))
             say(task=task, side="ours", step=number, **ours[-1])
             theirs.append(await asyncio.to_thread(trl.step))
@@ -238,16 +256,27 @@ async def measure(
         by_sums = await side_by_side("sums", side.step, model.path, precisions, steps, home)
     finally:
         await engine.shutdown()
+    middle = home / "sums.json.gz"
+    of_groups("sums", model_name, side.groups[FIRST + by_sums.middle]).save(middle)
     async with turns_step.on_a_server(model_name, home) as step:
         by_turns = await side_by_side("turns", step, model.path, [by_sums.precision], turns_steps, home)
     return {
         **by_sums.summary(),
         "ratio": round(by_sums.ratio, 2),
+        "ratio_at_floor": round(by_sums.ratio_at(step_floor(model_name, str(middle))), 2),
         "trl_precision": by_sums.precision,
         "steps": steps,
         **by_turns.summary("turns_"),
         "ratio_turns": round(by_turns.ratio, 2),
+        "ratio_turns_at_floor": round(by_turns.ratio_at(step_floor(model_name, "turns")), 2),
     }
+
+
+def step_floor(model_name: str, workload: str) -> float:
+    """Seconds that a whole step's products take (see `bench.train_floor`), with nothing else running."""
+    found = train_floor.in_a_trainer_like_process("--whole", "--model", model_name, "--workload", workload)
+    say(**found)
+    return float(found["floor_s"])
 
 
 def floor_share(model_name: str) -> dict[str, float]:

@@ -6,6 +6,11 @@ The floor is what a step cannot do without: every product of the model's own mat
 forwards and twice backwards, at the rate that this machine reaches on just these shapes in the compute type, and the
 attention's products at the same rate. The step is the trainer's own, in a process like the trainer's, with the time inside
 the optimiser taken off. Floor and step are measured in turns. share is floor / step: 1 would be nothing but products.
+
+    python -m bench.train_floor --whole         # of sampling and training together, and no step beside it
+
+The floor of a whole step has sampling in it too: each token of the batch's tree once forwards, all of them at once, which no sampler
+can do: it draws one token of each episode at a time. Nothing that computes each token in its context once can be faster.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -33,6 +39,7 @@ from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces
 from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.seam import TrainBatch
+from swarm.engine.tree import Branch
 from swarm.models import resolve
 
 _WARM_UP = 2
@@ -65,20 +72,21 @@ class Product:
     def flops(self) -> float:
         return 6.0 * self.tokens * self.inner * self.outer * self.times
 
-    def seconds(self, dtype: torch.dtype) -> float:
-        """Of all of them: the better of two trials of one, since a floor is what can be reached."""
+    def seconds(self, dtype: torch.dtype, *, trained: bool = True) -> float:
+        """Of all of them: the best of three trials of one, since a floor is what can be reached."""
         x, weight, slope = (
             torch.randn(shape).to(dtype)
             for shape in ((self.tokens, self.inner), (self.outer, self.inner), (self.tokens, self.outer))
         )
-        return self.times * min(_once(x, weight, slope) for _ in range(3))
+        return self.times * min(_once(x, weight, slope if trained else None) for _ in range(3))
 
 
-def _once(x: Tensor, weight: Tensor, slope: Tensor) -> float:
+def _once(x: Tensor, weight: Tensor, slope: Tensor | None) -> float:
     began = time.perf_counter()
     x @ weight.T
-    slope @ weight
-    slope.T @ x
+    if slope is not None:
+        slope @ weight
+        slope.T @ x
     return time.perf_counter() - began
 
 
@@ -103,15 +111,34 @@ def attention_flops(policy: Policy, piece: Piece) -> float:
 
 
 def floor_seconds(policy: Policy, batch: TrainBatch) -> float:
-    selection = select(batch)
-    ready = pieces(branches(selection.lessons, batch.spec.algorithm), policy)
+    """Of training: what leads to a trained token, forwards and backwards."""
+    return _products_seconds(policy, branches(select(batch).lessons, batch.spec.algorithm), trained=True)
+
+
+def sampling_floor_seconds(policy: Policy, batch: TrainBatch) -> float:
+    """Of sampling: all tokens but the last of each answer, forwards, and a distribution for each sampled one."""
+    calls = [call for group in batch.groups for episode in group.episodes for call in episode.calls]
+    return _products_seconds(policy, [Branch(call=call, advantage=0.0, weight=0.0) for call in calls], trained=False)
+
+
+def _products_seconds(policy: Policy, made: Sequence[Branch], *, trained: bool) -> float:
     seconds = flops = attention = 0.0
-    for piece in ready:
+    for piece in pieces(made, policy):
         for product in products(policy, piece):
-            seconds += product.seconds(policy.compute_dtype)
+            seconds += product.seconds(policy.compute_dtype, trained=trained)
             flops += product.flops
         attention += attention_flops(policy, piece)
     return seconds * (1 + attention / flops)
+
+
+def measure_whole(model: Path, batch: TrainBatch, rounds: int) -> dict[str, float]:
+    """The floor of a whole step, the least of so many rounds."""
+    policy = Policy.load(model)
+    policy.use_dtype(batch.spec.dtype)
+    sampling, training = zip(
+        *((sampling_floor_seconds(policy, batch), floor_seconds(policy, batch)) for _ in range(rounds)), strict=True
+    )
+    return {"sample_floor_s": min(sampling), "train_floor_s": min(training), "floor_s": min(sampling) + min(training)}
 
 
 def measure(model: Path, batch: TrainBatch, steps: int) -> dict[str, Any]:
@@ -142,19 +169,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="bench.train_floor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workload", choices=NAMES, default="groups")
+    parser.add_argument("--workload", default="groups", help=f"{', '.join(NAMES)}, or a file that holds one")
     parser.add_argument("--model", default="smollm2-135m", help="name, or path of a folder")
-    parser.add_argument("--steps", type=int, default=4, help="measured steps")
+    parser.add_argument("--steps", type=int, default=4, help="measured steps; with --whole, rounds")
+    parser.add_argument("--whole", action="store_true", help="the floor of sampling and training together")
     parser.add_argument("--here", action="store_true", help="in this process, whatever its memory settings")
     args = parser.parse_args()
     if not args.here:
         arguments = ["--workload", args.workload, "--model", args.model, "--steps", str(args.steps)]
-        print(json.dumps(in_a_trainer_like_process(*arguments)))
+        print(json.dumps(in_a_trainer_like_process(*arguments, *(["--whole"] if args.whole else []))))
         return 0
     model = Path(args.model) if Path(args.model).is_dir() else resolve(args.model).path
-    batch = Workload.load(path_of(args.workload)).batch(**_SPEC)
-    found = {name: round(value, 3) for name, value in measure(model, batch, args.steps).items()}
-    print(json.dumps({"bench": "train_floor", "workload": args.workload, **found}))
+    workload = Workload.load(path_of(args.workload) if args.workload in NAMES else Path(args.workload))
+    bench, tried = ("step_floor", measure_whole) if args.whole else ("train_floor", measure)
+    found = {name: round(value, 3) for name, value in tried(model, workload.batch(**_SPEC), args.steps).items()}
+    print(json.dumps({"bench": bench, "workload": workload.name, **found}))
     return 0
 
 

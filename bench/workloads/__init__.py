@@ -108,6 +108,21 @@ def of_traces(name: str, model: str, groups: Sequence[Sequence[EpisodeTrace]]) -
     return Workload(name, model, [[_of_trace(trace) for trace in group] for group in groups])
 
 
+def of_groups(name: str, model: str, groups: Sequence[TrainGroup]) -> Workload:
+    """What a trainer got. Its calls must have been sampled at temperature 1."""
+    made = [
+        [
+            Episode(
+                episode.reward,
+                [Call(call.agent, call.prompt_ids, call.sampled_ids, call.logprobs) for call in episode.calls],
+            )
+            for episode in group.episodes
+        ]
+        for group in groups
+    ]
+    return Workload(name, model, made)
+
+
 def _of_trace(trace: EpisodeTrace) -> Episode:
     calls = [
         Call(call.agent, call.prompt_ids, call.sampled_ids, [round(logprob, _DIGITS) for logprob in call.logprobs])
