@@ -23,7 +23,10 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.|torch_|verl_weights_|vllm_dist_)[^/ ]*$")
 """Shared memory as multiprocessing, torch, verl and vLLM name it. Files of other names belong to someone who asked for them."""
-NAMED_BY_PID = ("sem.loky-{pid}-*", "__KMP_REGISTERED_LIB_{pid}_*")
+_SHM = Path("/dev/shm")
+_RUNTIME_NOTE = "__KMP_REGISTERED_LIB_"
+"""Then the process's id and its user's."""
+NAMED_BY_PID = ("sem.loky-{pid}-*", f"{_RUNTIME_NOTE}{{pid}}_*")
 """Shared memory that is mapped under another name (loky's), or no longer once it is made (that of Intel's OpenMP runtime)."""
 LOOK_EVERY_S = 10.0
 _KILL_LIMIT_S = 10.0
@@ -101,7 +104,7 @@ def end_session(leader: int, started: int) -> None:
     """
     if start_time(leader) not in (None, started):
         return
-    segments = _segments([leader])
+    segments = _segments([leader]) | _notes_of_the_dead()
     until = time.monotonic() + _KILL_LIMIT_S
     while (pids := _session(leader, started)) and time.monotonic() < until:
         segments |= _segments(pids)
@@ -110,10 +113,25 @@ def end_session(leader: int, started: int) -> None:
     _free(segments)
 
 
+def _notes_of_the_dead() -> set[str]:
+    """What Intel's runtime noted for processes of this user that are gone: one died together with its guardian, whoever it was."""
+    notes = [(path, path.name.removeprefix(_RUNTIME_NOTE).split("_")) for path in _SHM.glob(f"{_RUNTIME_NOTE}*")]
+    return {
+        str(path)
+        for path, ids in notes
+        if len(ids) == 2 and ids[1] == str(os.getuid()) and ids[0].isdecimal() and not _lives(int(ids[0]))
+    }
+
+
 def start_time(pid: int) -> int | None:
     """When a process began, in the system's ticks since its start; None when there is no such process."""
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
+
+
+def _lives(pid: int) -> bool:
+    fields = _stat(pid)
+    return fields is not None and fields[0] != "Z"
 
 
 def _session(leader: int, started: int) -> list[int]:
@@ -141,7 +159,7 @@ def _descendants(pid: int) -> list[int]:
             children += [int(text) for text in task.read_text().split()]
         except OSError:
             continue  # ended meanwhile
-    alive = [child for child in children if (fields := _stat(child)) is not None and fields[0] != "Z"]
+    alive = [child for child in children if _lives(child)]
     return alive + [below for child in alive for below in _descendants(child)]
 
 
@@ -157,7 +175,7 @@ def _segments(pids: list[int]) -> set[str]:
     """Shared-memory files that these processes map, or that bear their ids."""
     found: set[str] = set()
     for pid in pids:
-        found |= {str(path) for name in NAMED_BY_PID for path in Path("/dev/shm").glob(name.format(pid=pid))}
+        found |= {str(path) for name in NAMED_BY_PID for path in _SHM.glob(name.format(pid=pid))}
         try:
             maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
         except OSError:

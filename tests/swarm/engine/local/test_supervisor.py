@@ -244,6 +244,25 @@ async def test_what_a_killed_guardian_leaves_is_ended_before_the_next_start(tmp_
     assert not alive(int(note.read_text()))
 
 
+async def test_what_intels_runtime_noted_goes_with_the_next_start_after_a_killed_guardian(tmp_path: Path) -> None:
+    preloaded = yielding_threads({})
+    if not preloaded:
+        pytest.skip("vLLM brings no OpenMP runtime of Intel's along here")
+    code = (
+        "import ctypes, os, time; ctypes.CDLL(None).omp_get_max_threads(); print('up', os.getpid(), flush=True);"
+        "time.sleep(600)"
+    )
+    asked = replace(command(tmp_path, code), env=preloaded)
+    killed = await ChildProcess.start(asked)
+    await says_up(killed)
+    [said] = [line for line in killed.last_lines().splitlines() if line.startswith("up")]
+    assert runtime_is_noted(pid := said.split()[1])
+    os.kill(killed.guardian_pid, signal.SIGKILL)
+    await until(lambda: not alive(int(pid)))
+    await (await ChildProcess.start(asked)).stop(0)
+    assert not runtime_is_noted(pid)
+
+
 async def test_a_child_dies_with_a_server_that_is_killed(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     child_code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
