@@ -118,6 +118,8 @@ class EchoEngine:
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise refused("messages must be a list of objects")
+        if other := echo_tokens.other_than_text(messages):
+            raise refused(f"the echo engine reads text alone; leave out content parts of type {', '.join(other)}")
         return echo_tokens.render_chat(messages, body.get("tools") or [], open_answer=add_generation_prompt)
 
     def decode(self, ids: list[int]) -> str:

@@ -60,6 +60,12 @@ def message_text(message: dict[str, Any]) -> str:
     return text
 
 
+def other_than_text(messages: list[dict[str, Any]]) -> list[str]:
+    """Types of content parts that carry no text: images, sound, files."""
+    parts = [part for message in messages if isinstance(content := message.get("content"), list) for part in content]
+    return sorted({str(part.get("type")) for part in parts if isinstance(part, dict) and "text" not in part})
+
+
 def tool_call_text(name: str, arguments_json: str) -> str:
     return f'{TOOL_OPEN}{{"name": {json.dumps(name)}, "arguments": {arguments_json}}}{TOOL_CLOSE}'
 

@@ -216,6 +216,15 @@ class EngineContract:
         assert refused.value.status == 400
         assert refused.value.body["error"]["message"]
 
+    async def test_an_image_is_refused_by_a_model_that_reads_text(self, engine: Engine, open_run: OpenRun) -> None:
+        await open_run()
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
+        asked = chat("What is this?") | {"messages": [{"role": "user", "content": [image]}]}
+        with pytest.raises(RequestRefused) as refused:
+            await engine.sample(request(asked))
+        assert refused.value.status == 400
+        assert refused.value.body["error"]["message"]
+
     # -- streaming ------------------------------------------------------------------------------------------------
 
     async def test_a_stream_books_the_same_tokens_as_a_whole_answer(self, engine: Engine, open_run: OpenRun) -> None:
