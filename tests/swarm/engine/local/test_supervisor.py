@@ -256,7 +256,8 @@ async def test_what_intels_runtime_noted_goes_with_the_next_start_after_a_killed
     killed = await ChildProcess.start(asked)
     await says_up(killed)
     [said] = [line for line in killed.last_lines().splitlines() if line.startswith("up")]
-    assert runtime_is_noted(pid := said.split()[1])
+    pid = said.split()[1]
+    assert runtime_is_noted(pid)
     os.kill(killed.guardian_pid, signal.SIGKILL)
     await until(lambda: not alive(int(pid)))
     await (await ChildProcess.start(asked)).stop(0)
