@@ -63,7 +63,8 @@ class Ours:
 
     def __init__(self, engine: LocalEngine, run_dir: Path) -> None:
         self._engine = engine
-        self._run = RunContext(run_id="bench", branch=0, spec=_SPEC, directory=run_dir)
+        self._spec = _SPEC.computed_in(engine.info.dtype)
+        self._run = RunContext(run_id="bench", branch=0, spec=self._spec, directory=run_dir)
         self._clock = SystemClock()
         self.groups: dict[int, list[TrainGroup]] = {}
         """Of each step."""
@@ -77,7 +78,7 @@ class Ours:
         groups = list(await asyncio.gather(*(self._group(number, at, task) for at, task in enumerate(sums(number)))))
         self.groups[number] = groups
         sampled = self._clock.monotonic()
-        outcome = await self._engine.train(TrainBatch(step=number, spec=_SPEC, groups=groups))
+        outcome = await self._engine.train(TrainBatch(step=number, spec=self._spec, groups=groups))
         trained = self._clock.monotonic()
         await self._engine.serve(WeightsVersion(run_id="bench", branch=0, step=number))
         served = self._clock.monotonic()

@@ -33,6 +33,7 @@ from torch import Tensor
 from bench.workloads import NAMES, Workload, path_of
 from foundation.clock import SystemClock
 from swarm.engine.lesson import branches, select
+from swarm.engine.local.device import compute_type
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
 from swarm.engine.local.optimizer import Optimizer
@@ -44,7 +45,7 @@ from swarm.models import resolve
 
 _WARM_UP = 2
 """Steps that are not counted: what they take of fresh memory is there for those after them."""
-_SPEC = {"dtype": "bfloat16", "optimizer": {"learning_rate": 4e-5}}
+_SPEC = {"optimizer": {"learning_rate": 4e-5}}
 
 
 class TimedOptimizer(Optimizer):
@@ -182,7 +183,10 @@ def main() -> int:
     model = Path(args.model) if Path(args.model).is_dir() else resolve(args.model).path
     workload = Workload.load(path_of(args.workload) if args.workload in NAMES else Path(args.workload))
     bench, tried = ("step_floor", measure_whole) if args.whole else ("train_floor", measure)
-    found = {name: round(value, 3) for name, value in tried(model, workload.batch(**_SPEC), args.steps).items()}
+    found = {
+        name: round(value, 3)
+        for name, value in tried(model, workload.batch(dtype=compute_type("cpu"), **_SPEC), args.steps).items()
+    }
     print(json.dumps({"bench": bench, "workload": workload.name, **found}))
     return 0
 

@@ -43,6 +43,7 @@ from swarm.engine.local.reading import Piece, pieces
 from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.tree import Branch, grow
 from swarm.models import resolve
+from swarm.protocol.runspec import ComputeType
 
 _HEADS = 8
 """Distributions of a row are filled up to a multiple of so many: MKL adds the products of one or two rows beyond it up
@@ -87,7 +88,7 @@ def rows_of_timelines(made: Sequence[Branch]) -> list[Row]:
 class Plain:
     """Rows through transformers' own model."""
 
-    def __init__(self, model: PreTrainedModel, dtype: str) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: ComputeType) -> None:
         self._model = model
         self._dtype = dtype
 
@@ -124,7 +125,7 @@ class Plain:
 class Ours:
     """The prefix tree through the trainer's forward pass and its head."""
 
-    def __init__(self, policy: Policy, dtype: str) -> None:
+    def __init__(self, policy: Policy, dtype: ComputeType) -> None:
         self._policy = policy
         self._weights = dict(policy.model.named_parameters())
         self._optimizer = Optimizer(self._weights)
@@ -293,7 +294,7 @@ def main() -> int:
     return 0
 
 
-def summary(rows: dict[str, dict[str, Any]], dtype: str) -> dict[str, Any]:
+def summary(rows: dict[str, dict[str, Any]], dtype: ComputeType) -> dict[str, Any]:
     worst = min(min(row["efficiency_calls"], row["efficiency_merged"]) for row in rows.values())
     found: dict[str, Any] = {"bench": "tree_training", "dtype": dtype}
     if "turns" in rows:

@@ -82,7 +82,12 @@ class EchoEngine:
             raise ValueError(f"latency_s must be >= 0 and tokens_per_s > 0, got {latency_s} and {tokens_per_s}")
         fingerprint = hashlib.sha256(f"echo theta={START_THETA}".encode()).hexdigest()
         self._info = EngineInfo(
-            backend="echo", device="cpu", model=model, fingerprint=fingerprint, max_model_len=max_model_len
+            backend="echo",
+            device="cpu",
+            model=model,
+            fingerprint=fingerprint,
+            max_model_len=max_model_len,
+            dtype="float32",
         )
         self._clock = clock or SystemClock()
         self._latency_s = latency_s

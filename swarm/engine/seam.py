@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from swarm.protocol.episodes import VersionSpan, WeightsVersion
 from swarm.protocol.errors import SwarmError
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import ComputeType, RunSpec
 
 Dialect = Literal["chat.completions", "completions"]
 """What every engine answers itself. The gateway puts the other dialects of the surface into chat completions."""
@@ -45,13 +45,17 @@ class TrainingRefused(EngineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What is hosted. `fingerprint` is the SHA-256 over the checkpoint's weight files."""
+    """What is hosted. `fingerprint` is the SHA-256 over the checkpoint's weight files.
+
+    dtype: what is sampled in, and what a run is trained in whose spec leaves it open.
+    """
 
     backend: str
     device: str
     model: str
     fingerprint: str
     max_model_len: int
+    dtype: ComputeType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

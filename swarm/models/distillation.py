@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.clock import SystemClock
+from foundation.cpu import multiplies_bfloat16
 from foundation.paths import write_atomically
 from swarm.models.distillation_prompts import Prompt, prompts
 from swarm.models.folder import fingerprint_of, sha256_of, weight_files
@@ -74,7 +75,9 @@ def distil(
 
     recipe = recipe or Recipe()
     tokenizer = AutoTokenizer.from_pretrained(teacher_dir)
-    teacher: Any = AutoModelForCausalLM.from_pretrained(teacher_dir, dtype=torch.bfloat16)
+    teacher: Any = AutoModelForCausalLM.from_pretrained(
+        teacher_dir, dtype=torch.bfloat16 if multiplies_bfloat16() else torch.float32
+    )
     teacher.eval().requires_grad_(False)
     student = with_layers(teacher, layers)
     asked = prompts(recipe.sums, recipe.short, recipe.long, recipe.seed)
@@ -242,7 +245,7 @@ def loss_of(student: Any, head: Any, answers: Sequence[Answer], wanted: Sequence
     said_M = said_BT[real_BT]
     with torch.no_grad():
         logp_wanted_NV = functional.log_softmax(head(wanted_MD[said_M]).float(), dim=-1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=multiplies_bfloat16()):
         hidden_MD = student.model(input_ids=ids_BT, attention_mask=real_BT.long()).last_hidden_state[real_BT]
         logits_NV = functional.linear(hidden_MD[said_M], head.weight)
     error = functional.mse_loss(hidden_MD.float(), wanted_MD.float()) / wanted_MD.float().square().mean()

@@ -15,6 +15,8 @@ from swarm.protocol.quantities import MOST, Count, NonNegative, Positive
 
 MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """A family of tasks, as it also stands in metrics' names."""
+ComputeType = Literal["bfloat16", "float32"]
+"""What matrices are multiplied in."""
 AS_STORED = {"as": "stored"}
 """Pydantic's context for specs that a server has accepted: what an older version took is read, shown and stopped all the same."""
 LEAST_TEMPERATURE = 0.01
@@ -157,8 +159,9 @@ class RunSpec(StrictModel):
     """Path or name; None: the model that the server hosts."""
     parameters: Literal["full"] | LoraSpec = "full"
     """`lora` for short: adapters as they are by default."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Compute type of the trainer; weights and optimiser state are kept in float32."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Compute type of the trainer; weights and optimiser state are kept in float32. auto: what the server samples in, and what
+    stands in the spec that it gives back."""
     activation_checkpointing: bool = False
     """Keep only each layer's input, and compute the rest once more for the backward pass: less memory, more time."""
     max_model_len: Count | None = None
@@ -198,6 +201,10 @@ class RunSpec(StrictModel):
         if self.batch.partial_min > self.batch.group_size:
             raise ValueError("batch.partial_min must not exceed batch.group_size")
         return self
+
+    def computed_in(self, dtype: ComputeType) -> RunSpec:
+        """The spec as a server carries it out that computes in `dtype` where nothing else is asked for."""
+        return self.model_copy(update={"dtype": dtype}) if self.dtype == "auto" else self
 
 
 TUNABLE: frozenset[str] = frozenset({"algorithm", "optimizer", "batch", "sampling", "limits", "max_staleness"})

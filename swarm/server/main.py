@@ -49,6 +49,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="local: what computes (default: a GPU where vLLM can use one, else the CPU)",
     )
     parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help="local, verl: what is computed in (default: bfloat16, on CPUs that cannot multiply it float32)",
+    )
+    parser.add_argument(
         "--enable-sleep-mode",
         action="store_true",
         default=None,
@@ -95,7 +100,6 @@ def _add_verl_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--verl-nodes", type=count, metavar="N", help="nodes of the cluster to use (default 1)")
     group.add_argument("--verl-ranks", type=count, metavar="N", help="devices to use on each node (default 1)")
     group.add_argument("--verl-tensor-parallel", type=count, metavar="N", help="devices of each replica (default 1)")
-    group.add_argument("--verl-dtype", choices=("bfloat16", "float32"), help="what is computed in (default bfloat16)")
     group.add_argument(
         "--verl-sampling-memory",
         type=float,
@@ -168,18 +172,20 @@ def _hosted(args: argparse.Namespace) -> _Hosted:
     from foundation.commandline import UsageError
 
     for name, given in vars(args).items():
-        engine = _engine_of(name)
-        if engine not in (None, args.engine) and given is not None:
-            option = "--" + name.replace("_", "-")
-            raise UsageError(f"{option} is for --engine {engine}, and this is --engine {args.engine}: leave one out")
+        engines = _engines_of(name)
+        if engines and args.engine not in engines and given is not None:
+            option, fit = "--" + name.replace("_", "-"), " or ".join(engines)
+            raise UsageError(f"{option} is for --engine {fit}, and this is --engine {args.engine}: leave one out")
     return {"echo": _echo, "local": _local, "verl": _verl}[args.engine](args)
 
 
-def _engine_of(option: str) -> str | None:
-    """The engine that an option is for; None where every engine heeds it."""
-    own = {"device": "local", "enable_sleep_mode": "local", "ray_address": "verl"}
+_ENGINES_OF = {"device": ["local"], "enable_sleep_mode": ["local"], "ray_address": ["verl"], "dtype": ["local", "verl"]}
+
+
+def _engines_of(option: str) -> list[str]:
+    """The engines that an option is for; none where every engine heeds it."""
     head = option.partition("_")[0]
-    return own.get(option) or (head if head in ("echo", "verl") else None)
+    return [head] if head in ("echo", "verl") else _ENGINES_OF.get(option, [])
 
 
 def _echo(args: argparse.Namespace) -> _Hosted:
@@ -215,6 +221,7 @@ def _local(args: argparse.Namespace) -> _Hosted:
             logs=state.logs_dir,
             max_model_len=args.max_model_len,
             device=device,
+            dtype=args.dtype,
             sleep_mode=bool(args.enable_sleep_mode),
             clock=clock,
         )
@@ -233,7 +240,7 @@ def _verl(args: argparse.Namespace) -> _Hosted:
         nodes=args.verl_nodes,
         ranks_per_node=args.verl_ranks,
         tensor_parallel=args.verl_tensor_parallel,
-        dtype=args.verl_dtype,
+        dtype=args.dtype,
         sampling_memory=args.verl_sampling_memory,
         kv_cache_bytes=None if args.verl_kv_cache_gib is None else int(args.verl_kv_cache_gib * (1 << 30)),
         tokens_per_rank=args.verl_tokens_per_rank,

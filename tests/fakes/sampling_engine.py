@@ -33,6 +33,7 @@ class SamplingEngine:
             model=settings.model_name,
             fingerprint="0" * 64,
             max_model_len=settings.model_len,
+            dtype=settings.compute_dtype,
         )
 
     def subscribe(self, on_health: Callable[[EngineHealth], None]) -> None:

@@ -43,7 +43,12 @@ class TrainingEngine:
 
     def __init__(self, model: ModelFolder, home: Path) -> None:
         self.info = EngineInfo(
-            backend="training", device="cpu", model=model.name, fingerprint=model.fingerprint, max_model_len=2048
+            backend="training",
+            device="cpu",
+            model=model.name,
+            fingerprint=model.fingerprint,
+            max_model_len=2048,
+            dtype="float32",
         )
         self.kill_in: dict[str, float] = {}
         self.killed: list[str] = []

@@ -114,6 +114,7 @@ def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(argume
         (["try", "no_such_module:f", "--task", "x"], 1, "no module 'no_such_module'"),
         (["try", "json:dumpz", "--task", "x"], 1, "did you mean 'dump"),
         (["serve", "--engine", "echo", "--model", "x", "--device", "cpu"], 2, "--device is for --engine local"),
+        (["serve", "--engine", "echo", "--model", "x", "--dtype", "float32"], 2, "--engine local or verl, and this"),
         (["serve", "--engine", "echo", "--model", "x", "--enable-sleep-mode"], 2, "is for --engine local"),
         (["serve", "--engine", "echo", "--model", "x", "--ray-address", "a"], 2, "--ray-address is for --engine verl"),
         (["serve", "--model", "x", "--port", "0", "--echo-tokens-per-s", "9"], 2, "is for --engine echo"),

@@ -1,4 +1,4 @@
-"""What an engine of one machine computes on. Decided from files and installed packages, without importing torch or vllm."""
+"""What an engine of one machine computes on, and in. Decided from files and installed packages, without importing torch or vllm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
+from foundation.cpu import multiplies_bfloat16
 from swarm.engine.seam import EngineError
+from swarm.protocol.runspec import ComputeType
 
 Device = Literal["cpu", "cuda"]
 _DRIVER = Path("/dev/nvidiactl")
@@ -29,6 +31,11 @@ def device_for(wanted: Device | None, environ: Mapping[str, str] = os.environ) -
     if wanted == "cuda":
         raise EngineError(f"--device cuda: {reason}")
     return "cpu"
+
+
+def compute_type(device: Device) -> ComputeType:
+    """What is multiplied in where nobody says otherwise: bfloat16, but float32 on CPUs that cannot multiply it."""
+    return "bfloat16" if device == "cuda" or multiplies_bfloat16() else "float32"
 
 
 def _why_no_gpu(environ: Mapping[str, str]) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 from foundation.clock import Clock
 from swarm.engine.local.device import Device
 from swarm.engine.local.inference import VllmInference, WeightsRefused
-from swarm.engine.local.memory import GIB, available_memory, check, trainer_memory, weight_bytes
+from swarm.engine.local.memory import GIB, TrainerMemory, available_memory, check, served_bytes, trainer_memory
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.trainer import TrainerHandle
 from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
@@ -34,7 +34,7 @@ from swarm.engine.seam import (
 )
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
-from swarm.protocol.runspec import LoraSpec
+from swarm.protocol.runspec import ComputeType, LoraSpec
 
 _LOG = logging.getLogger(__name__)
 _TRAINER_PROCESS_BYTES = int(0.8 * GIB)
@@ -57,6 +57,7 @@ class LocalEngine:
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         device: Device = "cpu",
+        dtype: ComputeType | None = None,
         sleep_mode: bool = False,
         back_off: BackOff | None = None,
     ) -> None:
@@ -67,6 +68,7 @@ class LocalEngine:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             device=device,
+            dtype=dtype,
             sleep_mode=sleep_mode,
         )
         self._info = EngineInfo(
@@ -75,6 +77,7 @@ class LocalEngine:
             model=model.name,
             fingerprint=model.fingerprint,
             max_model_len=settings.model_len,
+            dtype=settings.compute_dtype,
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._health = EngineHealth(ready=False)
@@ -87,6 +90,7 @@ class LocalEngine:
             model,
             log_path=logs / "trainer.log",
             device=device,
+            dtype=settings.compute_dtype,
             offload_optimizer=sleep_mode,
             clock=clock,
             on_health=self._tell,
@@ -105,14 +109,13 @@ class LocalEngine:
         if self.trainer.process_id is None:
             await asyncio.to_thread(self._check_memory)
         await asyncio.to_thread(self._room.open)
-        reserved = asyncio.to_thread(self._room.reserve, weight_bytes(self.inference.settings.model_dir))
+        settings = self.inference.settings
+        reserved = asyncio.to_thread(self._room.reserve, served_bytes(settings.model_dir, settings.compute_dtype))
         await asyncio.gather(self.inference.boot(), self.trainer.boot(), reserved)
 
     def memory_needed(self) -> tuple[int, int]:
         """Bytes, roughly: of inference, and of the trainer with what the two exchange."""
-        settings = self.inference.settings
-        trainer = trainer_memory(settings.model_dir, settings.config)
-        return settings.memory_needed(), _TRAINER_PROCESS_BYTES + trainer.total
+        return self.inference.settings.memory_needed(), _TRAINER_PROCESS_BYTES + self._trainer_memory().total
 
     def estimate(self) -> str:
         """What a boot takes, in words: memory, and the time on an idle machine."""
@@ -124,14 +127,17 @@ class LocalEngine:
 
     def _check_memory(self) -> None:
         """Refuse what cannot be held even before the first step; warn of what may run out during one."""
-        settings = self.inference.settings
-        trainer = trainer_memory(settings.model_dir, settings.config)
-        check(self._info.model, settings.least_memory() + _TRAINER_PROCESS_BYTES + trainer.standing)
+        standing = _TRAINER_PROCESS_BYTES + self._trainer_memory().standing
+        check(self._info.model, self.inference.settings.least_memory() + standing)
         _LOG.info("%s takes %s", self._info.model, self.estimate())
         available = available_memory()
         if available is not None and sum(self.memory_needed()) > available:
             name, free = self._info.model, available / GIB
             _LOG.warning("memory may run out: %s takes %s; %.1f GiB are free", name, self.estimate(), free)
+
+    def _trainer_memory(self) -> TrainerMemory:
+        settings = self.inference.settings
+        return trainer_memory(settings.model_dir, settings.config, settings.compute_dtype)
 
     async def shutdown(self) -> None:
         await asyncio.gather(self.inference.shutdown(), self.trainer.shutdown())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -24,10 +24,10 @@ from swarm.engine.local.attention import MicroBatch
 from swarm.engine.local.memory import segment_tokens
 from swarm.engine.local.recomputation import recomputed_layers
 from swarm.engine.seam import EngineError
-from swarm.protocol.runspec import LoraSpec
+from swarm.protocol.runspec import ComputeType, LoraSpec
 
 _LOG = logging.getLogger(__name__)
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES: dict[ComputeType, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Configuration fields of models whose logits are not simply hidden states times the output embedding."""
 _ATTENDING = {"full_attention", "sliding_attention", "attention"}
@@ -145,9 +145,11 @@ class Policy:
             return self.adapters.start[name]
         return self.start[hosted_name(name)]
 
-    def use_dtype(self, name: str) -> None:
-        """Compute in `bfloat16` (autocast) or `float32`. The weights stay float32."""
-        self.compute_dtype = _DTYPES[name]
+    def use_dtype(self, dtype: Literal["auto"] | ComputeType) -> None:
+        """Compute in `bfloat16` (autocast) or `float32`. The weights stay float32. Raises: ValueError for what is left open."""
+        if dtype == "auto":
+            raise ValueError("the spec leaves dtype open; RunSpec.computed_in settles it")
+        self.compute_dtype = DTYPES[dtype]
 
     @property
     def device(self) -> torch.device:

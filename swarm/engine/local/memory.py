@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.engine.seam import EngineDown, EngineError
+from swarm.protocol.runspec import ComputeType
 
 GIB = 1 << 30
 _WEIGHT_BYTES = 4
@@ -61,15 +62,15 @@ class TrainerMemory:
         return self.step + self.activations // 2
 
 
-def trainer_memory(model_dir: Path, config: Mapping[str, Any]) -> TrainerMemory:
-    """Raises: EngineError for weights that are no safetensors."""
+def trainer_memory(model_dir: Path, config: Mapping[str, Any], dtype: ComputeType) -> TrainerMemory:
+    """dtype: what inference multiplies in. Raises: EngineError for weights that are no safetensors."""
     stored, count = weight_bytes(model_dir), parameters(model_dir)
     return TrainerMemory(
         start=stored,
         weights=_WEIGHT_BYTES * count,
         step=_STEP_BYTES * count,
         activations=segment_tokens(config) * _token_bytes(config) + _LOGITS_BYTES,
-        exchange=_WEIGHT_SLOTS * stored,
+        exchange=_WEIGHT_SLOTS * served_bytes(model_dir, dtype),
     )
 
 
@@ -88,6 +89,12 @@ def segment_tokens(config: Mapping[str, Any], total: int | None = None) -> int:
 def weight_bytes(model_dir: Path) -> int:
     """Of the weights as they are stored."""
     return sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
+
+
+def served_bytes(model_dir: Path, dtype: ComputeType) -> int:
+    """Of the weights as inference takes them: as they are stored, but whole where it multiplies in float32. Raises: EngineError."""
+    stored = weight_bytes(model_dir)
+    return max(stored, _WEIGHT_BYTES * parameters(model_dir)) if dtype == "float32" else stored
 
 
 def parameters(model_dir: Path) -> int:

@@ -32,6 +32,7 @@ from swarm.engine.seam import (
     TrainerCrashed,
 )
 from swarm.models.folder import ModelFolder
+from swarm.protocol.runspec import ComputeType
 
 _BOOT_LIMIT_S = 300.0
 _SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -43,6 +44,7 @@ Command = OpenRun | Train | WriteCheckpoint | Export | Fingerprint
 class TrainerHandle:
     """Asks one thing at a time. A crash fails the question under way; the child is started again by itself.
 
+    dtype: what inference multiplies in; weights on their way there are not narrowed below it.
     offload_optimizer: between steps the optimiser's state lies in the machine's memory instead of the device's.
     """
 
@@ -54,12 +56,14 @@ class TrainerHandle:
         clock: Clock,
         on_health: Callable[[EngineHealth], None],
         device: Device = "cpu",
+        dtype: ComputeType = "bfloat16",
         offload_optimizer: bool = False,
         back_off: BackOff | None = None,
     ) -> None:
         self._model = model
         self._log_path = log_path
         self._device = device
+        self._dtype: ComputeType = dtype
         self._offload_optimizer = offload_optimizer
         self._connection: Connection[Reply] | None = None
         self._run_is_open = False
@@ -181,7 +185,8 @@ class TrainerHandle:
         argv = [
             *(sys.executable, "-m", "swarm.engine.local.trainer_process"),
             *("--model", str(self._model.path), "--fingerprint", self._model.fingerprint),
-            *("--socket", str(descriptor), "--threads", str(thread_count(env)), "--device", self._device),
+            *("--socket", str(descriptor), "--threads", str(thread_count(env))),
+            *("--device", self._device, "--dtype", self._dtype),
             *(["--offload-optimizer"] if self._offload_optimizer else []),
         ]
         return ChildCommand(name="trainer", argv=argv, env=env, log_path=self._log_path, pass_fds=(descriptor,))

@@ -1,6 +1,7 @@
 """The trainer's process: reads requests from a socket that it inherited, one at a time, and answers each.
 
-    python -m swarm.engine.local.trainer_process --model DIR --fingerprint SHA256 --socket FD --threads N --device cpu|cuda
+    python -m swarm.engine.local.trainer_process --model DIR --fingerprint SHA256 --socket FD --threads N
+        --device cpu|cuda --dtype bfloat16|float32
 
 What it cannot answer ends it; the control process sees the socket close, and the traceback is in its log.
 """
@@ -34,7 +35,7 @@ from swarm.engine.local.wire import (
     length,
 )
 from swarm.engine.seam import EngineError, TrainingRefused
-from swarm.protocol.runspec import AS_STORED
+from swarm.protocol.runspec import AS_STORED, ComputeType
 
 if TYPE_CHECKING:
     from swarm.engine.local.workshop import Workshop
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--socket", type=int, required=True, help="file descriptor of a connected stream socket")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--device", choices=get_args(Device), required=True)
+    parser.add_argument("--dtype", choices=get_args(ComputeType), required=True, help="what inference multiplies in")
     parser.add_argument("--offload-optimizer", action="store_true", help="off the device between steps")
     args = parser.parse_args(argv)
     logs.configure()
@@ -80,8 +82,10 @@ def _open_workshop(args: argparse.Namespace) -> Workshop:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     policy = Policy.load(args.model, torch.device(args.device))
     if args.device == "cpu":
-        touch(trainer_memory(args.model, policy.model.config.get_text_config().to_dict()).fresh)
-    return Workshop(policy, args.fingerprint, SystemClock(), offload_optimizer=args.offload_optimizer)
+        touch(trainer_memory(args.model, policy.model.config.get_text_config().to_dict(), args.dtype).fresh)
+    return Workshop(
+        policy, args.fingerprint, SystemClock(), served_in=args.dtype, offload_optimizer=args.offload_optimizer
+    )
 
 
 def touch(size: int) -> None:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from foundation.paths import user_cache_dir
-from swarm.engine.local.device import Device
-from swarm.engine.local.memory import GIB, check, weight_bytes
+from swarm.engine.local.device import Device, compute_type
+from swarm.engine.local.memory import GIB, check, served_bytes, weight_bytes
 from swarm.engine.local.supervisor import ChildCommand
 from swarm.engine.local.threads import thread_settings, yielding_threads
 from swarm.engine.seam import EngineError
+from swarm.protocol.runspec import ComputeType
 
 CHATML_TOOLS = Path(__file__).resolve().parents[2] / "models" / "chat_template.jinja"
 _DEFAULT_MODEL_LEN = 4096
@@ -85,8 +86,9 @@ class VllmSettings:
     log_path: Path
     max_model_len: int | None = None
     max_num_seqs: int = 64
-    dtype: str = "bfloat16"
     device: Device = "cpu"
+    dtype: ComputeType | None = None
+    """What it multiplies in; None: what is fast on the device."""
     kv_cache_bytes: int | None = None
     """None: room for every sequence at full length, between 0.5 and 2 GiB; on a GPU up to 16."""
     sleep_mode: bool = False
@@ -108,6 +110,10 @@ class VllmSettings:
         return self.max_model_len
 
     @cached_property
+    def compute_dtype(self) -> ComputeType:
+        return self.dtype or compute_type(self.device)
+
+    @cached_property
     def kv_bytes(self) -> int:
         if self.kv_cache_bytes is not None:
             return self.kv_cache_bytes
@@ -125,11 +131,12 @@ class VllmSettings:
 
     def memory_needed(self) -> int:
         """Bytes that this child takes, roughly: its process, weights (twice while they are loaded), KV cache."""
-        return _PROCESS_BYTES + 2 * weight_bytes(self.model_dir) + self.kv_bytes
+        return _PROCESS_BYTES + 2 * served_bytes(self.model_dir, self.compute_dtype) + self.kv_bytes
 
     def least_memory(self) -> int:
         """The same with weights loaded and hardly a request: what is not there makes a boot hopeless."""
-        return _PROCESS_BYTES + weight_bytes(self.model_dir) + min(self.kv_bytes, _LEAST_KV_BYTES)
+        weights = served_bytes(self.model_dir, self.compute_dtype)
+        return _PROCESS_BYTES + weights + min(self.kv_bytes, _LEAST_KV_BYTES)
 
     def boot_s(self) -> float:
         """Seconds until it serves on an idle machine: imports, then reading the weights."""
@@ -149,7 +156,14 @@ class VllmSettings:
         argv = [
             *(sys.executable, "-m", module),
             *("--model", str(self.model_dir), "--served-model-name", name, "--uds", str(socket)),
-            *("--dtype", self.dtype, "--max-model-len", str(self.model_len), "--max-num-seqs", str(self.max_num_seqs)),
+            *(
+                "--dtype",
+                self.compute_dtype,
+                "--max-model-len",
+                str(self.model_len),
+                "--max-num-seqs",
+                str(self.max_num_seqs),
+            ),
             *("--kv-cache-memory-bytes", str(self.kv_bytes), "--enable-scale-out"),
             *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(4096, self.model_len))),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
@@ -195,7 +209,9 @@ class VllmSettings:
         config = self.config
         heads = int(config.get("num_key_value_heads") or config.get("num_attention_heads") or 32)
         width = int(config.get("head_dim") or config.get("hidden_size", 4096) // config.get("num_attention_heads", 32))
-        return int(config.get("num_hidden_layers", 32)) * heads * width * 2 * (4 if self.dtype == "float32" else 2)
+        return (
+            int(config.get("num_hidden_layers", 32)) * heads * width * 2 * (4 if self.compute_dtype == "float32" else 2)
+        )
 
 
 REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}

@@ -15,13 +15,13 @@ from foundation.paths import write_atomically
 from swarm.engine.local import checkpoints
 from swarm.engine.local.adapters import CONFIG_FILE, folder_config, folder_weights
 from swarm.engine.local.checkpoints import Checkpoint, TrainerState
-from swarm.engine.local.forward import Policy
+from swarm.engine.local.forward import DTYPES, Policy
 from swarm.engine.local.learner import Learner
 from swarm.engine.local.tensor_file import hash_tensors, write_tensors
 from swarm.engine.local.weights_room import new_checksum
 from swarm.engine.local.wire import OpenRun
 from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefused
-from swarm.protocol.runspec import LoraSpec, RunSpec
+from swarm.protocol.runspec import ComputeType, LoraSpec, RunSpec
 
 
 class RunClosed(EngineError):
@@ -40,13 +40,23 @@ class _OpenRun:
 class Workshop:
     """fingerprint: of the hosted model; a checkpoint that began with other weights is refused.
 
+    served_in: what inference multiplies in.
     offload_optimizer: between steps the optimiser's state lies in the machine's memory, whatever the policy lies in.
     """
 
-    def __init__(self, policy: Policy, fingerprint: str, clock: Clock, *, offload_optimizer: bool = False) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        fingerprint: str,
+        clock: Clock,
+        *,
+        served_in: ComputeType = "bfloat16",
+        offload_optimizer: bool = False,
+    ) -> None:
         self._learner = Learner(policy, clock)
         self._policy = policy
         self._fingerprint = fingerprint
+        self._served_in = DTYPES[served_in]
         self._offload_optimizer = offload_optimizer
         self._run: _OpenRun | None = None
 
@@ -108,7 +118,10 @@ class Workshop:
         return run.step
 
     def export(self, file: Path) -> tuple[int, str]:
-        """Write the current weights for serving; returns their step and the file's checksum. Raises: OSError."""
+        """Write the current weights for serving; returns their step and the file's checksum. Raises: OSError.
+
+        They are written as the hosted ones are stored, or in what inference multiplies in, whichever is wider.
+        """
         run = self._open()
         weights = self._weights()
         served_as = self._policy.start
@@ -116,7 +129,7 @@ class Workshop:
             file.parent.mkdir(exist_ok=True)
             write_atomically(file.parent / CONFIG_FILE, json.dumps(folder_config(adapters.spec, "hosted")).encode())
             weights = served_as = folder_weights(weights)
-        dtypes = {name: weight.dtype for name, weight in served_as.items()}
+        dtypes = {name: torch.promote_types(weight.dtype, self._served_in) for name, weight in served_as.items()}
         return run.step, write_tensors(file, weights, dtypes, new_checksum)
 
     def fingerprint(self) -> tuple[int, str]:

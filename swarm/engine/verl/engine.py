@@ -36,6 +36,7 @@ from swarm.engine.verl.settings import VerlSettings
 from swarm.engine.verl.wire import Place, Publish, Resume
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
+from swarm.protocol.runspec import ComputeType
 
 _PACKAGES = ("verl", "ray", "tensordict", "hydra", "codetiming", "torchdata", "transfer_queue")
 
@@ -49,7 +50,7 @@ class VerlLayout:
     nodes: int | None = None
     ranks_per_node: int | None = None
     tensor_parallel: int | None = None
-    dtype: str | None = None
+    dtype: ComputeType | None = None
     max_num_seqs: int | None = None
     sampling_memory: float | None = None
     kv_cache_bytes: int | None = None
@@ -91,6 +92,7 @@ class VerlEngine:
             model=model.name,
             fingerprint=model.fingerprint,
             max_model_len=settings.max_model_len,
+            dtype=settings.dtype,
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._publishing = asyncio.Lock()

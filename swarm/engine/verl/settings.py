@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
+from swarm.protocol.runspec import ComputeType
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -26,7 +27,7 @@ class VerlSettings(StrictModel):
     ranks_per_node: Count = 1
     """Devices that are used on each node, one rank per device."""
     tensor_parallel: Count = 1
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: ComputeType = "bfloat16"
     """Compute type of ranks and replicas. Weights and moments of the ranks are float32."""
     max_num_seqs: Count = 64
     sampling_memory: Annotated[float, Field(gt=0, lt=1)] = 0.45

@@ -127,7 +127,7 @@ class Workshop:
         if spec.dtype != dtype:
             raise EngineError(
                 f"this server computes in {dtype}, fixed at its start: set dtype to '{dtype}', or serve with "
-                f"--verl-dtype {spec.dtype}"
+                f"--dtype {spec.dtype}"
             )
 
     def _open(self) -> _OpenRun:

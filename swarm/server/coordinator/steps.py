@@ -216,6 +216,7 @@ class StepBook:
             detail = f"run {old.run_id} of {old.row.holder} {self._what_keeps(old)}"
             raise Refusal(ErrorCode.SERVER_BUSY, detail, run_id=old.run_id, holder=old.row.holder)
         judge(spec, state.info)
+        spec = spec.computed_in(state.info.dtype)
         if old is not None:
             self._release(old, "replaced by another run")
         row = RunRow(

@@ -21,6 +21,7 @@ from swarm.engine.local.vllm_server import VllmSettings
 from swarm.engine.seam import EngineError
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder
+from swarm.protocol.runspec import ComputeType
 from tests.swarm.engine.batches import branching_batch
 
 from .test_attention import NEEDS_GPU
@@ -65,6 +66,26 @@ def test_a_machine_without_a_driver_computes_on_its_cpu(monkeypatch: pytest.Monk
     assert device_for(None, {}) == "cpu"
     with pytest.raises(EngineError, match="no NVIDIA driver"):
         device_for("cuda", {})
+
+
+@pytest.mark.parametrize(
+    ("device", "can", "dtype"), [("cpu", True, "bfloat16"), ("cpu", False, "float32"), ("cuda", False, "bfloat16")]
+)
+def test_what_is_slow_in_bfloat16_computes_in_float32(
+    monkeypatch: pytest.MonkeyPatch, tiny_llama: ModelFolder, device: Device, can: bool, dtype: str
+) -> None:
+    monkeypatch.setattr(device_module, "multiplies_bfloat16", lambda: can)
+    settings = VllmSettings(model_dir=tiny_llama.path, model_name="m", log_path=Path("log"), device=device)
+    argv = settings.command(Path("socket")).argv
+    assert argv[argv.index("--dtype") + 1] == dtype
+
+
+@pytest.mark.parametrize("wanted", ["bfloat16", "float32"])
+def test_what_is_computed_in_can_be_chosen(tiny_llama: ModelFolder, wanted: ComputeType, tmp_path: Path) -> None:
+    engine = LocalEngine(tiny_llama, logs=tmp_path, clock=SystemClock(), dtype=wanted)
+    assert engine.info.dtype == wanted
+    argv = engine.inference.settings.command(Path("socket")).argv
+    assert argv[argv.index("--dtype") + 1] == wanted
 
 
 @pytest.mark.parametrize(("device", "of_cpus"), [("cpu", True), ("cuda", False)])

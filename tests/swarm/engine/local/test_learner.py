@@ -138,6 +138,11 @@ def test_minibatches_are_steps_of_their_own_over_all_episodes(tiny_llama: ModelF
     assert {float(value) for name, value in moments.items() if name.endswith("/step")} == {3.0}
 
 
+def test_a_type_that_is_left_open_is_refused(tiny_llama: ModelFolder) -> None:
+    with pytest.raises(ValueError, match="leaves dtype open"):
+        Learner(Policy.load(tiny_llama.path), SystemClock()).learn(branching_batch(dtype="auto"))
+
+
 def test_bfloat16_is_close_to_float32(tiny_llama: ModelFolder) -> None:
     made = branching_batch(dtype="bfloat16", optimizer=FREE)
     learner = learner_of(tiny_llama)

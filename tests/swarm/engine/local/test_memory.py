@@ -17,7 +17,7 @@ from tokenizers.models import WordLevel
 from foundation.clock import SystemClock
 from swarm.engine.local import memory
 from swarm.engine.local.engine import LocalEngine
-from swarm.engine.local.memory import GIB, parameters, segment_tokens, trainer_memory, weight_bytes
+from swarm.engine.local.memory import GIB, parameters, segment_tokens, served_bytes, trainer_memory, weight_bytes
 from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.models.folder import ModelFolder
@@ -37,12 +37,18 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_trainer_holds_weights_gradients_and_moments_in_full_precision(folder: Path) -> None:
     assert parameters(folder) == N
-    needed = trainer_memory(folder, CONFIG)
+    needed = trainer_memory(folder, CONFIG, "bfloat16")
     assert needed.start == weight_bytes(folder)
     assert needed.weights == 4 * N
     assert needed.step == (4 + 8 + 2) * N
     assert needed.fresh == needed.step + needed.activations // 2
     assert needed.exchange == 2 * weight_bytes(folder)
+
+
+def test_inference_that_multiplies_in_float32_takes_weights_of_twice_the_size(folder: Path) -> None:
+    wide = trainer_memory(folder, CONFIG, "float32")
+    assert wide.exchange == 2 * served_bytes(folder, "float32") == 2 * 4 * N
+    assert wide.start == weight_bytes(folder) == served_bytes(folder, "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -59,9 +65,9 @@ def test_activations_fill_two_gigabytes_or_what_so_many_tokens_take(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     monkeypatch.setattr(memory, "total_memory", lambda: 12 * GIB)
-    small = trainer_memory(folder, CONFIG).activations
-    middle = trainer_memory(folder, {**CONFIG, "hidden_size": 576, "num_hidden_layers": 30}).activations
-    large = trainer_memory(folder, {**CONFIG, "hidden_size": 8192, "num_hidden_layers": 80}).activations
+    small = trainer_memory(folder, CONFIG, "bfloat16").activations
+    middle = trainer_memory(folder, {**CONFIG, "hidden_size": 576, "num_hidden_layers": 30}, "bfloat16").activations
+    large = trainer_memory(folder, {**CONFIG, "hidden_size": 8192, "num_hidden_layers": 80}, "bfloat16").activations
     assert small < 0.5 * GIB
     assert 1.9 * GIB < middle < 2.5 * GIB
     assert large > 4 * GIB
@@ -101,7 +107,7 @@ def engine(folder: Path, config: dict[str, int]) -> LocalEngine:
 def test_the_estimate_of_an_engine_names_both_children(folder: Path) -> None:
     made = engine(folder, CONFIG)
     inference, trainer = made.memory_needed()
-    assert trainer > trainer_memory(folder, CONFIG).total
+    assert trainer > trainer_memory(folder, CONFIG, made.info.dtype).total
     assert f"inference {inference / GIB:.1f}, trainer {trainer / GIB:.1f}" in made.estimate()
 
 

@@ -25,20 +25,21 @@ from swarm.engine.local.trainer import TrainerHandle
 from swarm.engine.local.weights_room import checksum_of
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth, RunContext, TrainerCrashed, TrainingRefused
 from swarm.models.folder import ModelFolder
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import ComputeType, RunSpec
 from tests.swarm.engine.batches import PROMPT, batch, branching_batch, call, episode, group
 
 pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def booted(model: ModelFolder, tmp_path: Path) -> AsyncIterator[TrainerHandle]:
+async def booted(model: ModelFolder, tmp_path: Path, dtype: ComputeType = "bfloat16") -> AsyncIterator[TrainerHandle]:
     heard: list[EngineHealth] = []
     trainer = TrainerHandle(
         model,
         log_path=tmp_path / "trainer.log",
         clock=SystemClock(),
         on_health=heard.append,
+        dtype=dtype,
         back_off=BackOff(first_s=0.01, failures=3),
     )
     await trainer.boot()
@@ -98,6 +99,18 @@ def big_batch(step: int) -> Any:
         for number in range(4)
     ]
     return batch(*groups, step=step)
+
+
+async def test_nothing_is_rounded_on_its_way_to_inference_that_multiplies_in_float32(
+    tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    async with booted(tiny_llama, tmp_path, "float32") as trainer:
+        await trainer.open_run(run_in(tmp_path), None)
+        hosted = load_file(tiny_llama.path / "model.safetensors")
+        assert equal(await exported(trainer, tmp_path / "w"), {name: one.float() for name, one in hosted.items()})
+        await trainer.train(branching_batch(optimizer={"learning_rate": 1e-6}))
+        moved = await exported(trainer, tmp_path / "w")
+        assert not equal(moved, {name: one.bfloat16().float() for name, one in moved.items()})
 
 
 async def test_what_is_exported_has_the_names_and_types_of_the_hosted_checkpoint(

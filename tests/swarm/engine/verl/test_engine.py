@@ -124,7 +124,7 @@ async def test_what_the_ranks_cannot_do_is_refused_when_the_run_is_opened(
     engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
 ) -> None:
     for fields, said in (
-        ({"dtype": "float32"}, "--verl-dtype"),
+        ({"dtype": "float32"}, "--dtype"),
         ({"parameters": {"rank": 4}}, "'full'"),
         ({"optimizer": {"name": "adafactor"}}, "'adamw'"),
         ({"algorithm": {"name": "ppo"}}, "trains no critic"),

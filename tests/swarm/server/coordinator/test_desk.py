@@ -369,6 +369,17 @@ async def test_a_second_run_is_refused_while_one_is_running(world: World) -> Non
     assert refusal.fields == {"run_id": world.run_id, "holder": "tester"}
 
 
+async def test_a_compute_type_that_is_left_open_is_the_engines_and_one_that_is_named_stays(world: World) -> None:
+    run_id = world.run_id
+    for asked, found in (("auto", "float32"), ("bfloat16", "bfloat16")):
+        await world.desk.stop_run(run_id)
+        await world.until_phase(Phase.IDLE)
+        request = RunRequest(spec=spec(dtype=asked), idempotency_key=asked)
+        run_id = (await world.desk.create_run(request, by="tester")).run_id
+        assert (await world.desk.report(run_id)).spec.dtype == found
+        assert (await world.desk.create_run(request, by="tester")).run_id == run_id
+
+
 async def test_the_same_key_starts_one_run(world: World) -> None:
     await world.desk.stop_run(world.run_id)
     await world.until_phase(Phase.IDLE)

@@ -52,7 +52,7 @@ from swarm.server.pool.rows import LedgerFilter, StepRow
 from swarm.server.pool.store import PoolStore
 
 T = TypeVar("T")
-INFO = EngineInfo(backend="fake", device="cpu", model="tiny", fingerprint="f" * 64, max_model_len=4096)
+INFO = EngineInfo(backend="fake", device="cpu", model="tiny", fingerprint="f" * 64, max_model_len=4096, dtype="float32")
 FATES = st.sampled_from(["written"] * 30 + ["full", "dies before", "dies after"])
 MACHINE_FATES = st.sampled_from(["written"] * 9 + ["full", "dies before", "dies after"])
 ALL = LedgerFilter()

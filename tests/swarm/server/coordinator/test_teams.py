@@ -43,7 +43,7 @@ from swarm.server.pool.store import PoolStore
 from tests.swarm.server.coordinator.test_exactly_once import recorded, refused_with
 
 T = TypeVar("T")
-INFO = EngineInfo(backend="fake", device="cpu", model="tiny", fingerprint="f" * 64, max_model_len=4096)
+INFO = EngineInfo(backend="fake", device="cpu", model="tiny", fingerprint="f" * 64, max_model_len=4096, dtype="float32")
 SPEC = RunSpec(batch=BatchSpec(tasks=4, group_size=4, group_patience_s=1e6), max_staleness=2)
 IDLE_S, PATIENCE_S = 100.0, 60.0
 
