@@ -7,7 +7,7 @@ Each looks at a plan and its finished trials and returns typed findings. `invali
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,8 @@ FAR_KL = 1.0
 MOSTLY = 0.9
 GROWN = 1.5
 SLOW = 2.0
+_DTYPE = "run.dtype"
+"""Where a run's spec says what matrices are multiplied in."""
 
 
 class SentinelFinding(BaseModel):
@@ -160,20 +162,53 @@ def _mixed_code(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Sent
     ran = {trial.key: _code_of(plan, trial) for trial in done if trial.evidence is not None}
     blind = [trial for trial in done if trial.evidence is None]
     found = [_unchecked(name, blind)] if blind else []
-    if len({version for versions in ran.values() for version in versions}) < 2:
+    if len(_all_of(ran)) < 2:
         return found
-    for hypothesis in plan.hypotheses:
-        sides = [
-            {version for trial in done if trial.arm in arms for version in ran.get(trial.key, ())}
-            for arms in (hypothesis.baselines, hypothesis.treatments)
-        ]
-        if all(sides) and not sides[0] & sides[1]:
-            text = "the arms that are compared ran different code: no version was run by both"
-            hits = [(trial, float(len(sides[0] | sides[1]))) for trial in done if trial.arm in hypothesis.sides]
-            found.append(_finding(name, "invalid", text, hits))
+    text = "the arms that are compared ran different code: no version was run by both"
+    found += _parted(name, text, plan, done, ran)
     text = "the instrument's code was mended while the study ran, and not all trials ran the same version"
     mended = [trial for trial in done if trial.evidence is not None and trial.evidence.code_versions]
     return [*found, _finding(name, "warning", text, [(trial, float(len(ran[trial.key]))) for trial in mended])]
+
+
+def _mixed_types(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
+    """Servers of different machines may compute in different types (a run's `dtype`), and round differently. Where that parts
+    one side of a hypothesis from the other, it may be what makes the difference."""
+    if any(_DTYPE in factor.targets for factor in plan.factors):
+        return []
+    blind, used = [], {}
+    for trial in done:
+        try:
+            used[trial.key] = frozenset([str(_used(trial, _DTYPE))])
+        except _Unchecked:
+            blind.append(trial)
+    found = [_unchecked(name, blind)] if blind else []
+    if len(_all_of(used)) < 2:
+        return found
+    text = "the arms that are compared were computed in different number types: none was used by both"
+    found += _parted(name, text, plan, done, used)
+    text = "trials were computed in different number types: the servers stood on machines of different kinds"
+    return [*found, _finding(name, "warning", text, [(each, 2.0) for each in done if each.key in used])]
+
+
+def _all_of(used: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*used.values())
+
+
+def _parted(
+    name: str, text: str, plan: Plan, done: Sequence[TrialRecord], used: Mapping[str, frozenset[str]]
+) -> list[SentinelFinding]:
+    """Hypotheses whose two sides have nothing in common of what their trials used, by the trial's key."""
+    found = []
+    for hypothesis in plan.hypotheses:
+        sides = [
+            _all_of({trial.key: used.get(trial.key, frozenset()) for trial in done if trial.arm in arms})
+            for arms in (hypothesis.baselines, hypothesis.treatments)
+        ]
+        if all(sides) and not sides[0] & sides[1]:
+            hits = [(trial, float(len(sides[0] | sides[1]))) for trial in done if trial.arm in hypothesis.sides]
+            found.append(_finding(name, "invalid", text, hits))
+    return found
 
 
 def _code_of(plan: Plan, trial: TrialRecord) -> frozenset[str]:
@@ -213,6 +248,7 @@ SENTINELS: dict[str, Sentinel] = {
     "unplanned_change": _each(_changed, "invalid"),
     "contention": _contention,
     "mixed_code": _mixed_code,
+    "mixed_types": _mixed_types,
     "collapse": _each(_collapse, "warning"),
     "no_signal": _each(_no_signal, "warning"),
     "heldout_gap": _each(_gap, "warning"),

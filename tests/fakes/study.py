@@ -34,6 +34,7 @@ SENTINELS = (
     "unplanned_change",
     "contention",
     "mixed_code",
+    "mixed_types",
     "collapse",
     "no_signal",
     "heldout_gap",

@@ -114,6 +114,26 @@ def test_code_that_was_mended_warns_and_takes_the_verdict_only_where_it_parts_th
     assert see("mixed_code", [blind]) == {"unchecked": (blind.key,)}
 
 
+def test_number_types_warn_where_they_differ_and_take_the_verdict_only_where_they_part_the_arms() -> None:
+    plan = study_plan()
+
+    def ran(arm: str, seed: int, dtype: str) -> TrialRecord:
+        return done_trial(plan, arm, seed, 0.3, evidence=WELL.model_copy(update={"spec": {"dtype": dtype}}))
+
+    mixed = [ran("lr=base", 0, "bfloat16"), ran("lr=base", 1, "float32"), ran(TREAT, 0, "float32")]
+    keys = tuple(each.key for each in mixed)
+    assert see("mixed_types", mixed[1:]) == {}
+    assert see("mixed_types", mixed) == {"warning": keys}
+    parted = [mixed[0], mixed[2]]
+    both = tuple(each.key for each in parted)
+    assert see("mixed_types", parted) == {"invalid": both, "warning": both}
+    varied = plan.factors[0].model_copy(update={"name": "type", "target": "run.dtype"})
+    wanted = plan.model_copy(update={"factors": (*plan.factors, varied)})
+    assert see("mixed_types", parted, wanted) == {}
+    blind = done_trial(plan, TREAT, 0, 0.3)
+    assert see("mixed_types", [blind]) == {"unchecked": (blind.key,)}
+
+
 def test_shared_settings_of_the_plan_are_checked_as_well() -> None:
     plan = study_plan(run={"sampling": {"temperature": 0.7}}, task={"digits": 2})
     spec = {"optimizer": {"learning_rate": 4e-5}, "sampling": {"temperature": 0.7}}
