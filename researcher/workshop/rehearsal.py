@@ -89,7 +89,8 @@ async def rehearse(request: RehearsalRequest, *, mode: Mode | None = None, limit
             start_new_session=True,
         )
         try:
-            out, said = await asyncio.wait_for(process.communicate(), limit_s)
+            async with asyncio.timeout(limit_s):
+                out, said = await process.communicate()
         except TimeoutError as error:
             raise Unfit(f"its rehearsal took longer than {limit_s:.0f} s") from error
         finally:

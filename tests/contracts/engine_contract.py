@@ -4,7 +4,7 @@
         @pytest.fixture
         async def engine(self): ...
 
-Fixtures to give: `engine` (a booted Engine; may be shared by the module) and `run_spec` (a spec that the engine can train
+Fixtures to give: `engine` (a booted Engine; may be shared by the module) and `run_spec` (a settled spec that the engine can train
 with group_size 4). Tests open runs of their own in directories of their own, so that one engine can serve them all.
 """
 

@@ -146,9 +146,9 @@ class Policy:
         return self.start[hosted_name(name)]
 
     def use_dtype(self, dtype: Literal["auto"] | ComputeType) -> None:
-        """Compute in `bfloat16` (autocast) or `float32`. The weights stay float32. Raises: ValueError for what is left open."""
+        """Compute in `bfloat16` (autocast) or `float32`. The weights stay float32. Raises: EngineError for what is left open."""
         if dtype == "auto":
-            raise ValueError("the spec leaves dtype open; RunSpec.computed_in settles it")
+            raise EngineError("the spec leaves dtype open; RunSpec.computed_in settles it")
         self.compute_dtype = DTYPES[dtype]
 
     @property

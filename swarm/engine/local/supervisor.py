@@ -124,7 +124,8 @@ class ChildProcess:
 
     async def _ended_within(self, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(self._process.wait(), seconds)
+            async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow that its caller is cancelled
+                await self._process.wait()
         except TimeoutError:
             return False
         return True
@@ -292,9 +293,9 @@ class Supervisor:
             await asyncio.gather(ready, exited, return_exceptions=True)
 
     async def _end_child(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            await child.stop(self._stop_grace_s)
+        if self._child is not None:
+            await self._child.stop(self._stop_grace_s)
+            self._child = None  # only now: whoever interrupts this has to end it too
 
     def _tell(self, health: EngineHealth) -> None:
         self.health = health

@@ -37,16 +37,17 @@ async def test_adapters_are_served_as_they_are_trained_and_hosted_weights_again_
         max_num_seqs=8,
         back_off=BackOff(first_s=0.05, failures=3),
     )
+    lora = LORA.computed_in(engine.info.dtype)
     try:
         await engine.boot()
         hosted = await engine.sample(request(chat("Say red", seed=3)))
-        run = RunContext(run_id="run-lora", branch=0, spec=LORA, directory=tmp_path / "lora")
+        run = RunContext(run_id="run-lora", branch=0, spec=lora, directory=tmp_path / "lora")
         assert await engine.open_run(run) == 0
         child = engine.inference.process_id
         begun = await engine.sample(request(chat("Say red", seed=3)))
         assert begun.choices[0].logprobs == pytest.approx(hosted.choices[0].logprobs, abs=0.05)
         for step in (1, 2, 3):
-            outcome = await engine.train(await batch_of(engine, LORA, step))
+            outcome = await engine.train(await batch_of(engine, lora, step))
             assert outcome.metrics["logprob_mismatch_mean"] < 0.03
             await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=step))
         assert outcome.metrics["kl_to_start"] > 0.03  # weights that were not served would show
@@ -59,7 +60,7 @@ async def test_adapters_are_served_as_they_are_trained_and_hosted_weights_again_
         await engine.open_run(full)
         again = await engine.sample(request(chat("Say red", seed=3)))
         assert again.choices[0].logprobs == pytest.approx(hosted.choices[0].logprobs, abs=0.05)
-        await engine.train(await batch_of(engine, LORA.model_copy(update={"parameters": "full"}), 1))
+        await engine.train(await batch_of(engine, lora.model_copy(update={"parameters": "full"}), 1))
         child = engine.inference.process_id
         await engine.serve(WeightsVersion(run_id=full.run_id, branch=0, step=1))
         assert engine.inference.process_id == child  # in place: inference holds what was trained

@@ -61,8 +61,9 @@ async def engine(
 
 
 @pytest.fixture
-def run_spec() -> RunSpec:
-    return RunSpec.model_validate({"batch": {"group_size": 4}, "optimizer": {"learning_rate": 4e-5}})
+def run_spec(engine: LocalEngine) -> RunSpec:
+    spec = RunSpec.model_validate({"batch": {"group_size": 4}, "optimizer": {"learning_rate": 4e-5}})
+    return spec.computed_in(engine.info.dtype)
 
 
 class TestLocalEngine(EngineContract):

@@ -13,7 +13,7 @@ from torch import Tensor
 from foundation.clock import SystemClock
 from swarm.engine.local.forward import Policy, UnsupportedModel
 from swarm.engine.local.learner import Learner
-from swarm.engine.seam import TrainBatch, TrainingRefused
+from swarm.engine.seam import EngineError, TrainBatch, TrainingRefused
 from swarm.models.folder import ModelFolder
 from tests.swarm.engine.batches import PROMPT, batch, branching_batch, call, conversation, episode, group
 from tests.swarm.engine.plain_grpo import PlainGrpo
@@ -139,7 +139,7 @@ def test_minibatches_are_steps_of_their_own_over_all_episodes(tiny_llama: ModelF
 
 
 def test_a_type_that_is_left_open_is_refused(tiny_llama: ModelFolder) -> None:
-    with pytest.raises(ValueError, match="leaves dtype open"):
+    with pytest.raises(EngineError, match="leaves dtype open"):
         Learner(Policy.load(tiny_llama.path), SystemClock()).learn(branching_batch(dtype="auto"))
 
 

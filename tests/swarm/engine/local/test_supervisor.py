@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -148,6 +149,68 @@ async def test_a_child_that_keeps_crashing_is_given_up_after_the_allowed_failure
     with pytest.raises(EngineDown):
         await supervisor.settled()
     await supervisor.shutdown()
+
+
+@pytest.mark.parametrize("late", range(8))
+async def test_whoever_is_cancelled_while_a_child_ends_does_not_go_on(tmp_path: Path, late: int) -> None:
+    """A supervisor that went on would start the child once more, and its shutdown would wait for ever."""
+    child = await ChildProcess.start(command(tmp_path, SERVES))
+    ended = asyncio.Event()
+
+    class Ends:
+        """The child's process, whose end is seen at a turn of the loop that we choose."""
+
+        pid, returncode = child.guardian_pid, None
+
+        async def wait(self) -> int:
+            await ended.wait()
+            return 0
+
+    watched = ChildProcess(child.command, cast(asyncio.subprocess.Process, Ends()), os.open(os.devnull, os.O_RDONLY), 0)
+
+    async def stop_and_go_on() -> None:
+        await watched.stop(grace_s=0)
+        await asyncio.sleep(60)
+
+    going = asyncio.create_task(stop_and_go_on())
+    await asyncio.sleep(0.01)
+    ended.set()
+    for _ in range(late):
+        await asyncio.sleep(0)
+    going.cancel()
+    await asyncio.wait({going}, timeout=1)
+    cancelled = going.cancelled()
+    going.cancel()
+    await child.stop(grace_s=0)
+    assert cancelled
+
+
+async def test_a_shutdown_while_a_child_is_being_ended_still_ends_it(tmp_path: Path) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SERVES
+    refused = asyncio.Event()
+
+    async def refuses(child: ChildProcess) -> None:
+        await says_up(child)
+        refused.set()
+        raise EngineError("no")
+
+    supervisor = Supervisor(
+        start=lambda: ChildProcess.start(command(tmp_path, deaf)),
+        ready=refuses,
+        on_health=lambda health: None,
+        clock=SystemClock(),
+        ready_limit_s=20,
+        stop_grace_s=0.5,
+    )
+    booting = asyncio.create_task(supervisor.boot())
+    await refused.wait()
+    assert supervisor.child is not None
+    guardian = supervisor.child.guardian_pid
+    await asyncio.sleep(0.05)
+    await supervisor.shutdown()
+    with pytest.raises(EngineDown):
+        await booting
+    assert not alive(guardian)
 
 
 async def test_a_failed_child_may_be_booted_again_by_hand(tmp_path: Path) -> None:

@@ -60,8 +60,9 @@ async def engine(
 
 
 @pytest.fixture
-def run_spec() -> RunSpec:
-    return RunSpec.model_validate({"batch": {"group_size": 4}, "optimizer": {"learning_rate": 1e-3}})
+def run_spec(engine: VerlEngine) -> RunSpec:
+    spec = RunSpec.model_validate({"batch": {"group_size": 4}, "optimizer": {"learning_rate": 1e-3}})
+    return spec.computed_in(engine.info.dtype)
 
 
 class TestVerlEngine(EngineContract):
