@@ -9,6 +9,7 @@ import os
 import shutil
 
 from foundation.commandline import UsageError
+from foundation.cpu import multiplies_bfloat16
 from foundation.paths import memory_dir, user_data_dir
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import open_home, say, say_json
@@ -27,6 +28,7 @@ def doctor_command(args: argparse.Namespace) -> int:
         *_packages(),
         _disk(),
         _memory(),
+        _processor(),
         _shared_memory(),
         _model(),
         _sandbox(),
@@ -70,6 +72,13 @@ def _disk() -> Row:
 def _memory() -> Row:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return "memory", total >= _NEED_MEMORY_GB, f"{total:.0f} GB; SmolLM2-135M with trainer wants {_NEED_MEMORY_GB:.0f}"
+
+
+def _processor() -> Row:
+    computes = (
+        "computes in bfloat16" if multiplies_bfloat16() else "computes in float32, several times slower: no AVX-512"
+    )
+    return "processor", True, f"{os.cpu_count()} cores; a model on the CPU {computes}"
 
 
 def _shared_memory() -> Row:

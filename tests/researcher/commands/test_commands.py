@@ -15,7 +15,7 @@ from bench.serving import ServerProcess
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir
-from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, run
+from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, machine, run
 from researcher.commands.look import event_text
 from researcher.commands.study import seconds
 from researcher.executor.processes import Berth
@@ -349,6 +349,15 @@ def test_a_report_whose_claims_are_gone_does_not_verify(study: str, capsys: pyte
     said = capsys.readouterr()
     assert "no report to verify" not in said.out + said.err
     assert "differ" in said.out
+
+
+@pytest.mark.parametrize(("can", "said"), [(True, "computes in bfloat16"), (False, "computes in float32")])
+def test_the_doctor_says_what_a_model_is_computed_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], can: bool, said: str
+) -> None:
+    monkeypatch.setattr(machine, "multiplies_bfloat16", lambda: can)
+    main(["doctor"])
+    assert said in capsys.readouterr().out
 
 
 def test_a_damaged_database_is_one_row_of_the_doctors(
