@@ -18,6 +18,7 @@ from foundation.clock import ManualClock
 from researcher.executor.jobs import Ending, Order, Started
 from swarm.protocol.episodes import DropReason, EpisodeState, LedgerEntry, LedgerPage, TaskProgress
 from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.problem import Problem
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import (
     EngineStatus,
@@ -68,7 +69,7 @@ class SimulatedServer:
             body = json.loads(request.content) if request.content else None
             answer = self._answer(request.method, request.url.path.removeprefix("/swarm/v1"), body, request.url.params)
         except Refusal as refusal:
-            problem = refusal.problem()
+            problem = Problem.of(refusal)
             media = {"content-type": "application/problem+json"}
             return httpx.Response(problem.status, json=problem.model_dump(), headers=media)
         return httpx.Response(200, content=answer, headers={"content-type": "application/json"})

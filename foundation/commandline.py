@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from foundation.strict import nearest
+from foundation.nearest import nearest
 
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)")
 _NEGATIVE = re.compile(r"-[\d.]")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
+
+from foundation.nearest import nearest
 
 Loc = tuple[int | str, ...]
 _SHORT = 40
@@ -35,12 +36,6 @@ class FieldError(BaseModel):
     def __str__(self) -> str:
         hint = f" (did you mean {self.nearest!r}?)" if self.nearest else ""
         return f"{self.field}: {self.problem}{hint}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or None when nothing is close."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:

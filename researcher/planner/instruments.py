@@ -19,8 +19,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from foundation.nearest import nearest
 from foundation.paths import visible_files
-from foundation.strict import explain, nearest
+from foundation.strict import explain
 from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Scalar
 from researcher.models.plans import nested
 from researcher.planner.refusals import PlanningRefused

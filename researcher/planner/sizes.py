@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from foundation.strict import nearest
+from foundation.nearest import nearest
 from researcher.models import STUDY_MODEL, Factor, Instrument
 from researcher.planner.claims import Opposition
 from researcher.planner.instruments import parameters, size_of

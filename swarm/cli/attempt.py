@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import traceback
 from dataclasses import dataclass
@@ -38,6 +37,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def try_rollout(args: argparse.Namespace) -> int:
     """Exit code 0 when the rollout came to a reward, 1 when it crashed."""
+    import asyncio
+
     from swarm.cli.trace import trace_text
     from swarm.client.errors import WorkflowFault
     from swarm.client.workflow import load_rollout

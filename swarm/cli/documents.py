@@ -85,7 +85,7 @@ def choice(kind: type[Choice], option: str, text: str | None) -> Choice | None:
     """`text` as a member of `kind`; None for None. Raises: UsageError with the nearest name."""
     if text is None:
         return None
-    from foundation.strict import nearest
+    from foundation.nearest import nearest
 
     known = [str(member) for member in kind]
     if text not in known:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import math
 import os
@@ -66,6 +65,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def join_run(args: argparse.Namespace) -> int:
     """Sit down at a run. Exit code 0 when the person went through all tasks, 1 when something stopped them."""
+    import asyncio
+
     from swarm.client.join import PersonLeft
 
     if not 0 < args.max_episode_s < math.inf or args.tasks < 1 or (args.times is not None and args.times < 1):
@@ -192,6 +193,8 @@ def _report(args: argparse.Namespace, sitting: Sitting) -> None:
 
 def _stop_on_signals() -> None:
     """A closed terminal or a polite kill gives the open episodes back, as Ctrl-C does."""
+    import asyncio
+
     sitting: Any = asyncio.current_task()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):

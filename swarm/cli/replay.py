@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import tempfile
 from collections.abc import AsyncIterator
@@ -42,6 +41,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def replay_run(args: argparse.Namespace) -> int:
     """Exit code 1 with --check when the weights of a checkpoint were not made again."""
+    import asyncio
+
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps must be at least 1, got {args.steps}")
     run = stored_run.find(args, args.run_id)

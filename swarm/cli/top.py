@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from contextlib import AsyncExitStack
@@ -27,6 +26,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def watch_servers(args: argparse.Namespace) -> int:
     """Until q is pressed. With --once: exit code 1 when a server could not be reached."""
+    import asyncio
+
     urls = [connection.checked(url) for url in args.urls] or [connection.url_of(args)]
     if args.json and not args.once:
         raise UsageError("--json goes with --once")
@@ -36,6 +37,8 @@ def watch_servers(args: argparse.Namespace) -> int:
 
 
 async def _once(args: argparse.Namespace, urls: list[str]) -> int:
+    import asyncio
+
     from swarm.cli.watch_text import server_text
 
     async with AsyncExitStack() as stack:

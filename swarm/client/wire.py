@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from foundation.addresses import is_loopback
 from foundation.clock import Clock
 from swarm.client.errors import InvalidSpec, NotASwarmServer, ServerUnreachable, TryLater, refusal
-from swarm.protocol.errors import ErrorCode, Problem
+from swarm.protocol.errors import ErrorCode
+from swarm.protocol.problem import Problem
 
 _PROBLEM_FIELDS = frozenset(Problem.model_fields)
 _LOG = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from foundation.strict import nearest
+from foundation.nearest import nearest
 from swarm.client.errors import WorkflowFault
 from swarm.client.partners import Partner
 from swarm.client.tasks import Rollout, TaskStream

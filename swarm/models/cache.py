@@ -14,8 +14,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from foundation.nearest import nearest
 from foundation.paths import model_cache_dir
-from foundation.strict import nearest
 from swarm.models import catalogue, folder, sources
 from swarm.models.catalogue import HubSource, KnownModel
 from swarm.models.folder import MANIFEST, CorruptModel, ModelFolder

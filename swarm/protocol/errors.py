@@ -10,8 +10,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 
 class ErrorCode(StrEnum):
     UNAUTHORIZED = "unauthorized"
@@ -48,18 +46,6 @@ HTTP_STATUS: dict[ErrorCode, int] = {
 }
 
 
-class Problem(BaseModel):
-    """RFC 9457 problem document. Fields of one code (`run_id`, `errors`, `retry_after_s`) stand beside these."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    code: ErrorCode
-    detail: str
-
-
 class SwarmError(Exception):
     """Anything that this product raises on purpose."""
 
@@ -76,11 +62,6 @@ class Refusal(SwarmError):
     @property
     def status(self) -> int:
         return HTTP_STATUS[self.code]
-
-    def problem(self) -> Problem:
-        return Problem(
-            title=self.code.replace("_", " "), status=self.status, code=self.code, detail=self.detail, **self.fields
-        )
 
 
 class BodyTooLarge(Refusal):

@@ -20,9 +20,10 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from foundation.clock import Clock
-from foundation.strict import nearest
+from foundation.nearest import nearest
 from swarm.engine.seam import EngineInfo, RequestRefused
-from swarm.protocol.errors import ErrorCode, Problem, Refusal, SwarmError
+from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
+from swarm.protocol.problem import Problem
 from swarm.server.coordinator.desk import Desk
 from swarm.server.coordinator.team_desk import TeamDesk
 from swarm.server.gateway.gateway import Gateway

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from foundation.strict import StrictModel, nearest
+from foundation.nearest import nearest
+from foundation.strict import StrictModel
 
 HERE = Path(__file__).resolve().parent
 _TABLE = HERE / "frameworks.toml"

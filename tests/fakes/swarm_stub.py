@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.problem import Problem
 
 RUN = "run-1"
 
@@ -230,7 +231,7 @@ def _status(step: int) -> dict[str, Any]:
 
 
 def _problem(refusal: Refusal) -> httpx.Response:
-    problem = refusal.problem()
+    problem = Problem.of(refusal)
     return httpx.Response(
         problem.status, json=problem.model_dump(), headers={"content-type": "application/problem+json"}
     )

@@ -1,11 +1,10 @@
-"""The swarm command: quick help, one clear line for each error, and training from a shell alone."""
+"""The swarm command: one clear line for each error, and training from a shell alone."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,36 +43,6 @@ def answer(capsys: Capture, *arguments: str) -> Any:
 
 
 # -- without a server -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["run", "start", "--help"],
-        ["serve", "--help"],
-        ["try", "--help"],
-        ["join", "play", "--help"],
-        ["top", "--help"],
-        ["chat", "--help"],
-        ["replay", "--help"],
-        ["models", "export", "--help"],
-    ],
-)
-def test_help_comes_in_half_a_second_and_loads_neither_torch_nor_a_server(arguments: list[str]) -> None:
-    heavy = ("torch", "vllm", "fastapi", "uvicorn", "httpx", "openai", "textual", "rich")
-    code = (
-        "import sys\nfrom swarm.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
-        f"sys.exit(','.join(m for m in {heavy!r} if m in sys.modules) or 0)"
-    )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr
-    assert "usage: swarm" in done.stdout
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foundation.strict import nearest
+from foundation.nearest import nearest
 from swarm.engine.seam import EngineError
 from swarm.protocol.runspec import LoraSpec
 

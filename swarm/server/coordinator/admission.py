@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foundation.strict import FieldError, nearest
+from foundation.nearest import nearest
+from foundation.strict import FieldError
 from swarm.protocol.episodes import EpisodeClaim
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.server.coordinator.batches import horizon, openings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from foundation.strict import nearest
+from foundation.nearest import nearest
 from swarm.protocol.episodes import LedgerEntry, RecordedCall, WeightsVersion
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from foundation.strict import FieldError, explain, nearest
+from foundation.nearest import nearest
+from foundation.strict import FieldError, explain
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import AS_STORED, TUNABLE, RunSpec, merge_patch

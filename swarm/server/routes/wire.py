@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from foundation import strict_json
 from foundation.addresses import is_loopback
 from foundation.strict import FieldError, StrictModel, explain
-from swarm.protocol.errors import BodyTooLarge, ErrorCode, Problem, Refusal, SwarmError
+from swarm.protocol.errors import BodyTooLarge, ErrorCode, Refusal, SwarmError
+from swarm.protocol.problem import Problem
 from swarm.server.keys import ControlTokens, Role
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -161,7 +162,7 @@ def answer_json(value: Any, *, status: int = 200, headers: dict[str, str] | None
 
 def problem(refusal: Refusal, *, status: int | None = None, headers: dict[str, str] | None = None) -> Response:
     """The problem document of a refusal, with `Retry-After` where it says when."""
-    document: Problem = refusal.problem()
+    document = Problem.of(refusal)
     if status is not None:
         document = document.model_copy(update={"status": status})
     sent = dict(headers or {})

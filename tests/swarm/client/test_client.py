@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
-import subprocess
-import sys
-from pathlib import Path
 
 import httpx
 import pytest
@@ -28,11 +24,10 @@ from swarm.client import (
 )
 from swarm.protocol.episodes import EpisodeClaim
 from swarm.protocol.errors import ErrorCode, Refusal
+from tests.cpu_time import runs_within
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
 pytestmark = pytest.mark.anyio
-
-ROOT = Path(__file__).parents[3]
 
 
 class RushedClock(ManualClock):
@@ -409,9 +404,4 @@ def test_the_synchronous_twin_has_the_same_surface() -> None:
 @pytest.mark.parametrize("module", ["swarm.client", "swarm.client.sync", "swarm.client.trial"])
 def test_a_client_process_starts_in_under_a_second_and_loads_nothing_heavy(module: str) -> None:
     heavy = ("torch", "vllm", "transformers", "fastapi", "starlette", "openai", "numpy", "langgraph", "sqlalchemy")
-    code = f"import sys, {module}; sys.exit(','.join(m for m in {heavy!r} if m in sys.modules) or 0)"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    runs_within(1.0, f"import {module}", forbidden=heavy)
