@@ -68,7 +68,8 @@ def on_level(factor: Factor) -> Scalar:
         return factor.default
     if factor.type == "choice":
         return next(choice for choice in factor.choices if choice != factor.off)
-    return as_level(factor, rounded((factor.high if factor.high is not None else 1.0) / 10))
+    tenth = rounded((factor.high if factor.high is not None else 1.0) / 10)
+    return as_level(factor, max(1.0, round(tenth)) if factor.type == "int" else tenth)
 
 
 def rounded(value: float) -> float:

@@ -25,6 +25,9 @@ _SMALL = words("with within which when where what that than then there their the
 COMPARING = BETTER | WORSE | MORE | LESS | QUALITIES | words("how learn learning train training")
 _MODEL_NAME = re.compile(r"\b(?=[\w.\-]*\d)[A-Za-z]{3,}[\w.]*(?:-[\w.]+)*")
 _MADE = words("rollout sample completion generation episode")
+_SAID = words("answer response reply output completion generation rollout sample")
+_LENGTHS = words("longer shorter longest shortest long short lengthy brief")
+_OCCASIONS = words("during in while within throughout")
 _FEW = 8
 """Names that an error shows."""
 
@@ -57,7 +60,9 @@ def mentions(
             continue
         for length in range(min(longest, len(found) - at), 0, -1):
             keys = tuple(token.key for token in found[at : at + length])
-            passing = _is_unit(found, at) or _is_total(found, at + length)
+            if length == 1 and _has_length(found, at):
+                keys = (*keys, "length")
+            passing = _is_unit(found, at) or _is_total(found, at + length) or _is_occasion(found, at, at + length)
             if keys in dictionary and not passing and not _voided(found, at + length, dictionary):
                 what, choice = dictionary[keys]
                 weak = isinstance(what, Metric) and all(key in COMPARING for key in keys)
@@ -118,6 +123,19 @@ def _is_total(found: Sequence[Token], end: int) -> bool:
     )
 
 
+def _has_length(found: Sequence[Token], at: int) -> bool:
+    """`longer completions`, `completions of 32 tokens`: how long each is, and not how many there are."""
+    if found[at].key not in _SAID:
+        return False
+    behind = [token.key for token in found[at + 1 : at + 4 : 2]]
+    return (at > 0 and found[at - 1].key in _LENGTHS | {"token"}) or behind == ["of", "token"]
+
+
+def _is_occasion(found: Sequence[Token], start: int, end: int) -> bool:
+    """`a temperature of 0.7 during rollouts` says when, and speaks of no number of rollouts."""
+    return start > 0 and end == start + 1 and found[start].key in _MADE and found[start - 1].key in _OCCASIONS
+
+
 def words_before(found: Sequence[Token], mention: Mention) -> frozenset[str]:
     """The three before a name, which say whether it is added, taken away or set."""
     return frozenset(token.key for token in found[max(0, mention.start - 3) : mention.start])
@@ -134,7 +152,7 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
     A metric's name in another form (`accurate`) is no misspelling; `inflected` finds those.
     """
     taken = {i for mention in named for i in range(mention.start, mention.end)} | _own_name(instrument, found)
-    taken |= {i for i in range(len(found)) if _is_unit(found, i)}
+    taken |= {i for i in range(len(found)) if _is_unit(found, i) or _is_occasion(found, i, i + 1)}
     mentioned = {mention.what.name for mention in named}
     has_metric = any(isinstance(mention.what, Metric) for mention in named)
     result: list[tuple[float, str, str]] = []

@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from researcher.models import Factor, Metric, Scalar
-from researcher.planner.levels import Placed, level_text
+from researcher.planner.levels import Placed, level_text, off_level, on_level
 from researcher.planner.mentions import Mention, words_before
 from researcher.planner.wording import SWITCHED_OFF, Token, words
 
 _NOT = words("not non isn't never")
+_PRESENT = words("with using under")
 
 
 @dataclass(slots=True)
@@ -49,9 +50,24 @@ def settings_of(
         elif other.type == "bool" and other.default is False and not _denied(found, other, named):
             result.append((other, True))
             notes.add(f"{other.name} is named without a level: it is on in all arms.")
+        elif other.default == off_level(other) and _present(found, other, named):
+            level = on_level(other)
+            result.append((other, level))
+            notes.add(f"{other.name} is named without a level: it is {level_text(level)} in all arms.")
         else:
             notes.add(f"{other.name} is named without a level: it stays at its default, {level_text(other.default)}.")
     return tuple(result)
+
+
+def _present(found: Sequence[Token], factor: Factor, named: Sequence[Mention]) -> bool:
+    """`with a KL penalty`, `with a warm-up and KL`: it is to be there, though its default is not."""
+    return any(_is_present(found, m.start) for m in named if m.what == factor)
+
+
+def _is_present(found: Sequence[Token], at: int) -> bool:
+    before = [token.key for token in found[max(0, at - 9) : at]]
+    near = set(before if "and" in before[-2:] else before[-3:])
+    return bool(near & _PRESENT) and not near & SWITCHED_OFF
 
 
 def _denied(found: Sequence[Token], factor: Factor, named: Sequence[Mention]) -> bool:

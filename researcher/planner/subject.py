@@ -85,6 +85,16 @@ def refuse_two_subjects(found: Sequence[Token], factor: Factor, factors: Sequenc
         asked = of[-1:] == ["of"] and of[0] in ("effect", "impact", "influence", "role")
         if asked or of[-1:] == ["than"] or (behind and behind[0] in ("matter", "affect", "influence")):
             raise _several_asked([factor, other])
+        if any(_moved_together(found, m, mention) for m in factors if m.what == factor):
+            raise _several_asked([factor, other])
+
+
+def _moved_together(found: Sequence[Token], one: Mention, other: Mention) -> bool:
+    """`doubling the group size and the learning rate`, `raising both`: what is said of the first is said of the second."""
+    first, second = sorted((one, other), key=lambda mention: mention.start)
+    between = keys_of(found, first.end, second.start)
+    joined = "and" in between and set(between) <= ARTICLES | {"and"}
+    return joined and (_is_moved(found, first) or "both" in words_before(found, first))
 
 
 def _several_asked(factors: Sequence[Factor]) -> PlanningRefused:

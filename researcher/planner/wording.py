@@ -60,7 +60,7 @@ LESS = words(
     "smaller smallest small shorter drop dropping shrink shrinking fall falling decline declining down < <="
 )
 QUALITIES = words(
-    "efficient efficiency fast quick speed performance stable stability quality robust effective reliable reliability"
+    "efficient efficiency fast quick quickly speed performance stable stability quality robust effective reliable reliability"
 )
 """`more` of these is better, whatever the metric counts."""
 SCALES = {
@@ -139,6 +139,11 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous)\b", "max staleness 0"),
     (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b(?! ?(?:factorial|design|experiment))", r"size \1"),
     (r"\b(token|call|timeline|episode)[ -](?:level|wise)\b", r"\1"),
+    (r"\blinearly\b", "linear"),
+    (r"\b(?:sweep(?:s|ing)?|ablat(?:ions?|e)|grid search)\b", " "),
+    (r"\bablating\b", "removing"),
+    (rf"({_LEVEL}) ?(?:\.\.+|…) ?({_LEVEL})", r"\1 to \2"),
+    ("∈", " in "),
     (r"^.*\bkl\b.*$", _kl_places),
     (r"\b(?:leaving out|leave out|skipping|skip|getting rid of|turning off|switching off)\b", "removing"),
     (

@@ -19,6 +19,21 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?", "learning_rate", [4e-5], [1e-5], AUC, UP),
     ("Does GRPO learn one-digit sums faster with a learning rate of 1e-5 than with 4e-5?", "learning_rate", [1e-5], [4e-5], AUC, UP),
     ("Is a learning rate of 1e-5 worse than 4e-5 for held-out accuracy?", "learning_rate", [1e-5], [4e-5], ACC, DOWN),
+    ("Do longer answers (32 tokens) hurt accuracy compared to short ones (8 tokens)?", "max_tokens", [32], [8], ACC, DOWN),
+    ("Do longer completions hurt accuracy?", "max_tokens", [32], [16], ACC, DOWN),
+    ("Do completions of 32 tokens hurt accuracy compared to 8 tokens?", "max_tokens", [32], [8], ACC, DOWN),
+    ("Do 32-token completions beat 8-token completions?", "max_tokens", [32], [8], AUC, UP),
+    ("Do more completions hurt accuracy?", "group_size", [16], [8], ACC, DOWN),
+    ("Does temperature 0.7 during rollouts hurt accuracy compared to 1.0?", "temperature", [0.7], [1.0], ACC, DOWN),
+    ("Does a group size of 16 make the reward curve climb more quickly than 4?", "group_size", [16], [4], AUC, UP),
+    ("Does accuracy rise more quickly with a group size of 16 than with 4?", "group_size", [16], [4], ACC, UP),
+    ("Does normalising advantages by the group's standard deviation matter?", "advantage_norm", ["std"], ["none"], AUC, UP),
+    ("LoRA r=4 vs r=32: which reaches higher accuracy?", "lora_rank", [4], [32], ACC, UP),
+    ("Learning rate sweep (1e-5, 3e-5, 1e-4) on one-digit sums", "learning_rate", [3e-5, 1e-4], [1e-5], AUC, UP),
+    ("learning-rate sweep 1e-5..1e-4", "learning_rate", [1e-5], [1e-4], AUC, UP),
+    ("lr ∈ [1e-5, 1e-4]", "learning_rate", [1e-5], [1e-4], AUC, UP),
+    ("Does ablating the KL penalty hurt?", "kl", [0.0], [0.1], AUC, DOWN),
+    ("Should the learning rate be decayed linearly or kept constant?", "schedule", ["linear"], ["constant"], AUC, UP),
     ("lr 4e-5 vs 1e-5", "learning_rate", [4e-5], [1e-5], AUC, UP),
     ("learning_rate=1E-05 versus 0.00004", "learning_rate", [1e-5], [4e-5], AUC, UP),
     ("Is 4×10^-5 a better learning rate than 10⁻⁵?", "learning_rate", [4e-5], [1e-5], ACC, UP),
@@ -235,6 +250,8 @@ def test_factors_of_every_type_can_be_asked_about(
         ("Does 4e-5 outperform 1e-5 (learning rate) when the group size is 4?", {"group_size": 4}),
         ("Does a learning rate of 1e-5 with a group size of sixteen learn faster?", {"group_size": 16}),
         ("lr 1e-4 vs 1e-5 on double-digit sums", {"digits": 2}),
+        ("Is lr 1e-4 better than 1e-5 with warm-up and a KL penalty?", {"warmup": 3, "kl": 0.1}),
+        ("Is lr 1e-4 better than 1e-5 without a KL penalty?", {}),
     ],
 )
 def test_levels_of_other_factors_are_the_same_for_all_arms(topic: str, settings: dict[str, Any]) -> None:
@@ -286,6 +303,8 @@ def test_ordinary_words_are_not_called_unread(topic: str) -> None:
 
 
 REFUSED = [
+    ("Does doubling both the group size and the learning rate help?", "varies group_size and learning_rate together"),
+    ("Does raising the learning rate and group size help?", "varies learning_rate and group_size together"),
     ("Does a learning rate of 4e-5 beat 5?", "5 lies outside"),
     ("Is the moon made of cheese?", "names nothing that arithmetic can vary"),
     ("", "names nothing"),
