@@ -172,14 +172,12 @@ def _mixed_code(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Sent
 
 
 def _mixed_types(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """Servers of different machines may compute in different types (a run's `dtype`), and round differently. Where that parts
-    one side of a hypothesis from the other, it may be what makes the difference."""
-    if any(_DTYPE in factor.targets for factor in plan.factors):
-        return []
+    """Servers of different machines may compute in different types, and round differently. Where that parts one side of a
+    hypothesis from the other, it may be what makes the difference."""
     blind, used = [], {}
     for trial in done:
         try:
-            used[trial.key] = frozenset([str(_used(trial, _DTYPE))])
+            used[trial.key] = frozenset([_types(plan, trial)])
         except _Unchecked:
             blind.append(trial)
     found = [_unchecked(name, blind)] if blind else []
@@ -187,8 +185,21 @@ def _mixed_types(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Sen
         return found
     text = "the arms that are compared were computed in different number types: none was used by both"
     found += _parted(name, text, plan, done, used)
-    text = "trials were computed in different number types: the servers stood on machines of different kinds"
+    text = "trials were computed in different number types, as their servers compute"
     return [*found, _finding(name, "warning", text, [(each, 2.0) for each in done if each.key in used])]
+
+
+def _types(plan: Plan, trial: TrialRecord) -> str:
+    """What was sampled in, and what each model was trained in whose type the plan does not vary."""
+    if trial.evidence is None:
+        raise _Unchecked
+    varied = {target for factor in plan.factors for target in factor.targets}
+    paths = [_DTYPE, *(f"roles.{role}.dtype" for role in sorted(trial.evidence.roles or {}))]
+    trained = {path: str(_used(trial, path)) for path in paths if path not in varied}
+    sampled = trial.evidence.model.dtype if trial.evidence.model is not None else None
+    if sampled is None and _DTYPE in varied:
+        raise _Unchecked
+    return str((sampled or trained[_DTYPE], trained))
 
 
 def _all_of(used: Mapping[str, frozenset[str]]) -> frozenset[str]:
@@ -351,5 +362,7 @@ def _used(trial: TrialRecord, path: str) -> Any:
 def _same(path: str, used: Any, wanted: Any) -> bool:
     if (path, wanted) == (RUN_PARAMETERS, "lora"):
         return isinstance(used, dict)
+    if path.endswith(".dtype") and wanted == "auto":
+        return used is not None
     numbers = isinstance(used, int | float) and isinstance(wanted, int | float)
     return math.isclose(used, wanted, rel_tol=1e-9) if numbers else bool(used == wanted)

@@ -55,14 +55,24 @@ def reproduce_command(args: argparse.Namespace) -> int:
         {"metric": name, "then": then.finals.get(name), "now": now.finals.get(name)}
         for name in sorted({*then.finals, *now.finals})
     ]
+    computed = {"then": _computed_in(then), "now": _computed_in(now)}
     if args.json:
-        say_json({"study": study_id, "trial": now.key, "status": now.status, "reason": now.reason, "metrics": rows})
+        told = {"study": study_id, "trial": now.key, "status": now.status, "reason": now.reason, "metrics": rows}
+        say_json(told | {"computed_in": computed})
     else:
         say(f"{now.key}: {now.status}{f' ({now.reason})' if now.reason else ''}")
         say(f"{'metric':26} {'then':>12} {'now':>12}")
         for row in rows:
             say(f"{row['metric']:26} {_number(row['then']):>12} {_number(row['now']):>12}")
+        if None not in computed.values() and computed["then"] != computed["now"]:
+            say(f"computed in {computed['then']} then and in {computed['now']} now, which round differently")
     return DONE if now.status is TrialStatus.DONE else FAILED
+
+
+def _computed_in(trial: TrialRecord) -> str | None:
+    """None: not recorded."""
+    spec = trial.evidence.spec if trial.evidence is not None else None
+    return None if spec is None else spec.get("dtype")
 
 
 async def _again(

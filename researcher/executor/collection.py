@@ -44,7 +44,9 @@ async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
     entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
     series = _steps(report) | _evaluations(blueprint, entries, report)
     status = await swarm.status()
-    hosted = HostedModel(name=hosted_name(status.model), fingerprint=status.model_fingerprint)
+    hosted = HostedModel(
+        name=hosted_name(status.model), fingerprint=status.model_fingerprint, dtype=status.engine.dtype
+    )
     return Collected(
         series=series,
         evidence=_evidence(report, blueprint, entries, hosted),

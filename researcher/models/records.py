@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from researcher.models.conclusions import VerdictRecord
 from researcher.models.plans import Plan
 from researcher.models.repairs import RepairRecord
+from swarm.protocol.runspec import ComputeType
 
 
 class StudyStatus(StrEnum):
@@ -49,6 +50,8 @@ class HostedModel(BaseModel):
 
     name: str
     fingerprint: str | None = None
+    dtype: Annotated[ComputeType | None, Field(exclude_if=lambda found: found is None)] = None
+    """What it is sampled in. None: recorded before that was asked."""
 
 
 class TrialEvidence(BaseModel):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from foundation.strict import StrictModel
 from swarm.protocol.episodes import WeightsVersion
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import ComputeType, RunSpec
 
 
 class Phase(StrEnum):
@@ -50,6 +50,8 @@ class PoolStatus(BaseModel):
 class EngineStatus(BaseModel):
     backend: str
     device: str
+    dtype: ComputeType | None = None
+    """What is sampled in, and what a run is trained in whose spec leaves it open. None: an older server."""
     tokens_per_s: float = 0.0
     warm: bool = False
     failures: int = 0

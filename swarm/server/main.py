@@ -51,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
-        help="local, verl: what is computed in (default: bfloat16, on CPUs that cannot multiply it float32)",
+        help="local, verl: what is computed in (default: bfloat16; local, on CPUs that cannot multiply it: float32)",
     )
     parser.add_argument(
         "--enable-sleep-mode",

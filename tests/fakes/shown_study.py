@@ -9,7 +9,7 @@ from researcher.analysis.conclusions import conclude
 from researcher.commands.home import Home
 from researcher.conduct import report
 from researcher.gates import Gates, Halted
-from researcher.models import Plan, StudyStatus, TrialRecord
+from researcher.models import Plan, StudyStatus, TrialEvidence, TrialRecord
 from researcher.planner.gate import Gate
 from researcher.store.store import Store
 from tests.fakes.study import SENTINELS, done_trial, study_plan
@@ -63,11 +63,11 @@ def running(store: Store, topic: str = TOPIC) -> tuple[str, TrialRecord]:
     return study, store.trial(study, second.key)
 
 
-def finish(store: Store, study: str, trial: TrialRecord, value: float) -> None:
+def finish(store: Store, study: str, trial: TrialRecord, value: float, evidence: TrialEvidence | None = None) -> None:
     """Carry a planned trial to its end with a flat curve at `value`."""
     made = done_trial(store.plan(study), trial.arm, trial.seed, value)
     store.record_intent(study, trial.key, 1, SERVER, f"{trial.key}#1", {"limits": {"steps": 4}})
-    store.finish_trial(study, trial.key, made.finals, made.series)
+    store.finish_trial(study, trial.key, made.finals, made.series, evidence=evidence)
 
 
 def done(home: Home, topic: str = TOPIC) -> str:

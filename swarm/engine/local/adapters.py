@@ -77,7 +77,7 @@ def folder_config(spec: LoraSpec, base: str) -> dict[str, Any]:
 
 
 def merged(hosted: Mapping[str, Tensor], trained: Mapping[str, Tensor], spec: LoraSpec) -> dict[str, Tensor]:
-    """The hosted weights with the adapters added, in the hosted types. Small changes are lost to their rounding."""
+    """The hosted weights with the adapters added: those that changed in float32, the others as they are."""
     result = dict(hosted)
     for name, a in trained.items():
         if not name.endswith(_A):
@@ -85,7 +85,7 @@ def merged(hosted: Mapping[str, Tensor], trained: Mapping[str, Tensor], spec: Lo
         stem = name.removesuffix(_A)
         own = hosted[f"{stem}.weight"]
         change = (trained[f"{stem}{_B}"] @ a) * (spec.alpha / spec.rank)
-        result[f"{stem}.weight"] = (own.float() + change).to(own.dtype)
+        result[f"{stem}.weight"] = own.float() + change
     return result
 
 

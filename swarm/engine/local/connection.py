@@ -43,14 +43,17 @@ class Connection(Generic[Reply]):
     async def start(cls, command: Callable[[int], ChildCommand], reply: type[Reply], name: str) -> Self:
         """Start the child that `command` makes of its end's descriptor. Raises: OSError."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            try:
+        child: ChildProcess | None = None
+        try:
+            with theirs:
                 child = await ChildProcess.start(command(theirs.fileno()))
-            except OSError:
-                ours.close()
-                raise
-        ours.setblocking(False)
-        return cls(child, *await asyncio.open_connection(sock=ours), reply, name)
+            ours.setblocking(False)
+            return cls(child, *await asyncio.open_connection(sock=ours), reply, name)
+        except BaseException:  # cancelled, above all: nobody else knows of the child yet
+            ours.close()
+            if child is not None:
+                await child.stop(grace_s=0)
+            raise
 
     async def greeting(self) -> Reply:
         """What the child says when it is ready. Raises: ConnectionError."""

@@ -18,8 +18,10 @@ from swarm.protocol.runspec import ComputeType
 
 GIB = 1 << 30
 _WEIGHT_BYTES = 4
-_STEP_BYTES = 4 + 8 + 2
+_STEP_BYTES = {"bfloat16": 4 + 8 + 2, "float32": 4 + 8}
 """Per parameter while it is trained, beside the weight in float32: gradient, AdamW's two moments, the copy in bfloat16."""
+_START_BYTES = {"bfloat16": 0, "float32": 4}
+"""Per parameter while the KL to the start is measured: the start weights as they are multiplied, where that is not a layer at a time."""
 _LOGITS_BYTES = 3 * (64 << 20)
 """Logits are made a few at a time; three buffers of them at the peak."""
 _ACTIVATIONS_SHARE = 6
@@ -63,13 +65,13 @@ class TrainerMemory:
 
 
 def trainer_memory(model_dir: Path, config: Mapping[str, Any], dtype: ComputeType) -> TrainerMemory:
-    """dtype: what inference multiplies in. Raises: EngineError for weights that are no safetensors."""
+    """dtype: what is multiplied in. Raises: EngineError for weights that are no safetensors."""
     stored, count = weight_bytes(model_dir), parameters(model_dir)
     return TrainerMemory(
         start=stored,
         weights=_WEIGHT_BYTES * count,
-        step=_STEP_BYTES * count,
-        activations=segment_tokens(config) * _token_bytes(config) + _LOGITS_BYTES,
+        step=_STEP_BYTES[dtype] * count,
+        activations=segment_tokens(config) * _token_bytes(config) + _LOGITS_BYTES + _START_BYTES[dtype] * count,
         exchange=_WEIGHT_SLOTS * served_bytes(model_dir, dtype),
     )
 

@@ -73,13 +73,13 @@ class ChildProcess:
                     pass_fds=(guard_fd, *command.pass_fds),
                     start_new_session=True,
                 )
-        except OSError:
+            began = guardian.start_time(process.pid) or 0
+            write_atomically(session_file, f"{process.pid} {began}".encode())
+        except BaseException:  # also cancelled: with this descriptor closed the guardian ends whatever was started
             os.close(alive_fd)
             raise
         finally:
             os.close(guard_fd)
-        began = guardian.start_time(process.pid) or 0
-        write_atomically(session_file, f"{process.pid} {began}".encode())
         return cls(command, process, alive_fd, began)
 
     @property

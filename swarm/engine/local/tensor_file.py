@@ -33,6 +33,11 @@ _NAMES = {
 }
 
 
+def wider(stored: torch.dtype, computed: torch.dtype) -> torch.dtype:
+    """In which a weight leaves the trainer: as the hosted one is stored, unless what is computed in holds more."""
+    return max(stored, computed, key=lambda each: each.itemsize)
+
+
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], hashed_by: NewHash = hashlib.sha256
 ) -> str:

@@ -18,7 +18,9 @@ from torch import Tensor
 from foundation.paths import write_atomically
 from swarm.engine.local.adapters import CONFIG_FILE, WEIGHTS_FILE, folder_config, folder_weights, merged
 from swarm.engine.local.checkpoints import Checkpoint
-from swarm.engine.local.tensor_file import write_tensors
+from swarm.engine.local.device import compute_type
+from swarm.engine.local.forward import DTYPES
+from swarm.engine.local.tensor_file import wider, write_tensors
 from swarm.engine.local.vllm_server import VllmSettings
 from swarm.engine.seam import EngineError
 from swarm.models.folder import MANIFEST, ModelFolder, write_manifest
@@ -29,8 +31,9 @@ _WEIGHTS = "model.safetensors"
 
 
 def trained_weights(model: ModelFolder, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The weights under the hosted checkpoint's names and in its types; adapters are merged into what they adapt.
+    """The weights under the hosted checkpoint's names, as they were served; adapters are merged into what they adapt.
 
+    In the hosted types, or in float32 where the run was computed in it: narrower ones would be another model than was evaluated.
     Raises: EngineError when the checkpoint began with another model.
     """
     if checkpoint.state.fingerprint != model.fingerprint:
@@ -40,9 +43,11 @@ def trained_weights(model: ModelFolder, checkpoint: Checkpoint) -> dict[str, Ten
         )
     hosted = _stored_tensors(model.path)
     parameters = checkpoint.state.spec.parameters
+    weights = dict(checkpoint.weights)
     if isinstance(parameters, LoraSpec):
-        return merged(hosted, checkpoint.weights, parameters)
-    return {name: weight.to(hosted[name].dtype) for name, weight in checkpoint.weights.items()}
+        weights = merged(hosted, weights, parameters)
+    computed = _computed_in(checkpoint)
+    return {name: weight.to(wider(hosted[name].dtype, computed)) for name, weight in weights.items()}
 
 
 def export_model(model: ModelFolder, checkpoint: Checkpoint | None, to: Path) -> ModelFolder:
@@ -59,6 +64,8 @@ def export_model(model: ModelFolder, checkpoint: Checkpoint | None, to: Path) ->
         shutil.copyfile(template, unfinished / "chat_template.jinja")
     weights = _stored_tensors(model.path) if checkpoint is None else trained_weights(model, checkpoint)
     write_tensors(unfinished / _WEIGHTS, weights, {name: weight.dtype for name, weight in weights.items()})
+    if checkpoint is not None and _computed_in(checkpoint) is torch.float32:
+        _declare_float32(unfinished / "config.json")
     return _finish(unfinished, to, model, checkpoint)
 
 
@@ -77,6 +84,20 @@ def export_adapter(model: ModelFolder, checkpoint: Checkpoint, to: Path) -> Mode
         unfinished / CONFIG_FILE, json.dumps(folder_config(parameters, str(model.path)), indent=1).encode()
     )
     return _finish(unfinished, to, model, checkpoint)
+
+
+def _computed_in(checkpoint: Checkpoint) -> torch.dtype:
+    dtype = checkpoint.state.spec.dtype
+    if dtype == "auto":
+        raise EngineError(f"the checkpoint of step {checkpoint.state.step} does not say what it was computed in")
+    return DTYPES[dtype]
+
+
+def _declare_float32(config: Path) -> None:
+    """Whoever loads a model in the type that its configuration names loads these weights whole."""
+    told = json.loads(config.read_text(encoding="utf-8"))
+    key = "torch_dtype" if "torch_dtype" in told else "dtype"
+    write_atomically(config, json.dumps(told | {key: "float32"}, indent=2).encode())
 
 
 def _begin(to: Path) -> Path:
@@ -115,7 +136,9 @@ def start_from(model: ModelFolder, checkpoint: Checkpoint | None) -> torch.nn.Mo
     """The model with a checkpoint's weights in memory, to be asked; None: the hosted model itself."""
     from transformers import AutoModelForCausalLM
 
-    made = AutoModelForCausalLM.from_pretrained(model.path, dtype="auto", local_files_only=True)
+    here = DTYPES[compute_type("cpu")]
+    dtype = here if checkpoint is None else wider(here, _computed_in(checkpoint))
+    made = AutoModelForCausalLM.from_pretrained(model.path, dtype=dtype, local_files_only=True)
     if checkpoint is not None:
         weights = dict(made.named_parameters())
         with torch.no_grad():

@@ -17,7 +17,7 @@ from swarm.engine.local.adapters import CONFIG_FILE, folder_config, folder_weigh
 from swarm.engine.local.checkpoints import Checkpoint, TrainerState
 from swarm.engine.local.forward import DTYPES, Policy
 from swarm.engine.local.learner import Learner
-from swarm.engine.local.tensor_file import hash_tensors, write_tensors
+from swarm.engine.local.tensor_file import hash_tensors, wider, write_tensors
 from swarm.engine.local.weights_room import new_checksum
 from swarm.engine.local.wire import OpenRun
 from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefused
@@ -129,7 +129,7 @@ class Workshop:
             file.parent.mkdir(exist_ok=True)
             write_atomically(file.parent / CONFIG_FILE, json.dumps(folder_config(adapters.spec, "hosted")).encode())
             weights = served_as = folder_weights(weights)
-        dtypes = {name: torch.promote_types(weight.dtype, self._served_in) for name, weight in served_as.items()}
+        dtypes = {name: wider(weight.dtype, self._served_in) for name, weight in served_as.items()}
         return run.step, write_tensors(file, weights, dtypes, new_checksum)
 
     def fingerprint(self) -> tuple[int, str]:

@@ -78,6 +78,7 @@ class Book:
             engine=EngineStatus(
                 backend=info.backend,
                 device=info.device,
+                dtype=info.dtype,
                 tokens_per_s=tokens_per_s,
                 warm=situation.engine_ready,
                 failures=situation.engine_failures,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from researcher.analysis.sentinels import SENTINELS, inspect
-from researcher.models import Arm, Factor, Metric, Plan, TrialEvidence, TrialRecord
+from researcher.models import Arm, Factor, HostedModel, Metric, Plan, TrialEvidence, TrialRecord
 from tests.fakes.study import SENTINELS as ALL
 from tests.fakes.study import done_trial, study_plan, trials_with
 
@@ -127,11 +127,33 @@ def test_number_types_warn_where_they_differ_and_take_the_verdict_only_where_the
     parted = [mixed[0], mixed[2]]
     both = tuple(each.key for each in parted)
     assert see("mixed_types", parted) == {"invalid": both, "warning": both}
-    varied = plan.factors[0].model_copy(update={"name": "type", "target": "run.dtype"})
-    wanted = plan.model_copy(update={"factors": (*plan.factors, varied)})
-    assert see("mixed_types", parted, wanted) == {}
     blind = done_trial(plan, TREAT, 0, 0.3)
     assert see("mixed_types", [blind]) == {"unchecked": (blind.key,)}
+
+
+def test_what_is_sampled_in_counts_too_and_what_further_models_are_trained_in() -> None:
+    plan = study_plan()
+
+    def ran(arm: str, trained: str, sampled: str | None, buyer: str = "float32") -> TrialRecord:
+        told: dict[str, Any] = {"spec": {"dtype": trained}, "roles": {"buyer": {"dtype": buyer}}}
+        model = HostedModel.model_validate({"name": "tiny", "dtype": sampled})
+        return done_trial(plan, arm, 0, 0.3, evidence=WELL.model_copy(update={**told, "model": model}))
+
+    base = ran("lr=base", "float32", "float32")
+    assert see("mixed_types", [base, ran(TREAT, "float32", None)]) == {}
+    for other in (ran(TREAT, "float32", "bfloat16"), ran(TREAT, "float32", "float32", "bfloat16")):
+        assert set(see("mixed_types", [base, other])) == {"invalid", "warning"}
+    by_type = plan.factors[0].model_copy(update={"name": "type", "target": "run.dtype"})
+    wanted = plan.model_copy(update={"factors": (*plan.factors, by_type)})
+    assert see("mixed_types", [base, ran(TREAT, "bfloat16", "float32")], wanted) == {}
+    assert set(see("mixed_types", [base, ran(TREAT, "bfloat16", "bfloat16")], wanted)) == {"invalid", "warning"}
+    assert set(see("mixed_types", [base, ran(TREAT, "bfloat16", None)], wanted)) == {"unchecked"}
+
+
+def test_a_type_that_was_left_open_was_applied_whatever_it_came_to() -> None:
+    plan = study_plan(run={"dtype": "auto"})
+    spec = {"optimizer": {"learning_rate": 4e-5}, "dtype": "float32"}
+    assert see("factor_not_applied", [trial(plan=plan, spec=spec)], plan) == {}
 
 
 def test_shared_settings_of_the_plan_are_checked_as_well() -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from swarm.engine.local import checkpoints
+from swarm.engine.local.trained_model import trained_weights
 from swarm.main import main
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder
@@ -56,10 +58,14 @@ def asks(stored: Stored, step: object, *arguments: str) -> list[str]:
 
 
 def logits(folder: Path) -> torch.Tensor:
+    with torch.no_grad():
+        return _loaded(folder)(torch.tensor([[1, 30, 31, 32]])).logits.float()
+
+
+def _loaded(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    with torch.no_grad():
-        return AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([[1, 30, 31, 32]])).logits.float()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
 
 
 # -- checkpoints ----------------------------------------------------------------------------------------------------------
@@ -80,12 +86,18 @@ def test_an_exported_checkpoint_is_a_model_that_transformers_loads(
     assert resolve(facts["path"]).fingerprint == facts["fingerprint"] != stored.model.fingerprint
     trained = checkpoints.read(stored.state_dir / "runs" / stored.run_id, 4).weights
     written = load_file(tmp_path / "out" / "model.safetensors")
-    hosted = load_file(stored.model.path / "model.safetensors")
-    assert {name: weight.dtype for name, weight in written.items()} == {
-        name: weight.dtype for name, weight in hosted.items()
-    }
-    assert all(torch.equal(written[name], trained[name].to(written[name].dtype)) for name in written)
+    assert written.keys() == load_file(stored.model.path / "model.safetensors").keys()
+    assert all(torch.equal(written[name], trained[name]) for name in written)  # a run in float32: not rounded
     assert not torch.equal(logits(tmp_path / "out"), logits(stored.model.path))
+    assert _loaded(tmp_path / "out").dtype is torch.float32
+
+
+def test_a_run_in_bfloat16_is_exported_in_the_hosted_types(adapted: Stored) -> None:
+    checkpoint = checkpoints.read(adapted.state_dir / "runs" / adapted.run_id, 4)
+    state = checkpoint.state.model_copy(update={"spec": checkpoint.state.spec.model_copy(update={"dtype": "bfloat16"})})
+    hosted = load_file(adapted.model.path / "model.safetensors")
+    written = trained_weights(adapted.model, replace(checkpoint, state=state))
+    assert {name: one.dtype for name, one in written.items()} == {name: one.dtype for name, one in hosted.items()}
 
 
 def test_best_and_newest_and_zero_name_checkpoints(stored: Stored, tmp_path: Path, capsys: Capture) -> None:

@@ -17,10 +17,13 @@ from tokenizers.models import WordLevel
 from foundation.clock import SystemClock
 from swarm.engine.local import memory
 from swarm.engine.local.engine import LocalEngine
+from swarm.engine.local.forward import DTYPES
 from swarm.engine.local.memory import GIB, parameters, segment_tokens, served_bytes, trainer_memory, weight_bytes
+from swarm.engine.local.tensor_file import wider
 from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.models.folder import ModelFolder
+from swarm.protocol.runspec import ComputeType
 
 CONFIG = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
 N = 1000 * 64 + 64 * 64
@@ -49,6 +52,19 @@ def test_inference_that_multiplies_in_float32_takes_weights_of_twice_the_size(fo
     wide = trainer_memory(folder, CONFIG, "float32")
     assert wide.exchange == 2 * served_bytes(folder, "float32") == 2 * 4 * N
     assert wide.start == weight_bytes(folder) == served_bytes(folder, "bfloat16")
+    assert wide.step == (4 + 8) * N  # no copy in another type
+    assert wide.activations == trainer_memory(folder, CONFIG, "bfloat16").activations + 4 * N  # the start, widened
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("computed", list(DTYPES))
+def test_weights_leave_the_trainer_in_what_was_estimated(
+    stored: torch.dtype, computed: ComputeType, tmp_path: Path
+) -> None:
+    save_file({"w": torch.zeros(100, 1000, dtype=stored)}, tmp_path / "model.safetensors")
+    sent = wider(stored, DTYPES[computed])
+    assert sent in (stored, torch.float32)
+    assert 0 <= served_bytes(tmp_path, computed) - 100_000 * sent.itemsize < 1000  # a header
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -16,8 +17,10 @@ from typing import cast
 import pytest
 
 from foundation.clock import SystemClock
+from swarm.engine.local.connection import Connection
 from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
 from swarm.engine.local.threads import yielding_threads
+from swarm.engine.local.wire import Answer
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth
 
 pytestmark = pytest.mark.anyio
@@ -349,3 +352,50 @@ async def test_a_child_dies_with_a_server_that_is_killed(tmp_path: Path) -> None
         server.send_signal(signal.SIGKILL)
         await server.wait()
     await until(lambda: not alive(child))
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def guardians(tmp_path: Path) -> list[int]:
+    """Those that were noted and live."""
+    session = tmp_path / "child.log.session"
+    noted = [int(session.read_text().split()[0])] if session.exists() else []
+    return [pid for pid in noted if alive(pid)]
+
+
+@pytest.mark.parametrize("turns", range(10))
+async def test_a_start_that_is_cancelled_leaves_neither_a_child_nor_a_descriptor(tmp_path: Path, turns: int) -> None:
+    before = open_descriptors()
+
+    def made(descriptor: int) -> ChildCommand:
+        return replace(command(tmp_path, SERVES), pass_fds=(descriptor,))
+
+    starting = asyncio.ensure_future(Connection.start(made, Answer, "child"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    starting.cancel()
+    try:
+        connection = await starting
+    except asyncio.CancelledError:
+        await until(lambda: not guardians(tmp_path))
+    else:
+        await connection.child.stop(grace_s=0)
+        await connection.close()
+    await until(lambda: open_descriptors() == before)
+
+
+async def test_a_child_that_cannot_be_noted_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[int] = []
+
+    def full(path: Path, data: bytes) -> None:
+        noted.append(int(data.split()[0]))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("swarm.engine.local.supervisor.write_atomically", full)
+    before = open_descriptors()
+    with pytest.raises(OSError, match="No space left"):
+        await ChildProcess.start(command(tmp_path, SERVES))
+    await until(lambda: not alive(noted[0]))
+    assert open_descriptors() <= before + 1  # asyncio's own, of the child that it has not reaped
