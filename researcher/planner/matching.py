@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from researcher.models import RUN_PARAMETERS, STUDY_STEPS, Factor, Instrument, Metric
-from researcher.planner import balance, sequence, sizes
+from researcher.planner import balance, sequence, sizes, untrained
 from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.instruments import level_problem
@@ -68,7 +68,8 @@ def read(topic: str, instrument: Instrument) -> Reading:
     factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
     refuse_unknown_names(instrument, found, named)
     refuse_missing_data(instrument, placed)
-    if not factors:
+    control = untrained.asked_for(instrument, found, named, factors, placed)
+    if not factors and control is None:
         raise _nothing_matched(topic, instrument, found)
     if placed.unplaced:
         meant = resembled(instrument, unread(instrument, found, named))
@@ -89,6 +90,10 @@ def read(topic: str, instrument: Instrument) -> Reading:
     refuse_effect_sizes(placed, metric)
     refuse_shifts(placed)
     refuse_quotients(found, placed)
+    if control is not None and not balanced:
+        notes.add(control.note)
+        placed, found = untrained.without_rate(placed, control), control.set_apart(found)
+        return _reading(instrument, found, named, control.factor, control.opposition, metric, placed, notes)
     crossed = crossed_factors(found, factors, placed)
     asked = sequence.asked_for(found, factors, placed, parts) if parts else None
     if asked is not None:

@@ -51,7 +51,22 @@ def asked_about(found: Sequence[Token], factors: Sequence[Mention], placed: Plac
 
     That with several levels; else one that is raised, doubled or switched; else one of the run's own before the scene's.
     """
-    things = list({m.what.name: m.what for m in factors if isinstance(m.what, Factor)}.values())
+    things = _things(factors)
+    asked = varied(found, factors, placed)
+    if len(asked) > 1:
+        raise _several_asked(asked)
+    if asked:
+        return asked[0]
+    ranked = sorted(things, key=lambda factor: _rank(found, factor, factors, placed))
+    ranks = [_rank(found, factor, factors, placed)[0] for factor in ranked]
+    if len(ranked) > 1 and ranks[0] == ranks[1] and ranks[0] in (0, 2):
+        raise _several_asked(ranked[:2])
+    return ranked[0]
+
+
+def varied(found: Sequence[Token], factors: Sequence[Mention], placed: Placed) -> list[Factor]:
+    """Those with several levels, then those that are raised, doubled or switched without one."""
+    things = _things(factors)
     several = [factor for factor in things if len(distinct(found, placed.of(factor))) > 1]
     different = [factor for factor in several if len({level.value for level in placed.of(factor)}) > 1]
     several = different or several  # `A with 0.8 or B with 0.8`: what is the same on both sides is not asked about
@@ -60,15 +75,11 @@ def asked_about(found: Sequence[Token], factors: Sequence[Mention], placed: Plac
         if not placed.of(factor)
         and any(_is_moved(found, m) and not (several and _stays_off(found, m)) for m in factors if m.what == factor)
     ]  # fmt: skip
-    if len(several) + len(moved) > 1:
-        raise _several_asked([*several, *moved])
-    if several or moved:
-        return (several or moved)[0]
-    ranked = sorted(things, key=lambda factor: _rank(found, factor, factors, placed))
-    ranks = [_rank(found, factor, factors, placed)[0] for factor in ranked]
-    if len(ranked) > 1 and ranks[0] == ranks[1] and ranks[0] in (0, 2):
-        raise _several_asked(ranked[:2])
-    return ranked[0]
+    return [*several, *moved]
+
+
+def _things(factors: Sequence[Mention]) -> list[Factor]:
+    return list({m.what.name: m.what for m in factors if isinstance(m.what, Factor)}.values())
 
 
 def refuse_two_subjects(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], placed: Placed) -> None:

@@ -47,6 +47,7 @@ LAKE = [
     ("FrozenLake: temperature 0.7 vs 1.0", ["temperature", 1.0, 0.7], {}),
 ]  # fmt: skip
 GYM = [
+    ("Does GRPO learn reasoning-gym sudoku?", ["learning_rate", 0.0, 4e-5], {"family": "sudoku"}),
     ("Does GRPO learn reasoning-gym chain_sum faster with a learning rate of 4e-5 than with 1e-5?", ["learning_rate", 1e-5, 4e-5], {"family": "chain_sum"}),
     ("Does GRPO learn reasoning gym's leg_counting faster with groups of 16 than groups of 8?", ["group_size", 8, 16], {"family": "leg_counting"}),
     ("Is a group size of 8 better than 4 on spell backward?", ["group_size", 4, 8], {"family": "spell_backward"}),
@@ -89,6 +90,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 DATA = [
     ("Is a group size of 8 better than 4 on my data set data/train.jsonl with reward exact?", ["group_size", 4, 8], {"reward": "exact"}),
+    ("Does training on data/train.jsonl help?", ["learning_rate", 0.0, 4e-5], {"reward": "exact"}),
     ("Is a group size of 8 better than 4 on data/train.jsonl?", ["group_size", 4, 8], {"reward": "exact"}),
     ("With the reward number, does lr 4e-5 learn './data/train.jsonl' faster than 1e-5?", ["learning_rate", 1e-5, 4e-5], {"reward": "number"}),
     ("Do groups of 16 beat groups of 8 on the dataset data/train.jsonl, scored by math?", ["group_size", 8, 16], {"reward": "math"}),
@@ -144,12 +146,10 @@ async def test_a_data_set_of_the_hub_is_named_in_many_ways(topic: str, source: s
     [
         ("Is a group size of 8 better than 4 on my data set?", "name a JSON lines file"),
         ("Is a group size of 8 better than 4 on nowhere/train.jsonl?", "'nowhere/train.jsonl' cannot be read"),
-        ("Does training on data/train.jsonl help?", "names nothing that dataset can vary"),
         ("Does GRPO learn reasoning-gym chan_sum faster with lr 4e-5 than 1e-5?", "did you mean chain_sum"),
         ("Does GRPO learn reasoning-gym chainsum faster with lr 4e-5 than 1e-5?", "did you mean chain_sum"),
         ("Does GRPO learn reasoning-gym leg_count faster with lr 4e-5 than 1e-5?", "did you mean leg_counting"),
         ("Does GRPO learn the reasoning-gym family blorpity faster with lr 4e-5 than 1e-5?", "'blorpity' is no family of reasoning_gym"),
-        ("Does GRPO learn reasoning-gym sudoku?", "names nothing that reasoning_gym can vary"),
         ("Would an agent that sees hints learn guess_number faster?", "names nothing that guess_number can vary"),
         ("Is a map size of 9 harder than 4 on frozenlake?", "from 3 to 8"),
         ("Does countdown learn faster with 9 numbers than with 3?", "from 2 to 5"),

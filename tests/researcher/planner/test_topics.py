@@ -34,6 +34,16 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("lr ∈ [1e-5, 1e-4]", "learning_rate", [1e-5], [1e-4], AUC, UP),
     ("Does ablating the KL penalty hurt?", "kl", [0.0], [0.1], AUC, DOWN),
     ("Should the learning rate be decayed linearly or kept constant?", "schedule", ["linear"], ["constant"], AUC, UP),
+    ("Does GRPO improve held-out accuracy on one-digit sums?", "learning_rate", [4e-5], [0.0], ACC, UP),
+    ("Can SmolLM2 learn one-digit addition with GRPO?", "learning_rate", [4e-5], [0.0], AUC, UP),
+    ("Does reinforcement learning hurt accuracy?", "learning_rate", [4e-5], [0.0], ACC, DOWN),
+    ("How much does GRPO improve held-out accuracy within 15 steps?", "learning_rate", [4e-5], [0.0], ACC, UP),
+    ("Does GRPO teach the model to add one-digit numbers?", "learning_rate", [4e-5], [0.0], AUC, UP),
+    ("Is the trained model better than the untrained one?", "learning_rate", [4e-5], [0.0], ACC, UP),
+    ("Is no training better than GRPO?", "learning_rate", [0.0], [4e-5], ACC, UP),
+    ("Is GRPO with lr 1e-4 better than the untrained model?", "learning_rate", [1e-4], [0.0], ACC, UP),
+    ("Does GRPO with a group size of 16 improve accuracy?", "group_size", [16], [8], ACC, UP),
+    ("Does training for 20 steps help?", "steps", [20], [10], AUC, UP),
     ("lr 4e-5 vs 1e-5", "learning_rate", [4e-5], [1e-5], AUC, UP),
     ("learning_rate=1E-05 versus 0.00004", "learning_rate", [1e-5], [4e-5], AUC, UP),
     ("Is 4×10^-5 a better learning rate than 10⁻⁵?", "learning_rate", [4e-5], [1e-5], ACC, UP),
@@ -252,6 +262,8 @@ def test_factors_of_every_type_can_be_asked_about(
         ("lr 1e-4 vs 1e-5 on double-digit sums", {"digits": 2}),
         ("Is lr 1e-4 better than 1e-5 with warm-up and a KL penalty?", {"warmup": 3, "kl": 0.1}),
         ("Is lr 1e-4 better than 1e-5 without a KL penalty?", {}),
+        ("Does GRPO training improve SmolLM2 on two-digit sums?", {"digits": 2}),
+        ("Does PPO improve accuracy over the base model?", {"algorithm": "ppo"}),
     ],
 )
 def test_levels_of_other_factors_are_the_same_for_all_arms(topic: str, settings: dict[str, Any]) -> None:
@@ -303,6 +315,9 @@ def test_ordinary_words_are_not_called_unread(topic: str) -> None:
 
 
 REFUSED = [
+    ("Does training on Mondays help?", "names nothing that arithmetic can vary"),
+    ("Does GRPO learn faster?", "names nothing that arithmetic can vary"),
+    ("Does more training help?", "names nothing that arithmetic can vary"),
     ("Does doubling both the group size and the learning rate help?", "varies group_size and learning_rate together"),
     ("Does raising the learning rate and group size help?", "varies learning_rate and group_size together"),
     ("Does a learning rate of 4e-5 beat 5?", "5 lies outside"),

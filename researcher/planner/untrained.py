@@ -1,0 +1,123 @@
+"""Training itself as the question: `does GRPO improve accuracy?` is answered against a control that trains nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from researcher.models import STUDY_STEPS, Factor, Instrument, Scalar
+from researcher.planner.claims import Opposition
+from researcher.planner.instruments import level_problem
+from researcher.planner.levels import Level, Placed, level_text
+from researcher.planner.mentions import Mention
+from researcher.planner.remainder import unread
+from researcher.planner.subject import varied
+from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Token, phrase, words
+
+_RATE = "run.optimizer.learning_rate"
+"""At 0 a run trains nothing, and everything else of it is as it would be."""
+_CONTROLS = [
+    phrase(text)
+    for text in (
+        *("untrained model", "untrained one", "untrained", "base model", "base one", "original model", "initial model"),
+        *(
+            "pretrained model",
+            "without any training",
+            "without training",
+            "no training",
+            "not training",
+            "before training",
+        ),
+    )
+]
+_TRAINING = words("grpo rl rlvr training finetuning reinforcement fine")
+_TUNING = words("fine tuning finetuning")
+_SUMS = words("add adding addition")
+_LENGTHS = words("in within after over by")
+_LEARNERS = words("model llm agent smollm2 it")
+_ASKING = words(
+    "do doe does can could will would should is are whether that if show prove how much hypothesis : , small tiny"
+)
+_LEARNING = words("learn learned learnt improve get taught teach trained")
+_ACTS = _LEARNING | BETTER | WORSE | MORE | LESS | words("work make matter affect change influence effect")
+_OTHER_QUESTIONS = words(
+    "faster slower quicker quickly sooner fastest fast quick speed efficient efficiency longer shorter which need require"
+)
+"""These compare training with training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """factor: the learning rate. named_at: the tokens that name the untrained side; none where the topic leaves it out."""
+
+    factor: Factor
+    opposition: Opposition
+    named_at: range
+
+    @property
+    def note(self) -> str:
+        level = next(level for level in (*self.opposition.treatments, *self.opposition.baselines) if level.value != 0)
+        rate = level_text(level.value)
+        return f"Training itself is asked about: {self.factor.name}={rate} against a control that trains nothing, {self.factor.name}=0."
+
+    def set_apart(self, found: Sequence[Token]) -> list[Token]:
+        """The tokens without those that name the control and the training, which are neither claims nor left over."""
+        nothing = Token("the", "the", "word")
+        return [nothing if i in self.named_at or token.key in _TUNING else token for i, token in enumerate(found)]
+
+
+def asked_for(
+    instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], factors: Sequence[Mention], placed: Placed
+) -> Control | None:
+    """None where the topic varies something else, or does not ask for training itself."""
+    rate = next((factor for factor in instrument.factors if factor.target == _RATE), None)
+    if rate is None or level_problem(rate, 0.0) is not None or varied(found, factors, placed):
+        return None
+    named_at = _named_control(found)
+    if not named_at and not (_is_subject(found) and _nothing_else(instrument, found, named, placed)):
+        return None
+    trained: Scalar = next((level.value for level in placed.of(rate)), rate.default)
+    sides = Opposition((Level(-1, rate, trained),), (Level(-1, rate, 0.0),))
+    if named_at and any(token.key == "than" for token in found[named_at.stop :]):  # `is no training better than GRPO?`
+        sides = Opposition(sides.baselines, sides.treatments)
+    return Control(rate, sides, named_at)
+
+
+def without_rate(placed: Placed, control: Control) -> Placed:
+    """What else is set: the learning rate is now the factor."""
+    return replace(placed, levels=[level for level in placed.levels if level.factor != control.factor])
+
+
+def _named_control(found: Sequence[Token]) -> range:
+    keys = tuple(token.key for token in found)
+    for control in _CONTROLS:
+        for at in range(len(keys) - len(control) + 1):
+            if keys[at : at + len(control)] == control:
+                return range(at, at + len(control))
+    return range(0)
+
+
+def _is_subject(found: Sequence[Token]) -> bool:
+    """`does GRPO improve`, `can the model learn`: the first thing that is spoken of, and what it does."""
+    keys = [token.key for token in found]
+    at = next((i for i, key in enumerate(keys) if key not in _ASKING | ARTICLES), len(keys))
+    if at == len(keys) or set(keys) & _OTHER_QUESTIONS:
+        return False
+    if keys[at] in _TRAINING:
+        around = set(keys[max(0, at - 1) : at] + keys[at + 1 : at + 2])
+        return bool(set(keys[at + 1 : at + 9]) & _ACTS) and not around & (MORE | LESS)
+    return keys[at] in _LEARNERS and bool(set(keys[at + 1 : at + 5]) & _LEARNING)
+
+
+def _nothing_else(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], placed: Placed) -> bool:
+    """Whether levels say only what is learned, and every word is understood."""
+    own = [level for level in placed.levels if level.factor.target.startswith(("run.", "study.", "roles."))]
+    elsewhere = [level for level in own if level.value != level.factor.default and not _is_length(found, level)]
+    left = set(unread(instrument, found, named)) - _LEARNERS - _TRAINING - _TUNING - _SUMS - _ACTS
+    return not elsewhere and not left
+
+
+def _is_length(found: Sequence[Token], level: Level) -> bool:
+    """`within 15 steps`, `after 15 steps`: how long is trained, which is not what is asked."""
+    before = {token.key for token in found[max(0, level.at - 2) : max(0, level.at)]}
+    return level.factor.target == STUDY_STEPS and bool(before & _LENGTHS)
