@@ -12,6 +12,7 @@ from pathlib import Path
 
 from foundation.arguments import count, port, whole
 from foundation.commandline import Parser
+from foundation.imports import uncollected
 
 LATEST = "latest"
 
@@ -280,9 +281,11 @@ def _json(command: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     args = parser().parse_args(argv)
-    from researcher.commands import run
+    with uncollected():
+        from researcher import commands
 
-    return run(args)
+        commands.module_of(args)
+    return commands.run(args)
 
 
 if __name__ == "__main__":

@@ -10,3 +10,8 @@ pytest_plugins = ["tests.models_fixture", "tests.ray_fixture", "tests.tiny_llama
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those on the Ray cluster last: it idles at a tenth of a core, and nothing else has to run beside it."""
+    items.sort(key=lambda item: "ray_cluster" in getattr(item, "fixturenames", ()))

@@ -1,6 +1,7 @@
 """Two arms compared on one metric: three ways to do it, each by scipy or statsmodels.
 
-Knows values by seed and nothing else: no plans, no hypotheses, no verdicts.
+Knows values by seed and nothing else: no plans, no hypotheses, no verdicts. The libraries are loaded by the first comparison:
+they take a second or two, and most commands compare nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from scipy import stats
-from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
 from foundation.ids import derived_seed
 
@@ -76,6 +75,8 @@ def pairing_pays(baseline: Values, treatment: Values, n: int) -> bool:
     x, y = np.array([baseline[seed] for seed in shared]), np.array([treatment[seed] for seed in shared])
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return False
+    from scipy import stats
+
     low = stats.pearsonr(x, y).confidence_interval(1 - 2 * (1 - PAIRING_CONFIDENCE)).low
     paired = math.sqrt(max(0.0, 1 - low)) * stats.t.ppf(0.975, n - 1)
     return bool(paired < stats.t.ppf(0.975, 2 * n - 2))
@@ -94,12 +95,16 @@ class _T:
 
     @classmethod
     def welch(cls, baseline: Values, treatment: Values) -> _T:
+        from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
+
         b, t = DescrStatsW(np.array(list(baseline.values()))), DescrStatsW(np.array(list(treatment.values())))
         spread = math.hypot(b.std_mean, t.std_mean)
         return cls("welch", (float(b.mean), float(t.mean)), CompareMeans(t, b), _is_flat(spread, b.mean, t.mean))
 
     @classmethod
     def paired(cls, baseline: Values, treatment: Values, seeds: list[int]) -> _T:
+        from statsmodels.stats.weightstats import DescrStatsW
+
         b, t = np.array([baseline[seed] for seed in seeds]), np.array([treatment[seed] for seed in seeds])
         test = DescrStatsW(t - b)
         centres = (float(b.mean()), float(t.mean()))
@@ -143,6 +148,8 @@ class _Bootstrap:
 
     @classmethod
     def of(cls, baseline: Values, treatment: Values) -> _Bootstrap:
+        from scipy import stats
+
         b, t = np.array(list(baseline.values())), np.array(list(treatment.values()))
         seed = derived_seed("bootstrap", *b.tolist(), "against", *t.tolist())
         drawn = stats.bootstrap(
@@ -172,10 +179,14 @@ class _Bootstrap:
 
 def iqm(values: np.ndarray) -> float:
     """Interquartile mean."""
+    from scipy import stats
+
     return float(stats.trim_mean(values, 0.25))
 
 
 def _iqm_difference(treatment: np.ndarray, baseline: np.ndarray, axis: int = -1) -> Any:
+    from scipy import stats
+
     return stats.trim_mean(treatment, 0.25, axis=axis) - stats.trim_mean(baseline, 0.25, axis=axis)
 
 

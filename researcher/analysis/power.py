@@ -1,6 +1,6 @@
 """How many seeds a question takes: σ and its upper confidence bound, power, seeds, the effect that n seeds can show.
 
-By statsmodels' t-test power for two independent arms of equal size.
+By statsmodels' t-test power for two independent arms of equal size, which is loaded where it is first asked.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import optimize, stats
-from statsmodels.stats.power import TTestIndPower
 
 from researcher.analysis.race import family_size, is_raced, most_rung_seeds, winning_chance
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
@@ -42,6 +40,8 @@ def noise_floor(samples: Sequence[Sequence[float]], *, metric: str, confidence: 
     freedom = sum(len(values) - 1 for values in used)
     if not freedom:
         raise NotEnoughTrials("the noise floor has fewer than two finished trials of one arm")
+    from scipy import stats
+
     squares = sum(float(np.sum((values - values.mean()) ** 2)) for values in used)
     return NoiseFloor(
         metric=metric,
@@ -91,6 +91,8 @@ def planning_alpha(plan: Plan, hypothesis: Hypothesis) -> float:
 
 def power_of(seeds: int, *, sigma: float, effect: float, alpha: float) -> float:
     """Probability that `seeds` per arm show `effect` at two-sided level `alpha`."""
+    from statsmodels.stats.power import TTestIndPower
+
     if seeds < 2:
         return 0.0
     if sigma == 0:
@@ -120,6 +122,8 @@ def seeds_needed(*, sigma: float, effect: float, alpha: float, power: float) -> 
 
 def detectable_effect(seeds: int, *, sigma: float, alpha: float, power: float) -> float:
     """The smallest effect, in the metric's unit, that `seeds` per arm show with `power`."""
+    from scipy import optimize
+
     if seeds < 2:
         return math.inf
     if sigma == 0:

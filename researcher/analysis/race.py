@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scipy import stats
-
 from researcher.analysis.fine import picked
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
 from researcher.models import Hypothesis, Plan, Stage, StageKind, TrialRecord
@@ -89,6 +87,8 @@ def winning_chance(plan: Plan, *, first_rung_seeds: int, sigma: float, effect: f
 
     By Markov's inequality: it is left behind only where as many rivals look better as go on.
     """
+    from scipy import stats
+
     if sigma == 0:
         return 1.0
     rungs = _rungs(plan)

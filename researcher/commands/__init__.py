@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import sys
+from types import ModuleType
 
 from foundation.commandline import UsageError
 from foundation.logs import redact
@@ -55,11 +56,15 @@ class Interrupted(KeyboardInterrupt):
         self.study_id = study_id
 
 
+def module_of(args: argparse.Namespace) -> ModuleType:
+    """Where the command is, with what it needs."""
+    return importlib.import_module(f"researcher.commands.{_HOMES[args.command]}")
+
+
 def run(args: argparse.Namespace) -> int:
     """Run one parsed command."""
-    home = importlib.import_module(f"researcher.commands.{_HOMES[args.command]}")
     try:
-        return int(getattr(home, f"{args.command}_command")(args))
+        return int(getattr(module_of(args), f"{args.command}_command")(args))
     except (OverBudget, BudgetTooSmall) as error:
         return _fail(args, error, OUT_OF_BUDGET)
     except (UsageError, PlanningRefused) as error:

@@ -12,8 +12,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from scipy import stats
-
 from researcher.models import Branch, Condition, Hypothesis, Plan, Stage, StageKind
 
 ALPHA, POWER = 0.05, 0.8
@@ -51,6 +49,8 @@ def spending(shares: Sequence[float], alpha: float = ALPHA) -> list[float]:
     The looks' parts add up to alpha, so that they hold together whatever the looks' dependence (a union bound).
     Source: Lan and DeMets 1983, Biometrika 70.
     """
+    from scipy import stats
+
     quantile = float(stats.norm.isf(alpha / 2))
     spent = [2 * float(stats.norm.sf(quantile / math.sqrt(share))) for share in shares]
     return [now - before for before, now in zip([0.0, *spent], spent, strict=False)]
