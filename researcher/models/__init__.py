@@ -5,6 +5,7 @@ One noun per module; everything is imported from here.
 
 from researcher.models.conclusions import Claim, Effect, Finding, Verdict, VerdictRecord
 from researcher.models.instruments import (
+    LEARNING_RATE,
     RUN_PARAMETERS,
     STUDY_MODEL,
     STUDY_STEPS,
@@ -50,6 +51,7 @@ from researcher.models.records import (
 from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
+    "LEARNING_RATE",
     "PERSON",
     "RUN_PARAMETERS",
     "STUDY_MODEL",

@@ -19,6 +19,7 @@ from researcher.analysis.power import power_of, seeds_needed
 from researcher.analysis.samples import deciding_stage
 from researcher.analysis.sentinels import SENTINELS
 from researcher.models import (
+    LEARNING_RATE,
     RUN_PARAMETERS,
     STUDY_MODEL,
     STUDY_STEPS,
@@ -240,7 +241,8 @@ def _laid_out(
     between = arms_between(reading) if options.fine else ()
     many = len(hypotheses) >= RACE_FROM or bool(between)
     if reading.crossed or reading.balance or len(baselines) > 1 or not many:
-        return arms, hypotheses, compared([arm.name for arm in arms], baselines[0], seeds, options.looks)
+        noisy = _noisy_arm(reading, arms, baselines[0])
+        return arms, hypotheses, compared([arm.name for arm in arms], noisy, seeds, options.looks)
     treatments = [hypothesis.treatment for hypothesis in hypotheses]
     first = hypotheses[0]
     further = tuple(
@@ -255,6 +257,14 @@ def _laid_out(
     )
     stages = raced(treatments, [arm.name for arm in between], baselines[0], seeds, options.fine if between else 0)
     return (*arms, *between), (*hypotheses, *further), stages
+
+
+def _noisy_arm(reading: Reading, arms: Sequence[Arm], baseline: str) -> str:
+    """The arm whose noise is measured beforehand: the baseline, but for a control that trains nothing and so hardly varies."""
+    trains = {
+        arm.name for arm in arms if reading.factor.target != LEARNING_RATE or arm.levels.get(reading.factor.name) != 0
+    }
+    return baseline if baseline in trains or not trains else next(arm.name for arm in arms if arm.name in trains)
 
 
 def _branches(

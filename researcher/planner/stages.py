@@ -22,10 +22,10 @@ _RUNG_SEEDS = 2
 _DECIDED = ("supported", "refuted", "equivalent")
 
 
-def compared(arms: Sequence[str], baseline: str, seeds: tuple[int, int], looks: int) -> tuple[Stage, ...]:
-    """A noise floor on the baseline, and all arms on the same seeds and more, looked at once or several times."""
+def compared(arms: Sequence[str], noisy: str, seeds: tuple[int, int], looks: int) -> tuple[Stage, ...]:
+    """A noise floor on one of the arms, and all arms on the same seeds and more, looked at once or several times."""
     least, most = seeds
-    floor = Stage(id=NOISE_FLOOR, kind=StageKind.NOISE_FLOOR, arms=(baseline,), seeds=least, max_seeds=least)
+    floor = Stage(id=NOISE_FLOOR, kind=StageKind.NOISE_FLOOR, arms=(noisy,), seeds=least, max_seeds=least)
     if looks == 1:
         return floor, Stage(id=COMPARE, kind=StageKind.COMPARE, arms=tuple(arms), seeds=least, max_seeds=most)
     shares = [number / looks for number in range(1, looks + 1)]

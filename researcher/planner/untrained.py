@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from researcher.models import STUDY_STEPS, Factor, Instrument, Scalar
+from researcher.models import LEARNING_RATE, STUDY_STEPS, Factor, Instrument, Scalar
 from researcher.planner.claims import Opposition
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text
@@ -14,8 +14,6 @@ from researcher.planner.remainder import unread
 from researcher.planner.subject import varied
 from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Token, phrase, words
 
-_RATE = "run.optimizer.learning_rate"
-"""At 0 a run trains nothing, and everything else of it is as it would be."""
 _CONTROLS = [
     phrase(text)
     for text in (
@@ -70,7 +68,7 @@ def asked_for(
     instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], factors: Sequence[Mention], placed: Placed
 ) -> Control | None:
     """None where the topic varies something else, or does not ask for training itself."""
-    rate = next((factor for factor in instrument.factors if factor.target == _RATE), None)
+    rate = next((factor for factor in instrument.factors if factor.target == LEARNING_RATE), None)
     if rate is None or level_problem(rate, 0.0) is not None or varied(found, factors, placed):
         return None
     named_at = _named_control(found)

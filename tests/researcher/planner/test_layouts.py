@@ -38,6 +38,13 @@ async def test_many_arms_race_and_few_are_all_compared() -> None:
     assert [stage.kind for stage in few.stages] == ["noise_floor", "compare"]
 
 
+async def test_noise_is_measured_on_an_arm_that_trains() -> None:
+    made = await planned("Does GRPO improve accuracy?")
+    assert [made.arm(name).levels for name in made.stages[0].arms] == [{"learning_rate": 4e-5}]
+    (hypothesis,) = made.hypotheses
+    assert made.arm(hypothesis.baselines[0]).levels == {"learning_rate": 0.0}
+
+
 async def test_the_price_of_a_race_counts_each_trial_once() -> None:
     plan = await planned(MANY, seeds=3)
     # floor 3; six arms on 2 seeds; three on 2 more; two on 4 more; baseline and winner on 3 fresh ones.
