@@ -27,6 +27,8 @@ _CHANGES = words(
 _BEATEN = words("beaten outperformed surpassed exceeded")
 _AVERTED = words("prevent prevents avoid avoids avert averts stop stops delay delays against")
 """Before what is worse these claim the better: `prevent collapse`."""
+_DIFFICULTY = words("harder easier")
+_TASKS = words("sum task problem question one example puzzle")
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
@@ -141,6 +143,8 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
     key = found[i].key
     if key in WORSE and any(_key(found, j) in _AVERTED for j in (i - 1, i - 2, i - 3)):
         return better
+    if key in _DIFFICULTY and _key(found, i + 1) in _TASKS:
+        return None  # `training on harder sums`: which they are, and not how they fare
     if key in _BEATEN or key in WORSE or (key == "take" and _key(found, i + 1) == "longer"):
         return _opposite(better)
     if key in BETTER and not _is_quality_object(found, i):

@@ -69,6 +69,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     refuse_unknown_names(instrument, found, named)
     refuse_missing_data(instrument, placed)
     control = untrained.asked_for(instrument, found, named, factors, placed)
+    untrained.refuse_outcomes(instrument, found, factors, placed)
     if not factors and control is None:
         raise _nothing_matched(topic, instrument, found)
     if placed.unplaced:
@@ -92,7 +93,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     refuse_quotients(found, placed)
     if control is not None and not balanced:
         notes.add(control.note)
-        placed, found = untrained.without_rate(placed, control), control.set_apart(found)
+        placed, found = untrained.without_rate(placed, control), untrained.set_apart(found, control.named_at)
         return _reading(instrument, found, named, control.factor, control.opposition, metric, placed, notes)
     crossed = crossed_factors(found, factors, placed)
     asked = sequence.asked_for(found, factors, placed, parts) if parts else None

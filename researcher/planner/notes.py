@@ -61,10 +61,11 @@ def settings_of(
 
 def _present(found: Sequence[Token], factor: Factor, named: Sequence[Mention]) -> bool:
     """`with a KL penalty`, `with a warm-up and KL`: it is to be there, though its default is not."""
-    return any(_is_present(found, m.start) for m in named if m.what == factor)
+    return any(is_present(found, m.start) for m in named if m.what == factor)
 
 
-def _is_present(found: Sequence[Token], at: int) -> bool:
+def is_present(found: Sequence[Token], at: int) -> bool:
+    """Whether what begins there is said to be there."""
     before = [token.key for token in found[max(0, at - 9) : at]]
     near = set(before if "and" in before[-2:] else before[-3:])
     return bool(near & _PRESENT) and not near & SWITCHED_OFF

@@ -10,6 +10,8 @@ from researcher.planner.claims import Opposition
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention
+from researcher.planner.notes import is_present
+from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import unread
 from researcher.planner.subject import varied
 from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Token, phrase, words
@@ -17,21 +19,17 @@ from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Toke
 _CONTROLS = [
     phrase(text)
     for text in (
-        *("untrained model", "untrained one", "untrained", "base model", "base one", "original model", "initial model"),
-        *(
-            "pretrained model",
-            "without any training",
-            "without training",
-            "no training",
-            "not training",
-            "before training",
-        ),
-    )
+        "untrained model, untrained one, untrained, base model, base one, original model, initial model, pretrained model, "
+        "without any training, without training, no training, not training, before training"
+    ).split(", ")
 ]
 _TRAINING = words("grpo rl rlvr training finetuning reinforcement fine")
 _TUNING = words("fine tuning finetuning")
 _SUMS = words("add adding addition")
 _LENGTHS = words("in within after over by")
+_AMOUNTS = words("more less longer shorter fewer extra further")
+"""Beside `training` these compare training with training."""
+_MOVES = words("increase raise lift reduce lower decrease shorten lengthen grow shrink")
 _LEARNERS = words("model llm agent smollm2 it")
 _ASKING = words(
     "do doe does can could will would should is are whether that if show prove how much hypothesis : , small tiny"
@@ -58,11 +56,6 @@ class Control:
         rate = level_text(level.value)
         return f"Training itself is asked about: {self.factor.name}={rate} against a control that trains nothing, {self.factor.name}=0."
 
-    def set_apart(self, found: Sequence[Token]) -> list[Token]:
-        """The tokens without those that name the control and the training, which are neither claims nor left over."""
-        nothing = Token("the", "the", "word")
-        return [nothing if i in self.named_at or token.key in _TUNING else token for i, token in enumerate(found)]
-
 
 def asked_for(
     instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], factors: Sequence[Mention], placed: Placed
@@ -72,13 +65,41 @@ def asked_for(
     if rate is None or level_problem(rate, 0.0) is not None or varied(found, factors, placed):
         return None
     named_at = _named_control(found)
-    if not named_at and not (_is_subject(found) and _nothing_else(instrument, found, named, placed)):
+    if not named_at and not (_is_subject(found) and _only_scenes(found, placed)):
+        return None
+    asked = {m.what.name for m in factors if isinstance(m.what, Factor) and not placed.of(m.what)} - {rate.name}
+    if asked and not all(is_present(found, m.start) for m in factors if m.what.name in asked):
+        return None  # `the effect of group size relative to the base model`
+    if set(unread(instrument, set_apart(found, named_at), named)) - _LEARNERS - _TRAINING - _SUMS - _ACTS:
         return None
     trained: Scalar = next((level.value for level in placed.of(rate)), rate.default)
+    if trained == 0:
+        return None
     sides = Opposition((Level(-1, rate, trained),), (Level(-1, rate, 0.0),))
     if named_at and any(token.key == "than" for token in found[named_at.stop :]):  # `is no training better than GRPO?`
         sides = Opposition(sides.baselines, sides.treatments)
     return Control(rate, sides, named_at)
+
+
+def set_apart(found: Sequence[Token], named_at: range) -> list[Token]:
+    """The tokens without those that name the control and the training, which are neither claims nor left over."""
+    nothing = Token("the", "the", "word")
+    return [nothing if i in named_at or token.key in _TUNING else token for i, token in enumerate(found)]
+
+
+def refuse_outcomes(instrument: Instrument, found: Sequence[Token], factors: Sequence[Mention], placed: Placed) -> None:
+    """Raises: PlanningRefused where training is said to move what can only be set: `does GRPO increase entropy?`"""
+    if not _is_subject(found) or len(varied(found, factors, placed)) != 1:
+        return
+    (moved,) = varied(found, factors, placed)
+    own = [m for m in factors if m.what == moved]
+    before = {found[i].key for m in own for i in range(max(0, m.start - 2), m.start)}
+    if not placed.of(moved) and before & _MOVES:
+        metrics = ", ".join(metric.name for metric in instrument.metrics)
+        raise PlanningRefused(
+            f"{moved.name} is a factor of {instrument.name}, which is set, and nothing that is measured; its metrics: {metrics}",
+            [metric.name for metric in instrument.metrics],
+        )
 
 
 def without_rate(placed: Placed, control: Control) -> Placed:
@@ -103,16 +124,14 @@ def _is_subject(found: Sequence[Token]) -> bool:
         return False
     if keys[at] in _TRAINING:
         around = set(keys[max(0, at - 1) : at] + keys[at + 1 : at + 2])
-        return bool(set(keys[at + 1 : at + 9]) & _ACTS) and not around & (MORE | LESS)
+        return bool(set(keys[at + 1 : at + 9]) & _ACTS) and not around & _AMOUNTS
     return keys[at] in _LEARNERS and bool(set(keys[at + 1 : at + 5]) & _LEARNING)
 
 
-def _nothing_else(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], placed: Placed) -> bool:
-    """Whether levels say only what is learned, and every word is understood."""
+def _only_scenes(found: Sequence[Token], placed: Placed) -> bool:
+    """Whether levels say only what is learned, and how long."""
     own = [level for level in placed.levels if level.factor.target.startswith(("run.", "study.", "roles."))]
-    elsewhere = [level for level in own if level.value != level.factor.default and not _is_length(found, level)]
-    left = set(unread(instrument, found, named)) - _LEARNERS - _TRAINING - _TUNING - _SUMS - _ACTS
-    return not elsewhere and not left
+    return all(level.value == level.factor.default or _is_length(found, level) for level in own)
 
 
 def _is_length(found: Sequence[Token], level: Level) -> bool:

@@ -44,6 +44,9 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("Is GRPO with lr 1e-4 better than the untrained model?", "learning_rate", [1e-4], [0.0], ACC, UP),
     ("Does GRPO with a group size of 16 improve accuracy?", "group_size", [16], [8], ACC, UP),
     ("Does training for 20 steps help?", "steps", [20], [10], AUC, UP),
+    ("What is the effect of group size on accuracy relative to the base model?", "group_size", [4, 16], [8], ACC, UP),
+    ("Does GRPO with KL 0.05 stay closer to the base model?", "kl", [0.05], [0.0], AUC, UP),
+    ("Does training on harder sums (2 digits) beat training on easy ones (1 digit)?", "digits", [2], [1], AUC, UP),
     ("lr 4e-5 vs 1e-5", "learning_rate", [4e-5], [1e-5], AUC, UP),
     ("learning_rate=1E-05 versus 0.00004", "learning_rate", [1e-5], [4e-5], AUC, UP),
     ("Is 4×10^-5 a better learning rate than 10⁻⁵?", "learning_rate", [4e-5], [1e-5], ACC, UP),
@@ -315,6 +318,8 @@ def test_ordinary_words_are_not_called_unread(topic: str) -> None:
 
 
 REFUSED = [
+    ("Does GRPO increase entropy?", "entropy is a factor of arithmetic, which is set, and nothing that is measured"),
+    ("Does training reduce answer length?", "max_tokens is a factor of arithmetic, which is set"),
     ("Does training on Mondays help?", "names nothing that arithmetic can vary"),
     ("Does GRPO learn faster?", "names nothing that arithmetic can vary"),
     ("Does more training help?", "names nothing that arithmetic can vary"),
