@@ -18,7 +18,21 @@ from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Toke
 
 _CONTROLS = [
     phrase(text)
-    for text in ["untrained model", "untrained one", "untrained", "base model", "base one", "original model", "initial model", "pretrained model", "without any training", "without training", "no training", "not training", "before training"]
+    for text in [
+        "untrained model",
+        "untrained one",
+        "untrained",
+        "base model",
+        "base one",
+        "original model",
+        "initial model",
+        "pretrained model",
+        "without any training",
+        "without training",
+        "no training",
+        "not training",
+        "before training",
+    ]
 ]
 _TRAINING = words("grpo rl rlvr training finetuning reinforcement fine")
 _TUNING = words("fine tuning finetuning")
