@@ -234,12 +234,13 @@ class Conduct:
         """Verdicts, findings, report; then the study is done."""
         picture.phase, picture.next, picture.left_s = "concluding", "report", 0.0
         self._view.show(picture)
-        conclusions = conclude(plan, self._store.trials(study_id))
+        trials = self._store.trials(study_id)
+        conclusions = conclude(plan, trials)
         for record in conclusions.verdicts:
             self._store.record_verdict(study_id, decision.after, record)
             self._view.say(f"{record.hypothesis}: {record.verdict}. {record.reason}")
         verdicts = self._store.verdicts(study_id)
-        self._store.save_findings(study_id, findings_of(study_id, plan, verdicts, self._clock.now()))
+        self._store.save_findings(study_id, findings_of(study_id, plan, verdicts, self._clock.now(), trials))
         folder = report(self._store, study_id, self._reports)
         self._store.set_study_status(study_id, StudyStatus.DONE, decision.reason)
         return folder

@@ -13,7 +13,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from researcher.models import Direction, Effect, Finding, Hypothesis, Known, Plan, Scalar, Verdict, VerdictRecord
+from researcher.models import (
+    Direction,
+    Effect,
+    Finding,
+    Hypothesis,
+    Known,
+    Plan,
+    Scalar,
+    TrialRecord,
+    Verdict,
+    VerdictRecord,
+)
+from swarm.models.catalogue import hosted_name
 
 MOST_KNOWN = 50
 """Findings that a plan quotes: those that ask the same first, then the newest."""
@@ -25,7 +37,22 @@ _CROSSED = " x "
 # -- from a study to its findings ---------------------------------------------------------------------------------------
 
 
-def findings_of(study_id: str, plan: Plan, verdicts: Sequence[VerdictRecord], at: float) -> list[Finding]:
+def trained_models(plan: Plan, arms: Iterable[str], trials: Sequence[TrialRecord]) -> list[str]:
+    """What the trials of these arms trained, as their servers say: a fast engine may stand in for the plan's model.
+
+    The plan's own where no trial says.
+    """
+    found: list[str] = []
+    for arm in arms:
+        planned = plan.model_of(arm).name
+        told = [t.evidence.model.name for t in trials if t.arm == arm and t.evidence and t.evidence.model]
+        found += [planned if name == hosted_name(planned) else name for name in told] or [planned]
+    return list(dict.fromkeys(found))
+
+
+def findings_of(
+    study_id: str, plan: Plan, verdicts: Sequence[VerdictRecord], at: float, trials: Sequence[TrialRecord] = ()
+) -> list[Finding]:
     """One for each hypothesis with a verdict. What a sentinel called invalid is no finding."""
     given = {record.hypothesis: record for record in verdicts if record.verdict is not Verdict.INVALID}
     return [
@@ -36,9 +63,7 @@ def findings_of(study_id: str, plan: Plan, verdicts: Sequence[VerdictRecord], at
             question=plan.question,
             instrument=plan.instrument,
             instrument_version=plan.instrument_version,
-            model=", ".join(
-                dict.fromkeys(plan.model_of(arm).name for arm in (*hypothesis.baselines, *hypothesis.treatments))
-            ),
+            model=", ".join(trained_models(plan, (*hypothesis.baselines, *hypothesis.treatments), trials)),
             factor=hypothesis.factor,
             metric=hypothesis.metric,
             statement=hypothesis.statement,

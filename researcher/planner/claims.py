@@ -106,6 +106,8 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
         if said is not None:
             return _denied(found, i, said, metric.direction)
     if _says_equal(found):
+        if any(found[i].key in ("fail", "failed") and _denies(found, i) for i in range(len(found))):
+            return Stated(_opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
         return Stated(
             None, "The topic claims that nothing differs: equivalent bears it out, supported and refuted deny it."
         )
@@ -145,6 +147,8 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
         return better
     if key in _DIFFICULTY and _key(found, i + 1) in _TASKS:
         return None  # `training on harder sums`: which they are, and not how they fare
+    if key == "lose" and _key(found, i + 1) == "to":
+        return _opposite(better)
     if key in _BEATEN or key in WORSE or (key == "take" and _key(found, i + 1) == "longer"):
         return _opposite(better)
     if key in BETTER and not _is_quality_object(found, i):
@@ -173,11 +177,12 @@ def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) 
 
 
 def _denies(found: Sequence[Token], j: int) -> bool:
-    """`does not`, `never`; but for `isn't 16 better?`, which expects a yes, and `not using LoRA`, which is a level."""
+    """`does not`, `never`, `fails to`; but for `isn't 16 better?`, which expects a yes, and `not using LoRA`, a level."""
     key, following = found[j].key, _key(found, j + 1)
     if key.endswith("n't"):
         return j > 0 and following not in SWITCHED_ON
-    return key in ("not", "never", "cannot") and following not in SWITCHED_ON
+    fails = key in ("fail", "failed") and following == "to"
+    return fails or (key in ("not", "never", "cannot") and following not in SWITCHED_ON)
 
 
 def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> Opposition:

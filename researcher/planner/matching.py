@@ -28,7 +28,7 @@ from researcher.planner.mentions import (
 )
 from researcher.planner.notes import Notes, better, settings_of
 from researcher.planner.opposing import moved_from_default, opposition_of, oriented
-from researcher.planner.outcomes import metric_of, refuse_effect_sizes
+from researcher.planner.outcomes import metric_of, refuse_effect_sizes, refuse_unmeasured
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import (
@@ -68,6 +68,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
     refuse_unknown_names(instrument, found, named)
     refuse_missing_data(instrument, placed)
+    refuse_unmeasured(instrument, found, named)
     control = untrained.asked_for(instrument, found, named, factors, placed)
     untrained.refuse_outcomes(instrument, found, factors, placed)
     if not factors and control is None:

@@ -20,13 +20,13 @@ _PROBABLY = 0.75
 """From here on it is asked whether that was meant."""
 _VOID = words("schedule scheduler decay warmup warm annealing estimator normalisation normalization distribution")
 """After a factor's name these make another thing of it: a learning rate schedule is no learning rate."""
-_SMALL = words("with within which when where what that than then there their these those over under from into")
+_SMALL = words("the with within which when where what that than then there their these those over under from into")
 """Ordinary words, however much they look like a name: `with` is no misspelt `width`."""
 COMPARING = BETTER | WORSE | MORE | LESS | QUALITIES | words("how learn learning train training")
 _MODEL_NAME = re.compile(r"\b(?=[\w.\-]*\d)[A-Za-z]{3,}[\w.]*(?:-[\w.]+)*")
 _MADE = words("rollout sample completion generation episode")
-_SAID = words("answer response reply output completion generation rollout sample")
-_LENGTHS = words("longer shorter longest shortest long short lengthy brief")
+SAID = words("answer response reply output completion generation rollout sample")
+LENGTHS = words("longer shorter longest shortest long short lengthy brief")
 _OCCASIONS = words("during in while within throughout")
 _FEW = 8
 """Names that an error shows."""
@@ -125,10 +125,10 @@ def _is_total(found: Sequence[Token], end: int) -> bool:
 
 def _has_length(found: Sequence[Token], at: int) -> bool:
     """`longer completions`, `completions of 32 tokens`: how long each is, and not how many there are."""
-    if found[at].key not in _SAID:
+    if found[at].key not in SAID:
         return False
     behind = [token.key for token in found[at + 1 : at + 4 : 2]]
-    return (at > 0 and found[at - 1].key in _LENGTHS | {"token"}) or behind == ["of", "token"]
+    return (at > 0 and found[at - 1].key in LENGTHS | {"token"}) or behind == ["of", "token"]
 
 
 def _is_occasion(found: Sequence[Token], start: int, end: int) -> bool:

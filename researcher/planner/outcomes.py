@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.models import Instrument, Metric
+from researcher.models import Factor, Instrument, Metric
 from researcher.planner.levels import Placed
-from researcher.planner.mentions import Mention, nearest_metrics
+from researcher.planner.mentions import LENGTHS, SAID, Mention, nearest_metrics
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import LESS, MORE, Token, number_text, tokens, words
 
 _MOVED = words("improve hurt affect increase decrease reduce lower raise boost influence harm degrade impact")
+_YIELDING = words("make give produce yield generate get become cause lead write")
+_CUTTING = words("shorten lengthen")
+_ELSEWHERE = words("with using when if under")
 _EFFECTS = words("effect impact influence")
 _BEFORE_OBJECT = words("the a an its on of to final mean average")
 _AFTER_OBJECT = words("? . , than more when with or and compared vs")
@@ -107,3 +110,32 @@ def _unknown_object(instrument: Instrument, found: Sequence[Token], named: Seque
         if ends and found[j].key not in known | MORE | LESS | _AFTER_OBJECT:
             return found[j].text
     return None
+
+
+def refuse_unmeasured(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
+    """Raises: PlanningRefused where something is said to move what can only be set: `does KL make answers shorter?`
+
+    It is no second factor then, and no claim about the metric that is measured instead.
+    """
+    taken = {i for m in named if isinstance(m.what, Metric) and not m.weak for i in range(m.start, m.end)}
+    factors = {m.start: m.what for m in named if isinstance(m.what, Factor)}
+    for i, token in enumerate(found):
+        behind = [j for j in range(i + 1, min(i + 5, len(found))) if j not in taken]
+        keys = {found[j].key for j in behind}
+        if keys & _ELSEWHERE:
+            continue
+        near = keys | {found[j].key for j in range(max(0, i - 2), i)}
+        if (token.key in _YIELDING and keys & LENGTHS and near & SAID) or (token.key in _CUTTING and keys & SAID):
+            raise unmeasured("the length of answers", instrument)
+        moved = next((j for j in behind[:2] if found[j].key in MORE | LESS and j + 1 in factors), None)
+        if token.key in _YIELDING and moved is not None:
+            raise unmeasured(factors[moved + 1].name, instrument)
+
+
+def unmeasured(what: str, instrument: Instrument) -> PlanningRefused:
+    """The refusal of a topic that asks what becomes of something that is set."""
+    metrics = [metric.name for metric in instrument.metrics]
+    return PlanningRefused(
+        f"{what} can be set in {instrument.name}, and is nothing that it measures; its metrics: {', '.join(metrics)}",
+        metrics,
+    )

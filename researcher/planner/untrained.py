@@ -1,4 +1,7 @@
-"""Training itself as the question: `does GRPO improve accuracy?` is answered against a control that trains nothing."""
+"""Training itself as the question: `does GRPO improve accuracy?` is answered against a control that trains nothing.
+
+Knows the words of such questions and the learning rate, at which 0 trains nothing; no other factor, metric or instrument.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention
 from researcher.planner.notes import is_present
-from researcher.planner.refusals import PlanningRefused
+from researcher.planner.outcomes import unmeasured
 from researcher.planner.remainder import unread
 from researcher.planner.subject import varied
 from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Token, phrase, words
@@ -36,12 +39,11 @@ _CONTROLS = [
 ]
 _TRAINING = words("grpo rl rlvr training finetuning reinforcement fine")
 _TUNING = words("fine tuning finetuning")
-_SUMS = words("add adding addition")
 _LENGTHS = words("in within after over by")
 _AMOUNTS = words("more less longer shorter fewer extra further")
 """Beside `training` these compare training with training."""
 _MOVES = words("increase raise lift reduce lower decrease shorten lengthen grow shrink")
-_LEARNERS = words("model llm agent smollm2 it")
+_LEARNERS = words("model llm agent it")
 _ASKING = words(
     "do doe does can could will would should is are whether that if show prove how much hypothesis : , small tiny"
 )
@@ -76,12 +78,12 @@ def asked_for(
     if rate is None or level_problem(rate, 0.0) is not None or varied(found, factors, placed):
         return None
     named_at = _named_control(found)
-    if not named_at and not (_is_subject(found) and _only_scenes(found, placed)):
+    if not named_at and not (_is_subject(instrument, found) and _only_scenes(found, placed)):
         return None
     asked = {m.what.name for m in factors if isinstance(m.what, Factor) and not placed.of(m.what)} - {rate.name}
     if asked and not all(is_present(found, m.start) for m in factors if m.what.name in asked):
         return None  # `the effect of group size relative to the base model`
-    if set(unread(instrument, set_apart(found, named_at), named)) - _LEARNERS - _TRAINING - _SUMS - _ACTS:
+    if set(unread(instrument, set_apart(found, named_at), named)) - _learners(instrument) - _TRAINING - _ACTS:
         return None
     trained: Scalar = next((level.value for level in placed.of(rate)), rate.default)
     if trained == 0:
@@ -100,17 +102,13 @@ def set_apart(found: Sequence[Token], named_at: range) -> list[Token]:
 
 def refuse_outcomes(instrument: Instrument, found: Sequence[Token], factors: Sequence[Mention], placed: Placed) -> None:
     """Raises: PlanningRefused where training is said to move what can only be set: `does GRPO increase entropy?`"""
-    if not _is_subject(found) or len(varied(found, factors, placed)) != 1:
+    if not _is_subject(instrument, found) or len(varied(found, factors, placed)) != 1:
         return
     (moved,) = varied(found, factors, placed)
     own = [m for m in factors if m.what == moved]
     before = {found[i].key for m in own for i in range(max(0, m.start - 2), m.start)}
     if not placed.of(moved) and before & _MOVES:
-        metrics = ", ".join(metric.name for metric in instrument.metrics)
-        raise PlanningRefused(
-            f"{moved.name} is a factor of {instrument.name}, which is set, and nothing that is measured; its metrics: {metrics}",
-            [metric.name for metric in instrument.metrics],
-        )
+        raise unmeasured(moved.name, instrument)
 
 
 def without_rate(placed: Placed, control: Control) -> Placed:
@@ -127,7 +125,12 @@ def _named_control(found: Sequence[Token]) -> range:
     return range(0)
 
 
-def _is_subject(found: Sequence[Token]) -> bool:
+def _learners(instrument: Instrument) -> frozenset[str]:
+    """The model, by any name of its own."""
+    return _LEARNERS | {*phrase(instrument.model)[:1]}
+
+
+def _is_subject(instrument: Instrument, found: Sequence[Token]) -> bool:
     """`does GRPO improve`, `can the model learn`: the first thing that is spoken of, and what it does."""
     keys = [token.key for token in found]
     at = next((i for i, key in enumerate(keys) if key not in _ASKING | ARTICLES), len(keys))
@@ -136,7 +139,7 @@ def _is_subject(found: Sequence[Token]) -> bool:
     if keys[at] in _TRAINING:
         around = set(keys[max(0, at - 1) : at] + keys[at + 1 : at + 2])
         return bool(set(keys[at + 1 : at + 9]) & _ACTS) and not around & _AMOUNTS
-    return keys[at] in _LEARNERS and bool(set(keys[at + 1 : at + 5]) & _LEARNING)
+    return keys[at] in _learners(instrument) and bool(set(keys[at + 1 : at + 5]) & _LEARNING)
 
 
 def _only_scenes(found: Sequence[Token], placed: Placed) -> bool:

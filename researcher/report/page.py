@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from researcher.analysis.knowledge import trained_models
 from researcher.analysis.race import left_behind
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage
 from researcher.models import (
@@ -71,6 +72,13 @@ class Page:
     def only(self) -> HypothesisPart | None:
         """The hypothesis, where the plan has one."""
         return self.hypotheses[0] if len(self.hypotheses) == 1 else None
+
+    @property
+    def stood_in(self) -> list[str]:
+        """What was trained in the place of the plan's models, such as the echo engine."""
+        planned = {model.name for model in self.plan.hosted}
+        trained = trained_models(self.plan, [arm.name for arm in self.plan.arms], self.data.trials)
+        return [name for name in trained if name not in planned]
 
     def with_verdict(self, verdict: str) -> list[HypothesisPart]:
         return [part for part in self.hypotheses if part.verdict == verdict]

@@ -47,6 +47,10 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("What is the effect of group size on accuracy relative to the base model?", "group_size", [4, 16], [8], ACC, UP),
     ("Does GRPO with KL 0.05 stay closer to the base model?", "kl", [0.05], [0.0], AUC, UP),
     ("Does training on harder sums (2 digits) beat training on easy ones (1 digit)?", "digits", [2], [1], AUC, UP),
+    ("Does GRPO lose to RLOO?", "algorithm", ["grpo"], ["rloo"], AUC, DOWN),
+    ("Does LoRA fail to match full fine-tuning?", "parameters", ["lora"], ["full"], AUC, DOWN),
+    ("Do shorter answers make training cheaper?", "max_tokens", [8], [16], "wall_s", DOWN),
+    ("Does training the model help accuracy?", "learning_rate", [4e-5], [0.0], ACC, UP),
     ("lr 4e-5 vs 1e-5", "learning_rate", [4e-5], [1e-5], AUC, UP),
     ("learning_rate=1E-05 versus 0.00004", "learning_rate", [1e-5], [4e-5], AUC, UP),
     ("Is 4×10^-5 a better learning rate than 10⁻⁵?", "learning_rate", [4e-5], [1e-5], ACC, UP),
@@ -318,8 +322,20 @@ def test_ordinary_words_are_not_called_unread(topic: str) -> None:
 
 
 REFUSED = [
-    ("Does GRPO increase entropy?", "entropy is a factor of arithmetic, which is set, and nothing that is measured"),
-    ("Does training reduce answer length?", "max_tokens is a factor of arithmetic, which is set"),
+    (
+        "Does GRPO with a KL penalty make answers shorter than without?",
+        "the length of answers can be set in arithmetic",
+    ),
+    ("Does dr_grpo make completions longer than grpo?", "the length of answers can be set in arithmetic"),
+    ("Does a KL coefficient shorten the answers of GRPO?", "the length of answers can be set in arithmetic"),
+    ("Does a group size of 16 give shorter answers than 4?", "the length of answers can be set in arithmetic"),
+    ("Do answers get longer during GRPO training?", "the length of answers can be set in arithmetic"),
+    ("Does temperature 0.7 give higher entropy than 1.0?", "entropy can be set in arithmetic"),
+    (
+        "Does GRPO increase entropy?",
+        "entropy can be set in arithmetic, and is nothing that it measures; its metrics: auc_reward",
+    ),
+    ("Does training reduce answer length?", "max_tokens can be set in arithmetic"),
     ("Does training on Mondays help?", "names nothing that arithmetic can vary"),
     ("Does GRPO learn faster?", "names nothing that arithmetic can vary"),
     ("Does more training help?", "names nothing that arithmetic can vary"),
