@@ -16,9 +16,10 @@ from researcher.analysis.knowledge import (
     told,
     told_of,
 )
-from researcher.models import Effect, Finding, Plan, Verdict, VerdictRecord
+from researcher.models import Effect, Finding, HostedModel, Plan, TrialEvidence, Verdict, VerdictRecord
+from swarm.models.catalogue import hosted_name
 from tests.fakes.example_plan import example_plan
-from tests.fakes.study import study_plan
+from tests.fakes.study import done_trial, study_plan
 
 
 def an_effect(diff: float, half: float = 0.05, n: int = 3) -> Effect:
@@ -44,6 +45,20 @@ def test_a_finding_says_everything_that_its_study_held_fixed() -> None:
     assert set(found.scope) == {
         "steps", "run", "task", "roles", "heldout_tasks", "heldout_episodes", "heldout_temperature"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hosted", "model"),
+    [("echo", "echo"), ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m"), (None, "smollm2-135m")],
+)
+def test_a_finding_is_about_what_its_trials_trained(hosted: str | None, model: str) -> None:
+    plan = study_plan()
+    plan = plan.model_copy(update={"model": plan.model.model_copy(update={"name": "smollm2-135m"})})
+    told = None if hosted is None else TrialEvidence(model=HostedModel(name=hosted_name(hosted)))
+    trials = [done_trial(plan, arm.name, 0, 0.3, evidence=told) for arm in plan.arms]
+    record = VerdictRecord(hypothesis=plan.hypotheses[0].id, verdict=Verdict.SUPPORTED, reason="", effect=None)
+    [found] = findings_of("st-1", plan, [record], 0.0, trials)
+    assert found.model == model
 
 
 def test_nulls_are_findings_and_what_a_sentinel_called_invalid_is_none() -> None:
