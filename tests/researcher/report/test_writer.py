@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 
-from researcher.models import Branch, Condition, Factor, StudyData
+from researcher.models import Branch, Condition, Factor, HostedModel, StudyData, TrialEvidence
 from researcher.report.writer import TEMPLATES, Written, write_report
 from tests.fakes.concluded_study import (
     STUDIES,
@@ -88,6 +89,14 @@ def test_a_report_says_what_was_the_same_in_all_arms(tmp_path: Path) -> None:
     assert "run.batch.group_size" not in levels
     text = markdown(concluded(plan, []), tmp_path)
     assert "- The same in all arms: `batch.group_size=16`, `task.digits=1`" in text
+
+
+def test_an_engine_that_stood_in_for_the_model_is_named(tmp_path: Path) -> None:
+    data = supported()
+    told = TrialEvidence(model=HostedModel(name="echo"))
+    echoed = replace(data, trials=tuple(each.model_copy(update={"evidence": told}) for each in data.trials))
+    for folder, study, said in (("a", data, False), ("b", echoed, True)):
+        assert (markdown(study, tmp_path / folder).count("in whose place `echo` was served") == 2) == said
 
 
 def test_trials_of_different_lengths_are_not_given_one(tmp_path: Path) -> None:
