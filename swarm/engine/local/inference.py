@@ -256,7 +256,7 @@ class VllmInference:
         if adapter is not None:
             await client.replace_adapter(self.settings.model_name, adapter.folder)
         else:
-            await client.reload_weights(weights_dir or self.settings.model_dir)
+            await client.replace_weights(weights_dir or self.settings.model_dir)
         await client.forget_prefixes()
         if approval is not None:
             await approval
@@ -287,7 +287,7 @@ class VllmInference:
         while not await client.healthy():
             await self._clock.sleep(_PROBE_EVERY_S)
         if self._weights_dir is not None:
-            await client.reload_weights(self._weights_dir)
+            await client.replace_weights(self._weights_dir)
             await client.forget_prefixes()
 
     async def _drop_client(self) -> None:

@@ -142,11 +142,9 @@ class VllmClient:
         (counts,) = answer["results"]
         return {str(name): int(count) for name, count in counts.items()}
 
-    async def reload_weights(self, weights_dir: Path) -> None:
+    async def replace_weights(self, weights_dir: Path) -> None:
         """Read safetensors from `weights_dir` into the running model."""
-        await self._control(
-            "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights_dir)}}
-        )
+        await self._control("/collective_rpc", {"method": "replace_weights", "kwargs": {"folder": str(weights_dir)}})
 
     async def replace_adapter(self, name: str, folder: Path) -> None:
         """Read the adapter that is served under this name anew, from `folder`. Raises: EngineError."""

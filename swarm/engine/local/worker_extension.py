@@ -1,4 +1,4 @@
-"""What a vLLM worker is asked in addition to what it offers: tokens sampled so far, and to take another adapter.
+"""What a vLLM worker is asked in addition to what it offers: tokens sampled so far, and to take other weights or another adapter.
 
 Loaded by the worker itself (`--worker-extension-cls`); the control process never imports it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from swarm.engine.local import cpu_kernels
+from swarm.engine.local import cpu_kernels, output_layer
 
 cpu_kernels.register()  # this module is loaded once, by the worker, just before it chooses its kernels
 
@@ -21,10 +21,16 @@ class SampledCounts:
 
     model_runner: Any
     add_lora: Callable[[Any], bool]
+    reload_weights: Callable[..., None]
 
     def sampled_counts(self) -> dict[str, int]:
         """Sampled tokens of every request that the worker holds, by vLLM's internal request id."""
         return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
+
+    def replace_weights(self, folder: str) -> None:
+        """Load the weights in `folder` in the place of those that are served, in every copy that is made of them."""
+        self.reload_weights(weights_path=folder)
+        output_layer.pack_again(self.model_runner.get_model())
 
     def replace_adapter(self, name: str, folder: str) -> dict[str, bool]:
         """Load the adapter in `folder` in the place of the one that is served; requests that run go on with it."""

@@ -13,6 +13,7 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.platforms import current_platform
 
+from swarm.engine.local import output_layer
 from swarm.engine.verl.digest import WeightsDigest
 
 
@@ -52,6 +53,7 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
         receiver.receive_weights(on_bucket_received=_keeper(received))
         self._digest.add(received)
         self.model_runner.reload_weights(weights_iterator=iter(received), is_checkpoint_format=True)
+        output_layer.pack_again(self.model_runner.get_model())
 
 
 def _keeper(received: list[tuple[str, Tensor]]) -> Callable[[list[tuple[str, Tensor]], bool], None]:

@@ -104,6 +104,19 @@ async def test_recorded_log_probabilities_are_the_trainers_at_temperature_below_
         await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=step))
 
 
+async def test_tokens_are_drawn_by_the_output_layer_that_was_trained(
+    engine: LocalEngine, run_spec: RunSpec, tmp_path: Path
+) -> None:
+    """The model's output layer is its input embedding, of which CPU kernels keep a copy that is packed for them."""
+    far = run_spec.model_copy(update={"optimizer": run_spec.optimizer.model_copy(update={"learning_rate": 1e-3})})
+    run = RunContext(run_id="run-far", branch=0, spec=far, directory=tmp_path)
+    await engine.open_run(run)
+    assert (await engine.train(await warm_batch(engine, far, 1))).metrics["weights_change"] > 0
+    await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=1))
+    mismatch = (await engine.train(await warm_batch(engine, far, 2))).metrics["logprob_mismatch_mean"]
+    assert mismatch < (1e-4 if engine.info.dtype == "float32" else MEAN_TOLERANCE)
+
+
 async def test_a_trainer_killed_mid_step_is_replayed_while_inference_goes_on(
     engine: LocalEngine, run_spec: RunSpec, tmp_path: Path
 ) -> None:
