@@ -140,6 +140,8 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b(?! ?(?:factorial|design|experiment))", r"size \1"),
     (r"\b(token|call|timeline|episode)[ -](?:level|wise)\b", r"\1"),
     (r"\blinearly\b", "linear"),
+    (r"\bbest[ -]of[ -](?:n|\d+)\b", "bestofn"),
+    (r"\bwith (?:respect|regard) to\b", "in terms of"),
     (r"\b(?:sweep(?:s|ing)?|ablat(?:ions?|e)|grid search)\b", " "),
     (r"\bablating\b", "removing"),
     (rf"({_LEVEL}) ?(?:\.\.+|…) ?({_LEVEL})", r"\1 to \2"),

@@ -322,6 +322,8 @@ def test_ordinary_words_are_not_called_unread(topic: str) -> None:
 
 
 REFUSED = [
+    ("Is RL better than best-of-n sampling on sums?", "names nothing that arithmetic can vary"),
+    ("Is training with RL worth it compared to best-of-8 sampling?", "names nothing that arithmetic can vary"),
     (
         "Does GRPO with a KL penalty make answers shorter than without?",
         "the length of answers can be set in arithmetic",
