@@ -141,6 +141,12 @@ def words_before(found: Sequence[Token], mention: Mention) -> frozenset[str]:
     return frozenset(token.key for token in found[max(0, mention.start - 3) : mention.start])
 
 
+def words_over(found: Sequence[Token], at: int) -> frozenset[str]:
+    """The three before a token, or nine where `and` chains it to what stands before: `with A and B` is said of both."""
+    keys = [token.key for token in found[max(0, at - 9) : at]]
+    return frozenset(keys if "and" in keys[-2:] else keys[-3:])
+
+
 def is_given(factor: Factor) -> bool:
     """Whether one level of it says what is worked on, and not what is asked: a family of tasks, a file."""
     return factor.proper or factor.type in ("text", "data")

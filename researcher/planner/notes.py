@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from researcher.models import Factor, Metric, Scalar
 from researcher.planner.levels import Placed, level_text, off_level, on_level
-from researcher.planner.mentions import Mention, words_before
+from researcher.planner.mentions import Mention, words_before, words_over
 from researcher.planner.wording import SWITCHED_OFF, Token, words
 
 _NOT = words("not non isn't never")
@@ -66,8 +66,7 @@ def _present(found: Sequence[Token], factor: Factor, named: Sequence[Mention]) -
 
 def is_present(found: Sequence[Token], at: int) -> bool:
     """Whether what begins there is said to be there."""
-    before = [token.key for token in found[max(0, at - 9) : at]]
-    near = set(before if "and" in before[-2:] else before[-3:])
+    near = words_over(found, at)
     return bool(near & _PRESENT) and not near & SWITCHED_OFF
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from researcher.models import STUDY_MODEL, Factor, Instrument, Scalar
 from researcher.planner.claims import is_set_against, modifiers
 from researcher.planner.levels import Level, Placed, off_level
-from researcher.planner.mentions import Mention, words_before
+from researcher.planner.mentions import Mention, words_before, words_over
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import ARTICLES, SWITCHED_OFF, SWITCHED_ON, Token, words
 
@@ -134,9 +134,7 @@ def _rank(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], pl
 
 def _is_scene(found: Sequence[Token], at: int) -> bool:
     """Whether one of the three words before it sets the scene; `with A and B` sets both."""
-    before = [token.key for token in found[max(0, at - 3) : at]]
-    chained = any(token.key in _SCENE for token in found[max(0, at - 9) : at]) and "and" in before[-2:]
-    return chained or bool(set(before) & _SCENE)
+    return bool(words_over(found, at) & _SCENE)
 
 
 def _is_moved(found: Sequence[Token], mention: Mention) -> bool:

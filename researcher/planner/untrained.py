@@ -39,7 +39,7 @@ _CONTROLS = [
 ]
 _TRAINING = words("grpo rl rlvr training finetuning reinforcement fine")
 _TUNING = words("fine tuning finetuning")
-_LENGTHS = words("in within after over by")
+_SPANS = words("in within after over by")
 _AMOUNTS = words("more less longer shorter fewer extra further")
 """Beside `training` these compare training with training."""
 _MOVES = words("increase raise lift reduce lower decrease shorten lengthen grow shrink")
@@ -102,13 +102,12 @@ def set_apart(found: Sequence[Token], named_at: range) -> list[Token]:
 
 def refuse_outcomes(instrument: Instrument, found: Sequence[Token], factors: Sequence[Mention], placed: Placed) -> None:
     """Raises: PlanningRefused where training is said to move what can only be set: `does GRPO increase entropy?`"""
-    if not _is_subject(instrument, found) or len(varied(found, factors, placed)) != 1:
+    moved = varied(found, factors, placed) if _is_subject(instrument, found) else []
+    if len(moved) != 1 or placed.of(moved[0]):
         return
-    (moved,) = varied(found, factors, placed)
-    own = [m for m in factors if m.what == moved]
-    before = {found[i].key for m in own for i in range(max(0, m.start - 2), m.start)}
-    if not placed.of(moved) and before & _MOVES:
-        raise unmeasured(moved.name, instrument)
+    before = {token.key for m in factors if m.what == moved[0] for token in found[max(0, m.start - 2) : m.start]}
+    if before & _MOVES:
+        raise unmeasured(moved[0].name, instrument)
 
 
 def without_rate(placed: Placed, control: Control) -> Placed:
@@ -151,4 +150,4 @@ def _only_scenes(found: Sequence[Token], placed: Placed) -> bool:
 def _is_length(found: Sequence[Token], level: Level) -> bool:
     """`within 15 steps`, `after 15 steps`: how long is trained, which is not what is asked."""
     before = {token.key for token in found[max(0, level.at - 2) : max(0, level.at)]}
-    return level.factor.target == STUDY_STEPS and bool(before & _LENGTHS)
+    return level.factor.target == STUDY_STEPS and bool(before & _SPANS)

@@ -203,10 +203,8 @@ class MlflowSink(CopySink):
         for begin in range(0, len(points), _METRICS_PER_BATCH):
             client.log_batch(run_id, metrics=points[begin : begin + _METRICS_PER_BATCH])
         if attempts:
-            settled = trial.evidence.spec if trial.evidence is not None else None
-            client.log_dict(
-                run_id, settled or attempts[-1].spec, "spec.json"
-            )  # as the server holds it, once that is known
+            held = trial.evidence.spec if trial.evidence is not None else None  # by the server, where that is known
+            client.log_dict(run_id, held or attempts[-1].spec, "spec.json")
             client.log_dict(run_id, blueprint, "blueprint.json")
         episodes = self._store.sampled_episodes(study.record.id, trial.key)
         send_episodes(self.tracking_uri, study.experiment_id, run_id, trial, episodes)
