@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from researcher.models import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor, Plan, TrialRecord, TrialStatus
 from swarm.models.catalogue import hosted_name
+from swarm.protocol.mismatch import MISMATCH, STALENESS, outgrown
 
 Severity = Literal["invalid", "warning", "unchecked"]
 
@@ -113,6 +114,19 @@ def _longer(_plan: Plan, trial: TrialRecord) -> Seen:
     reward, length = _series(trial, "reward_mean"), _series(trial, "sampled_tokens_mean")
     if _start(length) > 0 and _end(length) > GROWN * _start(length) and _end(reward) <= _start(reward):
         return "answers grew longer without more reward", _end(length) / _start(length)
+    return None
+
+
+def _other_weights(plan: Plan, trial: TrialRecord) -> Seen:
+    for role in (None, *plan.roles):
+        of, whose = (f"{role}/", f"the {role}") if role is not None else ("", "the model")
+        stale = dict(_points(trial, of + STALENESS))
+        later = outgrown((value, stale[step]) for step, value in _points(trial, of + MISMATCH) if step in stale)
+        if later is not None:
+            return (
+                f"the probabilities that {whose} was sampled by left those of its trainer after the first step",
+                later,
+            )
     return None
 
 
@@ -260,6 +274,7 @@ SENTINELS: dict[str, Sentinel] = {
     "contention": _contention,
     "mixed_code": _mixed_code,
     "mixed_types": _mixed_types,
+    "sampled_by_other_weights": _each(_other_weights, "warning"),
     "collapse": _each(_collapse, "warning"),
     "no_signal": _each(_no_signal, "warning"),
     "heldout_gap": _each(_gap, "warning"),
@@ -288,11 +303,16 @@ def _unchecked(name: str, blind: Sequence[TrialRecord] = ()) -> SentinelFinding:
     )
 
 
-def _series(trial: TrialRecord, name: str) -> np.ndarray:
+def _points(trial: TrialRecord, name: str) -> list[tuple[int, float]]:
+    """(step, value), in order of steps."""
     points = trial.series.get(name)
     if not points:
         raise _Unchecked
-    return np.array([value for _, value in sorted(points)])
+    return sorted(points)
+
+
+def _series(trial: TrialRecord, name: str) -> np.ndarray:
+    return np.array([value for _, value in _points(trial, name)])
 
 
 def _quarter(values: np.ndarray) -> int:

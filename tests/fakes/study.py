@@ -35,6 +35,7 @@ SENTINELS = (
     "contention",
     "mixed_code",
     "mixed_types",
+    "sampled_by_other_weights",
     "collapse",
     "no_signal",
     "heldout_gap",
@@ -126,6 +127,8 @@ def done_trial(
         "tokens_called": [1000.0] * STEPS,
         "tokens_merged": [300.0] * STEPS,
         "step_s": [2.0] * STEPS,
+        "logprob_mismatch_mean": [0.01] * STEPS,
+        "staleness_max": [0.0] * STEPS,
     }
     lines |= series or {}
     points = {name: [(i, float(v)) for i, v in enumerate(line, start=1)] for name, line in lines.items() if line}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from researcher.analysis.sentinels import SENTINELS, inspect
-from researcher.models import Arm, Factor, HostedModel, Metric, Plan, TrialEvidence, TrialRecord
+from researcher.models import Arm, Factor, HostedModel, Metric, Plan, PlanRole, TrialEvidence, TrialRecord
 from tests.fakes.study import SENTINELS as ALL
 from tests.fakes.study import done_trial, study_plan, trials_with
 
@@ -38,6 +38,7 @@ FIRES: list[tuple[str, str, dict[str, list[float]], dict[str, Any]]] = [
     ("factor_not_applied", "invalid", {}, {"spec": {}}),
     ("factor_not_applied", "invalid", {"reward_mean": [0.3, 0.3]}, {}),
     ("unplanned_change", "invalid", {}, {"changes": [{"sampling": {"temperature": 0.1}}]}),
+    ("sampled_by_other_weights", "warning", {"logprob_mismatch_mean": [6e-6, 1.8e-3, 4e-3, 6e-3]}, {}),
     ("collapse", "warning", {"entropy": [1.0, 0.5, 0.1, 0.01]}, {}),
     ("collapse", "warning", {"kl_to_start": [0.0, 0.5, 1.0, 2.0]}, {}),
     ("no_signal", "warning", {"zero_variance_share": [1.0, 1.0, 0.9, 0.95]}, {}),
@@ -74,6 +75,25 @@ def test_a_learning_rate_of_zero_is_meant_to_change_no_weights() -> None:
     plan = study_plan((0.0,))
     still = done_trial(plan, "lr=0.0", 0, 0.3, series={"weights_change": [0.0, 0, 0, 0]})
     assert see("weights_did_not_change", [still], plan) == {}
+
+
+def test_rounding_and_stale_episodes_are_no_other_weights() -> None:
+    assert see("sampled_by_other_weights", [trial({"logprob_mismatch_mean": [6e-6, 9e-5, 9e-4, 9e-4]})]) == {}
+    assert see("sampled_by_other_weights", [trial({"logprob_mismatch_mean": [0.01, 0.03, 0.06, 0.09]})]) == {}
+    stale = {"logprob_mismatch_mean": [6e-6, 1.8e-3, 4e-3, 6e-3], "staleness_max": [0.0, 1.0, 1.0, 1.0]}
+    assert see("sampled_by_other_weights", [trial(stale)]) == {}
+    unseen = trial({"staleness_max": []})
+    assert see("sampled_by_other_weights", [unseen]) == {"unchecked": (unseen.key,)}
+
+
+def test_every_model_of_a_team_is_asked_what_it_was_sampled_by() -> None:
+    plan = study_plan(roles={"planner": PlanRole(model="smollm2-135m")})
+    series = {
+        "planner/logprob_mismatch_mean": [6e-6, 1.8e-3, 4e-3, 6e-3],
+        "planner/staleness_max": [0.0, 0.0, 0.0, 0.0],
+    }
+    one = trial(series, plan=plan)
+    assert see("sampled_by_other_weights", [one], plan) == {"warning": (one.key,)}
 
 
 @pytest.mark.parametrize("name", ["heldout_leak", "factor_not_applied", "unplanned_change"])

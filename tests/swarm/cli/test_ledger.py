@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from bench.serving import ServerProcess
 from swarm.cli import diagnosis
 from swarm.cli.diagnosis import ADVICE, Evidence
+from swarm.client.sync import SwarmClient
 from swarm.protocol.episodes import DropReason, EpisodeState
 from swarm.protocol.summary import LedgerCount, LedgerSummary
 from swarm.server.gateway.echo import ForkCause
@@ -93,6 +95,25 @@ def test_the_headline_counts_as_the_table_of_fates_does() -> None:
     made = diagnosis.diagnose(evidence)
     assert {fate.name: fate.episodes for fate in made.fates} == {"trained": 3, "in_step": 2}
     assert "3 of 5 train episodes trained, 2 in_step, 4 evaluations" in diagnosis.diagnosis_text(made)
+
+
+def test_the_summary_says_when_new_weights_do_not_reach_the_sampler(
+    server: ServerProcess, history: dict[str, Any]
+) -> None:
+    with SwarmClient(server.url, client_id="reader") as client:
+        report, summary = client.run(history["run"]), client.summary()
+
+    def findings(*mismatches: float) -> list[str]:
+        steps = [
+            step.model_copy(update={"values": step.values | {"logprob_mismatch_mean": mismatch, "staleness_max": 0.0}})
+            for step, mismatch in zip(report.steps, mismatches, strict=True)
+        ]
+        run = report.model_copy(update={"steps": steps})
+        made = diagnosis.diagnose(Evidence(summary=summary, run=run, traces=[]))
+        return [finding for finding in made.findings if "do not since" in finding]
+
+    assert findings(6e-6, 9e-6) == []
+    assert len(findings(6e-6, 1.8e-3)) == 1
 
 
 def test_there_is_advice_for_every_reason_and_every_cause_of_a_fork() -> None:
