@@ -32,7 +32,9 @@ _TASKS = words("sum task problem question one example puzzle")
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
-_EQUAL = words("same equal equally equivalent identical alike match")
+_EQUAL = words("same equal equally equivalent identical alike match unchanged unaffected untouched")
+_MATTERS = words("difference differ effect change affect alter move matter impact influence")
+"""Where these are denied nothing differs."""
 CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
 """`difference between A and B` names two levels; `between A and B` alone may mean a range."""
 _OPEN = words("which what find choose pick select tune optimise optimize")
@@ -114,6 +116,12 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
     return Stated(None)
 
 
+def favours_none(found: Sequence[Token]) -> bool:
+    """`which reaches a higher reward, 8 or 16?`"""
+    keys = [token.key for token in found]
+    return keys[:1] == ["which"] and not set(keys) & (_AGAINST | _BESIDE)
+
+
 def _at_least(found: Sequence[Token], better: Direction) -> Stated | None:
     """`at least as high as`."""
     keys = [token.key for token in found]
@@ -130,7 +138,7 @@ def _says_equal(found: Sequence[Token]) -> bool:
     """`no difference between`, `the same reward`, `as fast as`."""
     keys = [token.key for token in found]
     no_difference = any(
-        key in ("difference", "differ", "effect") and set(keys[max(0, i - 3) : i]) & _DENIALS
+        key in _MATTERS and any(each in _DENIALS or each.endswith("n't") for each in keys[max(0, i - 3) : i])
         for i, key in enumerate(keys)
     )
     as_as = any(
@@ -166,7 +174,7 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
 def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:
     """`no worse than` claims the good direction; `not better` is tested as the claim that it denies."""
     near = [_key(found, j) for j in (i - 1, i - 2)]
-    if any(key in _DENIALS for key in near) and said != better:
+    if said != better and (any(key in _DENIALS for key in near) or near[0] == "without"):
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
         )

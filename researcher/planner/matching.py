@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from researcher.models import RUN_PARAMETERS, STUDY_STEPS, Factor, Instrument, Metric
 from researcher.planner import balance, sequence, sizes, untrained
-from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed
+from researcher.planner.asides import put_plainly, set_aside
+from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed, favours_none
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text
@@ -45,14 +46,20 @@ from researcher.planner.subject import asked_about, crossed_factors, distinct, k
 from researcher.planner.wording import (
     Token,
     tokens,
+    words,
 )
 from researcher.planner.written import taken_out
+
+
+_ENGLISH = words("the is are do doe does can will should which what how with than of for on to and or without by learn")
+_NUMBER_TYPES = words("float32 float16 bfloat16 fp32 fp16 bf16")
 
 
 def read(topic: str, instrument: Instrument) -> Reading:
     """Raises: PlanningRefused, one clear line, with the nearest things that could be asked."""
     instrument = with_steps(instrument)
-    written = taken_out(topic, instrument)
+    said, aside = set_aside(put_plainly(topic, instrument), instrument)
+    written = taken_out(said, instrument)
     sizes.refuse_models(written.topic, instrument)
     found = tokens(written.topic)
     named = mentions(instrument, found, written.levels)
@@ -84,7 +91,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
         )
     _refuse_bad_levels(placed.levels)
     _set_against_all_weights(instrument, placed)
-    notes = Notes(list(written.notes))
+    notes = Notes([*aside, *written.notes])
     balanced = balance.is_asked(found)
     metric, assumed = metric_of(instrument, found, balance.gains(named) if balanced else named, placed)
     for line in assumed:
@@ -154,6 +161,10 @@ def _nothing_matched(topic: str, instrument: Instrument, found: Sequence[Token])
         shown = " and ".join(token.text for token in found if token.kind == "number")
         hint = f" (if {shown} are levels of {taking[0]}, write its name with them)"
         near = list(dict.fromkeys([*taking, *near]))
+    if not any(token.key in _ENGLISH for token in found):
+        hint += ". Topics are read in English"
+    elif any(token.key in _NUMBER_TYPES for token in found):
+        hint += " (what a server computes in is set where it is started: `swarm serve --dtype`)"
     return PlanningRefused(
         f"{topic.strip()!r} names nothing that {instrument.name} can vary{hint}. Ask about one of its factors, as "
         f"{a_few(near, instrument)}, and one of its metrics ({', '.join(metrics)}), for example: {example(instrument)!r}",
@@ -241,6 +252,8 @@ def _reading(
     if "between" in ahead and not ahead & CHOICES_BETWEEN and not balance.is_asked(found):
         notes.add(f"The ends of the range of {factor.name} are compared, and nothing between them.")
         stated = Stated(None)  # "is 4 to 16 better?" sets neither end against the other
+    elif favours_none(found):
+        stated = Stated(None)
     else:
         stated = claimed(found, named, metric, [level.at for level in placed.levels])
     if stated.note is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from researcher.models import Factor, Instrument, Metric, Scalar
-from researcher.planner.wording import BETTER, LESS, MORE, QUALITIES, WORSE, Token, is_method, phrase, words
+from researcher.planner.wording import BETTER, LESS, MORE, QUALITIES, WORSE, Token, is_method, names_training, phrase, words
 
 ALIKE = 0.85
 _RESEMBLES = 0.7
@@ -178,6 +178,14 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
         if factor.name not in mentioned
         for hit in _nearly_chosen(factor, found, taken)
     ]
+    result += [
+        (1.0, found[i].text, str(choice))
+        for factor in instrument.factors
+        for choice in factor.choices
+        if names_training(str(choice))
+        for i, token in enumerate(found)
+        if i not in taken and not names_training(token.key) and _slipped(token.key, str(choice))
+    ]
     best: dict[str, tuple[float, str, str]] = {}
     for hit in sorted(result, reverse=True):
         best.setdefault(hit[1], hit)
@@ -339,6 +347,16 @@ def _alike(written: str, name: str, least: float) -> float:
     matcher = SequenceMatcher(None, written, name)
     likeness = matcher.ratio() if matcher.quick_ratio() >= least else 0.0
     return likeness if likeness >= least else 0.0
+
+
+def _slipped(written: str, name: str) -> bool:
+    """Whether one letter is missing, too many or another, or two have changed places: `grop`. Short names are not asked."""
+    if len(name) < 4 or abs(len(written) - len(name)) > 1 or written == name:
+        return False
+    same = next((i for i, (a, b) in enumerate(zip(written, name, strict=False)) if a != b), min(len(written), len(name)))
+    rest, wanted = written[same:], name[same:]
+    swapped = rest[1::-1] + rest[2:] if len(rest) > 1 else rest
+    return wanted in (swapped, rest[1:]) or rest == wanted[1:] or rest[1:] == wanted[1:]
 
 
 def _same_root(written: tuple[str, ...], keys: tuple[str, ...]) -> bool:

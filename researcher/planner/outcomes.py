@@ -14,6 +14,8 @@ _MOVED = words("improve hurt affect increase decrease reduce lower raise boost i
 _YIELDING = words("make give produce yield generate get become cause lead write")
 _CUTTING = words("shorten lengthen")
 _ELSEWHERE = words("with using when if under")
+_DEPENDING = words("change vary depend scale evolve respond behave react")
+_UPON = words("with on as to when under over")
 _EFFECTS = words("effect impact influence")
 _BEFORE_OBJECT = words("the a an its on of to final mean average")
 _AFTER_OBJECT = words("? . , than more when with or and compared vs")
@@ -113,15 +115,24 @@ def _unknown_object(instrument: Instrument, found: Sequence[Token], named: Seque
 
 
 def refuse_unmeasured(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
-    """Raises: PlanningRefused where something is said to move what can only be set: `does KL make answers shorter?`
+    """Raises: PlanningRefused where something is said to move what can only be set: `does KL make answers shorter?`, `how does
+    entropy change with the temperature?`
 
     It is no second factor then, and no claim about the metric that is measured instead.
     """
     taken = {i for m in named if isinstance(m.what, Metric) and not m.weak for i in range(m.start, m.end)}
     factors = {m.start: m.what for m in named if isinstance(m.what, Factor)}
+    ends = {
+        m.end: m.what.name
+        for m in named
+        if isinstance(m.what, Factor) and not _EFFECTS & {token.key for token in found[max(0, m.start - 3) : m.start]}
+    }
     for i, token in enumerate(found):
         behind = [j for j in range(i + 1, min(i + 5, len(found))) if j not in taken]
         keys = {found[j].key for j in behind}
+        subject = ends.get(i)
+        if token.key in _DEPENDING and subject is not None and keys & _UPON:
+            raise unmeasured(subject, instrument)
         if keys & _ELSEWHERE:
             continue
         near = keys | {found[j].key for j in range(max(0, i - 2), i)}

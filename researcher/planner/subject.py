@@ -18,6 +18,8 @@ _SCENE = words("with at on over for given when under in while keeping holding us
 TOGETHER = words("interact interacts interaction interplay factorial crossed")
 _NEEDED = words("need require")
 """`does PPO need a KL penalty?`"""
+_EFFECTS = words("effect impact influence role")
+_DEPENDING = words("change vary depend scale differ")
 _MOST_CROSSED = 5
 
 
@@ -84,6 +86,7 @@ def _things(factors: Sequence[Mention]) -> list[Factor]:
 
 def refuse_two_subjects(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], placed: Placed) -> None:
     """Whether one factor matters more than another, or for the levels of another, is a question about both."""
+    effects = [m.end for m in factors if m.what == factor and words_before(found, m) & _EFFECTS]
     for mention in factors:
         other = mention.what
         if not isinstance(other, Factor) or other == factor or placed.of(other):
@@ -93,7 +96,8 @@ def refuse_two_subjects(found: Sequence[Token], factor: Factor, factors: Sequenc
             start -= 1
         of = keys_of(found, start - 2, start)
         behind = keys_of(found, mention.end, mention.end + 1)
-        asked = of[-1:] == ["of"] and of[0] in ("effect", "impact", "influence", "role")
+        asked = of[-1:] == ["of"] and of[0] in _EFFECTS
+        asked = asked or any(found[end].key in _DEPENDING for end in effects if end < start)  # `change with the temperature`
         if asked or of[-1:] == ["than"] or (behind and behind[0] in ("matter", "affect", "influence")):
             raise _several_asked([factor, other])
         if any(_moved_together(found, m, mention) for m in factors if m.what == factor):

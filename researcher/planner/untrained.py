@@ -12,7 +12,7 @@ from researcher.models import LEARNING_RATE, STUDY_STEPS, Factor, Instrument, Sc
 from researcher.planner.claims import Opposition
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text
-from researcher.planner.mentions import Mention
+from researcher.planner.mentions import Mention, words_over
 from researcher.planner.notes import is_present
 from researcher.planner.outcomes import unmeasured
 from researcher.planner.remainder import unread
@@ -49,6 +49,9 @@ _ASKING = words(
 )
 _LEARNING = words("learn learned learnt improve get taught teach trained")
 _ACTS = _LEARNING | BETTER | WORSE | MORE | LESS | words("work make matter affect change influence effect")
+_SETTING = words("with using at under")
+_COMPARING = (BETTER | WORSE | MORE | LESS) - words("improve improving improvement help increase raise boost lift gain reduce lower")
+"""Where training is said to do more than move a metric, it is compared with the usual setting."""
 _OTHER_QUESTIONS = words(
     "faster slower quicker quickly sooner fastest fast quick speed efficient efficiency longer shorter which need require"
 )
@@ -142,9 +145,19 @@ def _is_subject(instrument: Instrument, found: Sequence[Token]) -> bool:
 
 
 def _only_scenes(found: Sequence[Token], placed: Placed) -> bool:
-    """Whether levels say only what is learned, and how long."""
+    """Whether levels say only what is learned, how long, and in what setting: `improve accuracy with a group size of 16`.
+
+    `Does GRPO with a group size of 16 improve accuracy?` speaks of that group size instead.
+    """
+    act = next((i for i, token in enumerate(found) if token.key in _ACTS), len(found))
     own = [level for level in placed.levels if level.factor.target.startswith(("run.", "study.", "roles."))]
-    return all(level.value == level.factor.default or _is_length(found, level) for level in own)
+    compares = {token.key for token in found} & _COMPARING
+    return all(
+        level.value == level.factor.default
+        or _is_length(found, level)
+        or (not compares and level.at > act and bool(words_over(found, level.at - 2 * (found[level.at - 1].key == "of")) & _SETTING))
+        for level in own
+    )
 
 
 def _is_length(found: Sequence[Token], level: Level) -> bool:

@@ -49,7 +49,7 @@ BETTER = words(
 )
 WORSE = words(
     "worse worst slower slowest hurt hurting harm harmed harming harmful degrade degraded degrading degradation impair "
-    "impaired damage damaged damaging inferior slow later harder hinder hindered bad badly collapse collapsing break breaking suffer suffering"
+    "impaired damage damaged damaging inferior slow later harder hinder hindered bad badly collapse collapsing break breaking suffer suffering losing"
 )
 MORE = words(
     "higher highest high increase increased increasing raise raised raising more most greater greatest larger largest large "
@@ -74,7 +74,8 @@ METHODS = words(
     "lion lora qlora distillation imitation warm warmup decay momentum scheduler"
 )
 """Ways to train, other than the usual one, and parts of them."""
-_ORDINARY_PO = words("grpo tempo typo repo expo hippo")
+USUAL = "grpo"
+_ORDINARY_PO = words("tempo typo repo expo hippo") | {USUAL}
 ARTICLES = words("a an the any some its of our this that")
 
 
@@ -108,6 +109,11 @@ def phrase(text: str) -> tuple[str, ...]:
 def is_method(key: str) -> bool:
     """Whether a word names a way to train: those known here, and all that are called so (`…PO`, policy optimisation)."""
     return key in METHODS or (len(key) > len("po") and key.endswith("po") and key not in _ORDINARY_PO)
+
+
+def names_training(key: str) -> bool:
+    """The same, or the usual way."""
+    return key == USUAL or is_method(key)
 
 
 def number_text(value: float) -> str:

@@ -177,6 +177,13 @@ async def test_topics_about_the_other_instruments_stay_theirs(topic: str, instru
     assert (await plan(topic)).instrument == instrument
 
 
+@pytest.mark.parametrize("said", ["freezing the planner", "a frozen planner", "not training the planner"])
+async def test_what_is_frozen_does_not_learn(said: str) -> None:
+    made = await plan(f"Does {said} hurt the team's accuracy?")
+    assert made.instrument == "team"
+    assert arms(made) == ["planner_learning_rate", 4e-5, 0.0]
+
+
 async def test_an_instrument_that_is_named_on_the_command_line_takes_data_too(data: str) -> None:
     made = await plan("Is a group size of 8 better than 4 on data/train.jsonl?", "dataset")
     assert made.task["data"] == data

@@ -271,6 +271,9 @@ def test_factors_of_every_type_can_be_asked_about(
         ("Is lr 1e-4 better than 1e-5 without a KL penalty?", {}),
         ("Does GRPO training improve SmolLM2 on two-digit sums?", {"digits": 2}),
         ("Does PPO improve accuracy over the base model?", {"algorithm": "ppo"}),
+        ("Does GRPO improve accuracy with a group size of 16?", {"group_size": 16}),
+        ("Does training improve accuracy at a temperature of 0.7?", {"temperature": 0.7}),
+        ("Does GRPO learn better with a group size of 16?", {}),
     ],
 )
 def test_levels_of_other_factors_are_the_same_for_all_arms(topic: str, settings: dict[str, Any]) -> None:
@@ -302,6 +305,13 @@ def test_a_claim_that_is_not_made_is_stated_as_an_assumption() -> None:
         ("Find the best learning rate between 1e-5 and 1e-4", "nothing between them"),
         ("Does a higher learning rate (1e-5 vs 4e-5) learn faster?", "4e-5 is the treatment"),
         ("Is lr 1e-5 neither better nor worse than 4e-5?", "no direction"),
+        ("Which reaches a higher accuracy: a learning rate of 1e-5 or 4e-5?", "no direction"),
+        ("Lr 4e-5 does not change the final reward against 1e-5", "claims that nothing differs"),
+        ("Raising the group size from 8 to 16 leaves accuracy unchanged", "claims that nothing differs"),
+        ("Temperature has no influence on the final reward", "claims that nothing differs"),
+        ("Can the group size be halved without hurting accuracy?", "'No worse' is tested as better"),
+        ("Does lr 4e-5 learn faster than 1e-5, without losing accuracy?", "heldout_accuracy is reported beside it"),
+        ("Does lr 4e-5 learn faster than 1e-5, without losing accuracy?", "'learn faster' is measured as auc_reward"),
     ],
 )
 def test_what_is_read_into_a_topic_or_left_out_of_it_is_stated(topic: str, says: str) -> None:
@@ -337,6 +347,14 @@ REFUSED = [
         "Does GRPO increase entropy?",
         "entropy can be set in arithmetic, and is nothing that it measures; its metrics: auc_reward",
     ),
+    ("How does the answer length change with the temperature?", "max_tokens can be set in arithmetic"),
+    ("How does entropy vary with the learning rate?", "entropy can be set in arithmetic"),
+    ("How does the effect of group size depend on the temperature?", "varies group_size and temperature together"),
+    ("Does GROP learn faster than RLOO?", "'grop': did you mean grpo?"),
+    ("Is RLO better than GRPO?", "'rlo': did you mean rloo?"),
+    ("Does lr 4e-5 beat 1e-5? Use three seeds from 10 on", "`--first-seed 10`"),
+    ("Lernt GRPO mit einer Lernrate von 4e-5 schneller?", "Topics are read in English"),
+    ("Is bfloat16 better than float32?", "`swarm serve --dtype`"),
     ("Does training reduce answer length?", "max_tokens can be set in arithmetic"),
     ("Does training on Mondays help?", "names nothing that arithmetic can vary"),
     ("Does GRPO learn faster?", "names nothing that arithmetic can vary"),

@@ -1,0 +1,61 @@
+"""What a topic says beside its question, and what it says in a roundabout way, put so that the rest is read as usual."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from researcher.models import Instrument, Metric
+from researcher.planner.mentions import mentions
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.wording import tokens
+
+_LOSING = (
+    r"(?:hurting|harming|losing|reducing|lowering|degrading|sacrificing|worsening|damaging|decreasing|compromising|giving up|"
+    r"costing|(?:a |any )?(?:loss|drop|decrease|reduction|cost) (?:of|in|to))"
+)
+_UNHARMED = rf"(?:,\s*)?\b(?:without|while not|but not|with no|at no)\s+{_LOSING}\s+(?:(?:the|its|any|much)\s+)*"
+_FREEZING = r"\b(?:freez(?:e|es|ing)|frozen|not training)\s+(?:the\s+)?"
+_SEEDS_FROM = re.compile(
+    r"\bseeds?\s+(?:\w+\s+)?(?:from|starting (?:at|from|with)|beginning (?:at|with))\s+(?:seed\s+)?(\d+)\b(?!\s*(?:to|-|and)\b)",
+    re.IGNORECASE,
+)
+
+
+def set_aside(topic: str, instrument: Instrument) -> tuple[str, list[str]]:
+    """The topic without `without hurting accuracy`, where something else is measured, and what was left out, in words.
+
+    Where nothing else is, `can the group size be halved without hurting accuracy?` asks about just that.
+    """
+    for metric in instrument.metrics:
+        pattern = re.compile(rf"{_UNHARMED}(?:{_spelled((metric.name, *metric.aliases))})\b", re.IGNORECASE)
+        said = pattern.search(topic)
+        if said is None:
+            continue
+        rest = topic[: said.start()] + topic[said.end() :]
+        if any(isinstance(m.what, Metric) and m.what != metric for m in mentions(instrument, tokens(rest))):
+            note = f"{said.group().lstrip(', ')!r} is no part of the verdict: {metric.name} is reported beside it."
+            return rest, [note]
+    return topic, []
+
+
+def put_plainly(topic: str, instrument: Instrument) -> str:
+    """`freezing the planner` sets its learning rate to 0. Raises: PlanningRefused for seeds that begin somewhere."""
+    begun = _SEEDS_FROM.search(topic)
+    if begun is not None:
+        raise PlanningRefused(
+            f"{begun.group()!r} says which seeds to take, which the topic cannot: leave it out, and give "
+            f"`--first-seed {begun[1]}`",
+            [f"--first-seed {begun[1]}"],
+        )
+    named = {factor.name for factor in instrument.factors}
+    for role in instrument.roles:
+        if f"{role}_learning_rate" in named:
+            topic = re.sub(rf"{_FREEZING}{_spelled((role,))}\b", f"{role} learning rate 0", topic, flags=re.IGNORECASE)
+    return topic
+
+
+def _spelled(names: Iterable[str]) -> str:
+    """Any of these names, with spaces, hyphens or underscores between its words."""
+    longest = sorted(names, key=len, reverse=True)
+    return "|".join(r"[\s_\-]+".join(re.escape(word) for word in re.split(r"[\s_\-]+", name)) for name in longest)
