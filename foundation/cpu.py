@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -9,6 +10,7 @@ _BFLOAT16 = ({"avx512bw", "avx512vl", "avx512dq"}, {"bf16"})
 """Instructions, on x86 and on ARM, without which torch multiplies bfloat16 number by number."""
 
 
+@cache
 def multiplies_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
     """Whether torch multiplies matrices in bfloat16 at least about as fast as in float32 here; True where nothing tells.
 

@@ -285,7 +285,7 @@ def report(store: Store, study_id: str, reports: Path) -> Path:
     """Write the report from the records, keep its claims and hashes; returns its folder."""
     written = write_report(store.study_data(study_id), reports / study_id)
     store.save_claims(study_id, written.claims)
-    store.record_report(study_id, written.files)
+    store.record_report(study_id, written.files, written.seal)
     return written.folder
 
 

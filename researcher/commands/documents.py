@@ -10,7 +10,7 @@ from foundation.streams import read_or_not
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import open_home, say, say_json
 from researcher.ownership import owned_now
-from researcher.report.verify import Difference, verify
+from researcher.report.verify import Difference, reworded, verify
 from researcher.store.errors import NotFound
 
 _SHOWN = 12
@@ -41,9 +41,12 @@ def verify_command(args: argparse.Namespace) -> int:
     if not claims and not reported:
         raise NotFound(f"{study_id} has no report to verify yet; `researcher status {study_id}` says how it is doing")
     files = {kind: str(_own_copy(home.studies / study_id, Path(path))) for kind, path in reported.items()}
-    differences = verify(home.store.study_data(study_id), claims, files)
+    seal = home.store.report_seal(study_id)
+    differences = verify(home.store.study_data(study_id), claims, files, seal)
     with read_or_not():
         _tell(differences, study_id, len(claims), as_json=args.json)
+        if not differences and not args.json and seal is not None and reworded(seal):
+            say(f"another version of researcher worded it; `researcher report {study_id}` words it as this one does")
     return FAILED if differences else DONE
 
 

@@ -18,7 +18,7 @@ from researcher.store.errors import StoreError
 from swarm.models import cached_models
 
 _NEED_DISK_GB = 5.0
-_NEED_MEMORY_GB = 10.0
+_NEED_MEMORY_GB = 12.0
 _PACKAGES = ("vllm", "torch", "transformers", "mlflow", "langgraph", "sqlalchemy")
 
 

@@ -187,6 +187,16 @@ class Event(BaseModel):
     detail: dict[str, Any] = {}
 
 
+class ReportSeal(BaseModel):
+    """What a report was when it was written: digests (SHA-256), so that a later version that words it otherwise can tell."""
+
+    files: dict[str, str]
+    """By kind (`markdown`, `html`, …)."""
+    claims: str
+    wording: str
+    """Of what rendered it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyData:
     """All that analysis and report need of a study, read from SQL by the store."""

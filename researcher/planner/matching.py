@@ -50,7 +50,6 @@ from researcher.planner.wording import (
 )
 from researcher.planner.written import taken_out
 
-
 _ENGLISH = words("the is are do doe does can will should which what how with than of for on to and or without by learn")
 _NUMBER_TYPES = words("float32 float16 bfloat16 fp32 fp16 bf16")
 

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from researcher.models import Factor, Instrument, Metric, Scalar
-from researcher.planner.wording import BETTER, LESS, MORE, QUALITIES, WORSE, Token, is_method, names_training, phrase, words
+from researcher.planner.wording import (
+    BETTER,
+    LESS,
+    MORE,
+    QUALITIES,
+    WORSE,
+    Token,
+    is_method,
+    names_training,
+    phrase,
+    words,
+)
 
 ALIKE = 0.85
 _RESEMBLES = 0.7
@@ -353,7 +364,9 @@ def _slipped(written: str, name: str) -> bool:
     """Whether one letter is missing, too many or another, or two have changed places: `grop`. Short names are not asked."""
     if len(name) < 4 or abs(len(written) - len(name)) > 1 or written == name:
         return False
-    same = next((i for i, (a, b) in enumerate(zip(written, name, strict=False)) if a != b), min(len(written), len(name)))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(written, name, strict=False)) if a != b), min(len(written), len(name))
+    )
     rest, wanted = written[same:], name[same:]
     swapped = rest[1::-1] + rest[2:] if len(rest) > 1 else rest
     return wanted in (swapped, rest[1:]) or rest == wanted[1:] or rest[1:] == wanted[1:]

@@ -97,7 +97,9 @@ def refuse_two_subjects(found: Sequence[Token], factor: Factor, factors: Sequenc
         of = keys_of(found, start - 2, start)
         behind = keys_of(found, mention.end, mention.end + 1)
         asked = of[-1:] == ["of"] and of[0] in _EFFECTS
-        asked = asked or any(found[end].key in _DEPENDING for end in effects if end < start)  # `change with the temperature`
+        asked = asked or any(
+            found[end].key in _DEPENDING for end in effects if end < start
+        )  # `change with the temperature`
         if asked or of[-1:] == ["than"] or (behind and behind[0] in ("matter", "affect", "influence")):
             raise _several_asked([factor, other])
         if any(_moved_together(found, m, mention) for m in factors if m.what == factor):

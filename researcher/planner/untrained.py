@@ -50,7 +50,9 @@ _ASKING = words(
 _LEARNING = words("learn learned learnt improve get taught teach trained")
 _ACTS = _LEARNING | BETTER | WORSE | MORE | LESS | words("work make matter affect change influence effect")
 _SETTING = words("with using at under")
-_COMPARING = (BETTER | WORSE | MORE | LESS) - words("improve improving improvement help increase raise boost lift gain reduce lower")
+_COMPARING = (BETTER | WORSE | MORE | LESS) - words(
+    "improve improving improvement help increase raise boost lift gain reduce lower"
+)
 """Where training is said to do more than move a metric, it is compared with the usual setting."""
 _OTHER_QUESTIONS = words(
     "faster slower quicker quickly sooner fastest fast quick speed efficient efficiency longer shorter which need require"
@@ -155,7 +157,11 @@ def _only_scenes(found: Sequence[Token], placed: Placed) -> bool:
     return all(
         level.value == level.factor.default
         or _is_length(found, level)
-        or (not compares and level.at > act and bool(words_over(found, level.at - 2 * (found[level.at - 1].key == "of")) & _SETTING))
+        or (
+            not compares
+            and level.at > act
+            and bool(words_over(found, level.at - 2 * (found[level.at - 1].key == "of")) & _SETTING)
+        )
         for level in own
     )
 

@@ -80,6 +80,12 @@ class Page:
         trained = trained_models(self.plan, [arm.name for arm in self.plan.arms], self.data.trials)
         return [name for name in trained if name not in planned]
 
+    @property
+    def computed_in(self) -> list[str]:
+        """What the trials' models computed in, as far as that was recorded: `float32`."""
+        models = [trial.evidence.model for trial in self.data.trials if trial.evidence is not None]
+        return sorted({model.dtype for model in models if model is not None and model.dtype is not None})
+
     def with_verdict(self, verdict: str) -> list[HypothesisPart]:
         return [part for part in self.hypotheses if part.verdict == verdict]
 

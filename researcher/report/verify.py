@@ -13,13 +13,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from researcher.analysis.decide import Decision
-from researcher.models import Claim, Effect, StudyData, VerdictRecord
+from researcher.models import Claim, Effect, ReportSeal, StudyData, VerdictRecord
 from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator
 from researcher.report.page import Page, page
 from researcher.report.records import Records, same_number
 from researcher.report.vocabulary import UnknownName, Value
-from researcher.report.writer import render
+from researcher.report.writer import claims_digest, digest, render, wording
+
+_PROGRESS = ("trial_done", "trial_failed", "decision", "amended")
+_MISSING = "the file is missing; `researcher report` writes it again"
 
 
 class Difference(BaseModel):
@@ -37,11 +40,17 @@ class Difference(BaseModel):
         return f"{self.claim}{asked}: reported {self.reported!r}, recomputed {self.recomputed!r}; {self.problem}"
 
 
-def verify(data: StudyData, claims: Sequence[Claim], files: Mapping[str, str]) -> list[Difference]:
+def verify(
+    data: StudyData, claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSeal | None = None
+) -> list[Difference]:
     """Everything in which report and records differ; empty when the report holds.
 
-    Args:  claims, files: as `write_report` returned them and the store kept them.
+    A report that another version worded has to be what that version wrote; the numbers in it are computed again as ever.
+
+    Args:  claims, files, seal: as `write_report` returned them and the store kept them.
     """
+    if _went_on(data):
+        return [Difference(claim="report", problem="the study went on since; `researcher report` writes it again")]
     try:
         records = Records(data)
     except RecordsDisagree as error:
@@ -49,10 +58,39 @@ def verify(data: StudyData, claims: Sequence[Claim], files: Mapping[str, str]) -
     found = [*_plan(records), *_claims(records, claims)]
     try:
         whole = page(records)
-        found += [*_verdicts(records), *_decisions(records), *_completeness(whole, claims), *_files(whole, files)]
+        found += [*_verdicts(records), *_decisions(records)]
+        if seal is not None and reworded(seal):
+            found += _as_sealed(claims, files, seal)
+        else:
+            found += [*_completeness(whole, claims), *_files(whole, files, sealed=seal is not None)]
     except (RecordsDisagree, UnknownName) as error:
         found.append(Difference(claim="report", problem=f"it cannot be built from these records: {error}"))
     return found
+
+
+def reworded(seal: ReportSeal) -> bool:
+    """Whether another version of this program wrote it, which may have said the same in other words."""
+    return seal.wording != wording()
+
+
+def _went_on(data: StudyData) -> bool:
+    """Whether trials ended, or something was decided, after the newest report was written."""
+    reports = [event.seq for event in data.events if event.kind == "report"]
+    return bool(reports) and any(event.seq > reports[-1] and event.kind in _PROGRESS for event in data.events)
+
+
+def _as_sealed(claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSeal) -> Iterator[Difference]:
+    if claims_digest(claims) != seal.claims:
+        yield Difference(claim="report", problem="its claims are not those that were kept when it was written")
+    for kind in [*seal.files, *(kind for kind in files if kind not in seal.files)]:
+        path = Path(files[kind]) if kind in files else None
+        subject = f"file {path.name if path else kind}"
+        if path is None or kind not in seal.files:
+            yield Difference(claim=subject, problem="it is not among the files that were written")
+        elif not path.is_file():
+            yield Difference(claim=subject, problem=_MISSING)
+        elif digest(path.read_bytes()) != seal.files[kind]:
+            yield Difference(claim=subject, problem="it was changed after writing")
 
 
 def _plan(records: Records) -> Iterator[Difference]:
@@ -181,7 +219,8 @@ def _decisions(records: Records) -> Iterator[Difference]:
                 )
 
 
-def _files(whole: Page, files: Mapping[str, str]) -> Iterator[Difference]:
+def _files(whole: Page, files: Mapping[str, str], *, sealed: bool) -> Iterator[Difference]:
+    changed = "was changed after writing" if sealed else "was changed after writing, or worded by an earlier version"
     rendered = render(whole)
     for kind in [*rendered, *(kind for kind in files if kind not in rendered)]:
         path = Path(files[kind]) if kind in files else None
@@ -191,12 +230,10 @@ def _files(whole: Page, files: Mapping[str, str]) -> Iterator[Difference]:
         elif kind not in rendered:
             yield Difference(claim=subject, problem="the report has no such file")
         elif not path.is_file():
-            yield Difference(claim=subject, problem="the file is missing; `researcher report` writes it again")
+            yield Difference(claim=subject, problem=_MISSING)
         elif path.read_bytes() != rendered[kind][1].encode():
             line = _first_difference(path.read_bytes().decode(errors="replace"), rendered[kind][1])
-            yield Difference(
-                claim=subject, reported=line[0], recomputed=line[1], problem=f"line {line[2]} was changed after writing"
-            )
+            yield Difference(claim=subject, reported=line[0], recomputed=line[1], problem=f"line {line[2]} {changed}")
 
 
 def _first_difference(then: str, now: str) -> tuple[str, str, int]:

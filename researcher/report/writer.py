@@ -5,7 +5,10 @@ What is written follows from the records alone (no time of writing, no paths), s
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,8 +17,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from foundation.logs import redact
-from foundation.paths import write_atomically
-from researcher.models import Claim, StudyData, Verdict
+from foundation.paths import visible_files, write_atomically
+from researcher.models import Claim, ReportSeal, StudyData, Verdict
 from researcher.report.drawing import standalone
 from researcher.report.page import Page, page
 from researcher.report.records import Records
@@ -32,6 +35,7 @@ class Written:
     folder: Path
     files: dict[str, str]
     claims: list[Claim]
+    seal: ReportSeal
 
 
 def write_report(data: StudyData, folder: Path) -> Written:
@@ -40,11 +44,16 @@ def write_report(data: StudyData, folder: Path) -> Written:
     Raises: RecordsDisagree when a stored number is not what its series give: such a study has no report.
     """
     whole = page(Records(data))
-    files = {}
-    for kind, (name, text) in render(whole).items():
+    rendered = render(whole)
+    for name, text in rendered.values():
         write_atomically(folder / name, text.encode())
-        files[kind] = str(folder / name)
-    return Written(folder=folder, files=files, claims=whole.claims)
+    seal = ReportSeal(
+        files={kind: digest(text.encode()) for kind, (_, text) in rendered.items()},
+        claims=claims_digest(whole.claims),
+        wording=wording(),
+    )
+    files = {kind: str(folder / name) for kind, (name, _) in rendered.items()}
+    return Written(folder=folder, files=files, claims=whole.claims, seal=seal)
 
 
 def render(whole: Page) -> dict[str, tuple[str, str]]:
@@ -57,6 +66,23 @@ def render(whole: Page) -> dict[str, tuple[str, str]]:
         if svg:
             found[kind] = (f"{kind}.svg", standalone(svg))
     return found
+
+
+def digest(content: bytes) -> str:
+    """SHA-256, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def claims_digest(claims: Sequence[Claim]) -> str:
+    """Over all that the claims say, in their order."""
+    return digest(json.dumps([claim.model_dump(mode="json") for claim in claims], sort_keys=True).encode())
+
+
+@cache
+def wording() -> str:
+    """Over what renders reports: the same records read alike only where it is the same."""
+    parts = [f"{name}\0".encode() + file.read_bytes() for name, file in visible_files(TEMPLATES.parent)]
+    return digest(b"\0".join(parts))
 
 
 @cache

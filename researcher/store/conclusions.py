@@ -7,10 +7,13 @@ from typing import Any
 
 from sqlalchemy import delete, func, select
 
-from researcher.models import Claim, Effect, Event, LlmCall, Verdict, VerdictRecord
+from researcher.models import Claim, Effect, Event, LlmCall, ReportSeal, Verdict, VerdictRecord
 from researcher.store.reading import readable
 from researcher.store.sessions import Sessions
 from researcher.store.tables import ClaimRow, EventRow, LlmCallRow, PlanRow, ScheduleRow, VerdictRow
+
+_SEAL = "seal"
+"""Beside the files, by kind, in what the journal says of a report."""
 
 
 class Conclusions(Sessions):
@@ -71,16 +74,25 @@ class Conclusions(Sessions):
             rows = session.scalars(select(ClaimRow).where(ClaimRow.study_id == study_id).order_by(ClaimRow.position))
             return [Claim.model_validate(row, from_attributes=True) for row in rows]
 
-    def record_report(self, study_id: str, files: Mapping[str, str]) -> None:
-        """Where the report's files are (`{"markdown": path, "html": path}`); MLflow gets a copy."""
+    def record_report(self, study_id: str, files: Mapping[str, str], seal: ReportSeal) -> None:
+        """Where the report's files are (`{"markdown": path, "html": path}`), and what they were; MLflow gets a copy."""
+        detail = {**files, _SEAL: seal.model_dump()}
         with self._owning(study_id) as session:
-            session.add(EventRow(study_id=study_id, at=self._clock.now(), kind="report", detail=dict(files)))
+            session.add(EventRow(study_id=study_id, at=self._clock.now(), kind="report", detail=detail))
             self._tell(session, study_id, "report", study_id)
 
     def report_files(self, study_id: str) -> dict[str, str]:
         """Where the newest report's files are; empty before there is one."""
-        reports = [event.detail for event in self.events(study_id, limit=100_000, kind="report")]
-        return {str(name): str(path) for name, path in reports[-1].items()} if reports else {}
+        return {name: str(path) for name, path in self._newest_report(study_id).items() if name != _SEAL}
+
+    def report_seal(self, study_id: str) -> ReportSeal | None:
+        """None: there is no report, or it was written before seals were kept."""
+        seal = self._newest_report(study_id).get(_SEAL)
+        return None if seal is None else ReportSeal.model_validate(seal)
+
+    def _newest_report(self, study_id: str) -> dict[str, Any]:
+        reports = self.events(study_id, limit=100_000, kind="report")
+        return reports[-1].detail if reports else {}
 
     # -- the journal --------------------------------------------------------------------------------------------------
 

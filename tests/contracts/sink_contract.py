@@ -12,7 +12,7 @@ from foundation.clock import ManualClock
 from researcher.models import SampledEpisode, StudyStatus, Verdict, VerdictRecord
 from researcher.store.sink import CopySink
 from researcher.store.store import Store
-from tests.fakes.example_plan import ARMS, example_plan
+from tests.fakes.example_plan import ARMS, SEAL, example_plan
 from tests.fakes.sampled import an_episode
 
 CURVE = [(1, 0.125), (2, 0.5)]
@@ -106,7 +106,7 @@ class SinkContract:
         report.write_text("# Yes")
         verdict = VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="clear", effect=None)
         store.record_verdict(study, "compare", verdict)
-        store.record_report(study, {"markdown": str(report)})
+        store.record_report(study, {"markdown": str(report)}, SEAL)
         store.set_study_status(study, StudyStatus.DONE)
         assert sink.drain(study) == 3
         assert store.outbox_state(sink.name, study) == (0, None)

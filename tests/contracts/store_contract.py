@@ -37,7 +37,7 @@ from researcher.store.errors import (
     WrongState,
 )
 from researcher.store.store import Store
-from tests.fakes.example_plan import ARMS, example_plan
+from tests.fakes.example_plan import ARMS, SEAL, example_plan
 from tests.fakes.sampled import an_episode
 
 EFFECT = Effect(
@@ -352,8 +352,13 @@ class StoreContract:
     def test_the_journal_is_read_from_where_one_stopped(self, store: Store, study: str) -> None:
         numbers = [store.record_event(study, "note", {"n": n}) for n in range(3)]
         assert [event.detail["n"] for event in store.events(study, after=numbers[0])] == [1, 2]
-        store.record_report(study, {"markdown": "report.md"})
+        store.record_report(study, {"markdown": "report.md"}, SEAL)
         assert store.events(study, after=numbers[-1])[0].kind == "report"
+
+    def test_a_report_is_kept_with_its_seal(self, store: Store, study: str) -> None:
+        assert (store.report_files(study), store.report_seal(study)) == ({}, None)
+        store.record_report(study, {"markdown": "report.md"}, SEAL)
+        assert (store.report_files(study), store.report_seal(study)) == ({"markdown": "report.md"}, SEAL)
 
     def test_repairs_are_lines_of_the_journal_and_come_with_the_studys_data(self, store: Store, study: str) -> None:
         record = RepairRecord(

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from researcher.models import Arm, Branch, Budget, Condition, Hypothesis, Metric, Plan, PlanModel, Stage, StageKind
+from researcher.models import (
+    Arm,
+    Branch,
+    Budget,
+    Condition,
+    Hypothesis,
+    Metric,
+    Plan,
+    PlanModel,
+    ReportSeal,
+    Stage,
+    StageKind,
+)
 
 ARMS = ("learning_rate=1e-05", "learning_rate=4e-05")
+SEAL = ReportSeal(files={"markdown": "0" * 64}, claims="1" * 64, wording="2" * 64)
 
 
 def example_plan(**changes: Any) -> Plan:

@@ -38,6 +38,13 @@ def compute_type(device: Device) -> ComputeType:
     return "bfloat16" if device == "cuda" or multiplies_bfloat16() else "float32"
 
 
+def slow_type(device: Device, dtype: ComputeType) -> str | None:
+    """What a person is told who asks for what this machine does slowly; None where it does not."""
+    if device == "cpu" and dtype == "bfloat16" and not multiplies_bfloat16():
+        return "this CPU multiplies bfloat16 number by number, some ten times slower than float32: leave out --dtype"
+    return None
+
+
 def _why_no_gpu(environ: Mapping[str, str]) -> str | None:
     if not _DRIVER.exists():
         return f"this machine has no NVIDIA driver ({_DRIVER} is missing)"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
-from swarm.engine.local.device import Device
+from swarm.engine.local.device import Device, slow_type
 from swarm.engine.local.inference import VllmInference, WeightsRefused
 from swarm.engine.local.memory import GIB, TrainerMemory, available_memory, check, served_bytes, trainer_memory
 from swarm.engine.local.supervisor import BackOff
@@ -130,6 +130,9 @@ class LocalEngine:
         standing = _TRAINER_PROCESS_BYTES + self._trainer_memory().standing
         check(self._info.model, self.inference.settings.least_memory() + standing)
         _LOG.info("%s takes %s", self._info.model, self.estimate())
+        slow = slow_type(self.inference.settings.device, self.inference.settings.compute_dtype)
+        if slow is not None:
+            _LOG.warning("%s", slow)
         available = available_memory()
         if available is not None and sum(self.memory_needed()) > available:
             name, free = self._info.model, available / GIB

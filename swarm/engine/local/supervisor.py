@@ -53,6 +53,7 @@ class ChildProcess:
         self._process = process
         self._began = began
         self._alive_fd: int | None = alive_fd
+        self._stopped = False
 
     @classmethod
     async def start(cls, command: ChildCommand) -> ChildProcess:
@@ -100,6 +101,7 @@ class ChildProcess:
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Ask it to end, and after `grace_s` kill it with everything it started."""
+        self._stopped = True
         if self.running and grace_s > 0:
             self._signal(signal.SIGTERM)
             await self._ended_within(grace_s)
@@ -117,6 +119,16 @@ class ChildProcess:
         except FileNotFoundError:
             return ""
         return redact("\n".join(line for line in text.splitlines()[-count:] if line.strip()))
+
+    def ended(self, status: int) -> str:
+        """How it ended, in words. status: as `wait` returns it."""
+        if self._stopped:
+            return "was ended, to be started anew"
+        try:
+            name = signal.Signals(-status if status < 0 else status - 128).name
+        except ValueError:
+            return f"ended with status {status}"
+        return f"was ended by {name}" + (", as the system does where memory runs out" if name == "SIGKILL" else "")
 
     def failed(self, what: str) -> ChildFailed:
         """An error that says what happened and shows the end of the log."""
@@ -278,7 +290,7 @@ class Supervisor:
         try:
             await asyncio.wait({exited, ready}, timeout=self._ready_limit_s, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
-                raise child.failed(f"ended with status {exited.result()} while it was starting")
+                raise child.failed(f"{child.ended(exited.result())} while it was starting")
             if not ready.done():
                 raise child.failed(f"was not ready within {self._ready_limit_s:.0f} s")
             ready.result()
@@ -286,7 +298,7 @@ class Supervisor:
             began = self._clock.monotonic()
             self._tell(EngineHealth(ready=True, failures=failures))
             code = await exited
-            return self._clock.monotonic() - began, str(child.failed(f"ended with status {code}"))
+            return self._clock.monotonic() - began, str(child.failed(child.ended(code)))
         finally:
             ready.cancel()
             exited.cancel()

@@ -20,7 +20,8 @@ from researcher.commands.look import event_text
 from researcher.commands.study import seconds
 from researcher.executor.processes import Berth
 from researcher.main import main
-from researcher.models import Claim, Event, StudyStatus
+from researcher.models import Claim, Event, ReportSeal, StudyStatus
+from researcher.report.writer import wording
 from researcher.store.store import Store
 from researcher.view import JsonView, PlainView, StudyPicture
 from swarm.client.sync import SwarmClient
@@ -343,7 +344,7 @@ def test_numbers_that_differ_are_told_by_the_exit_code_when_nobody_reads_which(
 
 def test_a_report_whose_claims_are_gone_does_not_verify(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store.open()
-    store.record_report(study, {"markdown": "report.md"})
+    store.record_report(study, {"markdown": "report.md"}, ReportSeal(files={}, claims="", wording=wording()))
     store.close()
     assert main(["verify", study]) == FAILED
     said = capsys.readouterr()

@@ -10,7 +10,7 @@ import pytest
 
 from researcher.models import StudyData, TrialRecord, Verdict
 from researcher.report.verify import Difference, verify
-from researcher.report.writer import Written, write_report
+from researcher.report.writer import Written, digest, write_report
 from tests.fakes.concluded_study import STUDIES, many_arms, supported, with_failures
 
 
@@ -139,6 +139,35 @@ def test_altered_missing_and_added_claims_are_found(data: StudyData, report: Wri
     assert named(verify(data, fewer, report.files)) == {"H1.diff"}
     more = [*report.claims, diff.model_copy(update={"name": "H1.extra"})]
     assert named(verify(data, more, report.files)) == {"H1.extra"}
+
+
+def test_a_report_that_another_version_worded_is_held_against_what_that_version_wrote(
+    data: StudyData, report: Written
+) -> None:
+    path = Path(report.files["markdown"])
+    path.write_text(path.read_text().replace("optimiser", "optimizer", 1))
+    seal = report.seal.model_copy(
+        update={"wording": "another", "files": {**report.seal.files, "markdown": digest(path.read_bytes())}}
+    )
+    assert named(verify(data, report.claims, report.files, report.seal)) == {"file report.md"}
+    assert verify(data, report.claims, report.files, seal) == []
+    assert "H1.diff" in named(verify(changed(data, 0, finals={"auc": 0.9}), report.claims, report.files, seal))
+    assert named(verify(data, report.claims[1:], report.files, seal)) == {"report"}
+    assert named(verify(data, report.claims, {"markdown": str(path)}, seal)) >= {"file html"}
+    path.write_text(path.read_text() + "It holds everywhere.")
+    assert named(verify(data, report.claims, report.files, seal)) == {"file report.md"}
+    path.unlink()
+    assert named(verify(data, report.claims, report.files, seal)) == {"file report.md"}
+
+
+def test_a_report_that_was_written_before_the_study_went_on_says_so(data: StudyData, report: Written) -> None:
+    last = data.events[-1]
+    written = last.model_copy(update={"seq": last.seq + 1, "kind": "report", "detail": {}})
+    done = last.model_copy(update={"seq": last.seq + 2, "kind": "trial_done", "detail": {}})
+    over = dataclasses.replace(data, events=(*data.events, written))
+    assert verify(over, report.claims, report.files, report.seal) == []
+    (found,) = verify(dataclasses.replace(over, events=(*over.events, done)), [], {}, report.seal)
+    assert "`researcher report` writes it again" in found.problem
 
 
 def test_a_report_that_was_never_written_does_not_hold(data: StudyData) -> None:

@@ -99,6 +99,14 @@ def test_an_engine_that_stood_in_for_the_model_is_named(tmp_path: Path) -> None:
         assert (markdown(study, tmp_path / folder).count("in whose place `echo` was served") == 2) == said
 
 
+def test_a_report_says_what_was_computed_in(tmp_path: Path) -> None:
+    data = supported()
+    told = TrialEvidence(model=HostedModel(name="smollm2-135m", dtype="float32"))
+    ran = replace(data, trials=tuple(each.model_copy(update={"evidence": told}) for each in data.trials))
+    assert "not ended; computed in float32." in markdown(ran, tmp_path / "ran")
+    assert "computed in" not in markdown(data, tmp_path / "untold")
+
+
 def test_trials_of_different_lengths_are_not_given_one(tmp_path: Path) -> None:
     length = Factor(name="lr", target="study.steps", type="int", default=5)
     plan = study_plan(treatments=(15,), factors=(length,))

@@ -17,7 +17,7 @@ from researcher.store.errors import MlflowAway
 from researcher.store.mlflow_sink import MlflowSink, default_tracking_uri, experiment_name
 from researcher.store.store import Store
 from tests.contracts import sink_contract
-from tests.fakes.example_plan import ARMS, example_plan
+from tests.fakes.example_plan import ARMS, SEAL, example_plan
 from tests.fakes.sampled import an_episode
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations, which are not ours to mend
@@ -169,7 +169,7 @@ def test_verdict_and_report_are_added_to_what_is_there(
         study, "compare", VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="", effect=None)
     )
     store.set_stage_status(study, "compare", "done")
-    store.record_report(study, {"markdown": str(report)})
+    store.record_report(study, {"markdown": str(report)}, SEAL)
     store.set_study_status(study, StudyStatus.DONE)
     sink.drain(study)
     runs = runs_of(mlflow, store, study)

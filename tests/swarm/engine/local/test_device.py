@@ -11,7 +11,7 @@ import torch
 
 from foundation.clock import SystemClock
 from swarm.engine.local import device as device_module
-from swarm.engine.local.device import Device, device_for
+from swarm.engine.local.device import Device, device_for, slow_type
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
@@ -78,6 +78,14 @@ def test_what_is_slow_in_bfloat16_computes_in_float32(
     settings = VllmSettings(model_dir=tiny_llama.path, model_name="m", log_path=Path("log"), device=device)
     argv = settings.command(Path("socket")).argv
     assert argv[argv.index("--dtype") + 1] == dtype
+
+
+def test_who_asks_for_what_is_slow_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "multiplies_bfloat16", lambda: False)
+    assert "leave out --dtype" in str(slow_type("cpu", "bfloat16"))
+    assert slow_type("cpu", "float32") is slow_type("cuda", "bfloat16") is None
+    monkeypatch.setattr(device_module, "multiplies_bfloat16", lambda: True)
+    assert slow_type("cpu", "bfloat16") is None
 
 
 @pytest.mark.parametrize("wanted", ["bfloat16", "float32"])

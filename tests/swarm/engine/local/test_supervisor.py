@@ -132,6 +132,13 @@ async def test_a_child_that_never_serves_fails_for_good_with_the_end_of_its_log(
         assert supervisor.health.failed_for_good
 
 
+async def test_a_child_that_the_system_killed_is_said_to_have_run_out_of_memory(tmp_path: Path) -> None:
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    async with supervised(tmp_path, killed) as supervisor:
+        with pytest.raises(EngineDown, match="was ended by SIGKILL, as the system does where memory runs out"):
+            await supervisor.boot()
+
+
 async def test_a_child_that_keeps_crashing_is_given_up_after_the_allowed_failures(tmp_path: Path) -> None:
     seen: list[EngineHealth] = []
     starts = 0
