@@ -77,7 +77,7 @@ def plan_lines(plan: Plan) -> list[str]:
         spends = f", may spend {stage.spends:.4f} of alpha" if stage.spends else ""
         seeds = f"{stage.seeds} to {stage.max_seeds} seeds per arm"
         lines.append(f"stage       {stage.id}: {kept}{', '.join(stage.arms)}; {seeds}{spends}")
-    lines += [f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches]
+    lines += dict.fromkeys(f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches)
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
     lines += [f"already known: {each if isinstance(each, str) else told(each)}" for each in plan.known]
     if plan.trial_s is not None:

@@ -15,6 +15,7 @@ _YIELDING = words("make give produce yield generate get become cause lead write"
 _CUTTING = words("shorten lengthen")
 _ELSEWHERE = words("with using when if under")
 _DEPENDING = words("change vary depend scale evolve respond behave react")
+_COLLAPSING = words("collapse collapsing collapsed")
 _UPON = words("with on as to when under over")
 _EFFECTS = words("effect impact influence")
 _BEFORE_OBJECT = words("the a an its on of to final mean average")
@@ -24,7 +25,7 @@ _ANYTHING = words(
 )
 _OTHER_OUTCOMES = words(
     "forgetting forget overfitting overfit overfits underfit diverge diverging divergence explode exploding unstable "
-    "instability stable stability robust robustness reliable reliability entropy variance perplexity hallucinate "
+    "instability stable stability stabilise stabilize biased bias robust robustness reliable reliability entropy variance perplexity hallucinate "
     "hallucination memory vram exploration explore diversity diverse calibration calibrated hacking toxicity safety safer "
     "latency throughput energy noise noisy gradient crash crashing"
 )
@@ -128,6 +129,10 @@ def refuse_unmeasured(instrument: Instrument, found: Sequence[Token], named: Seq
         if isinstance(m.what, Factor) and not _EFFECTS & {token.key for token in found[max(0, m.start - 3) : m.start]}
     }
     for i, token in enumerate(found):
+        following = found[i + 1] if i + 1 < len(found) else None
+        ends_there = following is None or following.kind == "mark" or following.key in _UPON | _ELSEWHERE
+        if token.key in _COLLAPSING and i in ends and ends_there:
+            raise unmeasured(ends[i], instrument)
         behind = [j for j in range(i + 1, min(i + 5, len(found))) if j not in taken]
         keys = {found[j].key for j in behind}
         subject = ends.get(i)

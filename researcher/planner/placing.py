@@ -25,7 +25,7 @@ _OPPOSING = words("than vs versus or against")
 _SCENES = words("with at for in using by")
 _QUESTIONS = words("which what find compare tune does do")
 _GLUE = words(
-    "of = : is are be at to set ( ) { } [ ] from between among in with using being value level equal like into for at by"
+    "of = : is are be was were at to set ( ) { } [ ] from between among in with using being value level equal like into for at by"
 )
 _LINKS = SEPARATORS | _GLUE | ARTICLES
 _BRIDGES = words("of = : ( { [ a an the to")
@@ -34,7 +34,7 @@ _PLAIN = (
     | MORE
     | LESS
     | words(
-        "is are was doe do will can should would could compare use using try choose prefer if when whether with from "
+        "is are was were test testing need require doe do will can should would could compare use using try choose prefer if when whether with from "
         "between at beat than as first then afterward thereafter value setting sampling relative : level one instead rather outperform exceed by better worse faster slower "
         "matter differ change relative while which what among best baseline control reference treatment equivalent equal identical "
         "similar comparable match"
@@ -44,7 +44,7 @@ _PLAIN = (
 _USING = words("use using with any")
 _DENYING = words("not never don't doesn't dont")
 _TURNING = words("turn turned turning switch switched switching")
-_IS = words("is are was be")
+_IS = words("is are was were be")
 _PRONOUNS = words("it that this there one")
 KNOWN_WORDS = _LINKS | _BRIDGES | _PLAIN
 _HOURS = {
@@ -100,7 +100,8 @@ class _Placing:
         self._settle_seeds_and_time()
         self._settle_sizes()
         for i in self.numbers + self.spelled:
-            tied = self._key(i - 1) in ("of", "=") and self._factor_at(i - 2) is not None
+            named = self._factor_at(i - 2) if self._key(i - 1) in ("of", "=") else None
+            tied = named is not None and not (self._number_at(named.start - 1) and self._factor_at(i + 1) is not None)
             factor = self._before(i) if tied else self._behind(i) or self._before(i)
             if factor is not None:
                 self.levels[i] = factor
@@ -217,13 +218,14 @@ class _Placing:
         return self.found[i].key if 0 <= i < len(self.found) else ""
 
     def _behind(self, i: int) -> Factor | None:
-        """`16 steps`, `two-digit`; not `4e-5 group size 8`, where the name has a number of its own."""
+        """`16 steps`, `two-digit`, `16 samples of 4 prompts`; not `4e-5 group size 8`, where the name has a number of its own."""
         mention = self._factor_at(i + 1)
         if mention is None:
             return None
         scale = self.found[i].key in SCALES and mention.end - mention.start > 1
         own_number = self.found[mention.end].kind == "number" if mention.end < len(self.found) else False
-        if scale or (self._key(mention.end) in ("of", "=", ":") and self._number_at(mention.end + 1)):
+        valued = self._key(mention.end) in ("of", "=", ":") and self._number_at(mention.end + 1)
+        if scale or (valued and self._factor_at(mention.end + 2) is None):
             return None
         return None if own_number and self._before(i) else _factor(mention)
 
@@ -336,7 +338,7 @@ class _Placing:
         return mention if mention in self.factors else None
 
     def _number_at(self, i: int) -> bool:
-        return i < len(self.found) and self.found[i].kind == "number"
+        return 0 <= i < len(self.found) and self.found[i].kind == "number"
 
 
 def _factor(mention: Mention) -> Factor:

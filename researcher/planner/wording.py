@@ -164,7 +164,14 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         "learning rate schedule over",
     ),
     (r"\bconstant (?:learning[ -]?rate|lr)\b(?! (?:schedule|decay|of|at)\b|\s*[=\d(])", "constant schedule"),
-    (r"\bdecoupled clip(?:ping)?(?: range)? \(?(\d*\.\d+) ?/ ?(\d*\.\d+)\)?", r"clip low \1 and clip high \2"),
+    (
+        r"\brewards? (?:rise|grow|increase|climb|improve|go up)s? (faster|quicker|sooner|slower|more (?:quickly|slowly))\b",
+        r"learn \1",
+    ),
+    (
+        r"\b(?:decoupled clip(?:ping)?|clip[ -]higher)(?: range)? \(?(\d*\.\d+) ?/ ?(\d*\.\d+)\)?",
+        r"clip low \1 and clip high \2",
+    ),
     (r"\bcosts? (?:more )?(?=wall|time)", "raise "),
     (r"\bcosts? (?=(?:any )?(?:accuracy|reward|final|held|performance))", "lower "),
     (

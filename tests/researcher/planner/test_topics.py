@@ -200,6 +200,11 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("Does training on 2-digit sums with lr 1e-4 beat lr 1e-5", "learning_rate", [1e-4], [1e-5], AUC, UP),
     ("Does a group size of 8 equal a group size of 8?", "group_size", [8], [8], AUC, UP),
     ("Does group size double the accuracy?", "group_size", [4, 16], [8], ACC, UP),
+    ("What if the learning rate were 1e-3?", "learning_rate", [1e-3], [4e-5], AUC, UP),
+    ("A higher learning rate may be better; test 1e-3 against 4e-5.", "learning_rate", [1e-3], [4e-5], ACC, UP),
+    ("Does a LoRA rank of 8 suffice, or do we need 32?", "lora_rank", [8], [32], AUC, UP),
+    ("Does clip-higher (0.2/0.28) learn faster?", "clip_high", [0.28], [0.2], AUC, UP),
+    ("Do rewards rise faster with a group size of 16 than 8?", "group_size", [16], [8], AUC, UP),
     ("Does a learning rate of 1e-5 learn slower?", "learning_rate", [1e-5], [4e-5], AUC, DOWN),
 ]  # fmt: skip
 
@@ -350,6 +355,12 @@ REFUSED = [
     ("How does the answer length change with the temperature?", "max_tokens can be set in arithmetic"),
     ("How does entropy vary with the learning rate?", "entropy can be set in arithmetic"),
     ("How does the effect of group size depend on the temperature?", "varies group_size and temperature together"),
+    (
+        "Does GRPO with 16 samples of 4 prompts beat 4 samples of 16 prompts?",
+        "varies group_size and tasks_per_step together",
+    ),
+    ("Does clip-higher (0.2/0.28) prevent entropy collapse?", "entropy can be set in arithmetic"),
+    ("Is Dr. GRPO less biased toward long answers than GRPO?", "'biased' is no metric"),
     ("Does GROP learn faster than RLOO?", "'grop': did you mean grpo?"),
     ("Is RLO better than GRPO?", "'rlo': did you mean rloo?"),
     ("Does lr 4e-5 beat 1e-5? Use three seeds from 10 on", "`--first-seed 10`"),
