@@ -33,6 +33,8 @@ from researcher.planner.outcomes import metric_of, refuse_effect_sizes, refuse_u
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import (
+    is_english,
+    refuse_benchmarks,
     refuse_idle,
     refuse_missing_data,
     refuse_other_methods,
@@ -50,7 +52,6 @@ from researcher.planner.wording import (
 )
 from researcher.planner.written import taken_out
 
-_ENGLISH = words("the is are do doe does can will should which what how with than of for on to and or without by learn")
 _NUMBER_TYPES = words("float32 float16 bfloat16 fp32 fp16 bf16")
 
 
@@ -73,6 +74,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     placed = place_by_clause(found, named, parts)
     factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
     refuse_unknown_names(instrument, found, named)
+    refuse_benchmarks(instrument, found, named)
     refuse_missing_data(instrument, placed)
     refuse_unmeasured(instrument, found, named)
     control = untrained.asked_for(instrument, found, named, factors, placed)
@@ -160,7 +162,7 @@ def _nothing_matched(topic: str, instrument: Instrument, found: Sequence[Token])
         shown = " and ".join(token.text for token in found if token.kind == "number")
         hint = f" (if {shown} are levels of {taking[0]}, write its name with them)"
         near = list(dict.fromkeys([*taking, *near]))
-    if not any(token.key in _ENGLISH for token in found):
+    if not is_english(found):
         hint += ". Topics are read in English"
     elif any(token.key in _NUMBER_TYPES for token in found):
         hint += " (what a server computes in is set where it is started: `swarm serve --dtype`)"

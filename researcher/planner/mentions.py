@@ -12,6 +12,7 @@ from difflib import SequenceMatcher
 
 from researcher.models import Factor, Instrument, Metric, Scalar
 from researcher.planner.wording import (
+    BENCHMARKS,
     BETTER,
     LESS,
     MORE,
@@ -74,6 +75,7 @@ def mentions(
             if length == 1 and _has_length(found, at):
                 keys = (*keys, "length")
             passing = _is_unit(found, at) or _is_total(found, at + length) or _is_occasion(found, at, at + length)
+            passing = passing or (length == 1 and _is_a_thing(found, at))
             if keys in dictionary and not passing and not _voided(found, at + length, dictionary):
                 what, choice = dictionary[keys]
                 weak = isinstance(what, Metric) and all(key in COMPARING for key in keys)
@@ -134,6 +136,12 @@ def _is_total(found: Sequence[Token], end: int) -> bool:
     )
 
 
+def _is_a_thing(found: Sequence[Token], at: int) -> bool:
+    """`the system prompt`: one of them, of which nothing is counted."""
+    counted = at > 0 and (found[at - 1].value is not None or found[at - 1].kind == "times")
+    return found[at].text == "prompt" and not counted
+
+
 def _has_length(found: Sequence[Token], at: int) -> bool:
     """`longer completions`, `completions of 32 tokens`: how long each is, and not how many there are."""
     if found[at].key not in SAID:
@@ -169,7 +177,9 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
     A metric's name in another form (`accurate`) is no misspelling; `inflected` finds those.
     """
     taken = {i for mention in named for i in range(mention.start, mention.end)} | _own_name(instrument, found)
-    taken |= {i for i in range(len(found)) if _is_unit(found, i) or _is_occasion(found, i, i + 1)}
+    taken |= {
+        i for i in range(len(found)) if _is_unit(found, i) or _is_occasion(found, i, i + 1) or _is_a_thing(found, i)
+    }
     mentioned = {mention.what.name for mention in named}
     has_metric = any(isinstance(mention.what, Metric) for mention in named)
     result: list[tuple[float, str, str]] = []
@@ -286,7 +296,7 @@ def split_models(
         fits = [model for model in by_length if _plain(text) and _plain(model).startswith(_plain(text))]
         if fits:
             known.append(fits[0])
-        elif _looks_like_a_model(text):
+        elif _plain(text) not in BENCHMARKS and _looks_like_a_model(text):
             unknown.append(text)
         else:
             return match.group()

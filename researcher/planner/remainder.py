@@ -16,6 +16,7 @@ from researcher.planner.placing import KNOWN_WORDS
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import (
     ARTICLES,
+    BENCHMARKS,
     LESS,
     MORE,
     SCALES,
@@ -29,6 +30,7 @@ from researcher.planner.wording import (
     words,
 )
 
+_ANYWHERE = words("grpo rl llm model so was in die es du la test policy")
 _FRAMES = words("for in of under")
 _ORDINARY = words(
     "a about above actually after again all already also am among an and answer any anything are as asked ask at be because "
@@ -48,7 +50,7 @@ _ORDINARY = words(
     "against across around best better worse quite consequence significant significantly noticeably measurably substantially "
     "small little bit lot least equal equally equivalent identical differ differs similar good great high low end ends final "
     "finally start starts begin mean average curve reward task prompt outperform obtain achieve perform performance score "
-    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample converge convergence evaluate hypothesis deviation leave vary varies depend depends changing loss losing unchanged unaffected untouched fail size rate number amount count budget hour minute second day spend minimum maximum"
+    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample converge convergence evaluate hypothesis deviation leave vary varies depend depends changing loss losing unchanged unaffected untouched solve fail size rate number amount count budget hour minute second day spend minimum maximum"
 )
 
 
@@ -123,6 +125,25 @@ def refuse_unknown_names(instrument: Instrument, found: Sequence[Token], named: 
             near = difflib.get_close_matches(pair, names, n=2) or difflib.get_close_matches(found[i].text, names, n=2)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names)}"
             raise PlanningRefused(f"{found[i].text!r} is no {factor.name} of {instrument.name}; {hint}", near or names)
+
+
+def refuse_benchmarks(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
+    """Raises: PlanningRefused where the topic is about tasks that the instrument does not have."""
+    owned = {i for m in named for i in range(m.start, m.end)}
+    known = {token.key for word in (instrument.name, *instrument.keywords) for token in tokens(word)}
+    for i, token in enumerate(found):
+        if token.key in BENCHMARKS - known and i not in owned:
+            raise PlanningRefused(
+                f"{token.text!r} is nothing that {instrument.name} works on; name its questions as a JSON lines file (on "
+                "path/to/train.jsonl) or a data set on Hugging Face's hub (on hf:owner/name), or write an instrument "
+                "(docs/instruments.md)",
+                ["dataset"],
+            )
+
+
+def is_english(found: Sequence[Token]) -> bool:
+    """Whether there is one ordinary word among them; of what is the same in all languages, none counts."""
+    return any(token.key in _ORDINARY and not is_method(token.key) and token.key not in _ANYWHERE for token in found)
 
 
 def refuse_missing_data(instrument: Instrument, placed: Placed) -> None:

@@ -76,6 +76,11 @@ METHODS = words(
 """Ways to train, other than the usual one, and parts of them."""
 USUAL = "grpo"
 _ORDINARY_PO = words("tempo typo repo expo hippo") | {USUAL}
+BENCHMARKS = words(
+    "gsm8k math500 aime aime24 aime25 humaneval mbpp mmlu gpqa alfworld webshop appworld hotpotqa triviaqa musique swebench bfcl "
+    "livecodebench webarena olympiadbench svamp geometry3k sciworld scienceworld"
+)
+"""Tasks that people train on, and that are another question wherever no instrument has them."""
 ARTICLES = words("a an the any some its of our this that")
 
 

@@ -361,6 +361,12 @@ REFUSED = [
     ),
     ("Does clip-higher (0.2/0.28) prevent entropy collapse?", "entropy can be set in arithmetic"),
     ("Is Dr. GRPO less biased toward long answers than GRPO?", "'biased' is no metric"),
+    (
+        "On GSM8K, does RLOO beat GRPO?",
+        "'gsm8k' is nothing that arithmetic works on; name its questions as a JSON lines file",
+    ),
+    ("Does GRPO improve accuracy on AIME24?", "'aime24' is nothing that arithmetic works on"),
+    ("Does the system prompt matter for sums?", "names nothing that arithmetic can vary"),
     ("Does GROP learn faster than RLOO?", "'grop': did you mean grpo?"),
     ("Is RLO better than GRPO?", "'rlo': did you mean rloo?"),
     ("Does lr 4e-5 beat 1e-5? Use three seeds from 10 on", "`--first-seed 10`"),
