@@ -16,6 +16,13 @@ _LOSING = (
 )
 _UNHARMED = rf"(?:,\s*)?\b(?:without|while not|but not|with no|at no)\s+{_LOSING}\s+(?:(?:the|its|any|much)\s+)*"
 _FREEZING = r"\b(?:freez(?:e|es|ing)|frozen|not training)\s+(?:the\s+)?"
+_AT_EQUAL_COST = re.compile(
+    r"\b(?:(?:at|for|with|given|under|using|on)\s+(?:an?\s+|the\s+)?(?:equal|same|fixed|matched|identical|constant)\s+"
+    r"(?:(?:amount|number|total|budget)\s+of\s+|total\s+|training\s+)?"
+    r"(?:compute|flops?|costs?|tokens?|wall[\s-]?(?:clock)?(?:\s+time)?|time|samples|rollouts|budget|gpu[\s-]hours)"
+    r"|compute[\s-]matched|iso[\s-]?(?:compute|flops?))\b",
+    re.IGNORECASE,
+)
 _SEEDS_FROM = re.compile(
     r"\bseeds?\s+(?:\w+\s+)?(?:from|starting (?:at|from|with)|beginning (?:at|with))\s+(?:seed\s+)?(\d+)\b(?!\s*(?:to|-|and)\b)",
     re.IGNORECASE,
@@ -40,7 +47,17 @@ def set_aside(topic: str, instrument: Instrument) -> tuple[str, list[str]]:
 
 
 def put_plainly(topic: str, instrument: Instrument) -> str:
-    """`freezing the planner` sets its learning rate to 0. Raises: PlanningRefused for seeds that begin somewhere."""
+    """`freezing the planner` sets its learning rate to 0.
+
+    Raises: PlanningRefused for what no plan holds: seeds that begin somewhere, arms of equal cost.
+    """
+    matched = _AT_EQUAL_COST.search(topic)
+    if matched is not None:
+        raise PlanningRefused(
+            f"{matched.group()!r} asks for arms that cost the same, and here all arms make equally many steps; ask it without, and "
+            "set what a trial costs against what it learnt in the report (wall_s, tokens)",
+            [metric.name for metric in instrument.metrics],
+        )
     begun = _SEEDS_FROM.search(topic)
     if begun is not None:
         raise PlanningRefused(

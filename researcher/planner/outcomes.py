@@ -25,7 +25,7 @@ _ANYTHING = words(
 )
 _OTHER_OUTCOMES = words(
     "forgetting forget overfitting overfit overfits underfit diverge diverging divergence explode exploding unstable "
-    "instability stable stability stabilise stabilize biased bias robust robustness reliable reliability entropy variance perplexity hallucinate "
+    "instability stable stability stabilise stabilize biased bias transfer drift drifting robust robustness reliable reliability entropy variance perplexity hallucinate "
     "hallucination memory vram exploration explore diversity diverse calibration calibrated hacking toxicity safety safer "
     "latency throughput energy noise noisy gradient crash crashing"
 )

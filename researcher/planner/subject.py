@@ -16,7 +16,7 @@ _SCENE = words("with at on over for given when under in while keeping holding us
 
 
 TOGETHER = words("interact interacts interaction interplay factorial crossed")
-_NEEDED = words("need require")
+_NEEDED = words("need require necessary")
 """`does PPO need a KL penalty?`"""
 _EFFECTS = words("effect impact influence role")
 _DEPENDING = words("change vary depend scale differ")

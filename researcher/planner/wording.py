@@ -45,7 +45,7 @@ NUMBER_WORDS = {
 BETTER = words(
     "better best faster fastest quicker quickest sooner earlier easier easiest improve improved improving improvement help "
     "helped helping helpful beat beating outperform outperformed outperforming superior benefit benefited beneficial boost "
-    "boosted boosting speed accelerate accelerated accelerating win cheaper worth exceed surpass gain good well"
+    "boosted boosting speed accelerate accelerated accelerating win save saving cheaper worth exceed surpass gain good well"
 )
 WORSE = words(
     "worse worst slower slowest hurt hurting harm harmed harming harmful degrade degraded degrading degradation impair "
@@ -147,7 +147,11 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (rf"\bnot ({_LEVEL}),? but ({_LEVEL})", r"\2 rather than \1"),
     (rf"\b({_LEVEL}),? (?:and )?not ({_LEVEL})", r"\1 rather than \2"),
     (r"\b(\w+) steps? (?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
-    (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous)\b", "max staleness 0"),
+    (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous(?:ly)?|sync)\b", "max staleness 0"),
+    (r"\b(?:fully )?(?:asynchronous(?:ly)?|async|off[ -]policy)\b", "max staleness 1"),
+    (r"\bclip(?:ping)? (?:the )?gradients?(?: norms?)? (?:at|to)\b", "gradient clipping of"),
+    (r"\bclip(?:ping)? (?:the )?gradients?\b", "gradient clipping"),
+    (r"\bsav(?:e|es|ing) (?:any |much |training )?time\b", "save wall time"),
     (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b(?! ?(?:factorial|design|experiment))", r"size \1"),
     (r"\b(token|call|timeline|episode)[ -](?:level|wise)\b", r"\1"),
     (r"\blinearly\b", "linear"),
