@@ -38,6 +38,7 @@ from researcher.planner.remainder import (
     refuse_idle,
     refuse_missing_data,
     refuse_other_methods,
+    refuse_other_owners,
     refuse_quotients,
     refuse_shifts,
     refuse_unknown_names,
@@ -75,6 +76,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
     refuse_unknown_names(instrument, found, named)
     refuse_benchmarks(instrument, found, named)
+    refuse_other_owners(instrument, found, named)
     refuse_missing_data(instrument, placed)
     refuse_unmeasured(instrument, found, named)
     control = untrained.asked_for(instrument, found, named, factors, placed)

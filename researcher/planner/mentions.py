@@ -98,6 +98,7 @@ def mentions(
         if m.choice is None
         or m.what.name in named
         or _speaks_for_itself(m)
+        or m.end - m.start > len(phrase(str(m.choice)))  # `token loss`: with its factor's name
         or found[m.start].key in written
         or _several_choices(result, m)
         or _is_method(found, m)

@@ -31,6 +31,7 @@ from researcher.planner.wording import (
 )
 
 _ANYWHERE = words("grpo rl llm model so was in die es du la test policy")
+_OWNERS = words("critic value teacher reference embedding head encoder")
 _FRAMES = words("for in of under")
 _ORDINARY = words(
     "a about above actually after again all already also am among an and answer any anything are as asked ask at be because "
@@ -125,6 +126,19 @@ def refuse_unknown_names(instrument: Instrument, found: Sequence[Token], named: 
             near = difflib.get_close_matches(pair, names, n=2) or difflib.get_close_matches(found[i].text, names, n=2)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names)}"
             raise PlanningRefused(f"{found[i].text!r} is no {factor.name} of {instrument.name}; {hint}", near or names)
+
+
+def refuse_other_owners(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
+    """Raises: PlanningRefused where a setting is said to be another's than the model's: `the critic's learning rate`."""
+    owned = {i for m in named for i in range(m.start, m.end)}
+    for mention in named:
+        i = mention.start - 1
+        if isinstance(mention.what, Factor) and i >= 0 and i not in owned and found[i].key in _OWNERS:
+            written = " ".join(token.text for token in found[i : mention.end])
+            raise PlanningRefused(
+                f"{written!r} is nothing that {instrument.name} can vary, and {mention.what.name} is the model's own",
+                [mention.what.name],
+            )
 
 
 def refuse_benchmarks(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
