@@ -73,5 +73,5 @@ class PlannerContract:
         assert "learning_rate" in refused.value.nearest
 
     async def test_a_budget_that_does_not_fit_is_refused_with_one_that_would(self, planner: Planner) -> None:
-        with pytest.raises(PlanningRefused, match=r"--budget 8m"):
+        with pytest.raises(PlanningRefused, match=r"--budget 6m"):
             await planner.plan(request(budget_s=60.0))

@@ -79,17 +79,17 @@ async def test_the_power_rule_is_left_out_only_where_that_is_asked_for() -> None
 
 
 async def test_a_budget_between_least_and_most_takes_seeds_away_and_says_so() -> None:
-    plan = await planned(budget_s=8.5 * 75)
+    plan = await planned(budget_s=8.5 * 60)
     assert (plan.stages[-1].seeds, plan.stages[-1].max_seeds) == (3, 4)
     assert plan.budget.trials == 8
     assert any("pays for 4 seeds" in line for line in plan.assumptions)
 
 
 async def test_prices_follow_length_and_size_and_servers() -> None:
-    for topic in (TOPIC + " Over 20 steps.", TOPIC + " With a group size of 16."):
-        with pytest.raises(PlanningRefused, match="about 15 min, the budget is 14 min: give --budget 15m"):
-            await planned(topic, budget_s=840.0)
-    await planned(TOPIC + " Over 20 steps.", budget_s=840.0, servers=2)
+    for topic in (TOPIC + " Over 14 steps.", TOPIC + " With a group size of 16."):
+        with pytest.raises(PlanningRefused, match="about 12 min, the budget is 11 min: give --budget 12m"):
+            await planned(topic, budget_s=660.0)
+    await planned(TOPIC + " Over 14 steps.", budget_s=660.0, servers=2)
 
 
 async def test_an_instruments_own_sigma_prices_seeds_and_warns() -> None:
@@ -166,7 +166,7 @@ async def test_an_arm_that_no_server_would_take_is_refused_by_name() -> None:
 async def test_a_plan_knows_how_long_its_longest_trial_takes() -> None:
     trial_s = ARITHMETIC.instrument.defaults.trial_s
     assert (await planned()).trial_s == trial_s
-    assert (await planned("Do 20 steps beat 10 steps on sums in accuracy?")).trial_s == 2 * trial_s
+    assert (await planned("Do 14 steps beat 7 steps on sums in accuracy?")).trial_s == 2 * trial_s
 
 
 async def test_what_came_later_leaves_no_trace_in_plans_that_do_not_use_it() -> None:
