@@ -50,6 +50,9 @@ class BatchSpec(StrictModel):
     """Groups per step (rules `tasks` and `informative_tasks`)."""
     episodes: Count | None = None
     """Episodes per step (rule `episodes`)."""
+    max_gen_batches: Count = 10
+    """With rule `informative_tasks`, so many times `tasks` groups of equal rewards are dropped for one step at the most; after that
+    they fill it: what a model has learnt whole would be sampled for ever."""
     group_size: Count = 8
     group_patience_s: Positive = 60.0
     partial_groups: Literal["drop", "train"] = "train"

@@ -26,6 +26,11 @@ def one_batch(batch: BatchSpec) -> int:
     return (batch.episodes or 1) if batch.rule == "episodes" else batch.tasks
 
 
+def most_flat(batch: BatchSpec) -> int:
+    """Groups of equal rewards that rule `informative_tasks` drops for one step."""
+    return batch.tasks * batch.max_gen_batches
+
+
 def horizon(spec: RunSpec, *, step: int, versions_ahead: int) -> int:
     """What may be in the pool, open groups counted as full: as much as can still be used within `max_staleness`, the limit
     of steps and `max_pool_episodes`. In the units of `one_batch`.

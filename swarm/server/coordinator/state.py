@@ -13,7 +13,7 @@ from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import DropReason, EpisodeState
 from swarm.protocol.status import Failure, Phase
-from swarm.server.coordinator.batches import draw, one_batch
+from swarm.server.coordinator.batches import draw, most_flat, one_batch
 from swarm.server.coordinator.groups import Group, Groups
 from swarm.server.coordinator.leases import Deadlines, LeaseClock, LiveEpisode
 from swarm.server.coordinator.mix import Awaited, Turns, family_of, in_force
@@ -125,6 +125,8 @@ class BookState:
     """Something happened that the conductor must see."""
     doubted: bool = False
     """A prepared episode must ask its decider."""
+    flat_groups: int = 0
+    """Dropped for equal rewards since the newest batch was made, or the server started."""
 
     @classmethod
     def load(
@@ -372,7 +374,9 @@ class BookState:
 
     def _teaches_nothing(self, group: Group) -> bool:
         """Whether the batch rule has no use for it, as it ended."""
-        return self.run is not None and self.run.spec.batch.rule == "informative_tasks" and group.equal_rewards
+        if self.run is None or self.run.spec.batch.rule != "informative_tasks" or not group.equal_rewards:
+            return False
+        return self.flat_groups < most_flat(self.run.spec.batch)
 
     def look_at_mix(self, *, rearm: bool = False) -> None:
         """See which families the others wait for. rearm: patience may have been changed."""
@@ -406,6 +410,11 @@ class BookState:
     def _make_ready(self, group: Group) -> None:
         assert self.run is not None
         if self._teaches_nothing(group):
+            self.flat_groups += 1
+            if self.flat_groups == most_flat(self.run.spec.batch):
+                self.log.append(
+                    f"{self.flat_groups} groups of equal rewards were dropped: from here on they fill the step"
+                )
             self.drop_group(group, DropReason.ZERO_VARIANCE)
             return
         group.row.state = "ready"

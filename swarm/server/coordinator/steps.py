@@ -147,6 +147,7 @@ class StepBook:
             state.groups.remove(group)
             state.changes.append(PutGroup(group.row))
         state.journalled = row
+        state.flat_groups = 0
         state.changes += [PutStep(row), PutRun(run.row)]
         state.settle_all()  # what is left over is one version older when the next batch is made
         state.turned = True
@@ -235,6 +236,7 @@ class StepBook:
         state.versions = Versions()
         state.awaited.since.clear()
         state.eval_ordinals = {}
+        state.flat_groups = 0
         state.situation.checkpoint_wanted = False
         traces_from = state.next_episode_seq - TRACES_KEPT
         state.changes += [PutRun(row), PutConfig(config), FreeCalls(row.run_id, 0, traces_from)]

@@ -85,6 +85,29 @@ async def test_groups_with_equal_rewards_do_not_count_for_an_informative_batch(t
         assert await world.states() == ["dropped zero_variance"] * 2 + ["trained 1"] * 4
 
 
+async def test_what_is_learnt_whole_fills_an_informative_batch_in_the_end(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        batch = {"rule": "informative_tasks", "max_gen_batches": 2}
+        await world.begin(batch=batch, limits={"steps": 2})
+
+        async def flat(task: str) -> None:
+            await world.episode(task, 1.0)
+            await world.episode(task, 1.0)
+
+        for number in range(4):  # two steps' worth of groups
+            await flat(f"t-{number}")
+        await world.episode("t-1", 0.0)
+        await world.episode("t-1", 1.0)
+        await flat("t-9")
+        await world.until_step(1)
+        assert await world.states() == ["dropped zero_variance"] * 8 + ["in_step 1"] * 2 + ["dropped zero_variance"] * 2
+        page = await world.desk.ledger(step=1)
+        assert [entry.task_id for entry in page.entries] == ["t-1", "t-1"]
+        for number in range(6):  # and nothing else comes: the second step is made of such groups too
+            await flat(f"t-{10 + number}")
+        await world.until_status("complete")
+
+
 async def test_a_batch_can_be_cut_by_the_number_of_episodes(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         await world.begin(batch={"rule": "episodes", "episodes": 3}, limits={"steps": 1})
