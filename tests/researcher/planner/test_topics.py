@@ -289,6 +289,15 @@ def test_levels_of_other_factors_are_the_same_for_all_arms(topic: str, settings:
     assert {factor.name: level for factor, level in reading.settings} == settings
 
 
+def test_a_budget_of_time_and_what_happens_at_the_same_time_are_no_equal_cost() -> None:
+    reading = read("With a fixed budget of 2 hours, does a temperature of 0.7 beat 1.0?", ARITHMETIC.instrument)
+    assert reading.budget_s == 7200.0
+    assert read("Is lr 4e-5 better than 1e-5 and at the same time stronger?", ARITHMETIC.instrument).levels == (
+        1e-5,
+        4e-5,
+    )
+
+
 def test_seeds_and_a_time_budget_may_stand_in_the_topic() -> None:
     reading = read("In 2 hours and with 5 seeds, does a temperature of 0.7 beat 1.0?", ARITHMETIC.instrument)
     assert (reading.seeds, reading.budget_s) == (5, 7200.0)
