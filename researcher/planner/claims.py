@@ -107,6 +107,8 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
         said = None if i in taken or superlative else _direction_at(found, i, metric.direction)
         if said is not None:
             return _denied(found, i, said, metric.direction)
+    if (scaled := _times_as(found, metric.direction)) is not None:
+        return scaled
     if _says_equal(found):
         if any(found[i].key in ("fail", "failed") and _denies(found, i) for i in range(len(found))):
             return Stated(_opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
@@ -134,6 +136,26 @@ def _at_least(found: Sequence[Token], better: Direction) -> Stated | None:
     return None
 
 
+def _scales(found: Sequence[Token], i: int) -> bool:
+    """`four times`, `twice`, before `as fast as`."""
+    return i >= 0 and (found[i].kind == "times" or found[i].key in SCALES or found[i].key == "time")
+
+
+def _times_as(found: Sequence[Token], better: Direction) -> Stated | None:
+    """`four times as fast as`, `twice as high as`, `half as many as`: more, or less, and not how much."""
+    for i in range(len(found) - 3):
+        if not (_scales(found, i) and found[i + 1].key == "as" and found[i + 3].key == "as"):
+            continue
+        first = i - 1 if i and found[i].key == "time" else i
+        key, more = found[i + 2].key, SCALES.get(found[first].key, found[first].value or 2.0) > 1
+        up: Direction = (
+            "decrease" if key in LESS else "increase" if key in MORE else _opposite(better) if key in WORSE else better
+        )
+        written = " ".join(token.text for token in found[first : i + 4])
+        return Stated(up if more else _opposite(up), f"{written!r} is tested as a difference, whatever its size.")
+    return None
+
+
 def _says_equal(found: Sequence[Token]) -> bool:
     """`no difference between`, `the same reward`, `as fast as`."""
     keys = [token.key for token in found]
@@ -142,7 +164,10 @@ def _says_equal(found: Sequence[Token]) -> bool:
         for i, key in enumerate(keys)
     )
     as_as = any(
-        key == "as" and keys[i + 2 : i + 3] == ["as"] and keys[i + 1] not in ("well", "soon", "long")
+        key == "as"
+        and keys[i + 2 : i + 3] == ["as"]
+        and keys[i + 1] not in ("well", "soon", "long")
+        and not _scales(found, i - 1)
         for i, key in enumerate(keys)
     )
     return no_difference or as_as or bool(_EQUAL & set(keys))

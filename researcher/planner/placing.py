@@ -68,7 +68,7 @@ _POINTS = words("point percentage pp")
 _REACHED = words("reach reaching reached hit hitting attain attaining threshold exceed surpass")
 _VERBS = words(
     "give beat need doe learn get help hurt yield take lead make reach train work win improve increase raise reduce lower "
-    "perform score end matter result outperform cost use require leave keep change affect alter move this"
+    "perform score end matter result outperform cost use require speed slow accelerate boost harm degrade impair produce provide cause bring leave keep change affect alter move this"
 )
 """What may follow a level and ends in s."""
 

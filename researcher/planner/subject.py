@@ -102,7 +102,7 @@ def refuse_two_subjects(found: Sequence[Token], factor: Factor, factors: Sequenc
         )  # `change with the temperature`
         if asked or of[-1:] == ["than"] or (behind and behind[0] in ("matter", "affect", "influence")):
             raise _several_asked([factor, other])
-        if any(_moved_together(found, m, mention) for m in factors if m.what == factor):
+        if any(_moved_together(found, m, mention) or _either(found, m, mention) for m in factors if m.what == factor):
             raise _several_asked([factor, other])
 
 
@@ -112,6 +112,13 @@ def _moved_together(found: Sequence[Token], one: Mention, other: Mention) -> boo
     between = keys_of(found, first.end, second.start)
     joined = "and" in between and set(between) <= ARTICLES | {"and"}
     return joined and (_is_moved(found, first) or "both" in words_before(found, first))
+
+
+def _either(found: Sequence[Token], one: Mention, other: Mention) -> bool:
+    """`which matters more, the learning rate or the group size?`"""
+    first, second = sorted((one, other), key=lambda mention: mention.start)
+    between = keys_of(found, first.end, second.start)
+    return "or" in between and set(between) <= ARTICLES | {"or"}
 
 
 def _several_asked(factors: Sequence[Factor]) -> PlanningRefused:

@@ -158,6 +158,7 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\badvantages? (?:be |are )?normali[sz]ed\b", "need advantage normalization"),
     (r"\b(lora|adapters?) (r|rank|alpha) ?[= ]", r"\1 \2 "),
     (r"\b(lora)(?: with)? r (?=\d)", r"\1 rank "),
+    (r"\b[tτ] ?= ?(?=\d)", "temperature "),
     (r"\blinearly\b", "linear"),
     (r"\bbest[ -]of[ -](?:n|\d+)\b", "bestofn"),
     (r"\bwith (?:respect|regard) to\b", "in terms of"),
