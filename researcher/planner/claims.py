@@ -15,7 +15,7 @@ from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, QUALITIES, 
 
 _COPULAS = words("is are be was were get become becoming becomes goe go stay remain end")
 _AGAINST = words(
-    "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing instead rather over > < >= <="
+    "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing overtake dominate instead rather over > < >= <="
 )
 _BESIDE = words("against vs versus compared compare relative")
 _AHEAD = words("compared relative instead rather against")
@@ -32,7 +32,9 @@ _TASKS = words("sum task problem question one example puzzle")
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
-_EQUAL = words("same equal equally equivalent identical alike match unchanged unaffected untouched")
+_EQUAL = words(
+    "same equal equally equivalent identical alike match interchangeable indistinguishable comparable unchanged unaffected untouched"
+)
 _MATTERS = words("difference differ effect change affect alter move matter impact influence")
 """Where these are denied nothing differs."""
 CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")

@@ -18,7 +18,7 @@ from researcher.planner.switches import settle_default, settle_switches
 from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, phrase, words
 
 SEPARATORS = words(
-    ", / ; - or and vs versus v than to against compared & nor over beat either both only -> => > < >= <="
+    ", / ; - or and vs versus v than to against compared & nor over beat dominate overtake either both only -> => > < >= <="
 )
 _LISTING = words(", / ; - or and vs versus v to & than against -> => > < >= <=")
 _OPPOSING = words("than vs versus or against")

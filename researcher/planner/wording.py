@@ -45,11 +45,11 @@ NUMBER_WORDS = {
 BETTER = words(
     "better best faster fastest quicker quickest sooner earlier easier easiest improve improved improving improvement help "
     "helped helping helpful beat beating outperform outperformed outperforming superior benefit benefited beneficial boost "
-    "boosted boosting speed accelerate accelerated accelerating win save saving cheaper worth exceed surpass gain good well"
+    "boosted boosting speed accelerate accelerated accelerating win overtake dominate preferable save saving cheaper worth exceed surpass gain good well"
 )
 WORSE = words(
     "worse worst slower slowest hurt hurting harm harmed harming harmful degrade degraded degrading degradation impair "
-    "impaired damage damaged damaging inferior slow later harder hinder hindered bad badly collapse collapsing break breaking suffer suffering losing"
+    "impaired damage damaged damaging inferior insufficient slow later harder hinder hindered bad badly collapse collapsing break breaking suffer suffering losing"
 )
 MORE = words(
     "higher highest high increase increased increasing raise raised raising more most greater greatest larger largest large "
@@ -57,7 +57,7 @@ MORE = words(
 )
 LESS = words(
     "lower lowest low lowering lowered decrease decreased decreasing reduce reduced reducing reduction less least fewer fewest "
-    "smaller smallest small shorter drop dropping shrink shrinking fall falling decline declining down < <="
+    "smaller smallest small shorter drop dropping shrink shrinking fall falling decline declining cut cutting down < <="
 )
 QUALITIES = words(
     "efficient efficiency fast quick quickly speed performance stable stability quality robust effective reliable reliability"
@@ -159,6 +159,8 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\b(lora|adapters?) (r|rank|alpha) ?[= ]", r"\1 \2 "),
     (r"\b(lora)(?: with)? r (?=\d)", r"\1 rank "),
     (r"\b[tτ] ?= ?(?=\d)", "temperature "),
+    (r"\b(?:preferable|superior) to\b", "better than"),
+    (r"\binferior to\b", "worse than"),
     (r"\blinearly\b", "linear"),
     (r"\bbest[ -]of[ -](?:n|\d+)\b", "bestofn"),
     (r"\bwith (?:respect|regard) to\b", "in terms of"),
