@@ -17,10 +17,9 @@ _LOSING = (
 _UNHARMED = rf"(?:,\s*)?\b(?:without|while not|but not|with no|at no)\s+{_LOSING}\s+(?:(?:the|its|any|much)\s+)*"
 _FREEZING = r"\b(?:freez(?:e|es|ing)|frozen|not training)\s+(?:the\s+)?"
 _AT_EQUAL_COST = re.compile(
-    r"\b(?!at the same time\b)(?:(?:at|for|with|given|under)\s+(?:an?\s+|the\s+)?(?:equal|same|fixed|matched|identical|constant)\s+"
+    r"\b(?:(?:at|for|with|given|under)\s+(?:an?\s+|the\s+)?(?:equal|same|fixed|matched|identical|constant)\s+"
     r"(?:(?:amount|number|total|budget)\s+of\s+|total\s+|training\s+)?"
-    r"(?:compute|flops?|costs?|tokens?|wall[\s-]?(?:clock)?(?:\s+time)?|time|samples|rollouts|gpu[\s-]hours|"
-    r"budget(?!\s+of\s+\S+\s*(?:hours?|hrs?|h|minutes?|mins?|days?)\b))"
+    r"(?:compute|flops?|costs?|tokens(?!\s+(?:limit|per))|wall[\s-]?(?:clock)?(?:\s+time)?|gpu[\s-]hours)"
     r"|compute[\s-]matched|iso[\s-]?(?:compute|flops?))\b",
     re.IGNORECASE,
 )

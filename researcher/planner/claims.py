@@ -33,8 +33,10 @@ _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
 _EQUAL = words(
-    "same equal equally equivalent identical alike match interchangeable indistinguishable comparable unchanged unaffected untouched"
+    "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched"
 )
+_COSTS = words("long much many expensive slow costly")
+"""`takes twice as long as` says what it costs."""
 _MATTERS = words("difference differ effect change affect alter move matter impact influence")
 """Where these are denied nothing differs."""
 CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
@@ -123,7 +125,8 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
 def favours_none(found: Sequence[Token]) -> bool:
     """`which reaches a higher reward, 8 or 16?`"""
     keys = [token.key for token in found]
-    return keys[:1] == ["which"] and not set(keys) & (_AGAINST | _BESIDE)
+    heads = [i for i, key in enumerate(keys) if key == "which" and (i == 0 or found[i - 1].kind == "mark")]
+    return bool(heads) and not set(keys[heads[0] :]) & (_AGAINST | _BESIDE)
 
 
 def _at_least(found: Sequence[Token], better: Direction) -> Stated | None:
@@ -149,10 +152,14 @@ def _times_as(found: Sequence[Token], better: Direction) -> Stated | None:
         if not (_scales(found, i) and found[i + 1].key == "as" and found[i + 3].key == "as"):
             continue
         first = i - 1 if i and found[i].key == "time" else i
+        if found[i + 2].key in _COSTS:
+            return None
         key, more = found[i + 2].key, SCALES.get(found[first].key, found[first].value or 2.0) > 1
         up: Direction = (
             "decrease" if key in LESS else "increase" if key in MORE else _opposite(better) if key in WORSE else better
         )
+        if any(_denies(found, j) for j in range(first)):
+            return _denied(found, first, up if more else _opposite(up), better)
         written = " ".join(token.text for token in found[first : i + 4])
         return Stated(up if more else _opposite(up), f"{written!r} is tested as a difference, whatever its size.")
     return None
@@ -172,7 +179,8 @@ def _says_equal(found: Sequence[Token]) -> bool:
         and not _scales(found, i - 1)
         for i, key in enumerate(keys)
     )
-    return no_difference or as_as or bool(_EQUAL & set(keys))
+    equal = any(key in _EQUAL and not {"other", "else"} & set(keys[max(0, i - 4) : i]) for i, key in enumerate(keys))
+    return no_difference or as_as or equal
 
 
 def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Direction | None:

@@ -75,7 +75,8 @@ def read(topic: str, instrument: Instrument) -> Reading:
     placed = place_by_clause(found, named, parts)
     factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
     refuse_unknown_names(instrument, found, named)
-    refuse_benchmarks(instrument, found, named)
+    if not written.levels:
+        refuse_benchmarks(instrument, found, named)
     refuse_other_owners(instrument, found, named)
     refuse_missing_data(instrument, placed)
     refuse_unmeasured(instrument, found, named)

@@ -129,14 +129,12 @@ def refuse_unmeasured(instrument: Instrument, found: Sequence[Token], named: Seq
         if isinstance(m.what, Factor) and not _EFFECTS & {token.key for token in found[max(0, m.start - 3) : m.start]}
     }
     for i, token in enumerate(found):
-        following = found[i + 1] if i + 1 < len(found) else None
-        ends_there = following is None or following.kind == "mark" or following.key in _UPON | _ELSEWHERE
-        if token.key in _COLLAPSING and i in ends and ends_there:
+        if token.key in _COLLAPSING and ends.get(i) in _OTHER_OUTCOMES:
             raise unmeasured(ends[i], instrument)
         behind = [j for j in range(i + 1, min(i + 5, len(found))) if j not in taken]
         keys = {found[j].key for j in behind}
         subject = ends.get(i)
-        if token.key in _DEPENDING and subject is not None and keys & _UPON:
+        if token.key in _DEPENDING and subject is not None and found[i + 1 : i + 2] and found[i + 1].key in _UPON:
             raise unmeasured(subject, instrument)
         if keys & _ELSEWHERE:
             continue

@@ -31,7 +31,7 @@ from researcher.planner.wording import (
 )
 
 _ANYWHERE = words("grpo rl llm model so was in die es du la test policy")
-_OWNERS = words("critic value teacher reference embedding head encoder")
+_OWNERS = words("critic value teacher embedding head encoder")
 _FRAMES = words("for in of under")
 _ORDINARY = words(
     "a about above actually after again all already also am among an and answer any anything are as asked ask at be because "
@@ -51,7 +51,7 @@ _ORDINARY = words(
     "against across around best better worse quite consequence significant significantly noticeably measurably substantially "
     "small little bit lot least equal equally equivalent identical differ differs similar good great high low end ends final "
     "finally start starts begin mean average curve reward task prompt outperform obtain achieve perform performance score "
-    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample converge convergence evaluate hypothesis deviation leave vary varies depend depends changing loss losing unchanged unaffected untouched interchangeable indistinguishable comparable sufficient null margin always steeply believe prove sensitive necessary solve fail size rate number amount count budget hour minute second day spend minimum maximum"
+    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample converge convergence evaluate hypothesis leave vary varies depend depends changing losing unchanged unaffected untouched interchangeable indistinguishable comparable sufficient null margin always steeply believe prove sensitive necessary solve fail size rate number amount count budget hour minute second day spend minimum maximum"
 )
 
 

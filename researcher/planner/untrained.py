@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from researcher.models import LEARNING_RATE, STUDY_STEPS, Factor, Instrument, Scalar
+from researcher.models import LEARNING_RATE, STUDY_STEPS, Factor, Instrument, Metric, Scalar
 from researcher.planner.claims import Opposition
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text
@@ -83,7 +83,7 @@ def asked_for(
     if rate is None or level_problem(rate, 0.0) is not None or varied(found, factors, placed):
         return None
     named_at = _named_control(found)
-    if not named_at and not (_is_subject(instrument, found) and _only_scenes(found, placed)):
+    if not named_at and not (_is_subject(instrument, found) and _only_scenes(found, named, placed)):
         return None
     asked = {m.what.name for m in factors if isinstance(m.what, Factor) and not placed.of(m.what)} - {rate.name}
     if asked and not all(is_present(found, m.start) for m in factors if m.what.name in asked):
@@ -146,14 +146,16 @@ def _is_subject(instrument: Instrument, found: Sequence[Token]) -> bool:
     return keys[at] in _learners(instrument) and bool(set(keys[at + 1 : at + 5]) & _LEARNING)
 
 
-def _only_scenes(found: Sequence[Token], placed: Placed) -> bool:
+def _only_scenes(found: Sequence[Token], named: Sequence[Mention], placed: Placed) -> bool:
     """Whether levels say only what is learned, how long, and in what setting: `improve accuracy with a group size of 16`.
 
     `Does GRPO with a group size of 16 improve accuracy?` speaks of that group size instead.
     """
     act = next((i for i, token in enumerate(found) if token.key in _ACTS), len(found))
     own = [level for level in placed.levels if level.factor.target.startswith(("run.", "study.", "roles."))]
-    compares = {token.key for token in found} & _COMPARING
+    compares = bool({token.key for token in found} & _COMPARING)
+    moved = any(isinstance(m.what, Metric) and not m.weak and m.what.kind != "wall_s" for m in named)
+    compares = compares or not (moved or {token.key for token in found} & _LEARNING - words("improve"))
     return all(
         level.value == level.factor.default
         or _is_length(found, level)

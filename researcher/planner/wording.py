@@ -45,7 +45,7 @@ NUMBER_WORDS = {
 BETTER = words(
     "better best faster fastest quicker quickest sooner earlier easier easiest improve improved improving improvement help "
     "helped helping helpful beat beating outperform outperformed outperforming superior benefit benefited beneficial boost "
-    "boosted boosting speed accelerate accelerated accelerating win overtake dominate preferable save saving cheaper worth exceed surpass gain good well"
+    "boosted boosting speed accelerate accelerated accelerating win overtake dominate preferable cheaper worth exceed surpass gain good well"
 )
 WORSE = words(
     "worse worst slower slowest hurt hurting harm harmed harming harmful degrade degraded degrading degradation impair "
@@ -138,6 +138,15 @@ def _kl_places(match: re.Match[str]) -> str:
     return text
 
 
+def _async(match: re.Match[str]) -> str:
+    """`does asynchronous training help?`, where the topic says no more of staleness, and of nothing that goes with it."""
+    text = match.group()
+    if re.search(r"stale|behind|correction|importance|policy", text):
+        return text
+    text = re.sub(r"\b(?:fully )?async(?:hronous(?:ly)?)?\b", "max staleness 1", text)
+    return re.sub(r"\bsync (?=training|updates)", "max staleness 0 ", text)
+
+
 _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (
         r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
@@ -147,18 +156,18 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (rf"\bnot ({_LEVEL}),? but ({_LEVEL})", r"\2 rather than \1"),
     (rf"\b({_LEVEL}),? (?:and )?not ({_LEVEL})", r"\1 rather than \2"),
     (r"\b(\w+) steps? (?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
-    (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous(?:ly)?|sync)\b", "max staleness 0"),
-    (r"\b(?:fully )?(?:asynchronous(?:ly)?|async|off[ -]policy)\b", "max staleness 1"),
+    (r"^.*\basync.*$", _async),
+    (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous)\b", "max staleness 0"),
     (r"\bclip(?:ping)? (?:the )?gradients?(?: norms?)? (?:at|to)\b", "gradient clipping of"),
     (r"\bclip(?:ping)? (?:the )?gradients?\b", "gradient clipping"),
-    (r"\bsav(?:e|es|ing) (?:any |much |training )?time\b", "save wall time"),
+    (r"\bsaves? (?:any |much |training |wall[ -]?(?:clock )?)*time\b", "reduce wall time"),
     (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b(?! ?(?:factorial|design|experiment))", r"size \1"),
     (r"\b(token|call|timeline|episode)[ -](?:level|wise)\b", r"\1"),
     (r"\b(token|call|timeline|episode) (?:policy |pg )?loss\b(?! (?:agg|averag|mean|normali))", r"loss aggregation \1"),
     (r"\badvantages? (?:be |are )?normali[sz]ed\b", "need advantage normalization"),
     (r"\b(lora|adapters?) (r|rank|alpha) ?[= ]", r"\1 \2 "),
     (r"\b(lora)(?: with)? r (?=\d)", r"\1 rank "),
-    (r"\b[tτ] ?= ?(?=\d)", "temperature "),
+    (r"\b[tτ] ?= ?(?=\d\.\d)", "temperature "),
     (r"\b(?:preferable|superior) to\b", "better than"),
     (r"\binferior to\b", "worse than"),
     (r"\blinearly\b", "linear"),
@@ -181,7 +190,7 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     ),
     (r"\bconstant (?:learning[ -]?rate|lr)\b(?! (?:schedule|decay|of|at)\b|\s*[=\d(])", "constant schedule"),
     (
-        r"\brewards? (?:rise|grow|increase|climb|improve|go up)s? (faster|quicker|sooner|slower|more (?:quickly|slowly))\b",
+        r"\brewards? (?:rise|grow|increase|climb|improve|go up)s? (faster|quicker|sooner|slower)\b",
         r"learn \1",
     ),
     (

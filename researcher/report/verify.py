@@ -21,7 +21,7 @@ from researcher.report.records import Records, same_number
 from researcher.report.vocabulary import UnknownName, Value
 from researcher.report.writer import claims_digest, digest, render, wording
 
-_PROGRESS = ("trial_done", "trial_failed", "decision", "amended")
+_PROGRESS = ("trial_begun", "trial_done", "trial_failed", "decision", "amended", "repaired")
 _MISSING = "the file is missing; `researcher report` writes it again"
 
 
@@ -37,6 +37,8 @@ class Difference(BaseModel):
 
     def __str__(self) -> str:
         asked = f" = {self.expression}" if self.expression else ""
+        if self.reported is None and self.recomputed is None:
+            return f"{self.claim}{asked}: {self.problem}"
         return f"{self.claim}{asked}: reported {self.reported!r}, recomputed {self.recomputed!r}; {self.problem}"
 
 
@@ -49,12 +51,13 @@ def verify(
 
     Args:  claims, files, seal: as `write_report` returned them and the store kept them.
     """
-    if _went_on(data):
-        return [Difference(claim="report", problem="the study went on since; `researcher report` writes it again")]
     try:
         records = Records(data)
     except RecordsDisagree as error:
         return [Difference(claim="report", problem=f"it cannot be built from these records: {error}")]
+    if _went_on(data):
+        since = Difference(claim="report", problem="the study went on since; `researcher report` writes it again")
+        return [*_plan(records), since]
     found = [*_plan(records), *_claims(records, claims)]
     try:
         whole = page(records)
@@ -220,7 +223,11 @@ def _decisions(records: Records) -> Iterator[Difference]:
 
 
 def _files(whole: Page, files: Mapping[str, str], *, sealed: bool) -> Iterator[Difference]:
-    changed = "was changed after writing" if sealed else "was changed after writing, or worded by an earlier version"
+    changed = (
+        "was changed after writing"
+        if sealed
+        else "was changed, or an earlier version wrote it; `researcher report` writes it again"
+    )
     rendered = render(whole)
     for kind in [*rendered, *(kind for kind in files if kind not in rendered)]:
         path = Path(files[kind]) if kind in files else None

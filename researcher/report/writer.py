@@ -80,8 +80,9 @@ def claims_digest(claims: Sequence[Claim]) -> str:
 
 @cache
 def wording() -> str:
-    """Over what renders reports: the same records read alike only where it is the same."""
-    parts = [f"{name}\0".encode() + file.read_bytes() for name, file in visible_files(TEMPLATES.parent)]
+    """Over what decides and renders what reports say: the same records read alike only where it is the same."""
+    folders = (TEMPLATES.parent, TEMPLATES.parents[1] / "analysis")
+    parts = [f"{name}\0".encode() + file.read_bytes() for folder in folders for name, file in visible_files(folder)]
     return digest(b"\0".join(parts))
 
 

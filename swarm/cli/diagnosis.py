@@ -211,17 +211,17 @@ def _about_steps(run: RunReport) -> Iterable[str]:
     last = run.steps[-1].values if run.steps else {}
     if last and last.get("weights_change") == 0 and last.get("tokens_trained") == 0:
         yield "the last step trained no token at all"
-    if last.get(MISMATCH, 0.0) > 0.1:
+    steps = [step.values for step in run.steps if MISMATCH in step.values and STALENESS in step.values]
+    later = outgrown((values[MISMATCH], values[STALENESS]) for values in steps)
+    if later is not None:
+        yield (
+            f"sampler and trainer agreed in the first step and do not since ({later:.1g} nats per token): "
+            "new weights may not reach the sampler whole, so trust no reward of this run before you know why"
+        )
+    elif last.get(MISMATCH, 0.0) > 0.1:
         yield (
             f"sampler and trainer disagree by {last[MISMATCH]:.2f} nats per token: set "
             "algorithm.importance_correction to truncated, or train in the sampler's precision"
-        )
-    steps = [step.values for step in run.steps if MISMATCH in step.values]
-    later = outgrown((values[MISMATCH], values.get(STALENESS, 0.0)) for values in steps)
-    if later is not None:
-        yield (
-            f"sampler and trainer agreed in the first step ({steps[0][MISMATCH]:.1g} nats per token) and do not since ({later:.1g}): "
-            "new weights may not reach the sampler whole, so trust no reward of this run before you know why"
         )
 
 

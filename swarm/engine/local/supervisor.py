@@ -123,7 +123,7 @@ class ChildProcess:
     def ended(self, status: int) -> str:
         """How it ended, in words. status: as `wait` returns it."""
         if self._stopped:
-            return "was ended, to be started anew"
+            return "hung, and was ended"
         try:
             name = signal.Signals(-status if status < 0 else status - 128).name
         except ValueError:
