@@ -156,6 +156,11 @@ def _is_occasion(found: Sequence[Token], start: int, end: int) -> bool:
     return start > 0 and end == start + 1 and found[start].key in _MADE and found[start - 1].key in _OCCASIONS
 
 
+def covered(named: Iterable[Mention]) -> set[int]:
+    """The tokens that they name something with."""
+    return {i for mention in named for i in range(mention.start, mention.end)}
+
+
 def words_before(found: Sequence[Token], mention: Mention) -> frozenset[str]:
     """The three before a name, which say whether it is added, taken away or set."""
     return frozenset(token.key for token in found[max(0, mention.start - 3) : mention.start])
@@ -177,7 +182,7 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
 
     A metric's name in another form (`accurate`) is no misspelling; `inflected` finds those.
     """
-    taken = {i for mention in named for i in range(mention.start, mention.end)} | _own_name(instrument, found)
+    taken = covered(named) | _own_name(instrument, found)
     taken |= {
         i for i in range(len(found)) if _is_unit(found, i) or _is_occasion(found, i, i + 1) or _is_a_thing(found, i)
     }
@@ -201,7 +206,7 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
         for hit in _nearly_chosen(factor, found, taken)
     ]
     result += [
-        (1.0, found[i].text, str(choice))
+        (1.0, token.text, str(choice))
         for factor in instrument.factors
         for choice in factor.choices
         if names_training(str(choice))
@@ -227,7 +232,7 @@ def _nearly_chosen(factor: Factor, found: Sequence[Token], taken: set[int]) -> I
 
 def inflected(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> Mention | None:
     """A metric named in another form of its word: `accurate` for accuracy."""
-    taken = {i for mention in named for i in range(mention.start, mention.end)}
+    taken = covered(named)
     for metric in instrument.metrics:
         for keys in _phrases(metric):
             for at, written in _windows(found, len(keys), taken):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from researcher.models import Factor, Instrument, Metric
 from researcher.planner.levels import Placed
-from researcher.planner.mentions import LENGTHS, SAID, Mention, nearest_metrics
+from researcher.planner.mentions import LENGTHS, SAID, Mention, covered, nearest_metrics
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import LESS, MORE, Token, number_text, tokens, words
 
@@ -83,7 +83,7 @@ def _with_threshold(instrument: Instrument, threshold: float) -> tuple[Metric, l
 
 
 def _refuse_other_outcomes(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
-    owned = {i for m in named for i in range(m.start, m.end)}
+    owned = covered(named)
     declared = {token.key for word in instrument.keywords for token in tokens(word)}
     for i, token in enumerate(found):
         if token.key in _OTHER_OUTCOMES - declared and i not in owned:
@@ -97,7 +97,7 @@ def _no_metric(instrument: Instrument, found: Sequence[Token], written: str) -> 
 
 def _unknown_object(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> str | None:
     """What a topic says is moved, where that is nothing known: "the effect on perplexity"."""
-    owned = {i for m in named for i in range(m.start, m.end)}
+    owned = covered(named)
     known = _ANYTHING | {token.key for word in instrument.keywords for token in tokens(word)}
     for i, token in enumerate(found[:-1]):
         before = {each.key for each in found[max(0, i - 6) : i]}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from researcher.models import Factor, Instrument, Scalar
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Placed, as_level
-from researcher.planner.mentions import COMPARING, Mention, a_few, nearest_factors
+from researcher.planner.mentions import COMPARING, Mention, a_few, covered, nearest_factors
 from researcher.planner.placing import KNOWN_WORDS
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import (
@@ -74,7 +74,7 @@ def refuse_idle(instrument: Instrument, varied: Sequence[Factor], placed: Placed
 
 def refuse_other_methods(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
     """Raises: PlanningRefused where the topic compares with a method that the instrument cannot choose."""
-    owned = {i for m in named for i in range(m.start, m.end)}
+    owned = covered(named)
     known = {token.key for word in instrument.keywords for token in tokens(word)}
     for i, token in enumerate(found):
         if is_method(token.key) and token.key not in known and i not in owned and not _is_frame(found, i, named):
@@ -130,7 +130,7 @@ def refuse_unknown_names(instrument: Instrument, found: Sequence[Token], named: 
 
 def refuse_other_owners(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
     """Raises: PlanningRefused where a setting is said to be another's than the model's: `the critic's learning rate`."""
-    owned = {i for m in named for i in range(m.start, m.end)}
+    owned = covered(named)
     for mention in named:
         i = mention.start - 1
         if isinstance(mention.what, Factor) and i >= 0 and i not in owned and found[i].key in _OWNERS:
@@ -143,7 +143,7 @@ def refuse_other_owners(instrument: Instrument, found: Sequence[Token], named: S
 
 def refuse_benchmarks(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
     """Raises: PlanningRefused where the topic is about tasks that the instrument does not have."""
-    owned = {i for m in named for i in range(m.start, m.end)}
+    owned = covered(named)
     known = {token.key for word in (instrument.name, *instrument.keywords) for token in tokens(word)}
     for i, token in enumerate(found):
         if token.key in BENCHMARKS - known and i not in owned:
@@ -222,7 +222,7 @@ def refuse_quotients(found: Sequence[Token], placed: Placed) -> None:
 
 def unread(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> list[str]:
     """Words that played no part in the reading and are no ordinary ones, as written."""
-    owned = {i for m in named for i in range(m.start, m.end)}
+    owned = covered(named)
     known = {token.key for word in (instrument.name, *instrument.keywords) for token in tokens(word)}
     known |= _ORDINARY | COMPARING | ARTICLES | SWITCHED_ON | SWITCHED_OFF | set(SCALES) | KNOWN_WORDS | MORE | LESS
     left = [

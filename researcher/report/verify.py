@@ -77,7 +77,7 @@ def reworded(seal: ReportSeal) -> bool:
 
 
 def _went_on(data: StudyData) -> bool:
-    """Whether trials ended, or something was decided, after the newest report was written."""
+    """Whether trials began or ended, or something was decided, after the newest report was written."""
     reports = [event.seq for event in data.events if event.kind == "report"]
     return bool(reports) and any(event.seq > reports[-1] and event.kind in _PROGRESS for event in data.events)
 
@@ -97,15 +97,15 @@ def _as_sealed(claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSe
 
 
 def _plan(records: Records) -> Iterator[Difference]:
-    digest, frozen = records.plan.digest(), records.data.plan_hash
-    if digest != frozen:
+    planned, frozen = records.plan.digest(), records.data.plan_hash
+    if planned != frozen:
         yield Difference(
-            claim="plan", reported=frozen, recomputed=digest, problem="the plan was changed after it was frozen"
+            claim="plan", reported=frozen, recomputed=planned, problem="the plan was changed after it was frozen"
         )
     for part, columns in records.data.altered.items():
-        for column, stored, planned in columns:
+        for column, stored, wanted in columns:
             problem = f"its {column} in SQL is not the plan's"
-            told = {"reported": _shown(stored), "recomputed": _shown(planned)}
+            told = {"reported": _shown(stored), "recomputed": _shown(wanted)}
             yield Difference(claim=part, expression=column, **told, problem=problem)
 
 

@@ -247,10 +247,9 @@ def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:
 def _server_line(status: ServerStatus) -> str:
     pool = status.pool
     reason = f" ({status.trouble})" if status.trouble else ""
-    computed = f" in {status.engine.dtype}" if status.engine.dtype else ""
     return (
         f"server {status.server_id}  {status.phase}{reason}  model {status.model}  engine {status.engine.backend} on "
-        f"{status.engine.device}{computed}  pool {pool.running} running, {pool.ended} ended, "
+        f"{status.engine.computes}  pool {pool.running} running, {pool.ended} ended, "
         f"{pool.groups_ready} of {pool.groups_needed} groups ready"
     )
 

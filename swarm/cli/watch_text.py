@@ -40,8 +40,7 @@ def headline(view: ServerView) -> str:
     if status.run_id is not None:
         wanted = "" if view.steps_wanted is None else f"/{view.steps_wanted}"
         run = f"run {status.run_id} {view.run_status}  step {status.step}{wanted}  config {view.config_version}"
-    computed = f" in {status.engine.dtype}" if status.engine.dtype else ""
-    return f"{view.url}  {phase}{reason}  {status.model} on {status.engine.device}{computed}  {run}"
+    return f"{view.url}  {phase}{reason}  {status.model} on {status.engine.computes}  {run}"
 
 
 def pool_line(view: ServerView) -> str:

@@ -56,6 +56,11 @@ class EngineStatus(BaseModel):
     warm: bool = False
     failures: int = 0
 
+    @property
+    def computes(self) -> str:
+        """On what, and in which number type where that is known: `cpu in float32`."""
+        return f"{self.device} in {self.dtype}" if self.dtype else self.device
+
 
 class Failure(BaseModel):
     reason: str
