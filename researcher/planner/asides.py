@@ -15,7 +15,7 @@ _LOSING = (
     r"costing|(?:a |any )?(?:loss|drop|decrease|reduction|cost) (?:of|in|to))"
 )
 _UNHARMED = rf"(?:,\s*)?\b(?:without|while not|but not|with no|at no)\s+{_LOSING}\s+(?:(?:the|its|any|much)\s+)*"
-_FREEZING = r"\b(?:freez(?:e|es|ing)|frozen|not training)\s+(?:the\s+)?"
+_FREEZING = r"\b(?:freez(?:e|es|ing)|frozen|(?:not|without) training)\s+(?:the\s+)?"
 _AT_EQUAL_COST = re.compile(
     r"\b(?:(?:at|for|with|given|under)\s+(?:an?\s+|the\s+)?(?:equal|same|fixed|matched|identical|constant)\s+"
     r"(?:(?:amount|number|total|budget)\s+of\s+|total\s+|training\s+)?"
@@ -49,7 +49,7 @@ def set_aside(topic: str, instrument: Instrument) -> tuple[str, list[str]]:
 def put_plainly(topic: str, instrument: Instrument) -> str:
     """`freezing the planner` sets its learning rate to 0.
 
-    Raises: PlanningRefused for what no plan holds: seeds that begin somewhere, arms of equal cost.
+    Raises: PlanningRefused for what no plan holds: seeds that begin somewhere, arms of equal cost, a model that cannot be frozen.
     """
     matched = _AT_EQUAL_COST.search(topic)
     if matched is not None:
@@ -68,7 +68,19 @@ def put_plainly(topic: str, instrument: Instrument) -> str:
     named = {factor.name for factor in instrument.factors}
     for role in instrument.roles:
         if f"{role}_learning_rate" in named:
-            topic = re.sub(rf"{_FREEZING}{_spelled((role,))}\b", f"{role} learning rate 0", topic, flags=re.IGNORECASE)
+            topic = re.sub(
+                rf"{_FREEZING}{_spelled((role,))}\b", f"with {role} learning rate 0", topic, flags=re.IGNORECASE
+            )
+    frozen = (
+        re.search(rf"{_FREEZING}(?!any\b|all\b|it\b|at\b)(\w+)", topic, re.IGNORECASE) if instrument.roles else None
+    )
+    if frozen is not None:
+        can = [role for role in instrument.roles if f"{role}_learning_rate" in named]
+        alone = "".join(f"{role}_learning_rate 0 freezes the {role} alone, " for role in can)
+        raise PlanningRefused(
+            f"{frozen[1]!r} cannot be frozen by itself in {instrument.name}: {alone}learning_rate 0 freezes all models",
+            [*(f"{role}_learning_rate" for role in can), "learning_rate"],
+        )
     return topic
 
 

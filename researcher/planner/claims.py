@@ -18,6 +18,7 @@ _AGAINST = words(
     "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing overtake dominate instead rather over > < >= <="
 )
 _BESIDE = words("against vs versus compared compare relative")
+_BEATING = _AGAINST - words("instead rather over")
 _AHEAD = words("compared relative instead rather against")
 """Before the first level, with a comma behind it: `compared to 8, is 16 better?`"""
 _CHANGES = words(
@@ -115,7 +116,7 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
         return scaled
     if _says_equal(found):
         if any(found[i].key in ("fail", "failed") and _denies(found, i) for i in range(len(found))):
-            return Stated(_opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
+            return Stated(opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
         return Stated(
             None, "The topic claims that nothing differs: equivalent bears it out, supported and refuted deny it."
         )
@@ -156,12 +157,12 @@ def _times_as(found: Sequence[Token], better: Direction) -> Stated | None:
             return None
         key, more = found[i + 2].key, SCALES.get(found[first].key, found[first].value or 2.0) > 1
         up: Direction = (
-            "decrease" if key in LESS else "increase" if key in MORE else _opposite(better) if key in WORSE else better
+            "decrease" if key in LESS else "increase" if key in MORE else opposite(better) if key in WORSE else better
         )
         if any(_denies(found, j) for j in range(first)):
-            return _denied(found, first, up if more else _opposite(up), better)
+            return _denied(found, first, up if more else opposite(up), better)
         written = " ".join(token.text for token in found[first : i + 4])
-        return Stated(up if more else _opposite(up), f"{written!r} is tested as a difference, whatever its size.")
+        return Stated(up if more else opposite(up), f"{written!r} is tested as a difference, whatever its size.")
     return None
 
 
@@ -191,18 +192,18 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
     if key in _DIFFICULTY and _key(found, i + 1) in _TASKS:
         return None  # `training on harder sums`: which they are, and not how they fare
     if key == "lose" and _key(found, i + 1) == "to":
-        return _opposite(better)
+        return opposite(better)
     if key in _BEATEN or key in WORSE or (key == "take" and _key(found, i + 1) == "longer"):
-        return _opposite(better)
+        return opposite(better)
     if key in BETTER and not _is_quality_object(found, i):
         return better
     if key not in MORE | LESS or _idle(found, i):
         return None
     if _key(found, i - 1) == "too":
-        return _opposite(better)
+        return opposite(better)
     rises = key in MORE
     if _quality_follows(found, i):
-        return better if rises else _opposite(better)
+        return better if rises else opposite(better)
     return "increase" if rises else "decrease"
 
 
@@ -253,6 +254,15 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
         return Opposition((levels[asked_last],), (levels[not asked_last],))
     baseline = next((level for level in levels if level.value == default), levels[0])
     return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
+
+
+def speaks_of_baseline(found: Sequence[Token], opposition: Opposition) -> bool:
+    """`is the baseline of 8 worse than 16?`: what is claimed is claimed of the baseline."""
+    if len(opposition.treatments) != 1 or len(opposition.baselines) != 1:
+        return False
+    treatment, baseline = opposition.treatments[0], opposition.baselines[0]
+    between = {token.key for token in found[max(0, baseline.at) : max(0, treatment.at)]}
+    return _marked_baseline(found, [baseline]) is not None and bool(between & _BEATING)
 
 
 def _asks_of_last(found: Sequence[Token], first: int, last: int) -> bool:
@@ -344,7 +354,7 @@ def _comma_between(found: Sequence[Token], levels: Sequence[Level]) -> bool:
     return any(found[i].key == "," for i in range(levels[0].at, levels[1].at))
 
 
-def _opposite(direction: Direction) -> Direction:
+def opposite(direction: Direction) -> Direction:
     return "decrease" if direction == "increase" else "increase"
 
 

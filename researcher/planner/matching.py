@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from researcher.models import RUN_PARAMETERS, STUDY_STEPS, Factor, Instrument, Metric
 from researcher.planner import balance, sequence, sizes, untrained
 from researcher.planner.asides import put_plainly, set_aside
-from researcher.planner.claims import CHOICES_BETWEEN, Opposition, Stated, claimed, favours_none
+from researcher.planner.claims import (
+    CHOICES_BETWEEN,
+    Opposition,
+    Stated,
+    claimed,
+    favours_none,
+    opposite,
+    speaks_of_baseline,
+)
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text
@@ -260,6 +269,8 @@ def _reading(
         stated = Stated(None)
     else:
         stated = claimed(found, named, metric, [level.at for level in placed.levels])
+        if stated.direction is not None and speaks_of_baseline(found, opposition):
+            stated = replace(stated, direction=opposite(stated.direction))
     if stated.note is not None:
         notes.add(stated.note)
     if stated.direction is None and stated.note is None:

@@ -75,7 +75,7 @@ def mentions(
             if length == 1 and _has_length(found, at):
                 keys = (*keys, "length")
             passing = _is_unit(found, at) or _is_total(found, at + length) or _is_occasion(found, at, at + length)
-            passing = passing or (length == 1 and _is_a_thing(found, at))
+            passing = passing or (length == 1 and (_is_a_thing(found, at) or _is_a_letter(found, at)))
             if keys in dictionary and not passing and not _voided(found, at + length, dictionary):
                 what, choice = dictionary[keys]
                 weak = isinstance(what, Metric) and all(key in COMPARING for key in keys)
@@ -141,6 +141,13 @@ def _is_a_thing(found: Sequence[Token], at: int) -> bool:
     """`the system prompt`: one of them, of which nothing is counted."""
     counted = at > 0 and (found[at - 1].value is not None or found[at - 1].kind == "times")
     return found[at].text == "prompt" and not counted
+
+
+def _is_a_letter(found: Sequence[Token], at: int) -> bool:
+    """`un r plus grand`: one letter names something only with a number behind it, or beside what has one of that name."""
+    if len(found[at].text) > 1 or found[at].kind != "word":
+        return False
+    return "lora" not in {token.key for token in found} and not any(t.kind == "number" for t in found[at + 1 : at + 4])
 
 
 def _has_length(found: Sequence[Token], at: int) -> bool:

@@ -16,6 +16,7 @@ _CUTTING = words("shorten lengthen")
 _ELSEWHERE = words("with using when if under")
 _DEPENDING = words("change vary depend scale evolve respond behave react")
 _COLLAPSING = words("collapse collapsing collapsed")
+_BEST = words("best optimal optimum ideal right")
 _UPON = words("with on as to when under over")
 _EFFECTS = words("effect impact influence")
 _BEFORE_OBJECT = words("the a an its on of to final mean average")
@@ -29,6 +30,8 @@ _OTHER_OUTCOMES = words(
     "hallucination memory vram exploration explore diversity diverse calibration calibrated hacking toxicity safety safer "
     "latency throughput energy noise noisy gradient crash crashing"
 )
+_LOSS_OF = words("training train validation eval evaluation test heldout")
+_LOSS_MOVES = words("fall drop decrease decline shrink converge diverge curve value")
 """Outcomes that people ask about, and that none of our kinds of metrics measures. An instrument may declare one by name."""
 
 
@@ -86,8 +89,18 @@ def _refuse_other_outcomes(instrument: Instrument, found: Sequence[Token], named
     owned = covered(named)
     declared = {token.key for word in instrument.keywords for token in tokens(word)}
     for i, token in enumerate(found):
-        if token.key in _OTHER_OUTCOMES - declared and i not in owned:
+        if i in owned:
+            continue
+        if token.key in _OTHER_OUTCOMES - declared:
             raise _no_metric(instrument, found, token.text)
+        if token.key == "loss" and "loss" not in declared and _is_measured_loss(found, i):
+            raise _no_metric(instrument, found, "loss")
+
+
+def _is_measured_loss(found: Sequence[Token], i: int) -> bool:
+    """`training loss`, `the loss falls faster`; not `a loss of accuracy`, `loss aggregation`."""
+    around = found[i - 1].key if i else "", found[i + 1].key if i + 1 < len(found) else ""
+    return around[0] in _LOSS_OF or around[1] in _LOSS_MOVES
 
 
 def _no_metric(instrument: Instrument, found: Sequence[Token], written: str) -> PlanningRefused:
@@ -135,6 +148,13 @@ def refuse_unmeasured(instrument: Instrument, found: Sequence[Token], named: Seq
         keys = {found[j].key for j in behind}
         subject = ends.get(i)
         if token.key in _DEPENDING and subject is not None and found[i + 1 : i + 2] and found[i + 1].key in _UPON:
+            other = next((m.what.name for m in named if isinstance(m.what, Factor) and m.start > i), None)
+            if other is not None and _BEST & {each.key for each in found[max(0, i - 6) : i]}:
+                raise PlanningRefused(
+                    f"which {subject} is best at each {other} takes a comparison for each of them; ask which {subject} is best with "
+                    f"one level of {other}, or whether {subject} and {other} interact, with two levels of each",
+                    [subject, other],
+                )
             raise unmeasured(subject, instrument)
         if keys & _ELSEWHERE:
             continue

@@ -147,6 +147,18 @@ def _async(match: re.Match[str]) -> str:
     return re.sub(r"\bsync (?=training|updates)", "max staleness 0 ", text)
 
 
+def _symmetric_clipping(match: re.Match[str]) -> str:
+    """`clip-higher against symmetric clipping`: DAPO's 0.28 where no number says otherwise, against the range as ever."""
+    text = match.group()
+    if not re.search(r"\d*\.\d", text):
+        text = re.sub(r"\bclip[ -]higher\b", "clip high 0.28", text)
+    return re.sub(
+        r"\b(?:symmetric(?:al)?|standard|ordinary|usual|vanilla|plain|normal) (?:ppo )?clip(?:ping)?(?: range)?\b",
+        "the default clip high",
+        text,
+    )
+
+
 _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (
         r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
@@ -157,6 +169,7 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (rf"\b({_LEVEL}),? (?:and )?not ({_LEVEL})", r"\1 rather than \2"),
     (r"\b(\w+) steps? (?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
     (r"^.*\basync.*$", _async),
+    (r"^(?=.* ).*\b(?:clip[ -]high|decoupled clip|asymmetric clip).*$", _symmetric_clipping),
     (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous)\b", "max staleness 0"),
     (r"\bclip(?:ping)? (?:the )?gradients?(?: norms?)? (?:at|to)\b", "gradient clipping of"),
     (r"\bclip(?:ping)? (?:the )?gradients?\b", "gradient clipping"),
@@ -194,8 +207,9 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         r"learn \1",
     ),
     (
-        r"\b(?:decoupled clip(?:ping)?|clip[ -]higher)(?: range)? \(?(\d*\.\d+) ?/ ?(\d*\.\d+)\)?",
-        r"clip low \1 and clip high \2",
+        r"\b(?:decoupled clip(?:ping)?|clip[ -]higher)(?: range)? "
+        r"(?:\(?(\d*\.\d+) ?/ ?(\d*\.\d+)\)?|\((\d*\.\d+), ?(\d*\.\d+)\))",
+        lambda match: f"clip low {match[1] or match[3]} and clip high {match[2] or match[4]}",
     ),
     (r"\bcosts? (?:more )?(?=wall|time)", "raise "),
     (r"\bcosts? (?=(?:any )?(?:accuracy|reward|final|held|performance))", "lower "),

@@ -184,6 +184,16 @@ async def test_what_is_frozen_does_not_learn(said: str) -> None:
     assert arms(made) == ["planner_learning_rate", 4e-5, 0.0]
 
 
+async def test_without_training_one_model_it_is_frozen_and_what_cannot_be_is_refused() -> None:
+    assert arms(await plan("Does the solver learn without training the planner?")) == [
+        "planner_learning_rate",
+        4e-5,
+        0.0,
+    ]
+    with pytest.raises(PlanningRefused, match="'solver' cannot be frozen by itself in team"):
+        await plan("Is a frozen planner worse than a frozen solver?")
+
+
 async def test_an_instrument_that_is_named_on_the_command_line_takes_data_too(data: str) -> None:
     made = await plan("Is a group size of 8 better than 4 on data/train.jsonl?", "dataset")
     assert made.task["data"] == data
