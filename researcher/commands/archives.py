@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.own_servers import have_models, pool_of
 from researcher.commands.study import setup
 from researcher.executor.blueprint import Code
+from researcher.executor.keeping import Keeping
 from researcher.executor.trials import Executor
 from researcher.models import StudyStatus, TrialRecord, TrialStatus
 from researcher.ownership import owned
@@ -99,7 +101,7 @@ async def _again(
                 (done,) = await executor.run_trials(study_id, archive.plan, [trial])
         finally:  # also where no server could be had, or somebody interrupted it: nothing goes on with it
             store.set_study_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
-    pool.discard_state()
+    Keeping(home.store, study_id, home.studies / study_id, clock, os.environ).discard_servers()
     return done
 
 

@@ -29,6 +29,7 @@ from researcher.commands.writing import labelled, new_instrument, settings_for_w
 from researcher.conduct import Conduct, Outcome, Sink
 from researcher.environments import check_tasks, interpreter
 from researcher.executor.blueprint import Code, Setup
+from researcher.executor.keeping import Keeping, models_folder
 from researcher.executor.trials import Executor
 from researcher.gates import Gates, Halted, heed
 from researcher.models import LlmCall, Plan, StudyStatus
@@ -63,6 +64,7 @@ def start_command(args: argparse.Namespace) -> int:
             raise UsageError(f"--server {url!r} is no address; write it as http://host:8642")
     check_installed(args.sink)
     check_clients(args.clients, args.instrument)
+    _check_keeping(args)
     home, calls = open_home(), list[LlmCall]()
     if args.instrument == NEW:
         settings = settings_for_writing()
@@ -82,12 +84,11 @@ def start_command(args: argparse.Namespace) -> int:
     known = home.store.findings()
     llm = _llm_planner(args, place, calls)
     plan = asyncio.run(plan_study(topic, options, known=known, llm=llm, checkpoints=default_url(), thread=place))
-    instrument = open_instrument(args.instrument or plan.instrument)
-    plan = labelled(plan, instrument)
+    folder = open_instrument(args.instrument or plan.instrument)
+    plan = labelled(plan, folder)
     if args.dry_run:
         say_json(plan.model_dump(mode="json")) if args.json else say("\n".join(plan_lines(plan)))
         return DONE
-    folder = open_instrument(args.instrument or plan.instrument)
     check_tasks(plan, folder, interpreter(folder, home.root))
     choices = {
         "instrument": _place(folder),
@@ -97,8 +98,9 @@ def start_command(args: argparse.Namespace) -> int:
         "clients": args.clients,
         "max_parallel": args.max_parallel,
         "sinks": list(dict.fromkeys(args.sink)),
-        "approve": args.approve or ("never" if instrument.instrument.generated is None else "plan"),
+        "approve": args.approve or ("never" if folder.instrument.generated is None else "plan"),
         "repairs": args.repairs,
+        "keep_models": args.keep_models,
     }
     check_servers(plan, args.server)
     check_cluster(args.clients, plan, folder, args.server, _teller(args))
@@ -109,6 +111,17 @@ def start_command(args: argparse.Namespace) -> int:
     if args.detach:
         return _detach(home, study_id, plan, as_json=args.json)
     return _conduct(home, study_id, as_json=args.json, plan=plan)
+
+
+def _check_keeping(args: argparse.Namespace) -> None:
+    """Raises: UsageError where there will be no model to keep."""
+    if args.keep_models and args.engine == "echo":
+        raise UsageError("--keep-models: the echo engine trains no model; leave one of the two out")
+    if args.keep_models and args.server:
+        raise UsageError(
+            "--keep-models is for servers that the study starts itself; those of --server keep their checkpoints: "
+            "`swarm models export RUN --to DIR`, where they run"
+        )
 
 
 def _llm_planner(args: argparse.Namespace, place: str, calls: list[LlmCall]) -> Planner | None:
@@ -150,14 +163,29 @@ def resume_command(args: argparse.Namespace) -> int:
     study_id = home.store.resolve_study(args.study)
     study = home.store.study(study_id)
     if study.status is StudyStatus.DONE:
-        say(f"{study_id} is done; its report: {home.studies / study_id / 'report.md'}")
-        return DONE
+        return _wound_up(home, study_id, as_json=args.json)
     home.store.plan(study_id)
     if home.store.events(study_id, limit=1, kind="reproduces"):
         raise WrongState(f"{study_id} runs one trial of an archive again: `researcher reproduce` begins it anew")
     if not args.scheduled:
         home.store.clear_requests(study_id)
     return _conduct(home, study_id, as_json=args.json, wait=not args.scheduled)
+
+
+def _wound_up(home: Home, study_id: str, *, as_json: bool) -> int:
+    """Of a study that is done: keep its models where an earlier call did not get to it; say where everything is."""
+    study, folder = home.store.study(study_id), home.studies / study_id
+    with owned_now(home.store, study_id) as store:
+        keeping = Keeping(store, study_id, folder, SystemClock(), os.environ)
+        _keep(keeping, study.options, (lambda _: None) if as_json else say)
+    return _close(Outcome(study.status, study.reason or "its report is written", folder), study_id, as_json=as_json)
+
+
+def _keep(keeping: Keeping, choices: dict[str, Any], tell: Callable[[str], None]) -> None:
+    """Models, where they were asked for; then the disk of the servers is freed. Raises: ModelsNotKept, ServerUnfit."""
+    if choices.get("keep_models"):
+        keeping.keep_models(tell)
+    keeping.discard_servers()
 
 
 def seconds(text: str) -> float:
@@ -336,7 +364,8 @@ class Sitting:
             )
             outcome = await conduct.carry_out(study_id)
         if outcome.status is StudyStatus.DONE:
-            pool.discard_state()
+            keeping = Keeping(self._store, study_id, home.studies / study_id, self._clock, os.environ)
+            await asyncio.to_thread(_keep, keeping, choices, self._view.say)
         return outcome
 
     def _may_run(self) -> bool:
@@ -367,10 +396,14 @@ def _close(outcome: Outcome, study_id: str, *, as_json: bool) -> int:
 
 
 def _tell(outcome: Outcome, study_id: str, *, as_json: bool) -> None:
+    models = None if outcome.report is None else models_folder(outcome.report)
     if as_json:
-        say_json({"study": study_id, "status": outcome.status, "reason": outcome.reason, "report": outcome.report})
+        told = {"study": study_id, "status": outcome.status, "reason": outcome.reason, "report": outcome.report}
+        say_json(told | {"models": models})
         return
     say(f"{study_id}: {outcome.status}. {outcome.reason}")
     if outcome.report is not None:
         say(f"report: {outcome.report / 'report.md'}\n        {outcome.report / 'report.html'}")
+        if models is not None:
+            say(f"models: {models}/*/*; `swarm serve --model DIR` hosts one")
         say("`researcher verify` recomputes every number in it; `researcher ui` shows it in a browser")

@@ -77,9 +77,14 @@ class Work:
 
     def folder(self, trial: TrialRecord, attempt: int) -> Path:
         """Where one attempt keeps its blueprint and its client's output."""
-        arm = "".join(char if char.isalnum() or char in "-_.=" else "-" for char in trial.arm)
         trials = self.setup.studies / self.study_id / "trials"
-        return trials / trial.key.split("/", 1)[0] / f"{arm}-seed{trial.seed}" / f"attempt{attempt}"
+        return trials / trial.key.split("/", 1)[0] / folder_name(trial) / f"attempt{attempt}"
+
+
+def folder_name(trial: TrialRecord) -> str:
+    """`ARM-seedN`: what folders of a trial are called."""
+    arm = "".join(char if char.isalnum() or char in "-_.=" else "-" for char in trial.arm)
+    return f"{arm}-seed{trial.seed}"
 
 
 def run_spec(work: Work, trial: TrialRecord, role: str | None = None) -> RunSpec:

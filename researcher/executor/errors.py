@@ -8,6 +8,7 @@ ExecutorError
 │   └── MendByHand    the instrument's code fails, and nobody but a person may mend it
 ├── RunLost           the run that an attempt was to go on with is no more: the trial starts afresh
 ├── EvidenceMissing   the server's records do not show a whole trial (yet)
+├── ModelsNotKept     what a trial trained could not be written as a folder; its server's state is still there
 └── AttemptFailed     this attempt came to nothing; the trial may be tried again
     └── Unmended      the instrument's code fails and could not be mended: no other attempt will do better
 
@@ -69,6 +70,10 @@ class RunLost(ExecutorError):
 
 
 class EvidenceMissing(ExecutorError):
+    pass
+
+
+class ModelsNotKept(ExecutorError):
     pass
 
 

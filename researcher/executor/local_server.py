@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,12 +87,6 @@ class LocalProcess:
 
     async def stop(self) -> None:
         await self._berth.end(self._limits.grace_s)
-
-    def discard_state(self) -> None:
-        """Free the disk of checkpoints and pool, after the study. Refused while the server runs."""
-        if self._berth.alive():
-            raise ServerUnfit("the swarm server still runs; stop it before its state is discarded")
-        shutil.rmtree(self._state, ignore_errors=True)
 
     def _launch(self, port: int) -> None:
         (self._state / "server.json").unlink(missing_ok=True)

@@ -263,11 +263,6 @@ class ServerPool:
             if stop_local:
                 await asyncio.gather(*(process.stop() for process in self._processes))
 
-    def discard_state(self) -> None:
-        """After a study: free the disk of what our own servers kept. Raises: ServerUnfit while one runs."""
-        for process in self._processes:
-            process.discard_state()
-
     def _too_few(self, reasons: str) -> str:
         if self.needed == 1:
             return reasons

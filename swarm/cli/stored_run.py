@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foundation.commandline import UsageError
-from swarm.protocol.errors import SwarmError
+from swarm.protocol.errors import ErrorCode, SwarmError
 
 if TYPE_CHECKING:
     from swarm.engine.local.checkpoints import Checkpoint
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 class NoSuchRun(SwarmError):
     """There is no such run, or no such checkpoint of it, on this machine."""
+
+    code = ErrorCode.NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,100 @@
+"""Trained models of a study that is over, kept as folders: a real trainer's checkpoints, a tiny model, no vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from researcher.main import main
+from researcher.models import StudyStatus
+from researcher.store.store import Store
+from swarm.models import resolve
+from swarm.models.folder import ModelFolder
+from swarm.server.pool.store import PoolStore
+from tests.fakes.example_plan import ARMS, example_plan
+from tests.swarm.cli import stored as stored_runs
+from tests.swarm.cli.stored import Stored, stored_run
+from tests.swarm.server.coordinator import world as worlds
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    monkeypatch.setattr(worlds, "PATIENCE_S", stored_runs.LIMIT_S)
+    return tmp_path
+
+
+@pytest.fixture
+def study(home: Path) -> Iterator[tuple[Store, str]]:
+    store = Store.open()
+    study = store.create_study("a topic", {"keep_models": True})
+    store.save_plan(study, example_plan())
+    yield store, study
+    store.close()
+
+
+def over(store: Store, study: str, run_id: str) -> None:
+    """One trial was tried twice, and done by the second run; another one failed."""
+    done, failed = store.ensure_trials(study, "compare", [(ARMS[0], 0), (ARMS[1], 0)])
+    for trial, number, run in ((done, 1, "lost"), (done, 2, run_id), (failed, 1, "run-of-the-other")):
+        store.record_intent(study, trial.key, number, "http://a", f"{trial.key}#{number}", {})
+        partners = {"judge": {"server_url": "http://b", "run_id": run}}
+        store.record_submitted(study, trial.key, run, {"partners": partners})
+        if run == run_id:
+            store.finish_trial(study, trial.key, {"heldout_accuracy": 0.5}, {"reward_mean": [(1, 0.1)]})
+        else:
+            store.fail_attempt(study, trial.key, "broken")
+    store.fail_trial(study, failed.key, "broken")
+    store.set_study_status(study, StudyStatus.DONE, "one stage")
+
+
+def servers(folder: Path, stored_in: str) -> None:
+    """As a study leaves them: one without this run, one with it."""
+    for name in ("server", stored_in):
+        (folder / name / "process").mkdir(parents=True, exist_ok=True)
+        (folder / name / "process" / "lock").touch()
+    PoolStore(folder / "server" / "state" / "pool" / "pool.sqlite").close()
+
+
+def test_models_are_kept_whole_or_their_servers_records_stay(
+    home: Path, study: tuple[Store, str], tiny_llama: ModelFolder, capsys: Capture
+) -> None:
+    store, study_id = study
+    folder = home / "studies" / study_id
+    stored: Stored = asyncio.run(stored_run(folder / "server-judge" / "state", tiny_llama))
+    servers(folder, "server-judge")
+    over(store, study_id, stored.run_id)
+
+    file = stored.state_dir / "runs" / stored.run_id / "step-00000004" / "weights.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    assert main(["resume", study_id]) == 1
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 1
+    assert "was not kept" in said.err
+    assert "`researcher resume` tries again" in said.err
+    assert stored.state_dir.is_dir()
+
+    file.write_bytes(whole)
+    assert main(["resume", study_id]) == 0
+    kept = sorted(path.relative_to(folder / "models") for path in (folder / "models").glob("*/*"))
+    place = f"{ARMS[0]}-seed0"
+    assert kept == [Path("compare") / place, Path("compare") / f"{place}-judge"]
+    assert str(folder / "models") in capsys.readouterr().out
+    assert resolve(str(folder / "models" / kept[0])).fingerprint != tiny_llama.fingerprint
+    assert not stored.state_dir.exists()
+    assert main(["resume", study_id]) == 0  # nothing is left to do
+
+
+@pytest.mark.parametrize("other", [("--engine", "echo"), ("--server", "http://127.0.0.1:1")])
+def test_keeping_models_is_refused_where_there_will_be_none_to_keep(
+    home: Path, capsys: Capture, other: tuple[str, str]
+) -> None:
+    assert main(["start", "--topic", "Compare group sizes 4 and 8 for one-digit sums", "--keep-models", *other]) == 2
+    assert "--keep-models" in capsys.readouterr().err
