@@ -139,10 +139,13 @@ def _not_applied(plan: Plan, trial: TrialRecord) -> Seen:
 def _changed(_plan: Plan, trial: TrialRecord) -> Seen:
     if trial.evidence is None or trial.evidence.changes is None:
         raise _Unchecked
-    changes = trial.evidence.changes
-    return (
-        ("the run was changed while it went on, which the plan does not name", float(len(changes))) if changes else None
-    )
+    if trial.evidence.changes:
+        text = "the run was changed while it went on, which the plan does not name"
+        return text, float(len(trial.evidence.changes))
+    if trial.evidence.joined:
+        text = "episodes of clients that the plan does not name were trained"
+        return text, float(sum(trial.evidence.joined.values()))
+    return None
 
 
 def _contention(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:

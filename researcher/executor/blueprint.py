@@ -6,6 +6,7 @@ and a person can run them by hand.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from typing import Any
 from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Plan, Scalar, TrialRecord
 from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
 from swarm.protocol.runspec import RunSpec, merge_patch
+
+_LONGEST_NAME, _BEGINNING = 120, 40
+"""Of an arm in a folder's name: bytes, and letters of one that is longer. (A name may have 255 bytes, 143 where files are encrypted.)"""
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 Finals = Callable[[Sequence[Metric], Series], dict[str, float]]
@@ -82,8 +86,11 @@ class Work:
 
 
 def folder_name(trial: TrialRecord) -> str:
-    """`ARM-seedN`: what folders of a trial are called."""
+    """`ARM-seedN`: what folders of a trial are called, one for each arm. Arms that no file system could name are told apart by
+    their hash; an arm may be a whole prompt."""
     arm = "".join(char if char.isalnum() or char in "-_.=" else "-" for char in trial.arm)
+    if arm != trial.arm or len(arm.encode()) > _LONGEST_NAME:
+        arm = f"{arm[:_BEGINNING]}-{hashlib.sha256(trial.arm.encode()).hexdigest()[:8]}"
     return f"{arm}-seed{trial.seed}"
 
 

@@ -42,17 +42,18 @@ async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
     if report.status != "complete":
         raise EvidenceMissing(f"the run is {report.status} at step {report.step}: {report.reason or 'no reason given'}")
     entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
-    series = _steps(report) | _evaluations(blueprint, entries, report)
+    own = [entry for entry in entries if entry.client_id == client_id(blueprint.trial_key)]
+    series = _steps(report) | _evaluations(blueprint, own, report)
     status = await swarm.status()
     hosted = HostedModel(
         name=hosted_name(status.model), fingerprint=status.model_fingerprint, dtype=status.engine.dtype
     )
     return Collected(
         series=series,
-        evidence=_evidence(report, blueprint, entries, hosted),
+        evidence=_evidence(report, blueprint, entries, own, hosted),
         sampled_tokens=sum(entry.sampled_tokens for entry in entries),
         episodes=await sample(swarm, entries),
-        code_versions=_versions(blueprint, entries),
+        code_versions=_versions(own),
     )
 
 
@@ -64,6 +65,7 @@ async def collect_whole(swarm: SwarmClient, others: Mapping[str, SwarmClient], b
     whole = await collect(swarm, blueprint)
     series, evidence, tokens = dict(whole.series), whole.evidence, whole.sampled_tokens
     roles, changes = {}, list(evidence.changes or [])
+    joined = Counter(evidence.joined)
     for role, run in blueprint.partners.items():
         try:
             own = await collect(others[role], blueprint.model_copy(update={"run_id": run.run_id}))
@@ -72,9 +74,11 @@ async def collect_whole(swarm: SwarmClient, others: Mapping[str, SwarmClient], b
         series |= {f"{role}/{name}": line for name, line in own.series.items()}
         roles[role] = own.evidence.spec or {}
         changes += own.evidence.changes or []
+        joined += Counter(own.evidence.joined)
         tokens += own.sampled_tokens
     if roles:
-        evidence = evidence.model_copy(update={"roles": roles, "changes": changes})
+        found = {"roles": roles, "changes": changes, "joined": dict(joined) or None}
+        evidence = evidence.model_copy(update=found)
     return Collected(
         series=series,
         evidence=evidence,
@@ -100,18 +104,21 @@ def _steps(report: RunReport) -> dict[str, list[tuple[int, float]]]:
 
 
 def _evaluations(
-    blueprint: TrialBlueprint, entries: list[LedgerEntry], report: RunReport
+    blueprint: TrialBlueprint, own: list[LedgerEntry], report: RunReport
 ) -> dict[str, list[tuple[int, float]]]:
-    before, after = (_evaluation(blueprint, entries, *when) for when in (("before", 0), ("after", report.step)))
+    before, after = (_evaluation(blueprint, own, *when) for when in (("before", 0), ("after", report.step)))
     return before | after
 
 
 def _evaluation(
-    blueprint: TrialBlueprint, entries: list[LedgerEntry], when: str, step: int
+    blueprint: TrialBlueprint, own: list[LedgerEntry], when: str, step: int
 ) -> dict[str, list[tuple[int, float]]]:
-    """Held-out rewards and successes under the weights of `step`, in the order of the tasks, equal in every arm."""
+    """Held-out rewards and successes under the weights of `step`, in the order of the tasks, equal in every arm.
+
+    own: episodes of the trial's own client; people who join evaluate what they like.
+    """
     by_task: dict[str, list[LedgerEntry]] = defaultdict(list)
-    for entry in entries:
+    for entry in own:
         if entry.kind == "eval" and entry.reason is DropReason.EVAL and entry.claimed_step == step:
             by_task[entry.task_id].append(entry)
     wanted = blueprint.heldout
@@ -128,25 +135,35 @@ def _evaluation(
     return {**series, f"eval_success_{when}": known} if known else series
 
 
-def _versions(blueprint: TrialBlueprint, entries: list[LedgerEntry]) -> dict[str, int]:
-    """Of the trial's own client, not of people who joined; the first one first."""
-    mine = client_id(blueprint.trial_key)
-    own = (entry for entry in entries if entry.client_id == mine and entry.reward is not None)
-    return dict(Counter(entry.client_version for entry in own))
+def _versions(own: list[LedgerEntry]) -> dict[str, int]:
+    """The first one first."""
+    return dict(Counter(entry.client_version for entry in own if entry.reward is not None))
 
 
 def _evidence(
-    report: RunReport, blueprint: TrialBlueprint, entries: list[LedgerEntry], hosted: HostedModel
+    report: RunReport,
+    blueprint: TrialBlueprint,
+    entries: list[LedgerEntry],
+    own: list[LedgerEntry],
+    hosted: HostedModel,
 ) -> TrialEvidence:
-    tasks = {
-        kind: sorted({entry.task_id for entry in entries if entry.kind == kind and entry.reward is not None})
-        for kind in ("train", "eval")
-    }
+    """Training tasks are everybody's: what a person had trained was trained."""
     return TrialEvidence(
         spec=report.spec.model_dump(mode="json"),
         changes=[change.model_dump(mode="json") for change in report.changes if change.config_version > 1],
         parameters=dict(blueprint.parameters),
-        train_tasks=tasks["train"],
-        heldout_tasks=tasks["eval"],
+        train_tasks=_tasks(entries, "train"),
+        heldout_tasks=_tasks(own, "eval"),
         model=hosted,
+        joined=_joined(entries, client_id(blueprint.trial_key)),
     )
+
+
+def _tasks(entries: list[LedgerEntry], kind: str) -> list[str]:
+    return sorted({entry.task_id for entry in entries if entry.kind == kind and entry.reward is not None})
+
+
+def _joined(entries: list[LedgerEntry], mine: str) -> dict[str, int] | None:
+    """Episodes of other clients whose rewards had a part in a step, if any."""
+    counted = (entry for entry in entries if entry.step is not None or entry.reason is DropReason.ZERO_VARIANCE)
+    return dict(Counter(entry.client_id for entry in counted if entry.client_id != mine)) or None

@@ -71,6 +71,8 @@ class TrialEvidence(BaseModel):
     """What was trained, as its server names it. None: recorded before models were compared."""
     code_versions: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
     """Versions of the instrument's code that made the episodes, and how many each; None: the plan's own alone."""
+    joined: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
+    """Other clients whose episodes were trained, and how many each; None: nobody joined."""
 
 
 class SampledCall(BaseModel):

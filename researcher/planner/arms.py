@@ -8,6 +8,7 @@ the effect of one factor at the two levels of the other, as experimenters count 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from researcher.planner.wording import number_text
 FULL_UP_TO = 3
 _BETWEEN = 3
 """Arms of the fine grid in each gap between two neighbouring levels."""
+_LONGEST_TEXT, _BEGINNING = 60, 40
+"""Letters of a level in an arm's name, and those of one that is longer."""
 _Signs = tuple[int, ...]
 
 
@@ -87,9 +90,12 @@ def runs(factors: int) -> list[_Signs]:
 
 
 def arm_name(factor: Factor, level: Scalar) -> str:
+    """`FACTOR=LEVEL`; a long text is told by its beginning and its hash, and stands whole with the arm."""
     text = level_text(level)
     if factor.type == "data":  # the file's own name: its whole path and digest are the level, and stand with the arm
         text = text.partition("#")[0].rpartition("/")[2]
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_BEGINNING].rstrip()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return f"{factor.name}={text}".replace(" ", "-").replace("/", "-")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -73,4 +74,22 @@ def test_folders_of_trials_hold_no_strange_characters(tmp_path: Path) -> None:
     work = work_of(plan_with({}), tmp_path)
     folder = work.folder(trial_of("../lr 1e-5"), 2)
     assert folder.parent.parent.parent == tmp_path / "st-1" / "trials"
-    assert folder.parts[-2:] == ("..-lr-1e-5-seed3", "attempt2")
+    assert re.fullmatch(r"\.\.-lr-1e-5-[0-9a-f]{8}-seed3/attempt2", "/".join(folder.parts[-2:]))
+
+
+def test_every_arm_has_a_folder_of_its_own_that_a_file_system_can_name(tmp_path: Path) -> None:
+    work = work_of(repeat_plan(), tmp_path)
+    assert work.folder(trial_of("learning_rate=1e-05"), 1) == Path(
+        tmp_path, "st-1/trials/hash/learning_rate=1e-05-seed3/attempt1"
+    )
+    arms = [
+        "prompt=Think!",
+        "prompt=Think?",
+        "prompt=" + "word " * 100,
+        "prompt=" + "word " * 101,
+        "prompt=" + "想" * 200,
+    ]
+    folders = {work.folder(trial_of(arm), 1) for arm in arms}
+    assert len(folders) == len(arms)
+    for folder in folders:
+        folder.mkdir(parents=True)

@@ -66,7 +66,7 @@ def episode(task: str, claimed_step: int, reward: float | None, **changes: Any) 
         "kind": "eval",
         "task_id": task,
         "mix": None,
-        "client_id": "c",
+        "client_id": "trial:hash/a/0",
         "client_version": "c",
         "config_version": 1,
         "group_id": None,
@@ -127,6 +127,18 @@ async def test_an_episode_too_many_is_left_out_and_an_aborted_one_does_not_count
     aborted = episode("a", 0, None, reason=DropReason.ABORTED)
     found = await collected(report(), [aborted, *whole(), episode("a", 0, 1.0)])
     assert [value for _, value in found.series["eval_reward_before"]] == [0.0] * 4
+
+
+async def test_people_who_join_evaluate_what_they_like_and_what_they_trained_is_evidence() -> None:
+    person = {"client_id": "ada"}
+    played = [episode("a", 0, 9.0, **person), episode("t", 0, 9.0, **person), episode("new", STEPS, 9.0, **person)]
+    trained = {"kind": "train", "state": EpisodeState.TRAINED, "reason": None, "step": 1}
+    judged = [episode("u", 0, reward, **person, **trained) for reward in (0.0, 1.0)]
+    found = await collected(report(), [*played, *whole(), *judged])
+    assert [value for _, value in found.series["eval_reward_before"]] == [0.0] * 4
+    assert (found.evidence.train_tasks, found.evidence.heldout_tasks) == (["t", "u"], ["a", "b"])
+    assert found.evidence.joined == {"ada": 2}
+    assert (await collected(report(), [*played, *whole()])).evidence.joined is None
 
 
 async def test_a_change_by_hand_is_kept_as_evidence() -> None:
