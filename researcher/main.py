@@ -69,7 +69,10 @@ def parser() -> Parser:
         "show", help="a plan or a trial, whole", description="Show a study's plan, or one of its trials."
     )
     show.add_argument(
-        "what", nargs="?", default=LATEST, help="a study (its plan), or a trial's key as `status` prints it"
+        "what",
+        nargs="?",
+        default=LATEST,
+        help="a study (its plan), or a trial's key as `status` prints it; STUDY/KEY where several studies have it",
     )
     _json(show)
     _add_ui(commands)

@@ -10,12 +10,15 @@ from researcher.commands import DONE, FAILED
 from researcher.commands.home import open_home, say
 from researcher.schedule.daemon import carry, only_daemon
 
+_HANDOVER_S = 5.0
+"""How long a daemon that was started for a study waits for one that may just be ending."""
+
 
 def daemon_command(args: argparse.Namespace) -> int:
     """Run until it is ended, or no study is left in its care."""
     logs.configure("WARNING")
     open_home().store.close()
-    with only_daemon() as alone:
+    with only_daemon(_HANDOVER_S if args.until_idle else 0.0) as alone:
         if not alone:
             say("a daemon carries the studies of this data directory already")
             return DONE if args.until_idle else FAILED

@@ -6,6 +6,7 @@ import argparse
 import time
 from datetime import UTC, datetime
 
+from foundation.commandline import UsageError
 from researcher.analysis.knowledge import told
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
@@ -107,22 +108,39 @@ def repair_lines(record: RepairRecord) -> list[str]:
 
 
 def _show_trial(home: Home, args: argparse.Namespace) -> int:
-    for study in home.store.studies():
-        for trial in home.store.trials(study.id):
-            if trial.key == args.what:
-                attempts = home.store.attempts(study.id, trial.key)
-                failures = home.store.events(study.id, limit=100_000, kind="client_failed")
-                repairs = home.store.repairs(study.id)
-                say_json(
-                    {
-                        **trial.model_dump(mode="json"),
-                        "attempts": [attempt.model_dump(mode="json") for attempt in attempts],
-                        "failures": [each.detail for each in failures if each.detail.get("trial") == trial.key],
-                        "repairs": [each.model_dump(mode="json") for each in repairs if each.trial == trial.key],
-                    }
-                )
-                return DONE
-    raise NotFound(f"no trial has the key {args.what!r}; `researcher status` prints the keys")
+    trial = _named(home, args.what)
+    attempts = home.store.attempts(trial.study_id, trial.key)
+    failures = home.store.events(trial.study_id, limit=100_000, kind="client_failed")
+    repairs = home.store.repairs(trial.study_id)
+    say_json(
+        {
+            **trial.model_dump(mode="json"),
+            "attempts": [attempt.model_dump(mode="json") for attempt in attempts],
+            "failures": [each.detail for each in failures if each.detail.get("trial") == trial.key],
+            "repairs": [each.model_dump(mode="json") for each in repairs if each.trial == trial.key],
+        }
+    )
+    return DONE
+
+
+def _named(home: Home, what: str) -> TrialRecord:
+    """The trial with the key `what`, or `STUDY/KEY`: studies that carry out the same plan have trials of the same keys.
+
+    Raises: NotFound; UsageError where the key alone means several.
+    """
+    studies = home.store.studies()
+    found = [
+        trial
+        for study in studies
+        for trial in home.store.trials(study.id)
+        if what in (trial.key, f"{trial.study_id}/{trial.key}")
+    ]
+    if not found:
+        raise NotFound(f"no trial has the key {what!r}; `researcher status` prints the keys")
+    if len(found) > 1:
+        these = ", ".join(f"`researcher show {trial.study_id}/{trial.key}`" for trial in found)
+        raise UsageError(f"several studies have a trial {what!r}: {these}")
+    return found[0]
 
 
 def _as_json(home: Home, study: StudyRecord) -> dict[str, object]:

@@ -12,10 +12,14 @@ from foundation.clock import SystemClock
 from researcher.commands import DONE, FAILED, WAITING
 from researcher.commands.home import Home, open_home, say
 from researcher.commands.look import event_text, status_command, unattended, when, worker_of
-from researcher.models import StudyStatus, TrialRecord
+from researcher.gates import open_gate
+from researcher.models import StudyRecord, StudyStatus, TrialRecord
+from researcher.schedule.daemon import daemon_lives
 from researcher.view import sparkline
 
 _LOOK_EVERY_S = 2.0
+_STARTING_S = 15.0
+"""How long a daemon may take to begin its work."""
 
 
 def watch_command(args: argparse.Namespace) -> int:
@@ -29,7 +33,7 @@ def watch_command(args: argparse.Namespace) -> int:
         if study.status.ended:
             watch.look()
             return watch.close(study.status) if args.json else status_command(args)
-        if worker_of(home, study_id) is None:
+        if worker_of(home, study_id) is None and not watch.will_go_on(study):
             if args.json:
                 watch.close(study.status)
             else:
@@ -47,7 +51,26 @@ class _Watch:
         self._as_json = as_json
         self._clock = SystemClock()
         self._newest = 0
+        self._daemon_seen = self._clock.monotonic()
+        self._rest = ""
         self._trials: dict[str, tuple[str, int]] = {}
+
+    def will_go_on(self, study: StudyRecord) -> bool:
+        """Whether a daemon goes on by itself with a study that nobody works on: at once, or when its window opens."""
+        store, now = self._home.store, self._clock.monotonic()
+        carried = (store.schedule(study.id) or {}).get("carried") and study.plan_version is not None
+        if not carried or study.pause_requested or open_gate(store, study.id) is not None:
+            return False
+        if daemon_lives():
+            self._daemon_seen = now
+        self._tell_rest(unattended(self._home, study))
+        return now - self._daemon_seen < _STARTING_S
+
+    def _tell_rest(self, text: str) -> None:
+        if text != self._rest and not self._as_json:
+            say(f"{self._study_id}: {text}")
+            sys.stdout.flush()
+        self._rest = text
 
     def look(self) -> None:
         """Show what is new, in the order in which it happened."""

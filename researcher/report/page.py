@@ -28,7 +28,7 @@ from researcher.report.claims import Ledger, Style, decimals_of
 from researcher.report.drawing import Interval, Line, effects, learning_curves, sparkline
 from researcher.report.expressions import call
 from researcher.report.parts import ArmPart, Claims, HypothesisPart, KnownPart, SentinelPart, StepPart, TrialPart
-from researcher.report.records import Records
+from researcher.report.records import ENDED, Records
 
 _CURVE = "reward_mean"
 
@@ -102,7 +102,7 @@ def page(records: Records) -> Page:
     metrics = _metrics(plan)
     study = _study(ledger)
     hypotheses = [_hypothesis(ledger, records, one) for one in plan.hypotheses]
-    curves = [trial.series.get(_CURVE, ()) for trial in records.data.trials]
+    curves = [trial.series.get(_CURVE, ()) for trial in records.data.trials if trial.status in ENDED]
     trials = [_trial(ledger, trial, metrics, curves) for trial in records.data.trials]
     decided = [metric for metric in metrics if any(h.metric == metric.name for h in plan.hypotheses)]
     return Page(
@@ -318,7 +318,8 @@ def _trial(ledger: Ledger, trial: TrialRecord, metrics: Sequence[Metric], beside
             f"{name}.fingerprint", call("fingerprint", arm=trial.arm, seed=trial.seed), Style.SHORT
         ),
     }
-    return TrialPart(trial=trial, claims=claims, finals=finals, spark=sparkline(trial.series.get(_CURVE, ()), beside))
+    line = trial.series.get(_CURVE, ()) if trial.status in ENDED else ()  # others grow while the report stays
+    return TrialPart(trial=trial, claims=claims, finals=finals, spark=sparkline(line, beside))
 
 
 def _noise(ledger: Ledger, metric: Metric) -> Claims:

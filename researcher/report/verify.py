@@ -21,7 +21,8 @@ from researcher.report.records import Records, same_number
 from researcher.report.vocabulary import UnknownName, Value
 from researcher.report.writer import claims_digest, digest, render, wording
 
-_PROGRESS = ("trial_begun", "trial_done", "trial_failed", "decision", "amended", "repaired")
+_PROGRESS = ("trial_", "attempt_", "decision", "amended", "repaired")
+"""How kinds of events begin that change what a report says."""
 _MISSING = "the file is missing; `researcher report` writes it again"
 
 
@@ -77,9 +78,9 @@ def reworded(seal: ReportSeal) -> bool:
 
 
 def _went_on(data: StudyData) -> bool:
-    """Whether trials began or ended, or something was decided, after the newest report was written."""
+    """Whether trials began, rested or ended, or something was decided, after the newest report was written."""
     reports = [event.seq for event in data.events if event.kind == "report"]
-    return bool(reports) and any(event.seq > reports[-1] and event.kind in _PROGRESS for event in data.events)
+    return bool(reports) and any(event.seq > reports[-1] and event.kind.startswith(_PROGRESS) for event in data.events)
 
 
 def _as_sealed(claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSeal) -> Iterator[Difference]:

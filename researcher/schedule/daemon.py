@@ -13,11 +13,13 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -38,6 +40,7 @@ _WAKE_EVERY_S = 60.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 3600.0
 _QUIET_S = 900.0
 """A study that worked for so long is not taken for one that dies at once."""
+_KNOCK_S = 0.1
 _children: list[subprocess.Popen[bytes]] = []
 """Processes that this one started, so that it can bury them."""
 
@@ -49,9 +52,10 @@ Waits = Callable[[str, str], bool]
 
 @dataclass(slots=True)
 class _Starts:
-    """How often a study was begun in a row without getting anywhere."""
+    """How often a study was begun in a row without getting anywhere. began: when it was last begun; last: that, or seen at work."""
 
     count: int = 0
+    began: float = 0.0
     last: float = 0.0
 
     @property
@@ -88,7 +92,10 @@ class Carrier:
             return False
         now = self._clock.now()
         if self._is_owned(study.id, now):
-            self._starts.setdefault(study.id, _Starts()).last = now
+            starts = self._starts.setdefault(study.id, _Starts())
+            starts.last = now
+            if now - starts.began > _QUIET_S:
+                starts.count = 0
             return True
         if study.pause_requested or study.plan_version is None:
             return True
@@ -125,7 +132,7 @@ class Carrier:
         if now < starts.last + starts.backoff_s:
             return
         starts.count += 1
-        starts.last = now
+        starts.began = starts.last = now
         self._launch(study_id)
 
     def _timetable(self, study_id: str) -> Timetable | None:
@@ -185,20 +192,45 @@ async def look() -> None:
 
 
 @contextmanager
-def only_daemon() -> Iterator[bool]:
-    """Whether this is the one daemon of this data directory; held while the body runs."""
+def only_daemon(patience_s: float = 0.0) -> Iterator[bool]:
+    """Whether this is the one daemon of this data directory; held while the body runs.
+
+    patience_s: how long another one may take to end: it may have seen no study left a moment before there was one.
+    """
     file = user_data_dir() / "daemon.lock"
+    until = time.monotonic() + patience_s
     with file.open("a+") as opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
+        while not _locked(opened):
+            if time.monotonic() >= until:
+                yield False
+                return
+            time.sleep(_KNOCK_S)
         opened.seek(0)
         opened.truncate()
         opened.write(str(os.getpid()))
         opened.flush()
         yield True
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def daemon_lives() -> bool:
+    """Whether a daemon carries the studies of this data directory."""
+    file = user_data_dir() / "daemon.lock"
+    if not file.exists():
+        return False
+    with file.open() as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def ensure_daemon() -> None:

@@ -251,7 +251,7 @@ class Sheets:
             trials=[_trial(trial, attempts.get(trial.key, []), plan, arms) for trial in trials],
             arms=arms,
             curves=curves.large(trials, arms, 0 if plan is None else plan.steps),
-            spending=self._spending(study_id, plan, attempts),
+            spending=self._spending(study_id),
             sentinels=self._watch(study_id, plan, trials),
             decisions=[redact(event_text(event)) for event in events if event.kind == "decision"],
             journal=[(when(event.at), redact(event_text(event))) for event in events[: -_JOURNAL - 1 : -1]],
@@ -288,21 +288,16 @@ class Sheets:
             can_amend=plan is not None and not begun and not study.status.ended,
         )
 
-    def _spending(
-        self, study_id: str, plan: Plan | None, attempts: dict[str, list[AttemptRecord]]
-    ) -> list[SpendingPart]:
+    def _spending(self, study_id: str) -> list[SpendingPart]:
         parts = []
-        if plan is not None:
-            tries = [attempt for line in attempts.values() for attempt in line]
-            spent_s = sum((one.ended_at or one.heartbeat_at) - one.intent_at for one in tries)
-            limit_s = plan.budget.wall_s
-            text = f"{duration(spent_s)} of {duration(limit_s)}"
-            parts.append(SpendingPart(name="wall time of trials", text=text, share=min(1.0, spent_s / limit_s)))
         for state in self._store.budget(study_id):
-            reserved = f", {state.reserved:g} reserved" if state.reserved else ""
+            timed = state.kind == "wall_s"
+            amount: Callable[[float], str] = duration if timed else "{:g}".format
+            reserved = f", {amount(state.reserved)} reserved" if state.reserved else ""
             used = min(1.0, (state.spent + state.reserved) / state.limit) if state.limit else None
-            text = f"{state.spent:g} of {state.limit:g}{reserved}"
-            parts.append(SpendingPart(name=state.kind.replace("_", " "), text=text, share=used))
+            text = f"{amount(state.spent)} of {amount(state.limit)}{reserved}"
+            name = "wall time" if timed else state.kind.replace("_", " ")
+            parts.append(SpendingPart(name=name, text=text, share=used))
         calls = self._store.llm_calls(study_id)
         if calls:
             tokens = sum(call.prompt_tokens + call.completion_tokens for call in calls)

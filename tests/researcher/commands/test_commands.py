@@ -8,6 +8,7 @@ import os
 import sys
 from argparse import Namespace
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -15,13 +16,14 @@ from bench.serving import ServerProcess
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir
-from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, machine, run
+from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, machine, run, watch
 from researcher.commands.look import event_text
 from researcher.commands.study import seconds
 from researcher.executor.processes import Berth
 from researcher.main import main
 from researcher.models import Claim, Event, ReportSeal, StudyStatus
 from researcher.report.writer import wording
+from researcher.schedule.daemon import only_daemon
 from researcher.store.store import Store
 from researcher.view import JsonView, PlainView, StudyPicture
 from swarm.client.sync import SwarmClient
@@ -135,6 +137,42 @@ def test_watching_shows_lines_that_a_person_can_read(study: str, capsys: pytest.
     assert f"{ARMS[0]} seed 0: done, step 2 ▁█" in said
     assert "after compare: stop (one stage)" in said
     assert "{" not in said
+
+
+def test_a_study_that_the_daemon_carries_is_watched_before_it_begins_and_between_its_windows(
+    study: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "_LOOK_EVERY_S", 0.05)
+    store = Store.open()
+    store.set_study_status(study, StudyStatus.WAITING, "waits for its next window")
+    store.save_schedule(study, {"timetable": {"zone": "UTC"}, "carried": True})
+    with only_daemon() as alone:
+        assert alone
+        ending = Timer(0.5, store.set_study_status, (study, StudyStatus.DONE, "one stage"))
+        ending.start()
+        assert main(["watch", study]) == 0
+        ending.join()
+    assert "the daemon goes on with it" in capsys.readouterr().out
+    store.set_study_status(study, StudyStatus.WAITING, "waits for its next window")
+    monkeypatch.setattr(watch, "_STARTING_S", 0.2)
+    assert main(["watch", study]) == 3  # no daemon lives
+    store.close()
+
+
+def test_a_trial_whose_key_several_studies_have_is_shown_by_study(
+    study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    [trial] = store.trials(study)
+    again = store.create_study("a topic", {})
+    store.save_plan(again, example_plan())
+    store.ensure_trials(again, "compare", [(ARMS[0], 0)])
+    store.close()
+    assert main(["show", trial.key]) == 2
+    said = capsys.readouterr().err
+    assert f"`researcher show {study}/{trial.key}`" in said
+    assert main(["show", f"{study}/{trial.key}"]) == 0
+    assert json.loads(capsys.readouterr().out)["study_id"] == study
 
 
 def test_watching_as_json_is_an_object_per_line(study: str, capsys: pytest.CaptureFixture[str]) -> None:

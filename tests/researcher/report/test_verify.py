@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from researcher.models import StudyData, TrialRecord, Verdict
+from researcher.models import StudyData, TrialRecord, TrialStatus, Verdict
 from researcher.report.verify import Difference, verify
 from researcher.report.writer import Written, digest, write_report
 from tests.fakes.concluded_study import STUDIES, many_arms, supported, with_failures
@@ -168,6 +168,19 @@ def test_a_report_that_was_written_before_the_study_went_on_says_so(data: StudyD
     assert verify(over, report.claims, report.files, report.seal) == []
     (found,) = verify(dataclasses.replace(over, events=(*over.events, done)), [], {}, report.seal)
     assert "`researcher report` writes it again" in found.problem
+
+
+def test_a_trial_that_goes_on_is_no_tampering(data: StudyData, tmp_path: Path) -> None:
+    """Its steps are recorded as they are made, which no event tells."""
+    resting = changed(data, -1, status=TrialStatus.PAUSED, finals={}, series=data.trials[-1].series)
+    resting = dataclasses.replace(resting, verdicts=(), events=())
+    written = write_report(resting, tmp_path)
+    further = changed(resting, -1, series={**resting.trials[-1].series, "reward_mean": [(1, 0.9), (2, 0.1)]})
+    assert verify(further, written.claims, written.files, written.seal) == []
+    at = data.events[-1].model_copy(update={"kind": "report", "detail": {}})
+    on = at.model_copy(update={"seq": at.seq + 1, "kind": "trial_continued"})
+    (found,) = verify(dataclasses.replace(further, events=(at, on)), written.claims, written.files, written.seal)
+    assert "the study went on since" in found.problem
 
 
 def test_a_report_that_was_never_written_does_not_hold(data: StudyData) -> None:

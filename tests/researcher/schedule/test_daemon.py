@@ -127,6 +127,18 @@ def test_one_that_keeps_dying_is_begun_ever_more_seldom(house: _House) -> None:
     assert 7 <= len(house.launched) <= 12  # within two hours, instead of 360 times
 
 
+def test_one_that_worked_for_hours_before_it_died_is_begun_again_at_once(house: _House) -> None:
+    study = house.study()
+    for deaths in range(6):
+        house.carrier.look()
+        assert len(house.launched) == deaths + 1
+        token = house.store.acquire_lease(study, this_process(), 3 * 3600.0)
+        for _ in range(12):
+            house.clock.advance(600)
+            house.carrier.look()
+        house.store.release_lease(study, token)
+
+
 def test_a_paused_study_rests_until_somebody_resumes_it(house: _House) -> None:
     study = house.study()
     house.store.request_pause(study)
