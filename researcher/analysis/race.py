@@ -124,8 +124,9 @@ def _rungs(plan: Plan) -> list[Stage]:
 
 
 def _kept_after(plan: Plan, rungs: Sequence[Stage]) -> list[int]:
-    """How many arms go on from each rung."""
-    following = [plan.stages[plan.stages.index(rung) + 1] for rung in rungs]
+    """How many of the arms that raced go on from each rung. (A fine stage beside the race takes none of them.)"""
+    stages = [stage for stage in plan.stages if stage.kind is not StageKind.FINE]
+    following = [stages[stages.index(rung) + 1] for rung in rungs]
     return [stage.keep or len(stage.arms) for stage in following]
 
 

@@ -122,6 +122,15 @@ def test_rungs_grow_with_the_noise_and_power_counts_the_race() -> None:
     assert chances == sorted(chances)
 
 
+def test_levels_that_optuna_tries_beside_a_race_make_it_no_easier_to_win() -> None:
+    plain = race_plan()
+    stages = raced(ARMS, ("lr=3e-05", "lr=5e-05"), BASE, (3, 6), 2)
+    searched = plain.model_copy(update={"stages": stages})
+    for seeds in (2, 4, 8):
+        chances = [winning_chance(plan, first_rung_seeds=seeds, sigma=0.15, effect=0.15) for plan in (plain, searched)]
+        assert chances[0] == chances[1]
+
+
 def test_optuna_picks_among_the_frozen_arms_one_after_the_other_and_the_same_records_give_the_same_picks() -> None:
     plan = race_plan(fine=3)
     stage = next(stage for stage in plan.stages if stage.kind is StageKind.FINE)
