@@ -44,16 +44,16 @@ def verify_command(args: argparse.Namespace) -> int:
     seal = home.store.report_seal(study_id)
     differences = verify(home.store.study_data(study_id), claims, files, seal)
     with read_or_not():
-        _tell(differences, study_id, len(claims), as_json=args.json)
-        if not differences and not args.json and seal is not None and reworded(seal):
-            say(f"another version of researcher worded it; `researcher report {study_id}` words it as this one does")
+        _tell(differences, study_id, len(claims), reworded=seal is not None and reworded(seal), as_json=args.json)
     return FAILED if differences else DONE
 
 
-def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, as_json: bool) -> None:
+def _tell(
+    differences: Sequence[Difference], study_id: str, claims: int, *, reworded: bool, as_json: bool
+) -> None:
     if as_json:
         rows = [difference.model_dump() for difference in differences]
-        say_json({"study": study_id, "claims": claims, "differences": rows})
+        say_json({"study": study_id, "claims": claims, "differences": rows, "reworded": reworded})
         return
     for difference in differences[:_SHOWN]:
         say(str(difference))
@@ -61,6 +61,8 @@ def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, as_j
         say(f"... and {len(differences) - _SHOWN} more, which follow from these; --json shows all")
     verdict = f"{len(differences)} differ" if differences else "all recompute"
     say(f"{study_id}: {claims} claims, {verdict}")
+    if reworded and not differences:
+        say(f"another version of researcher worded it; `researcher report {study_id}` words it as this one does")
 
 
 def _own_copy(folder: Path, recorded: Path) -> Path:

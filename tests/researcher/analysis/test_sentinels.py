@@ -81,7 +81,10 @@ def test_rounding_and_stale_episodes_are_no_other_weights() -> None:
     assert see("sampled_by_other_weights", [trial({"logprob_mismatch_mean": [6e-6, 9e-5, 9e-4, 9e-4]})]) == {}
     assert see("sampled_by_other_weights", [trial({"logprob_mismatch_mean": [0.01, 0.03, 0.06, 0.09]})]) == {}
     stale = {"logprob_mismatch_mean": [6e-6, 1.8e-3, 4e-3, 6e-3], "staleness_max": [0.0, 1.0, 1.0, 1.0]}
-    assert see("sampled_by_other_weights", [trial(stale)]) == {}
+    some = trial(stale | {"staleness_max": [0.0, 1.0, 1.0, 0.0], "logprob_mismatch_mean": [6e-6, 1.8e-3, 4e-3, 9e-5]})
+    assert see("sampled_by_other_weights", [some]) == {}
+    all_stale = trial(stale)
+    assert see("sampled_by_other_weights", [all_stale]) == {"unchecked": (all_stale.key,)}
     unseen = trial({"staleness_max": []})
     assert see("sampled_by_other_weights", [unseen]) == {"unchecked": (unseen.key,)}
 
