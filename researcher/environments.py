@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -25,11 +26,13 @@ from researcher.executor.processes import child_environ
 from researcher.models import Plan
 from researcher.planner.instruments import InstrumentFolder
 from researcher.planner.refusals import PlanningRefused
+from researcher.sandbox.launch import confined
 
 _PIN = re.compile(r"([A-Za-z0-9][\w.\-]*)==([\w.+!]+)")
 _COMPLETE = "complete"
 _INSTALL_LIMIT_S = 1800.0
 _REHEARSAL_LIMIT_S = 300.0
+_TOLD_BYTES = 1 << 20
 
 
 def pins(folder: InstrumentFolder) -> dict[str, str]:
@@ -130,32 +133,54 @@ def rehearsed(
     *,
     thorough: bool = False,
 ) -> list[dict[str, Any]]:
-    """Tasks for each of these sets of parameters, drawn in a process of their own (swarm/client/rehearsal.py).
+    """Tasks for each of these sets of parameters, drawn in a process of their own (swarm/client/rehearsal.py): in the sandbox where
+    an LLM wrote the instrument, which no person need have read by then.
 
     Raises: PlanningRefused with what the instrument says, or the last line of its traceback.
     """
     name = folder.instrument.name
     asked = {"parameters": [dict(each) for each in parameters], "heldout": heldout, "thorough": thorough}
-    try:
-        done = subprocess.run(
-            [python, "-m", "swarm.client.rehearsal", str(folder.path), folder.instrument.workflow],
-            input=json.dumps(asked),
-            env=child_environ(),
-            capture_output=True,
-            text=True,
-            timeout=_REHEARSAL_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise PlanningRefused(f"{name} draws no tasks within {_REHEARSAL_LIMIT_S:.0f} s") from error
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
-        where = next((line.strip() for line in reversed(said) if line.strip().startswith('File "')), "")
-        raise PlanningRefused(f"{name} breaks down when its tasks are drawn: {said[-1].strip()} {where}")
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    with tempfile.TemporaryDirectory(prefix="tasks-") as place:
+        code, out, said = _carried_out(folder, python, json.dumps(asked), Path(place))
+    if code is None:
+        raise PlanningRefused(f"{name} draws no tasks within {_REHEARSAL_LIMIT_S:.0f} s")
+    if code:
+        lines = said.strip().splitlines() or [f"its process ended with {code}"]
+        where = next((line.strip() for line in reversed(lines) if line.strip().startswith('File "')), "")
+        raise PlanningRefused(f"{name} breaks down when its tasks are drawn: {lines[-1].strip()} {where}")
+    answer = json.loads(out.strip().splitlines()[-1])
     if "problem" in answer:
         raise PlanningRefused(f"{name}: {answer['problem']}")
     return list(answer["tasks"])
+
+
+def _carried_out(folder: InstrumentFolder, python: str, asked: str, place: Path) -> tuple[int | None, str, str]:
+    """The exit code (None: it took too long), and the end of what was written to standard output and error. place: an empty folder."""
+    command = [python, "-m", "swarm.client.rehearsal", str(folder.path), folder.instrument.workflow]
+    environ = child_environ()
+    if folder.instrument.generated is not None:
+        command, environ = confined(command, environ, place, reads=[folder.path, Path(python).parents[1]])
+    out, err = place / "out.log", place / "err.log"
+    with out.open("wb") as to_out, err.open("wb") as to_err:
+        try:
+            done = subprocess.run(
+                command,
+                input=asked.encode(),
+                env=environ,
+                stdout=to_out,
+                stderr=to_err,
+                timeout=_REHEARSAL_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return None, "", ""
+    return done.returncode, _tail(out), _tail(err)
+
+
+def _tail(file: Path) -> str:
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - _TOLD_BYTES))
+        return opened.read().decode(errors="replace")
 
 
 def _installed(name: str) -> str | None:

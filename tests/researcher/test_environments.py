@@ -50,6 +50,25 @@ def test_tasks_are_drawn_and_shown(folder: Path) -> None:
     assert found["examples"][1] == {"id": "heldout-0", "query": "heldout-0"}
 
 
+def test_what_an_llm_wrote_draws_its_tasks_in_the_sandbox_without_secrets(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESEARCHER_LLM_API_KEY", "a secret")
+    page = folder / "study.toml"
+    page.write_text('generated = "some-llm"\n' + page.read_text())
+    (found,) = rehearsed(with_code(folder, SOUND), sys.executable, [{}], 8)
+    assert found["heldout"] == 8
+    telling = SOUND.replace(
+        "return [Task",
+        'raise ValueError(__import__("os").environ.get("RESEARCHER_LLM_API_KEY", "none"))\n    return [Task',
+    )
+    with pytest.raises(PlanningRefused, match="repeat: none"):
+        rehearsed(with_code(folder, telling), sys.executable, [{}], 8)
+    forking = SOUND.replace("return [Task", "__import__('os').fork()\n    return [Task")
+    with pytest.raises(PlanningRefused):
+        rehearsed(with_code(folder, forking), sys.executable, [{}], 8)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
