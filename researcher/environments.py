@@ -110,9 +110,10 @@ def install(folder: InstrumentFolder, root: Path) -> str:
     return str(python)
 
 
-def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> None:
+def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> Plan:
     """Draw a few tasks of every arm before the study begins: data, families and parameters are wrong now, or not at all.
 
+    Returns the plan, evaluated on as many held-out tasks as every arm has, where that is fewer than it asks for.
     Raises: PlanningRefused.
     """
     wanted: list[dict[str, Any]] = []
@@ -122,7 +123,11 @@ def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> None:
         parameters = {**folder.instrument.defaults.task, **plan.task, **own}
         if parameters not in wanted:
             wanted.append(parameters)
-    rehearsed(folder, python, wanted, plan.heldout_tasks)
+    fewest = min(found["heldout"] for found in rehearsed(folder, python, wanted, plan.heldout_tasks))
+    if fewest >= plan.heldout_tasks:
+        return plan
+    note = f"Every trial is evaluated on {fewest} held-out tasks instead of {plan.heldout_tasks}: there are no more of them."
+    return plan.model_copy(update={"heldout_tasks": fewest, "assumptions": (*plan.assumptions, note)})
 
 
 def rehearsed(

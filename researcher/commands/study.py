@@ -89,7 +89,7 @@ def start_command(args: argparse.Namespace) -> int:
     if args.dry_run:
         say_json(plan.model_dump(mode="json")) if args.json else say("\n".join(plan_lines(plan)))
         return DONE
-    check_tasks(plan, folder, interpreter(folder, home.root))
+    plan = check_tasks(plan, folder, interpreter(folder, home.root))
     choices = {
         "instrument": _place(folder),
         "planner": args.planner,

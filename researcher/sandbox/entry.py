@@ -35,14 +35,15 @@ _LOWEST_PORT = 1024
 
 
 def confine_by(spec: SandboxSpec, ports: Sequence[int]) -> Confined:
-    """What the process has to take from itself in this mode: in bubblewrap files and ports are shut already."""
+    """What the process has to take from itself in this mode: in bubblewrap files are shut already, and ports unless the network
+    has to be shared."""
     bounds = Bounds(**spec.bounds)
+    named = any(not server.loopback and not server.numeric for server in spec.servers)
     if spec.mode is Mode.BUBBLEWRAP:
-        return confine(bounds)
+        return confine(bounds, ports=ports, datagrams=named) if spec.network else confine(bounds)
     reads = [*system_reads(), *map(Path, (*_NEEDED, "/etc/hosts", "/etc/resolv.conf", *spec.reads))]
     # Python looks into the folder of our packages to find them.
     writes = [Path(spec.room), Path("/dev/null")]
-    named = any(not server.loopback and not server.numeric for server in spec.servers)
     return confine(bounds, reads=reads, lists=[packages_root()], writes=writes, ports=ports, datagrams=named)
 
 
@@ -68,7 +69,10 @@ def bubblewrap(spec: SandboxSpec, spec_file: Path, command: Sequence[str]) -> li
     folder = Path(spec.folder)
     for path in (*map(Path, spec.reads), spec_file):
         words += ["--ro-bind", str(path), str(path)]
-    words += ["--ro-bind", str(_hosts(spec, folder)), "/etc/hosts"]
+    if spec.network:
+        words += ["--ro-bind-try", "/etc/hosts", "/etc/hosts", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
+    else:
+        words += ["--ro-bind", str(_hosts(spec, folder)), "/etc/hosts"]
     if (folder / _RELAYS).is_dir():
         words += ["--ro-bind", str(folder / _RELAYS), "/run/relay"]
     return [*words, "--chdir", "/tmp", "--", *command]

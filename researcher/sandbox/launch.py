@@ -112,8 +112,8 @@ def sandbox() -> Sandbox:
     why = _no_bubblewrap()
     if why is None:
         words = (
-            "in bubblewrap: read-only system, private /tmp, no home, no secrets in the environment, no network but a "
-            "relay to the trial's servers, no new processes"
+            "in bubblewrap: read-only system, private /tmp, no home, no secrets in the environment, no new processes, no "
+            f"network but a relay to the trial's servers{_addressed()}"
         )
         return Sandbox(Mode.BUBBLEWRAP, words)
     return Sandbox(Mode.LIMITS, f"WITHOUT bubblewrap ({why}): {_limited()}")
@@ -188,6 +188,13 @@ def system_reads() -> list[Path]:
 def packages_root() -> Path:
     """Where our packages lie."""
     return Path(foundation.__file__).resolve().parents[1]
+
+
+def _addressed() -> str:
+    """What bubblewrap leaves open for a server that is given by its address."""
+    if landlock_version() >= _PORTS:
+        return " (one given by its address: its TCP port alone, on any host)"
+    return " (one given by its address: it CAN reach the whole network; give the server by a name)"
 
 
 def _limited() -> str:

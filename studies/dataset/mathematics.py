@@ -57,6 +57,11 @@ def _joined(operation: ast.operator, left: Fraction, right: Fraction) -> Fractio
             return left * right
         case ast.Div():
             return left / right
-        case ast.Pow() if right.denominator == 1 and abs(right) <= LARGEST_EXPONENT and abs(left.numerator) < 10**6:
+        case ast.Pow() if right.denominator == 1 and abs(right) <= LARGEST_EXPONENT and _is_short(left):
             return left ** int(right)
     raise ValueError(f"{operation!r} is no arithmetic that is worked out here")
+
+
+def _is_short(value: Fraction) -> bool:
+    """Powers of powers grow beyond all bounds."""
+    return max(abs(value.numerator), value.denominator) < 10**6

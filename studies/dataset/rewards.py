@@ -12,7 +12,9 @@ from .mathematics import value_of
 RIGHT, WRONG, EMPTY = 1.0, 0.1, 0.0
 LONGEST = 4000
 """Characters of an answer that are looked at."""
-_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+_NUMBER = re.compile(r"-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d{1,3}(?!\w))?")
+_EQUALS = re.compile(r"(?<![<>!])=")
+"""What stands before an answer; no part of another relation."""
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
@@ -74,7 +76,7 @@ def _final(text: str) -> str:
     if boxed:
         return str(boxed[-1])
     lines = [line for line in text.strip().splitlines() if line.strip()]
-    return lines[-1].rpartition("=")[2] if lines else ""
+    return _EQUALS.split(lines[-1])[-1] if lines else ""
 
 
 def _plain(text: str) -> str:

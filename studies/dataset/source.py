@@ -14,6 +14,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def _row(record: Mapping[str, Any], where: str, columns: Columns, problem: Calla
     wrong = problem(expected)
     if wrong is not None:
         raise BadSource(f"{where}: {columns.answer!r} {wrong}")
-    return Row(question, expected, where)
+    return Row(question.strip(), expected, where)
 
 
 def _text(record: Mapping[str, Any], column: str, where: str) -> str:
@@ -121,4 +122,4 @@ def _text(record: Mapping[str, Any], column: str, where: str) -> str:
     value = record[column]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadSource(f"{where}: {column!r} must be text or a number, not {type(value).__name__}")
-    return str(value)
+    return format(Decimal(str(value)), "f") if isinstance(value, float) else str(value)

@@ -27,6 +27,7 @@ Split = Literal["train", "heldout"]
 HELD_OUT_SHARE = 4
 """One map in this many is never trained on."""
 SIZES = range(3, 9)
+MOST_ICE = 0.95
 MOST_TURNS = 40
 MOST_HELD_OUT = 200
 CALL_LIMIT_S = 180.0
@@ -60,8 +61,10 @@ def tasks(
         raise ValueError(f"size must lie between {SIZES.start} and {SIZES.stop - 1}, got {size}")
     if not 2 * (size - 1) <= turns <= MOST_TURNS:
         raise ValueError(f"turns must lie between {2 * (size - 1)} (the shortest way) and {MOST_TURNS}, got {turns}")
-    if not 0.5 <= ice <= 1.0:
-        raise ValueError(f"ice must lie between 0.5 and 1, got {ice}")
+    if not 0.5 <= ice <= MOST_ICE:
+        raise ValueError(
+            f"ice must lie between 0.5 and {MOST_ICE} (without holes there is one map of each size), got {ice}"
+        )
     require_gymnasium()
     drawn = _maps(random.Random(f"{split}/{seed if split == 'train' else 0}"), size, ice, turns)
     if split == "train":

@@ -23,5 +23,5 @@ def score(game: Game) -> float:
     if not game.guesses:
         return 0.0
     width = max(1, game.high - game.low)
-    off = min(1.0, abs(game.guesses[-1] - game.secret) / width)
+    off = min(width, abs(game.guesses[-1] - game.secret)) / width
     return PLAYED + NEAR * (1.0 - off)

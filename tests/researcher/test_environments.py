@@ -69,6 +69,18 @@ def test_what_an_llm_wrote_draws_its_tasks_in_the_sandbox_without_secrets(
         rehearsed(with_code(folder, forking), sys.executable, [{}], 8)
 
 
+@pytest.mark.anyio
+async def test_a_study_is_evaluated_on_as_many_held_out_tasks_as_every_arm_has(folder: Path) -> None:
+    few = SOUND.replace("[:count]", "[: min(count, 3 if split == 'heldout' else 500)]")
+    plan = await plan_study(
+        "Does a learning rate of 1e-3 repeat words faster than 1e-5?", PlanOptions(instrument=str(folder))
+    )
+    assert check_tasks(plan, with_code(folder, SOUND), sys.executable) == plan
+    fewer = check_tasks(plan, with_code(folder, few), sys.executable)
+    assert fewer.heldout_tasks == 3
+    assert "3 held-out tasks instead of" in fewer.assumptions[-1]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

@@ -54,6 +54,21 @@ def test_no_question_is_both_trained_and_held_out(data: str, share: float) -> No
     assert len(train) + len(held_out) == 40
 
 
+def test_rows_that_differ_in_outer_white_space_are_one_question(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {a}+{a}?{end}", "answer": 2 * a} for a in range(20) for end in ("", " ", "\n")]
+    file = written(tmp_path / "t.jsonl", *rows)
+    for instruction in ("", "Answer."):
+        given = {"data": file, "instruction": instruction}
+        train = {task.id for task in take(workflow.tasks("train", 0, None, **given), 200)}
+        assert train.isdisjoint(task.id for task in workflow.tasks("heldout", 0, None, **given))
+
+
+def test_numbers_of_json_are_expected_as_people_write_them(tmp_path: Path) -> None:
+    file = written(tmp_path / "t.jsonl", *({"question": f"q{n}", "answer": 0.00005} for n in range(4)))
+    (task,) = workflow.tasks("train", 0, 1, data=file)
+    assert task.metadata["expected"] == "0.00005"
+
+
 def test_streams_depend_on_their_seeds_alone(data: str) -> None:
     once = take(workflow.tasks("train", 1, None, data=data), 50)
     assert once == take(workflow.tasks("train", 1, 50, data=data), 100)
@@ -135,6 +150,10 @@ RIGHT_AND_WRONG = [
     ("exact", "4", " 4\n", "The answer is 4"),
     ("number", "2 + 2 makes\n#### 4", "So it is 4.0!", "4 or 5"),
     ("number", "1,200", "$1200", "1,2001"),
+    ("number", "0.5", "It is .5", "It is 5"),
+    ("number", "1.5e-3", "0.0015", "3"),
+    ("math", "x <= 5", "x <= 5", "x >= 5"),
+    ("math", "x = 5", "so x = 5", "x != 5"),
     ("contains", "Paris", "It is paris.", "Parisian"),
     ("regex", r"^\d{2}$", "42", "4"),
     ("math", "1/2", r"\boxed{\frac{2}{4}}", "0.51"),
@@ -151,7 +170,9 @@ def test_right_wrong_and_empty_answers_are_worth_less_and_less(
     assert [score(name, answer, expected) for answer in (right, wrong, " \n")] == [1.0, 0.1, 0.0]
 
 
-@pytest.mark.parametrize("text", ["9**9**9", "2^{999}", "1/0", "__import__('os')", "", "x+1", "1" * 300])
+@pytest.mark.parametrize(
+    "text", ["9**9**9", "2^{999}", "1/0", "__import__('os')", "", "x+1", "1" * 300, "((((0.1^64)^64)^64)^64)^64"]
+)
 def test_what_is_no_arithmetic_or_too_much_of_it_has_no_value(text: str) -> None:
     assert value_of(text) is None
 

@@ -52,7 +52,7 @@ def test_a_stream_depends_on_its_seed_alone_and_every_seed_is_evaluated_alike() 
 
 @pytest.mark.parametrize(
     ("split", "size", "turns", "ice"),
-    [("test", 4, 8, 0.8), ("train", 2, 8, 0.8), ("train", 4, 5, 0.8), ("train", 4, 8, 0.2)],
+    [("test", 4, 8, 0.8), ("train", 2, 8, 0.8), ("train", 4, 5, 0.8), ("train", 4, 8, 0.2), ("train", 8, 14, 1.0)],
 )
 def test_what_is_no_lake_is_refused(split: workflow.Split, size: int, turns: int, ice: float) -> None:
     with pytest.raises(ValueError, match="must"):

@@ -63,7 +63,7 @@ def test_right_wrong_and_empty_games_are_worth_less_and_less() -> None:
             played(17, 10, 14, 12),
             played(17, 10, 14, 13),
             played(17, 10, 14, 17),
-            played(None, None, None, -500),
+            played(None, None, None, -(10**400)),
             played(None, None, None, None),
         )
     ]

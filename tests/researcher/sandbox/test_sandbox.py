@@ -171,6 +171,18 @@ def test_the_network_is_shut_but_for_tcp_to_its_servers(tmp_path: Path, mode: Mo
     assert "went through" not in done.stdout
 
 
+def test_a_server_given_by_its_address_opens_no_other_port(tmp_path: Path, mode: Mode) -> None:
+    shut(mode, 4)
+    if landlock_version() < 4:
+        pytest.skip("this kernel shuts no TCP ports")
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        reach = f"socket.create_connection({listening.getsockname()!r}, 5)"
+        done = run(reach, tmp_path, mode, servers=("http://192.0.2.7:8642",))
+    assert "PermissionError" in done.stderr
+
+
 @pytest.mark.parametrize(
     "attempt", ["held = bytearray(16 << 30)", "open(os.environ['HOME'] + '/big', 'wb').write(b'x' * (8 << 20))"]
 )
