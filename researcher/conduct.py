@@ -22,7 +22,7 @@ from researcher.analysis.race import due
 from researcher.executor.errors import MendByHand
 from researcher.executor.trials import Executor, Progress
 from researcher.gates import Gates, Halted, WindowClosed, heed
-from researcher.models import Plan, Stage, StudyStatus, TrialRecord, TrialStatus
+from researcher.models import OVER_BUDGET, Plan, Stage, StudyStatus, TrialRecord, TrialStatus
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
@@ -94,6 +94,7 @@ class Conduct:
                 decision = await self._stages(study_id, plan, picture)
             except OverBudget as error:
                 self._interim(study_id)
+                self._store.record_event(study_id, OVER_BUDGET, {"because": str(error)})
                 self._store.set_study_status(study_id, StudyStatus.STOPPED, str(error))
                 raise
             except Halted as halt:

@@ -65,6 +65,7 @@ def parser() -> Parser:
         description="Carry on every study that was started with --detach, in its windows, until ended.",
     )
     daemon.add_argument("--until-idle", action="store_true", help="end when no study is left to carry on")
+    _json(daemon)
     show = commands.add_parser(
         "show", help="a plan or a trial, whole", description="Show a study's plan, or one of its trials."
     )
@@ -72,7 +73,7 @@ def parser() -> Parser:
         "what",
         nargs="?",
         default=LATEST,
-        help="a study (its plan), or a trial's key as `status` prints it; STUDY/KEY where several studies have it",
+        help="a study (its plan) or a plan's hash, or a trial's key as `status` prints it; STUDY/KEY where several studies have it",
     )
     _json(show)
     _add_ui(commands)
@@ -93,8 +94,13 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="NAME|DIR|new",
         help="the study environment (default: the one that fits); new: the planner LLM writes one, run in a sandbox",
     )
-    start.add_argument("--planner", choices=("auto", "llm", "builtin"), default="auto")
-    _servers(start)
+    start.add_argument(
+        "--planner",
+        choices=("auto", "llm", "builtin"),
+        default="auto",
+        help="auto: the LLM where one is configured, else builtin (default)",
+    )
+    _servers(start, several=True)
     start.add_argument(
         "--clients",
         default="local",
@@ -271,10 +277,12 @@ def _finding_filters(command: argparse.ArgumentParser) -> None:
     _json(command)
 
 
-def _servers(command: argparse.ArgumentParser) -> None:
+def _servers(command: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """several: whether one option takes several addresses, as only a command without positionals can tell."""
     command.add_argument(
         "--server",
-        action="append",
+        action="extend" if several else "append",
+        nargs="+" if several else None,
         default=[],
         metavar="URL",
         help="a swarm server; may be repeated (default: one started here); one that does not answer is tried for 30 s",

@@ -143,10 +143,10 @@ def _changed(_plan: Plan, trial: TrialRecord) -> Seen:
     if trial.evidence is None or trial.evidence.changes is None:
         raise _Unchecked
     if trial.evidence.changes:
-        text = "the run was changed while it went on, which the plan does not name"
+        text = "the run was changed while it went on, which the plan does not name: the trial is exploratory"
         return text, float(len(trial.evidence.changes))
     if trial.evidence.joined:
-        text = "episodes of clients that the plan does not name were trained"
+        text = "episodes of clients that the plan does not name were trained: the trial is exploratory"
         return text, float(sum(trial.evidence.joined.values()))
     return None
 

@@ -7,7 +7,7 @@ import asyncio
 
 from foundation import logs
 from researcher.commands import DONE, FAILED
-from researcher.commands.home import open_home, say
+from researcher.commands.home import open_home, say, say_json
 from researcher.schedule.daemon import carry, only_daemon
 
 _HANDOVER_S = 5.0
@@ -20,7 +20,10 @@ def daemon_command(args: argparse.Namespace) -> int:
     open_home().store.close()
     with only_daemon(_HANDOVER_S if args.until_idle else 0.0) as alone:
         if not alone:
-            say("a daemon carries the studies of this data directory already")
+            text = "a daemon carries the studies of this data directory already"
+            say_json({"carries": False, "reason": text}) if args.json else say(text)
             return DONE if args.until_idle else FAILED
         asyncio.run(carry(until_idle=args.until_idle))
+    if args.json:
+        say_json({"carries": False, "reason": "no study is left to carry on"})
     return DONE

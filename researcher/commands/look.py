@@ -8,13 +8,15 @@ from datetime import UTC, datetime
 
 from foundation.commandline import UsageError
 from researcher.analysis.knowledge import told
-from researcher.commands import DONE, FAILED, WAITING
+from researcher.commands import DONE, FAILED, OUT_OF_BUDGET, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.models import Event, Plan, RepairRecord, StudyRecord, StudyStatus, TrialRecord
+from researcher.models import OVER_BUDGET, Event, Plan, RepairRecord, StudyRecord, StudyStatus, TrialRecord
 from researcher.ownership import living_owner
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
 from researcher.view import duration, sparkline
+
+_SHORTEST_HASH = 8
 
 
 def list_command(args: argparse.Namespace) -> int:
@@ -39,7 +41,7 @@ def status_command(args: argparse.Namespace) -> int:
     else:
         for line in _as_lines(home, study):
             say(line)
-    return _exit_code(study)
+    return exit_code(home, study)
 
 
 def show_command(args: argparse.Namespace) -> int:
@@ -47,7 +49,7 @@ def show_command(args: argparse.Namespace) -> int:
     home = open_home()
     if "/" in args.what:
         return _show_trial(home, args)
-    study_id = home.store.resolve_study(args.what)
+    study_id = _with_plan(home, args.what)
     plan, repairs = home.store.plan(study_id), home.store.repairs(study_id)
     if args.json:
         said = [record.model_dump(mode="json") for record in repairs]
@@ -56,6 +58,19 @@ def show_command(args: argparse.Namespace) -> int:
         for line in [*plan_lines(plan), *(line for record in repairs for line in repair_lines(record))]:
             say(line)
     return DONE
+
+
+def _with_plan(home: Home, what: str) -> str:
+    """A study, by itself or by the hash of its plan or the beginning of it. Raises: NotFound; what `resolve_study` raises."""
+    try:
+        return home.store.resolve_study(what)
+    except NotFound:
+        if len(what) < _SHORTEST_HASH:
+            raise
+        for study in home.store.studies():
+            if study.plan_version is not None and home.store.plan(study.id).digest().startswith(what):
+                return study.id
+        raise
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -209,10 +224,12 @@ def worker_of(home: Home, study_id: str) -> str | None:
     return living_owner(home.store, study_id, time.time())
 
 
-def _exit_code(study: StudyRecord) -> int:
-    if study.status is StudyStatus.FAILED:
-        return FAILED
-    return WAITING if study.status is StudyStatus.WAITING else DONE
+def exit_code(home: Home, study: StudyRecord) -> int:
+    """How the study stands, as `start` would have ended."""
+    if study.status is StudyStatus.STOPPED:
+        spent = home.store.events(study.id, limit=100_000, kind=OVER_BUDGET)
+        return OUT_OF_BUDGET if spent and spent[-1].detail["because"] == study.reason else DONE
+    return {StudyStatus.FAILED: FAILED, StudyStatus.WAITING: WAITING}.get(study.status, DONE)
 
 
 def when(at: float) -> str:

@@ -9,11 +9,11 @@ import time
 from typing import Any
 
 from foundation.clock import SystemClock
-from researcher.commands import DONE, FAILED, WAITING
+from researcher.commands import WAITING
 from researcher.commands.home import Home, open_home, say
-from researcher.commands.look import event_text, status_command, unattended, when, worker_of
+from researcher.commands.look import event_text, exit_code, status_command, unattended, when, worker_of
 from researcher.gates import open_gate
-from researcher.models import StudyRecord, StudyStatus, TrialRecord
+from researcher.models import StudyRecord, TrialRecord
 from researcher.schedule.daemon import daemon_lives
 from researcher.view import sparkline
 
@@ -32,10 +32,10 @@ def watch_command(args: argparse.Namespace) -> int:
         study = home.store.study(study_id)
         if study.status.ended:
             watch.look()
-            return watch.close(study.status) if args.json else status_command(args)
+            return watch.close(study) if args.json else status_command(args)
         if worker_of(home, study_id) is None and not watch.will_go_on(study):
             if args.json:
-                watch.close(study.status)
+                watch.close(study)
             else:
                 say(f"{study_id}: {unattended(home, study)}")
             return WAITING
@@ -90,9 +90,9 @@ class _Watch:
             say(json.dumps({kind: fields}, default=str) if self._as_json else f"{when(at)}  {text}")
         sys.stdout.flush()
 
-    def close(self, status: StudyStatus) -> int:
-        say(json.dumps({"study": {"id": self._study_id, "status": status.value}}))
-        return FAILED if status is StudyStatus.FAILED else DONE
+    def close(self, study: StudyRecord) -> int:
+        say(json.dumps({"study": {"id": self._study_id, "status": study.status.value}}))
+        return exit_code(self._home, study)
 
 
 def trial_text(trial: TrialRecord) -> str:

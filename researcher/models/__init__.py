@@ -33,6 +33,7 @@ from researcher.models.plans import (
     trial_key,
 )
 from researcher.models.records import (
+    OVER_BUDGET,
     AttemptRecord,
     BudgetState,
     Event,
@@ -53,6 +54,7 @@ from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
     "LEARNING_RATE",
+    "OVER_BUDGET",
     "PERSON",
     "RUN_PARAMETERS",
     "STUDY_MODEL",

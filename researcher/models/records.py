@@ -14,6 +14,9 @@ from researcher.models.plans import Plan
 from researcher.models.repairs import RepairRecord
 from swarm.protocol.runspec import ComputeType
 
+OVER_BUDGET = "over_budget"
+"""The event of a study that was stopped since its budget is spent."""
+
 
 class StudyStatus(StrEnum):
     PLANNING = "planning"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The `models` commands."""
-    models = subparsers.add_parser("models", help="fetch and list models")
+    models = subparsers.add_parser("models", help="fetch, list and export models")
     commands = models.add_subparsers(dest="models_command", required=True, metavar="COMMAND")
     get = commands.add_parser("get", help="have a model in the cache; prints its folder")
     get.add_argument("name", metavar="NAME", help="smollm2-135m, smollm2-81m, a hub name OWNER/NAME, or a folder")

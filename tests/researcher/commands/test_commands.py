@@ -20,8 +20,8 @@ from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, machine, r
 from researcher.commands.look import event_text
 from researcher.commands.study import seconds
 from researcher.executor.processes import Berth
-from researcher.main import main
-from researcher.models import Claim, Event, ReportSeal, StudyStatus
+from researcher.main import main, parser
+from researcher.models import OVER_BUDGET, Claim, Event, ReportSeal, StudyStatus
 from researcher.report.writer import wording
 from researcher.schedule.daemon import only_daemon
 from researcher.store.store import Store
@@ -137,6 +137,31 @@ def test_watching_shows_lines_that_a_person_can_read(study: str, capsys: pytest.
     assert f"{ARMS[0]} seed 0: done, step 2 ▁█" in said
     assert "after compare: stop (one stage)" in said
     assert "{" not in said
+
+
+def test_a_study_that_ran_out_of_budget_says_so_by_its_exit_code(
+    study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    store.record_event(study, OVER_BUDGET, {"because": "no time is left"})
+    store.set_study_status(study, StudyStatus.STOPPED, "no time is left")
+    for command in (["status"], ["status", "--json"], ["watch"], ["watch", "--json"]):
+        assert main([*command, study]) == OUT_OF_BUDGET
+    store.set_study_status(study, StudyStatus.STOPPED, "stopped on request")
+    assert main(["status", study]) == 0
+    store.close()
+
+
+def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = example_plan()
+    assert main(["show", plan.digest()[:16]]) == 0
+    assert plan.digest() in capsys.readouterr().out
+    assert main(["show", "0" * 16]) == FAILED
+
+
+def test_several_servers_are_given_at_once_or_one_by_one() -> None:
+    given = ["start", "--topic", "x", "--server", "http://a", "http://b", "--server", "http://c"]
+    assert parser().parse_args(given).server == ["http://a", "http://b", "http://c"]
 
 
 def test_a_study_that_the_daemon_carries_is_watched_before_it_begins_and_between_its_windows(
