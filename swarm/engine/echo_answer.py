@@ -60,7 +60,7 @@ class ChatAnswer:
         self.temperature = _number(body, "temperature", 1.0, least=0)
         self.seed: int | str | None = body.get("seed")
         self._forced_tool = _forced_tool(body)
-        self._json_key = _json_key(body)
+        self._json = _json_object(body)
         self._stops = _stops(body)
         self._logprobs = bool(body.get("logprobs"))
         self._top = _number(body, "top_logprobs", 0, least=0, whole=True)
@@ -168,9 +168,9 @@ class ChatAnswer:
 
     def _text(self, word: str) -> str:
         if self._forced_tool is None:
-            return word if self._json_key is None else json.dumps({self._json_key: word})
-        name, argument = self._forced_tool
-        return echo_tokens.tool_call_text(name, json.dumps({argument: word} if argument else {"value": word}))
+            return word if self._json is None else self._json.text(word)
+        name, arguments = self._forced_tool
+        return echo_tokens.tool_call_text(name, arguments.text(word))
 
     def _logprob_content(self, draft: Draft, start: int, end: int) -> dict[str, Any]:
         content = []
@@ -230,8 +230,53 @@ def _parsed_call(text: str, call_seed: int) -> dict[str, Any] | None:
     return {"id": f"call_{call_seed:08x}", "type": "function", "function": function}
 
 
-def _forced_tool(body: dict[str, Any]) -> tuple[str, str | None] | None:
-    """Name and first string argument of the tool that must be called; None when the answer is free text."""
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A JSON object as a schema asks for it. word_in: the field that gets the word; None: none is a string."""
+
+    values: dict[str, Any]
+    word_in: str | None
+
+    def text(self, word: str) -> str:
+        return json.dumps(self.values if self.word_in is None else self.values | {self.word_in: word})
+
+
+def _filled(schema: Any) -> _Filled:
+    """Every required field, or else one, the first string where there is one."""
+    properties, required = _properties(schema), _object(schema).get("required")
+    strings = [name for name, wanted in properties.items() if _value(wanted) == ""]
+    names = [name for name in properties if isinstance(required, list) and name in required]
+    if not properties:
+        return _Filled({"value": ""}, "value")
+    names = names or strings[:1] or list(properties)[:1]
+    word_in = next((name for name in names if name in strings), None)
+    return _Filled({name: _value(properties[name]) for name in names}, word_in)
+
+
+def _value(schema: Any) -> Any:
+    """The plainest value that a schema permits; a string is empty."""
+    wanted = _object(schema)
+    if "const" in wanted:
+        return wanted["const"]
+    if wanted.get("enum"):
+        return wanted["enum"][0]
+    kind = wanted.get("type")
+    match kind[0] if isinstance(kind, list) and kind else kind:
+        case "integer" | "number":
+            return wanted.get("minimum", 0)
+        case "boolean":
+            return False
+        case "array":
+            return []
+        case "object":
+            return _filled(schema).values
+        case "null":
+            return None
+    return ""
+
+
+def _forced_tool(body: dict[str, Any]) -> tuple[str, _Filled] | None:
+    """The tool that must be called, and its arguments; None when the answer is free text."""
     choice = body.get("tool_choice")
     tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
     if choice in (None, "none", "auto") or (isinstance(choice, dict) and "function" not in choice):
@@ -239,18 +284,15 @@ def _forced_tool(body: dict[str, Any]) -> tuple[str, str | None] | None:
     name = str(next(iter(tools), None) if choice == "required" else choice.get("function", {}).get("name"))
     if name not in tools:
         raise refused(f"tool_choice names {name!r}, which is not among the tools {sorted(tools)}")
-    properties = _properties(tools[name].get("parameters"))
-    strings = [key for key, schema in properties.items() if _object(schema).get("type") in (None, "string")]
-    return name, (strings[0] if strings else None)
+    return name, _filled(tools[name].get("parameters"))
 
 
-def _json_key(body: dict[str, Any]) -> str | None:
-    """The field of the JSON object that a response format asks for, to hold the word; None: plain text."""
+def _json_object(body: dict[str, Any]) -> _Filled | None:
+    """The JSON object that a response format asks for; None: plain text."""
     wanted = body.get("response_format") or {}
     if wanted.get("type", "text") == "text":
         return None
-    properties = _properties(_object(wanted.get("json_schema")).get("schema"))
-    return next(iter(properties), "value")
+    return _filled(_object(wanted.get("json_schema")).get("schema"))
 
 
 def _properties(schema: Any) -> dict[str, Any]:

@@ -181,6 +181,9 @@ class RunSpec(StrictModel):
     @field_validator("parameters", mode="before")
     @classmethod
     def _adapters_by_name(cls, given: Any) -> Any:
+        """`lora` means its defaults; `{"lora": {"rank": 4}}` is taken for `{"rank": 4}`."""
+        if isinstance(given, dict) and set(given) == {"lora"}:
+            return given["lora"]
         return LoraSpec() if given == "lora" else given
 
     @model_validator(mode="before")

@@ -41,3 +41,11 @@ def test_alpha_and_a_ratio_that_contradict_each_other_are_refused() -> None:
     (fault,) = explain(error.value, RunSpec)
     assert fault.field == "parameters.alpha"
     assert "give alpha or alpha_ratio, not both" in fault.problem
+
+
+def test_adapters_are_named_by_a_word_by_their_fields_or_both() -> None:
+    whole = RunSpec.model_validate({"parameters": {"rank": 4}})
+    assert RunSpec.model_validate({"parameters": {"lora": {"rank": 4}}}) == whole
+    assert RunSpec.model_validate({"parameters": "lora"}).parameters == LoraSpec()
+    with pytest.raises(ValidationError):
+        RunSpec.model_validate({"parameters": {"lora": {"rank": 4}, "rank": 8}})

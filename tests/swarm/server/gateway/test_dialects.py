@@ -275,6 +275,30 @@ def test_a_json_schema_is_kept_in_every_dialect(served: Served) -> None:
     assert [call.sampling.reproducible for call in episode.trace().calls] == [False] * 4
 
 
+def test_every_field_that_a_schema_requires_is_filled_by_its_type(served: Served) -> None:
+    fields = {
+        "count": {"type": "integer", "minimum": 1},
+        "kind": {"enum": ["a", "b"]},
+        "tags": {"type": "array"},
+        "inner": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]},
+        "word": {"type": "string"},
+        "more": {"type": "string"},
+    }
+    schema = {"type": "object", "properties": fields, "required": ["count", "kind", "tags", "inner", "word"]}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "all", "schema": schema}}
+    answer = served.claim().sdk.chat.completions.create(
+        model="policy", messages=[{"role": "user", "content": "Repeat red"}], response_format=wanted, max_tokens=200
+    )
+    said = json.loads(str(answer.choices[0].message.content))
+    assert {name: value for name, value in said.items() if name != "word"} == {
+        "count": 1,
+        "kind": "a",
+        "tags": [],
+        "inner": {"ok": False},
+    }
+    assert said["word"]
+
+
 # -- messages -----------------------------------------------------------------------------------------------------------
 
 
