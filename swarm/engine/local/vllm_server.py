@@ -56,7 +56,7 @@ _GPU_FLAGS = ["--gpu-memory-utilization", "0.01"]
 follows from --kv-cache-memory-bytes."""
 _IMPORTS_S = 20.0
 _READ_BYTES_PER_S = 0.5 * GIB
-_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 _TOOL_PARSERS = (("<tool_call>", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"))
 
 
@@ -214,6 +214,13 @@ class VllmSettings:
         )
 
 
+VLLM_ANYWHERE = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one, which GPUs get, does not tell what was sampled so far
+    "HF_HUB_OFFLINE": "1",
+}
+"""What vLLM is told on whichever machine it runs."""
 REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Freed memory is kept: giving it back and getting it again doubles the time of a training step. Also where weights are
 loaded over those of before."""
@@ -238,15 +245,8 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The child's environment: ours without keys and tokens, offline, its threads set for this machine."""
     secret = ("KEY", "TOKEN", "SECRET", "PASSWORD")
     env = {name: value for name, value in environ.items() if not name.upper().endswith(secret)}
-    paths = [str(_PACKAGE_ROOT), *filter(None, [env.get("PYTHONPATH")])]
-    return thread_settings(env) | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one, which GPUs get, does not tell what was sampled so far
-        "HF_HUB_OFFLINE": "1",
-    }
+    paths = [str(PACKAGE_ROOT), *filter(None, [env.get("PYTHONPATH")])]
+    return thread_settings(env) | VLLM_ANYWHERE | {"PYTHONPATH": os.pathsep.join(paths), "VLLM_SERVER_DEV_MODE": "1"}
 
 
 def _read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
