@@ -31,6 +31,8 @@ _PROCESS_BYTES = int(1.2 * GIB)
 """A Python process with torch and vLLM in it, before any weights."""
 _LEAST_KV_BYTES = GIB // 2
 _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
+_SPARE_KV_TOKENS = 256
+"""Of blocks that are not full, and of the one that vLLM keeps for itself: less does not boot."""
 CPU_NORMS = "swarm_cpu"
 """What the worker calls its norms for the CPU (cpu_kernels.py). vLLM tries its own for the device after them."""
 VLLM_SERVER = "vllm.entrypoints.openai.api_server"
@@ -90,7 +92,7 @@ class VllmSettings:
     dtype: ComputeType | None = None
     """What it multiplies in; None: what is fast on the device."""
     kv_cache_bytes: int | None = None
-    """None: room for every sequence at full length, between 0.5 and 2 GiB; on a GPU up to 16."""
+    """None: room for every sequence at full length, between 0.5 and 2 GiB, on a GPU up to 16; for one in any case."""
     sleep_mode: bool = False
     """On a GPU: memory can be given up and taken again."""
 
@@ -117,8 +119,10 @@ class VllmSettings:
     def kv_bytes(self) -> int:
         if self.kv_cache_bytes is not None:
             return self.kv_cache_bytes
-        wanted = self.max_num_seqs * self.model_len * self._kv_bytes_per_token()
-        return min(max(wanted, _LEAST_KV_BYTES), _MOST_KV_BYTES[self.device])
+        per_token = self._kv_bytes_per_token()
+        wanted = max(self.max_num_seqs * self.model_len * per_token, _LEAST_KV_BYTES)
+        one_sequence = (self.model_len + _SPARE_KV_TOKENS) * per_token
+        return max(min(wanted, _MOST_KV_BYTES[self.device]), one_sequence)
 
     @cached_property
     def chat_template(self) -> Path | None:
