@@ -27,8 +27,10 @@ CHATML_TOOLS = Path(__file__).resolve().parents[2] / "models" / "chat_template.j
 _DEFAULT_MODEL_LEN = 4096
 _BLOCK_TOKENS = 32
 """Prompts share whole blocks of computed tokens. vLLM's 128 on the CPU is longer than most shared prompts of a group."""
-_PROCESS_BYTES = int(1.2 * GIB)
-"""A Python process with torch and vLLM in it, before any weights."""
+_PROCESS_BYTES: dict[Device, int] = {"cpu": int(1.2 * GIB), "cuda": 3 * GIB}
+"""Python with torch and vLLM in it, before any weights; on a GPU two processes, with CUDA's libraries."""
+_LOADING_BYTES = GIB // 2
+"""On their way to a GPU weights pass through the machine's memory, a tensor at a time."""
 _LEAST_KV_BYTES = GIB // 2
 _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
 _SPARE_KV_TOKENS = 256
@@ -134,13 +136,21 @@ class VllmSettings:
         return CHATML_TOOLS if '"<|im_start|>"' in special and '"<|im_end|>"' in special else None
 
     def memory_needed(self) -> int:
-        """Bytes that this child takes, roughly: its process, weights (twice while they are loaded), KV cache."""
-        return _PROCESS_BYTES + 2 * served_bytes(self.model_dir, self.compute_dtype) + self.kv_bytes
+        """Bytes of the machine's memory that this child takes, roughly: its process, weights (twice while they are loaded), KV cache.
+
+        On a GPU its process, and the weights where they wait there while it sleeps.
+        """
+        weights = served_bytes(self.model_dir, self.compute_dtype)
+        if self.device == "cuda":
+            return _PROCESS_BYTES["cuda"] + _LOADING_BYTES + (weights if self.sleep_mode else 0)
+        return _PROCESS_BYTES["cpu"] + 2 * weights + self.kv_bytes
 
     def least_memory(self) -> int:
         """The same with weights loaded and hardly a request: what is not there makes a boot hopeless."""
+        if self.device == "cuda":
+            return self.memory_needed()
         weights = served_bytes(self.model_dir, self.compute_dtype)
-        return _PROCESS_BYTES + weights + min(self.kv_bytes, _LEAST_KV_BYTES)
+        return _PROCESS_BYTES["cpu"] + weights + min(self.kv_bytes, _LEAST_KV_BYTES)
 
     def boot_s(self) -> float:
         """Seconds until it serves on an idle machine: imports, then reading the weights."""
