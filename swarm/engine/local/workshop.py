@@ -145,7 +145,7 @@ class Workshop:
         with torch.no_grad():
             for name, weight in self._policy.trained.items():
                 weight.copy_(found.weights[name])
-        self._learner.restore(found.moments, found.state.spec.optimizer.name)
+        self._learner.restore(found.moments)
         checkpoints.restore_random_state(found.state.random_state)
 
     def _weights(self) -> dict[str, Tensor]:
