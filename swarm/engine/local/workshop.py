@@ -112,6 +112,7 @@ class Workshop:
                 fingerprint=self._fingerprint,
                 spec=run.spec,
                 random_state=checkpoints.random_state(),
+                device="cuda" if self._policy.device.type == "cuda" else "cpu",
             )
             made = Checkpoint(state=state, weights=self._weights(), moments=self._learner.state())
             checkpoints.write(run.directory, made, keep=run.spec.checkpoint.keep, best=best)
