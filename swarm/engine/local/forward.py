@@ -42,6 +42,8 @@ _ATTENDING = {"full_attention", "sliding_attention", "attention"}
 """Layers in which a token reads its ancestors, and so does not mind what else stands in the row."""
 _RUNNING = {"linear_attention", "conv", "mamba", "recurrent"}
 """Layers whose state runs along the row: a token reads whatever stands before it."""
+_SCALE = "scalar_embed_scale"
+"""The factor of an embedding that scales its rows, as transformers' modules keep it beside the tensor that they multiply with."""
 
 
 class UnsupportedModel(EngineError):
@@ -158,6 +160,9 @@ class Policy:
         if dtype == "auto":
             raise EngineError("the spec leaves dtype open; RunSpec.computed_in settles it")
         self.compute_dtype = DTYPES[dtype]
+        for module in self.model.modules():
+            if hasattr(module, _SCALE):  # vLLM rounds it to what it multiplies in, and so do the models' authors
+                module.embed_scale.fill_(torch.tensor(getattr(module, _SCALE), dtype=self.compute_dtype))
 
     @property
     def device(self) -> torch.device:

@@ -20,7 +20,7 @@ from tests.swarm.engine.plain_grpo import PlainGrpo
 
 SMALL: dict[str, Any] = {
     "vocab_size": 128,
-    "hidden_size": 64,
+    "hidden_size": 48,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -67,6 +67,15 @@ def test_a_step_away_from_the_first_weights_equals_one_of_plain_training(folder:
     made = branching_batch(step=2, algorithm={"kl": 0.3, "loss_agg": "token"}, optimizer=FREE)
     assert learner.learn(made).metrics["loss"] == pytest.approx(plain.step(made).loss, rel=1e-5)
     assert distance(gradient(learner), plain.step(made).gradient) < 1e-5
+
+
+def test_the_factor_is_rounded_to_what_is_multiplied_in_as_the_samplers_is(folder: Path) -> None:
+    policy = Policy.load(folder)
+    scale = policy.model.get_input_embeddings().embed_scale
+    policy.use_dtype("float32")
+    assert float(scale) == pytest.approx(48**0.5, rel=1e-7)
+    policy.use_dtype("bfloat16")
+    assert float(scale) == 6.9375
 
 
 @pytest.mark.parametrize("capped", ["final_logit_softcapping", "attn_logit_softcapping"])
