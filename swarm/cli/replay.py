@@ -16,6 +16,7 @@ from swarm.cli import stored_run
 from swarm.cli.stored_run import NoSuchRun, StoredRun
 
 if TYPE_CHECKING:
+    from swarm.engine.local.device import Device
     from swarm.engine.local.trainer import TrainerHandle
     from swarm.engine.seam import TrainBatch
 
@@ -28,13 +29,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=(
             "Train the recorded steps of a run again, from its server's records, without sampling anything. Prints a "
             "JSON line per step: its metrics, and the SHA-256 of the weights after it. The same spec, seed and episodes "
-            "give the same weights on the same machine. Nothing of the run is changed."
+            "give the same weights on the same machine and device. Nothing of the run is changed."
         ),
     )
     replay.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's newest run")
     replay.add_argument("--from-step", type=int, default=0, metavar="N", help="begin at this checkpoint (default: 0)")
     replay.add_argument("--steps", type=int, metavar="N", help="no more than this many")
     replay.add_argument("--check", action="store_true", help="fail when a kept checkpoint holds other weights")
+    replay.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="what computes (default: what made the newest checkpoint that is kept, where this machine has it)",
+    )
     stored_run.add_options(replay)
     replay.set_defaults(run=replay_run)
 
@@ -48,8 +54,35 @@ def replay_run(args: argparse.Namespace) -> int:
     run = stored_run.find(args, args.run_id)
     run.step_called(str(args.from_step))
     batches = _batches(run, args.from_step, args.steps)
-    differs = asyncio.run(_train_again(run, args.from_step, batches))
+    device = _device(run, args.device)
+    if args.check:
+        _refuse_other_devices(run, [batch.step for batch in batches], device)
+    differs = asyncio.run(_train_again(run, args.from_step, batches, device))
     return 1 if differs and args.check else 0
+
+
+def _device(run: StoredRun, wanted: Device | None) -> Device:
+    """Raises: EngineError when `cuda` is wanted and cannot be had."""
+    from swarm.engine.local import checkpoints
+    from swarm.engine.local.device import device_for
+
+    if wanted is not None:
+        return device_for(wanted)
+    newest = run.step_called(None)
+    return device_for(None) if checkpoints.device_of(run.checkpoints_dir, newest) == "cuda" else "cpu"
+
+
+def _refuse_other_devices(run: StoredRun, steps: list[int], device: Device) -> None:
+    """Other devices add in another order, so that other weights would prove nothing. Raises: UsageError."""
+    from swarm.engine.local import checkpoints
+
+    for step in steps:
+        made_on = checkpoints.device_of(run.checkpoints_dir, step) or device
+        if made_on != device:
+            raise UsageError(
+                f"--check: the checkpoint of step {step} was made on {made_on}, and this replay trains on {device}: "
+                f"give --device {made_on}, or leave out --check"
+            )
 
 
 def _batches(run: StoredRun, from_step: int, count: int | None) -> list[TrainBatch]:
@@ -71,13 +104,13 @@ def _batches(run: StoredRun, from_step: int, count: int | None) -> list[TrainBat
         reader.close()
 
 
-async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]) -> bool:
+async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch], device: Device) -> bool:
     """Whether a kept checkpoint holds other weights than were made."""
     from swarm.engine.local import checkpoints
 
     differs = False
     with tempfile.TemporaryDirectory(prefix="swarm-replay-") as scratch:
-        async with _opened(run, from_step, Path(scratch)) as trainer:
+        async with _opened(run, from_step, Path(scratch), device) as trainer:
             for batch in batches:
                 outcome = await trainer.train(batch)
                 weights = await trainer.fingerprint()
@@ -86,13 +119,15 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
                 if recorded is not None:
                     line["as_recorded"] = weights == recorded
                     differs = differs or weights != recorded
+                    made_on = checkpoints.device_of(run.checkpoints_dir, batch.step) or device
+                    line |= {"recorded_on": made_on} if made_on != device else {}
                 with read_or_not():
                     print(json.dumps(line | {"untrained": outcome.untrained, "values": outcome.metrics}))
     return differs
 
 
 @asynccontextmanager
-async def _opened(run: StoredRun, from_step: int, scratch: Path) -> AsyncIterator[TrainerHandle]:
+async def _opened(run: StoredRun, from_step: int, scratch: Path, device: Device) -> AsyncIterator[TrainerHandle]:
     """A trainer that stands where the run stood at this step. It reads the run's checkpoint and writes none."""
     from foundation.clock import SystemClock
     from swarm.engine.local.supervisor import BackOff
@@ -104,6 +139,7 @@ async def _opened(run: StoredRun, from_step: int, scratch: Path) -> AsyncIterato
         log_path=scratch / "trainer.log",
         clock=SystemClock(),
         on_health=lambda health: None,
+        device=device,
         back_off=BackOff(failures=1),
     )
     directory = scratch / "run"

@@ -231,17 +231,28 @@ def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:
     """Print steps as they are made until the run ends. Exit code 0 when it is complete, else 1."""
     if not args.json:
         print(_heading(), flush=True)
+    report = None
     with _looking_on(args) as swarm:
         for _ in swarm.statuses():
-            report = swarm.run(run_id, since_step)
-            for step in report.steps:
+            report, steps = _gone_on(swarm, run_id, since_step, report)
+            for step in steps:
                 print(step.model_dump_json() if args.json else _row(step), flush=True)
-            since_step = max(since_step, report.step)
             if report.status != "running":
                 with read_or_not():
                     print(report.model_copy(update={"steps": []}).model_dump_json() if args.json else _run_line(report))
                 return 0 if report.status == "complete" else 1
     return 1
+
+
+def _gone_on(
+    swarm: SwarmClient, run_id: str, since_step: int, before: RunReport | None
+) -> tuple[RunReport, list[StepMetrics]]:
+    """The run, and its steps after `since_step` that were not there before; after a restore also those that were made again."""
+    report = swarm.run(run_id, since_step if before is None else max(since_step, before.step))
+    if before is None or report.branch == before.branch:
+        return report, report.steps
+    report = swarm.run(run_id, since_step)
+    return report, [step for step in report.steps if step.branch > before.branch or step.step > before.step]
 
 
 def _server_line(status: ServerStatus) -> str:

@@ -125,10 +125,10 @@ class MicroBatch:
 
         if window is None:
             return above
-        reach: int = window
+        beyond_T = depth_T - window  # a tensor: a number would be compiled as one that may change
 
         def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return above(batch, head, query, key) & (depth_T[query] - depth_T[key] < reach)
+            return above(batch, head, query, key) & (depth_T[key] > beyond_T[query])
 
         return near
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from foundation.paths import write_atomically
+from swarm.engine.local.device import Device
 from swarm.engine.local.tensor_file import write_tensors
 from swarm.engine.seam import EngineError
 from swarm.models.folder import sha256_of
@@ -41,6 +42,8 @@ class TrainerState(BaseModel):
     spec: RunSpec
     random_state: str
     """torch's generator, in hexadecimal."""
+    device: Device | None = None
+    """What computed the weights; None: an older checkpoint, or one of the verl engine's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,17 @@ def fingerprint(directory: Path, step: int) -> str | None:
         return None
     _refuse_ranks(manifest, _folder(directory, step))
     return str(manifest[_WEIGHTS])
+
+
+def device_of(directory: Path, step: int) -> Device | None:
+    """What computed the weights of this step's checkpoint; None when it does not say, or there is none. Raises: BrokenCheckpoint."""
+    file = _folder(directory, step) / _STATE
+    try:
+        return TrainerState.model_validate_json(file.read_bytes()).device
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise BrokenCheckpoint(f"{file} cannot be read: {error}") from error
 
 
 def forget_other_future(directory: Path, branch: int, step: int) -> None:

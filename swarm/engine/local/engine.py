@@ -15,7 +15,15 @@ from typing import Any
 from foundation.clock import Clock
 from swarm.engine.local.device import Device, slow_type
 from swarm.engine.local.inference import VllmInference, WeightsRefused
-from swarm.engine.local.memory import GIB, TrainerMemory, available_memory, check, served_bytes, trainer_memory
+from swarm.engine.local.memory import (
+    GIB,
+    TrainerMemory,
+    available_memory,
+    check,
+    memory_beside_gpu,
+    served_bytes,
+    trainer_memory,
+)
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.trainer import TrainerHandle
 from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
@@ -37,8 +45,8 @@ from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import ComputeType, LoraSpec
 
 _LOG = logging.getLogger(__name__)
-_TRAINER_PROCESS_BYTES = int(0.8 * GIB)
-"""A Python process with torch and transformers in it, before any weights."""
+_TRAINER_PROCESS_BYTES: dict[Device, int] = {"cpu": int(0.8 * GIB), "cuda": 2 * GIB}
+"""A Python process with torch and transformers in it, before any weights; on a GPU with CUDA's libraries."""
 
 
 class LocalEngine:
@@ -114,23 +122,27 @@ class LocalEngine:
         await asyncio.gather(self.inference.boot(), self.trainer.boot(), reserved)
 
     def memory_needed(self) -> tuple[int, int]:
-        """Bytes, roughly: of inference, and of the trainer with what the two exchange."""
-        return self.inference.settings.memory_needed(), _TRAINER_PROCESS_BYTES + self._trainer_memory().total
+        """Bytes of the machine's memory, roughly: of inference, and of the trainer with what the two exchange."""
+        settings = self.inference.settings
+        return settings.memory_needed(), _TRAINER_PROCESS_BYTES[settings.device] + self._trainer_memory().total
 
     def estimate(self) -> str:
         """What a boot takes, in words: memory, and the time on an idle machine."""
         inference, trainer = self.memory_needed()
+        settings = self.inference.settings
+        beside = " beside the GPU's" if settings.device == "cuda" else ""
         return (
-            f"about {(inference + trainer) / GIB:.1f} GiB of memory (inference {inference / GIB:.1f}, trainer "
-            f"{trainer / GIB:.1f}) and {self.inference.settings.boot_s():.0f} s on an idle machine"
+            f"about {(inference + trainer) / GIB:.1f} GiB of memory{beside} (inference {inference / GIB:.1f}, trainer "
+            f"{trainer / GIB:.1f}) and {settings.boot_s():.0f} s on an idle machine"
         )
 
     def _check_memory(self) -> None:
         """Refuse what cannot be held even before the first step; warn of what may run out during one."""
-        standing = _TRAINER_PROCESS_BYTES + self._trainer_memory().standing
-        check(self._info.model, self.inference.settings.least_memory() + standing)
+        settings = self.inference.settings
+        standing = _TRAINER_PROCESS_BYTES[settings.device] + self._trainer_memory().standing
+        check(self._info.model, settings.least_memory() + standing)
         _LOG.info("%s takes %s", self._info.model, self.estimate())
-        slow = slow_type(self.inference.settings.device, self.inference.settings.compute_dtype)
+        slow = slow_type(settings.device, settings.compute_dtype)
         if slow is not None:
             _LOG.warning("%s", slow)
         available = available_memory()
@@ -140,6 +152,8 @@ class LocalEngine:
 
     def _trainer_memory(self) -> TrainerMemory:
         settings = self.inference.settings
+        if settings.device == "cuda":
+            return memory_beside_gpu(settings.model_dir, settings.compute_dtype, offload_optimizer=self.sleep_mode)
         return trainer_memory(settings.model_dir, settings.config, settings.compute_dtype)
 
     async def shutdown(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -28,12 +29,21 @@ from swarm.protocol.runspec import ComputeType, LoraSpec
 
 _LOG = logging.getLogger(__name__)
 DTYPES: dict[ComputeType, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Configuration fields of models whose logits are not simply hidden states times the output embedding."""
+_OTHER_LOGITS = (
+    "final_logit_softcapping",
+    "attn_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "lm_head_multiplier",
+)
+"""Configuration fields of models whose logits are not simply hidden states times the output embedding, or whose attention is
+more than scaled products."""
 _ATTENDING = {"full_attention", "sliding_attention", "attention"}
 """Layers in which a token reads its ancestors, and so does not mind what else stands in the row."""
 _RUNNING = {"linear_attention", "conv", "mamba", "recurrent"}
 """Layers whose state runs along the row: a token reads whatever stands before it."""
+_SCALE = "scalar_embed_scale"
+"""The factor of an embedding that scales its rows, as transformers' modules keep it beside the tensor that they multiply with."""
 
 
 class UnsupportedModel(EngineError):
@@ -150,6 +160,9 @@ class Policy:
         if dtype == "auto":
             raise EngineError("the spec leaves dtype open; RunSpec.computed_in settles it")
         self.compute_dtype = DTYPES[dtype]
+        for module in self.model.modules():
+            if hasattr(module, _SCALE):  # vLLM rounds it to what it multiplies in, and so do the models' authors
+                module.embed_scale.fill_(torch.tensor(getattr(module, _SCALE), dtype=self.compute_dtype))
 
     @property
     def device(self) -> torch.device:
@@ -178,8 +191,7 @@ class Policy:
 
     @property
     def start_output_weight(self) -> Tensor:
-        name = next(name for name, weight in self.model.named_parameters() if weight is self.output_weight)
-        return self.start[name]
+        return self._start_named(self.output_weight)
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
@@ -212,10 +224,22 @@ class Policy:
         prefix = next(name for name, module in self.model.named_modules() if module is body)
         begun = {name: self._start_of(f"{prefix}.{name}") for name, _ in body.named_parameters()}
         weights = {name: weight if self._is_cast(weight) else weight.float() for name, weight in begun.items()}
-        names = {id(weight): name for name, weight in self.model.named_parameters()}
-        table = self.start[names[id(self.model.get_input_embeddings().weight)]]
-        embedded = table[micro.token_T].float()
+        embedded = self._start_embedded(micro.token_T)
         return self._run(lambda **inputs: functional_call(body, weights, (), inputs), micro, embedded)
+
+    def _start_embedded(self, token_T: Tensor) -> Tensor:
+        """[T, D]. The embedding itself makes it, which may scale its rows; those alone that are read become float32."""
+        table = copy(self.model.get_input_embeddings())
+        table.padding_idx = None  # it names a row of the whole table
+        rows_TD = self._start_named(self.model.get_input_embeddings().weight)[token_T].float()
+        embedded: Tensor = functional_call(
+            table, {"weight": rows_TD}, (torch.arange(len(token_T), device=self.device),)
+        )
+        return embedded
+
+    def _start_named(self, weight: nn.Parameter) -> Tensor:
+        """What this weight of the hosted model was at the start, as it is stored."""
+        return self.start[next(name for name, other in self.model.named_parameters() if other is weight)]
 
     def _is_cast(self, weight: Tensor) -> bool:
         """Whether autocast brings the weight to the compute type; else it takes part as float32."""
@@ -256,8 +280,9 @@ def _refuse_other_logits(model: PreTrainedModel) -> None:
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is None or getattr(head, "bias", None) is not None:
         raise UnsupportedModel("the trainer needs a model with an output embedding without bias")
+    config = model.config.get_text_config()
     for name in _OTHER_LOGITS:
-        if getattr(model.config, name, None) not in (None, 1, 1.0):
+        if getattr(config, name, None) not in (None, 1, 1.0):
             raise UnsupportedModel(f"the trainer cannot recompute this model's logits: its configuration has {name}")
 
 

@@ -33,7 +33,7 @@ from swarm.engine.local.critic import Critic, without_critic
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import descend, survey
 from swarm.engine.local.minibatch import Minibatch
-from swarm.engine.local.optimizer import Optimizer, OptimizerName
+from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces, read
 from swarm.engine.local.tally import Tally
 from swarm.engine.minibatches import minibatches
@@ -68,9 +68,9 @@ class Learner:
         """All that a step depends on beside the policy's weights."""
         return self.optimizer.state() | self.critic.state()
 
-    def restore(self, state: Mapping[str, Tensor], made_by: OptimizerName) -> None:
-        """Go on from what `state` gave with the optimiser of that name."""
-        self.optimizer.restore(without_critic(state), made_by)
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave."""
+        self.optimizer.restore(without_critic(state))
         self.critic.restore(state)
 
     def rest(self) -> None:

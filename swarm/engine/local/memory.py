@@ -20,6 +20,8 @@ GIB = 1 << 30
 _WEIGHT_BYTES = 4
 _STEP_BYTES = {"bfloat16": 4 + 8 + 2, "float32": 4 + 8}
 """Per parameter while it is trained, beside the weight in float32: gradient, AdamW's two moments, the copy in bfloat16."""
+_MOMENTS_BYTES = 8
+"""Per parameter, of AdamW."""
 _START_BYTES = {"bfloat16": 0, "float32": 4}
 """Per parameter while the KL to the start is measured: the start weights as they are multiplied, where that is not a layer at a time."""
 _LOGITS_BYTES = 3 * (64 << 20)
@@ -72,6 +74,19 @@ def trainer_memory(model_dir: Path, config: Mapping[str, Any], dtype: ComputeTyp
         weights=_WEIGHT_BYTES * count,
         step=_STEP_BYTES[dtype] * count,
         activations=segment_tokens(config) * _token_bytes(config) + _LOGITS_BYTES + _START_BYTES[dtype] * count,
+        exchange=_WEIGHT_SLOTS * served_bytes(model_dir, dtype),
+    )
+
+
+def memory_beside_gpu(model_dir: Path, dtype: ComputeType, *, offload_optimizer: bool) -> TrainerMemory:
+    """The same of the machine's memory where the model is trained on a GPU: what is loaded passes through it, what is exchanged
+    lies in it. offload_optimizer: moments wait there between steps. Raises: EngineError.
+    """
+    return TrainerMemory(
+        start=weight_bytes(model_dir),
+        weights=0,
+        step=_MOMENTS_BYTES * parameters(model_dir) if offload_optimizer else 0,
+        activations=0,
         exchange=_WEIGHT_SLOTS * served_bytes(model_dir, dtype),
     )
 

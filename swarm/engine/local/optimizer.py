@@ -124,19 +124,21 @@ class Optimizer:
             for key, value in part.state.get(self._weights[name], {}).items()
         }
 
-    def restore(self, state: Mapping[str, Tensor], made_by: OptimizerName) -> None:
-        """The moments stay in the machine's memory until `begin`.
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """The moments stay in the machine's memory until `begin`. They themselves say whose they are: a spec may name an optimiser
+        that has not made a step yet.
 
         Raises: KeyError when a weight's moments are missing, unless there are none at all.
         """
-        self._name = made_by
-        self.forget()
-        if not state:
-            return
         found: dict[str, dict[str, Tensor]] = {}
         for path, value in state.items():
             name, _, key = path.rpartition("/")
             found.setdefault(name, {})[key] = value.to("cpu", copy=True)
+        if found:
+            self._name = "adamw" if all("exp_avg" in moments for moments in found.values()) else "adafactor"
+        self.forget()
+        if not found:
+            return
         for name, part in self._parts.items():
             part.state[self._weights[name]] = found[name]
 

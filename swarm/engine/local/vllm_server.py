@@ -27,10 +27,14 @@ CHATML_TOOLS = Path(__file__).resolve().parents[2] / "models" / "chat_template.j
 _DEFAULT_MODEL_LEN = 4096
 _BLOCK_TOKENS = 32
 """Prompts share whole blocks of computed tokens. vLLM's 128 on the CPU is longer than most shared prompts of a group."""
-_PROCESS_BYTES = int(1.2 * GIB)
-"""A Python process with torch and vLLM in it, before any weights."""
+_PROCESS_BYTES: dict[Device, int] = {"cpu": int(1.2 * GIB), "cuda": 3 * GIB}
+"""Python with torch and vLLM in it, before any weights; on a GPU two processes, with CUDA's libraries."""
+_LOADING_BYTES = GIB // 2
+"""On their way to a GPU weights pass through the machine's memory, a tensor at a time."""
 _LEAST_KV_BYTES = GIB // 2
 _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
+_SPARE_KV_TOKENS = 256
+"""Of blocks that are not full, and of the one that vLLM keeps for itself: less does not boot."""
 CPU_NORMS = "swarm_cpu"
 """What the worker calls its norms for the CPU (cpu_kernels.py). vLLM tries its own for the device after them."""
 VLLM_SERVER = "vllm.entrypoints.openai.api_server"
@@ -56,7 +60,7 @@ _GPU_FLAGS = ["--gpu-memory-utilization", "0.01"]
 follows from --kv-cache-memory-bytes."""
 _IMPORTS_S = 20.0
 _READ_BYTES_PER_S = 0.5 * GIB
-_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 _TOOL_PARSERS = (("<tool_call>", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"))
 
 
@@ -90,7 +94,7 @@ class VllmSettings:
     dtype: ComputeType | None = None
     """What it multiplies in; None: what is fast on the device."""
     kv_cache_bytes: int | None = None
-    """None: room for every sequence at full length, between 0.5 and 2 GiB; on a GPU up to 16."""
+    """None: room for every sequence at full length, between 0.5 and 2 GiB, on a GPU up to 16; for one in any case."""
     sleep_mode: bool = False
     """On a GPU: memory can be given up and taken again."""
 
@@ -117,8 +121,10 @@ class VllmSettings:
     def kv_bytes(self) -> int:
         if self.kv_cache_bytes is not None:
             return self.kv_cache_bytes
-        wanted = self.max_num_seqs * self.model_len * self._kv_bytes_per_token()
-        return min(max(wanted, _LEAST_KV_BYTES), _MOST_KV_BYTES[self.device])
+        per_token = self._kv_bytes_per_token()
+        wanted = max(self.max_num_seqs * self.model_len * per_token, _LEAST_KV_BYTES)
+        one_sequence = (self.model_len + _SPARE_KV_TOKENS) * per_token
+        return max(min(wanted, _MOST_KV_BYTES[self.device]), one_sequence)
 
     @cached_property
     def chat_template(self) -> Path | None:
@@ -130,13 +136,21 @@ class VllmSettings:
         return CHATML_TOOLS if '"<|im_start|>"' in special and '"<|im_end|>"' in special else None
 
     def memory_needed(self) -> int:
-        """Bytes that this child takes, roughly: its process, weights (twice while they are loaded), KV cache."""
-        return _PROCESS_BYTES + 2 * served_bytes(self.model_dir, self.compute_dtype) + self.kv_bytes
+        """Bytes of the machine's memory that this child takes, roughly: its process, weights (twice while they are loaded), KV cache.
+
+        On a GPU its process, and the weights where they wait there while it sleeps.
+        """
+        weights = served_bytes(self.model_dir, self.compute_dtype)
+        if self.device == "cuda":
+            return _PROCESS_BYTES["cuda"] + _LOADING_BYTES + (weights if self.sleep_mode else 0)
+        return _PROCESS_BYTES["cpu"] + 2 * weights + self.kv_bytes
 
     def least_memory(self) -> int:
         """The same with weights loaded and hardly a request: what is not there makes a boot hopeless."""
+        if self.device == "cuda":
+            return self.memory_needed()
         weights = served_bytes(self.model_dir, self.compute_dtype)
-        return _PROCESS_BYTES + weights + min(self.kv_bytes, _LEAST_KV_BYTES)
+        return _PROCESS_BYTES["cpu"] + weights + min(self.kv_bytes, _LEAST_KV_BYTES)
 
     def boot_s(self) -> float:
         """Seconds until it serves on an idle machine: imports, then reading the weights."""
@@ -214,6 +228,13 @@ class VllmSettings:
         )
 
 
+VLLM_ANYWHERE = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one, which GPUs get, does not tell what was sampled so far
+    "HF_HUB_OFFLINE": "1",
+}
+"""What vLLM is told on whichever machine it runs."""
 REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Freed memory is kept: giving it back and getting it again doubles the time of a training step. Also where weights are
 loaded over those of before."""
@@ -238,15 +259,8 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The child's environment: ours without keys and tokens, offline, its threads set for this machine."""
     secret = ("KEY", "TOKEN", "SECRET", "PASSWORD")
     env = {name: value for name, value in environ.items() if not name.upper().endswith(secret)}
-    paths = [str(_PACKAGE_ROOT), *filter(None, [env.get("PYTHONPATH")])]
-    return thread_settings(env) | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one, which GPUs get, does not tell what was sampled so far
-        "HF_HUB_OFFLINE": "1",
-    }
+    paths = [str(PACKAGE_ROOT), *filter(None, [env.get("PYTHONPATH")])]
+    return thread_settings(env) | VLLM_ANYWHERE | {"PYTHONPATH": os.pathsep.join(paths), "VLLM_SERVER_DEV_MODE": "1"}
 
 
 def _read_json(file: Path, *, required: bool = False) -> dict[str, Any]:

@@ -112,6 +112,7 @@ class Workshop:
                 fingerprint=self._fingerprint,
                 spec=run.spec,
                 random_state=checkpoints.random_state(),
+                device="cuda" if self._policy.device.type == "cuda" else "cpu",
             )
             made = Checkpoint(state=state, weights=self._weights(), moments=self._learner.state())
             checkpoints.write(run.directory, made, keep=run.spec.checkpoint.keep, best=best)
@@ -145,7 +146,7 @@ class Workshop:
         with torch.no_grad():
             for name, weight in self._policy.trained.items():
                 weight.copy_(found.weights[name])
-        self._learner.restore(found.moments, found.state.spec.optimizer.name)
+        self._learner.restore(found.moments)
         checkpoints.restore_random_state(found.state.random_state)
 
     def _weights(self) -> dict[str, Tensor]:

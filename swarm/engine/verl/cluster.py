@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,15 +13,19 @@ from tensordict import TensorDict
 from verl.plugin.platform import get_platform
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
+from swarm.engine.local.vllm_server import PACKAGE_ROOT
 from swarm.engine.seam import EngineError
 from swarm.engine.verl.config import verl_config
 from swarm.engine.verl.replica import Replicas
-from swarm.engine.verl.settings import VerlSettings
+from swarm.engine.verl.settings import ON_EVERY_NODE, VerlSettings
 from swarm.engine.verl.worker import RankWorker
 
 _LOG = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 512 << 20
 """Batches alone pass through it; weights do not."""
+_NODE_ENVIRONMENT = ON_EVERY_NODE | {"PYTHONPATH": f"{PACKAGE_ROOT}{os.pathsep}${{PYTHONPATH}}"}
+"""Workers of a cluster that runs already have the environment of their node, not the driver's. Ray puts the node's own PYTHONPATH
+behind ours, which is of no effect where there is no such folder."""
 _ALIVE_LIMIT_S = 60.0
 _ROLE = "actor_rollout"
 
@@ -51,7 +56,12 @@ class Cluster:
         """To a cluster that is there, or to one of this machine's own, which ends with this process."""
         settings, platform = self.settings, get_platform()
         if settings.ray_address is not None:
-            ray.init(address=settings.ray_address, logging_level=logging.WARNING, log_to_driver=True)
+            ray.init(
+                address=settings.ray_address,
+                runtime_env={"env_vars": _NODE_ENVIRONMENT},
+                logging_level=logging.WARNING,
+                log_to_driver=True,
+            )
             return
         if settings.nodes > 1:
             raise EngineError(f"{settings.nodes} nodes need a Ray cluster: start one and name it with --ray-address")

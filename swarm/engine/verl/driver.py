@@ -13,7 +13,7 @@ from swarm.engine.local.connection import Connection, raised
 from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
 from swarm.engine.local.vllm_server import child_environment
 from swarm.engine.seam import EngineHealth, TrainerCrashed
-from swarm.engine.verl.settings import VerlSettings
+from swarm.engine.verl.settings import ON_EVERY_NODE, VerlSettings
 from swarm.engine.verl.wire import Command, Place, Reply, Request
 
 _BOOT_LIMIT_S = 1800.0
@@ -119,7 +119,7 @@ class DriverHandle:
         await self._on_places(greeting.places)
 
     def _command(self, descriptor: int) -> ChildCommand:
-        env = child_environment(os.environ) | {"RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false"}
+        env = child_environment(os.environ) | ON_EVERY_NODE | {"RAY_USAGE_STATS_ENABLED": "0"}
         del env["VLLM_SERVER_DEV_MODE"]  # replicas listen on the network: nobody there may call into their workers
         argv = [
             *(sys.executable, "-m", "swarm.engine.verl.driver_process"),

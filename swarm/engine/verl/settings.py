@@ -8,9 +8,12 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
+from swarm.engine.local.vllm_server import VLLM_ANYWHERE
 from swarm.protocol.runspec import ComputeType
 
 Count = Annotated[int, Field(ge=1)]
+ON_EVERY_NODE = VLLM_ANYWHERE | {"TOKENIZERS_PARALLELISM": "false"}
+"""The environment that ranks and replicas count on, wherever they run."""
 
 
 class VerlSettings(StrictModel):

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 from swarm.engine.local import checkpoints
 from swarm.engine.local.trained_model import trained_weights
+from swarm.engine.seam import EngineError
 from swarm.main import main
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder
@@ -199,6 +201,67 @@ def test_a_replay_makes_the_recorded_weights_again_and_touches_nothing(
     assert {path: path.stat().st_mtime_ns for path in (run.state_dir / "runs").rglob("*")} == before
     later = replayed(capsys, run, "--from-step", "2", "--steps", "1")
     assert [(line["step"], line["weights"]) for line in later] == [(3, lines[2]["weights"])]
+
+
+def made_on(device: str | None, stored: Stored, folder: Path) -> Stored:
+    """A copy of the run whose checkpoints say that they were made on this device; None: that do not say, as older ones."""
+    copied = replace(stored, state_dir=folder / "state")
+    shutil.copytree(stored.state_dir, copied.state_dir)
+    for file in copied.state_dir.glob("runs/*/step-*/state.json"):
+        facts = json.loads(file.read_bytes())
+        assert facts.pop("device") == "cpu"
+        file.write_text(json.dumps(facts if device is None else facts | {"device": device}))
+    return copied
+
+
+def test_weights_of_another_device_are_not_expected_to_be_made_again(
+    stored: Stored, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = made_on("cuda", stored, tmp_path)
+    monkeypatch.setattr("swarm.engine.local.device._why_no_gpu", lambda environ: "none here")
+    asked = ["replay", stored.run_id, "--state-dir", str(copied.state_dir)]
+    assert main([*asked, "--check"]) == 2
+    assert "the checkpoint of step 2 was made on cuda, and this replay trains on cpu" in capsys.readouterr().err
+    lines = [json.loads(line) for line in said(capsys, *asked, "--steps", "2").splitlines()]
+    assert [line.get("recorded_on") for line in lines] == [None, "cuda"]
+    assert [line["step"] for line in replayed(capsys, copied, "--steps", "1")] == [1]  # nothing to compare
+
+
+def test_a_checkpoint_that_does_not_say_what_made_it_is_compared_as_ever(
+    stored: Stored, tmp_path: Path, capsys: Capture
+) -> None:
+    lines = replayed(capsys, made_on(None, stored, tmp_path), "--steps", "2")
+    assert lines[1]["as_recorded"]
+    assert "recorded_on" not in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "options", "used"),
+    [
+        ("cuda", [], "cuda"),
+        ("cuda", ["--device", "cpu"], "cpu"),
+        (None, [], "cpu"),
+        ("cpu", [], "cpu"),
+        ("cpu", ["--device", "cuda"], "cuda"),
+    ],
+)
+def test_a_replay_trains_on_what_the_run_was_trained_on_unless_told_otherwise(
+    recorded: str | None,
+    options: list[str],
+    used: str,
+    stored: Stored,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begun(*given: object, device: str, **fields: object) -> None:
+        raise EngineError(f"a trainer on {device}")
+
+    copied = made_on(recorded, stored, tmp_path)
+    monkeypatch.setattr("swarm.engine.local.device._why_no_gpu", lambda environ: None)
+    monkeypatch.setattr("swarm.engine.local.trainer.TrainerHandle", begun)
+    assert main(["replay", stored.run_id, "--state-dir", str(copied.state_dir), *options]) == 1
+    assert f"a trainer on {used}" in capsys.readouterr().err
 
 
 # -- recovery -------------------------------------------------------------------------------------------------------------

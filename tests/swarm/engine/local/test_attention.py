@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ from tests.swarm.engine.plain_grpo import PlainGrpo
 
 from .test_learner import FREE, distance, gradient
 
-HEADS, KV_HEADS, WIDTH = 6, 2, 8
+HEADS, KV_HEADS, WIDTH = 6, 2, 16
+"""Kernels of GPUs take no narrower heads."""
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -106,6 +108,21 @@ def test_flex_attention_follows_the_same_rule(window: int | None) -> None:
         inputs = [tensor.detach() for tensor in inputs]
         ours = attention.flexible(*inputs, MicroBatch.of(segment), WIDTH**-0.5, window)
         assert torch.allclose(ours.double(), dense(segment, *inputs, window), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler's own
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+@torch.no_grad()
+def test_flex_attention_is_compiled_once_for_all_windows_and_lengths() -> None:
+    kernel = attention._flex_kernel(compiled=True)
+    for window in (7, 9):
+        for branches in (12, 20):
+            segment = segment_of(branches)
+            micro, inputs = MicroBatch.of(segment), [tensor.detach() for tensor in rows(segment)]
+            with torch.compiler.set_stance("default" if (window, branches) == (7, 12) else "fail_on_recompile"):
+                ours = kernel(*inputs, block_mask=micro.block_mask(window), scale=WIDTH**-0.5, enable_gqa=True)
+            assert torch.allclose(ours.transpose(1, 2).double(), dense(segment, *inputs, window), atol=1e-5)
 
 
 def test_scores_that_are_more_than_scaled_products_are_refused() -> None:

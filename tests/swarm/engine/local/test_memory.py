@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,10 +115,10 @@ def test_what_is_no_safetensors_file_is_refused(folder: Path) -> None:
         parameters(folder)
 
 
-def engine(folder: Path, config: dict[str, int]) -> LocalEngine:
+def engine(folder: Path, config: dict[str, int], **fields: Any) -> LocalEngine:
     (folder / "config.json").write_text(json.dumps(config))
     model = ModelFolder(name="m", path=folder, fingerprint="0" * 64)
-    return LocalEngine(model, logs=folder, clock=SystemClock())
+    return LocalEngine(model, logs=folder, clock=SystemClock(), **fields)
 
 
 def test_the_estimate_of_an_engine_names_both_children(folder: Path) -> None:
@@ -137,3 +138,43 @@ async def test_an_engine_whose_trainer_does_not_fit_is_refused_before_anything_i
     with pytest.raises(EngineDown, match=r"m needs about .* GiB of memory to boot, .* GiB are free"):
         await made.boot()
     assert made.trainer.process_id is None
+
+
+LARGE = {**CONFIG, "hidden_size": 4096, "num_hidden_layers": 32, "max_position_embeddings": 4096}
+
+
+def test_what_lies_on_a_gpu_is_not_asked_of_the_machines_memory(folder: Path) -> None:
+    cpu, gpu = (sum(engine(folder, LARGE, device=device).memory_needed()) for device in ("cpu", "cuda"))
+    assert engine(folder, LARGE, device="cuda").inference.settings.kv_bytes == 16 * GIB
+    assert gpu < 8 * GIB
+    assert cpu > 2 * GIB
+    few, many = (engine(folder, LARGE, device="cuda", max_num_seqs=count).memory_needed() for count in (1, 64))
+    assert few == many
+
+
+def test_who_takes_turns_on_a_gpu_waits_in_the_machines_memory(folder: Path) -> None:
+    awake, turns = (
+        engine(folder, CONFIG, device="cuda", sleep_mode=sleeps).memory_needed() for sleeps in (False, True)
+    )
+    assert turns[0] - awake[0] == weight_bytes(folder)
+    assert turns[1] - awake[1] == 8 * N  # AdamW's two moments
+
+
+@pytest.mark.anyio
+async def test_an_engine_on_a_gpu_boots_on_a_machine_with_less_memory_than_the_gpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing() -> None:
+        pass
+
+    made = engine(folder, LARGE, device="cuda")
+    monkeypatch.setattr(made.inference, "boot", nothing)
+    monkeypatch.setattr(made.trainer, "boot", nothing)
+    monkeypatch.setattr("swarm.engine.local.memory.available_memory", lambda: 8 * GIB)
+    await made.boot()
+    made.inference.settings.check_memory()
+    await made.shutdown()
+    assert "beside the GPU's" in made.estimate()
+    monkeypatch.setattr("swarm.engine.local.memory.available_memory", lambda: GIB)
+    with pytest.raises(EngineDown, match="to boot"):
+        await made.boot()

@@ -178,7 +178,7 @@ def test_restored_moments_make_the_same_next_step(tiny_llama: ModelFolder, name:
     with torch.no_grad():
         for one, weight in other.policy.model.named_parameters():
             weight.copy_(weights_of(learner)[one])
-    other.optimizer.restore(learner.optimizer.state(), name)  # type: ignore[arg-type]
+    other.optimizer.restore(learner.optimizer.state())
     for each in (learner, other):
         each.learn(branching_batch(step=2, optimizer=options))
     assert all(torch.equal(weights_of(learner)[one], weight) for one, weight in weights_of(other).items())

@@ -15,11 +15,18 @@ from swarm.engine.local.vllm_server import VllmSettings, child_environment
 from swarm.engine.seam import EngineDown, EngineError
 
 CONFIG = {"max_position_embeddings": 8192, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+LONG = {"max_position_embeddings": 1 << 18, "num_hidden_layers": 32, "num_attention_heads": 16, "hidden_size": 2048}
 CHATML = {"added_tokens": [{"content": "<|im_start|>"}, {"content": "<|im_end|>"}]}
 
 
-def settings(folder: Path, template: str = "", tokenizer: dict[str, Any] | None = None, **fields: Any) -> VllmSettings:
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+def settings(
+    folder: Path,
+    template: str = "",
+    tokenizer: dict[str, Any] | None = None,
+    config: dict[str, int] = CONFIG,
+    **fields: Any,
+) -> VllmSettings:
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer or {}))
     (folder / "chat_template.jinja").write_text(template)
     return VllmSettings(model_dir=folder, model_name="m", log_path=folder / "log", **fields)
@@ -37,6 +44,20 @@ def test_the_context_is_the_models_own_at_most(tmp_path: Path) -> None:
     assert settings(tmp_path, max_model_len=8192).model_len == 8192
     with pytest.raises(EngineError, match="8192 tokens at most"):
         _ = settings(tmp_path, max_model_len=9000).model_len
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_one_whole_sequence_has_room_however_long_it_is(tmp_path: Path, device: Device) -> None:
+    made = settings(tmp_path, device=device, dtype="bfloat16", max_model_len=(1 << 18) - 1, config=LONG)
+    blocks = made.kv_bytes // (32 * 2048 * 2 * 2 * 32)
+    assert blocks >= (1 << 18) // 32 + 1  # one is vLLM's own
+    assert settings(tmp_path, device=device, max_model_len=1024).kv_bytes == GIB // 2
+
+
+def test_memory_for_a_sequence_that_is_longer_than_usual_is_asked_for_before_the_boot(tmp_path: Path) -> None:
+    usual, longer = (settings(tmp_path, dtype="bfloat16", max_model_len=n, config=LONG) for n in (4096, 1 << 18))
+    assert usual.kv_bytes == 2 * GIB
+    assert longer.memory_needed() - usual.memory_needed() == longer.kv_bytes - usual.kv_bytes > 0
 
 
 def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:

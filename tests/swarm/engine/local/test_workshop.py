@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from swarm.engine.local.wire import OpenRun
 from swarm.engine.local.workshop import Workshop
 from swarm.engine.seam import EngineError
 from swarm.models.folder import ModelFolder
-from tests.swarm.engine.batches import branching_batch
+from tests.swarm.engine.batches import batch, branching_batch, conversation, group
 
 
 def test_going_back_with_another_model_hosted_is_refused_and_loses_no_checkpoint(
@@ -28,11 +29,31 @@ def test_going_back_with_another_model_hosted_is_refused_and_loses_no_checkpoint
         return shop
 
     shop = opened(tiny_llama.fingerprint, 0, None)
-    for batch in batches:
-        shop.train(batch)
+    for made in batches:
+        shop.train(made)
         shop.checkpoint()
     with pytest.raises(EngineError, match="serve the model that the run was started with"):
         opened("0" * 64, 1, 1)
     assert checkpoints.steps(tmp_path) == [1, 2]
     opened(tiny_llama.fingerprint, 1, 1)
     assert checkpoints.steps(tmp_path) == [1]
+
+
+@pytest.mark.parametrize(("one", "other"), [("adamw", "adafactor"), ("adafactor", "adamw")])
+def test_an_optimiser_that_was_named_but_has_not_stepped_yet_begins_anew_after_a_restore_too(
+    tiny_llama: ModelFolder, tmp_path: Path, one: str, other: str
+) -> None:
+    fresh = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    live = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    first = branching_batch(optimizer={"name": one, "learning_rate": 1e-3})
+    then: dict[str, Any] = {"optimizer": {"name": other, "learning_rate": 1e-3}}
+    equal = group("a", conversation("a1", 1.0, [[70, 2]]), conversation("a2", 1.0, [[71, 2]]))
+    wanted = OpenRun(run_id="run", branch=0, spec=first.spec, directory=tmp_path, at_step=None)
+    live.open_run(wanted)
+    live.train(first)
+    live.train(batch(equal, step=2, **then))
+    live.checkpoint()
+    assert fresh.open_run(wanted) == 2
+    for shop in (live, fresh):
+        shop.train(branching_batch(step=3, **then))
+    assert fresh.fingerprint() == live.fingerprint()
