@@ -24,6 +24,8 @@ from swarm.server.gateway.dialect import (
 from swarm.server.gateway.errors import ErrorAnswer, bad_request
 
 _OURS_TO_TELL = ("echo", "stream_options")
+_MOST_ID = 2**31 - 1
+"""No record has room for a larger one, and no vocabulary has it."""
 _LOGPROBS = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 
 
@@ -107,7 +109,7 @@ def prompts_of(body: JsonObject) -> list[str | list[int]]:
 
 
 def _are_ids(prompt: list[Any]) -> bool:
-    return all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in prompt)
+    return all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= _MOST_ID for token in prompt)
 
 
 def _echoed(body: JsonObject, form: Form, index: int) -> str:

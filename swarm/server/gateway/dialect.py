@@ -14,11 +14,13 @@ import orjson
 from swarm.engine.seam import Dialect as EngineDialect
 from swarm.engine.seam import SampledEvent
 from swarm.protocol.episodes import RecordedCall
-from swarm.server.gateway.errors import ErrorAnswer, bad_request
+from swarm.server.gateway.errors import ErrorAnswer, bad_request, refused
 
 JsonObject = dict[str, Any]
 MOST_CHOICES = 1024
 """Answers that one request may ask for, over all of its prompts."""
+MOST_DEPTH = 128
+"""Lists and objects within each other. Translations and traces put a body some levels deeper, and who reads a trace ends at 200."""
 
 
 class Assembly(Protocol):
@@ -94,6 +96,18 @@ def data_frame(data: JsonObject) -> bytes:
 def named_frame(data: JsonObject) -> bytes:
     """A server-sent event that is named as its data's `type`."""
     return b"event: " + str(data["type"]).encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+
+
+def check_depth(body: JsonObject) -> None:
+    """Raises: RequestRefused for a body that is nested too deeply to be recorded."""
+    layer: list[Any] = [body]
+    for _ in range(MOST_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in layer)
+        layer = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not layer:
+            return
+    text = f"lists and objects may be nested {MOST_DEPTH} deep in a request; send what is deeper as text"
+    raise refused(400, text, "BadRequestError")
 
 
 def check_numbers(body: JsonObject, *names: str) -> None:

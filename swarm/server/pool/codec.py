@@ -1,6 +1,7 @@
 """Recorded calls of one episode as bytes: a JSON head, then token ids as int32 and log-probabilities as float64.
 
 Layout: uint32 length of the head, the head, all token ids, all log-probabilities; little-endian. Nothing is rounded.
+Ids are below 2**31.
 """
 
 from __future__ import annotations
@@ -14,18 +15,26 @@ from typing import Any
 import orjson
 
 from swarm.protocol.episodes import RecordedCall, RecordedSampling, VersionSpan, WeightsVersion
+from swarm.protocol.errors import SwarmError
 
 _LENGTH = struct.Struct("<I")
 
 
+class Unwritable(SwarmError):
+    """Calls that this form has no room for."""
+
+
 def encode(calls: Sequence[RecordedCall]) -> bytes:
-    """The calls, in their order."""
+    """The calls, in their order. Raises: Unwritable."""
     ids, logprobs = array("i"), array("d")
-    for call in calls:
-        ids.extend(call.prompt_ids)
-        ids.extend(call.sampled_ids)
-        logprobs.extend(call.logprobs)
-    head = orjson.dumps([_head(call) for call in calls])
+    try:
+        for call in calls:
+            ids.extend(call.prompt_ids)
+            ids.extend(call.sampled_ids)
+            logprobs.extend(call.logprobs)
+        head = orjson.dumps([_head(call) for call in calls])
+    except (TypeError, OverflowError) as error:
+        raise Unwritable(str(error)) from error
     return b"".join((_LENGTH.pack(len(head)), head, _little(ids), _little(logprobs)))
 
 
