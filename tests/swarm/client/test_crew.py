@@ -15,11 +15,20 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, TeamOver, team
 from swarm.client.errors import EngineFailed, NotFound
+from swarm.client.lanes import READ_AHEAD
 from swarm.client.progress import ProgressLine
 from swarm.protocol.errors import ErrorCode
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
 pytestmark = pytest.mark.anyio
+
+
+class RushedClock(ManualClock):
+    """Sleeping takes no time of ours."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+        await asyncio.sleep(0)
 
 
 def tasks(count: int) -> list[Task]:
@@ -55,6 +64,58 @@ async def test_each_task_gets_group_size_episodes_claimed_in_task_order() -> Non
     claimed = [body["task_id"] for _, path, body in stub.requests if path.endswith(":claim")]
     assert claimed == [task.id for task in tasks(5) for _ in range(3)]
     assert stub.by_state() == {"ended": 15}
+
+
+def refuses_who_is_ahead(stub: SwarmStub) -> None:
+    """As a mix does: no family may have more groups than another."""
+
+    def judge() -> None:
+        task, wanted = stub.requests[-1][2]["task_id"], stub.requests[-1][2]["mix"]
+        groups = {one.claim["task_id"]: one.claim["mix"] for one in stub.episodes.values()}
+        begun = Counter(groups.values())
+        if task not in groups and begun[wanted] > min(begun["a"], begun["b"]):
+            raise Refusal(ErrorCode.MIX_FULL, f"family {wanted} is ahead", retry_after_s=1.0)
+
+    stub.on_claim = judge
+
+
+async def test_a_family_that_is_ahead_in_its_mix_does_not_hold_up_the_others_whatever_the_order_of_the_tasks() -> None:
+    stub, clock = SwarmStub(), RushedClock()
+    refuses_who_is_ahead(stub)
+    stream = [Task(f"{mix}-{number}", "", mix=mix) for mix in "ab" for number in range(6)]
+    async with client(stub, clock=clock) as swarm:
+        report = await swarm.run_tasks(stream, right, concurrency=4)
+    assert report.ended == 24
+    claimed = [one.claim["task_id"] for one in stub.episodes.values()]
+    for mix in "ab":
+        assert [name for name in claimed if name[0] == mix] == [f"{mix}-{number // 2}" for number in range(12)]
+
+
+async def test_tasks_of_families_that_do_not_wait_claim_in_the_order_of_the_stream() -> None:
+    stub = SwarmStub(group_size=2)
+    stream = [Task(f"t-{number}", "", mix="abb"[number % 3]) for number in range(9)]
+    async with client(stub) as swarm:
+        await swarm.run_tasks(stream, right, concurrency=3)
+    assert [one.claim["task_id"] for one in stub.episodes.values()] == [task.id for task in stream for _ in range(2)]
+
+
+async def test_while_a_family_waits_no_more_than_a_bounded_number_of_tasks_is_taken_from_the_stream() -> None:
+    stub, clock, taken = SwarmStub(train_limit=5), RushedClock(), 0
+    stub.hold = (":claim", asyncio.Event())
+
+    async def stream() -> AsyncIterator[Task]:
+        nonlocal taken
+        for number in itertools.count():
+            taken += 1
+            yield Task(f"t-{number}", "", mix="a")
+
+    async with client(stub, clock=clock) as swarm:
+        working = asyncio.create_task(swarm.run_tasks(stream(), right))
+        for _ in range(3_000):
+            await asyncio.sleep(0)
+        assert 1 < taken <= READ_AHEAD + 1
+        stub.hold[1].set()
+        assert (await working).run_over
 
 
 async def test_at_most_concurrency_rollouts_run_at_once_and_that_many_do() -> None:
