@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from foundation import logs
 from foundation.clock import Clock, SystemClock
 from foundation.strict import explain
-from swarm.client.client import SwarmClient
+from swarm.client.client import CREW_PATIENCE, SwarmClient
 from swarm.client.crew import CrewReport
 from swarm.client.errors import WorkflowFault
 from swarm.client.partners import Partner
@@ -173,6 +173,7 @@ async def _partners_of(
                 token,
                 client_id=client_id(blueprint.trial_key),
                 client_version=blueprint.code_version,
+                patience=CREW_PATIENCE,
                 clock=clock,
             )
             partners[role] = Partner(await stack.enter_async_context(swarm), run.run_id)

@@ -14,9 +14,11 @@ import pytest
 
 from foundation.clock import ManualClock
 from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, TeamOver, team
-from swarm.client.errors import EngineFailed, NotFound
+from swarm.client.client import CREW_PATIENCE
+from swarm.client.errors import EngineFailed, NotFound, StorageFull
 from swarm.client.lanes import READ_AHEAD
 from swarm.client.progress import ProgressLine
+from swarm.protocol.episodes import EpisodeResult
 from swarm.protocol.errors import ErrorCode
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
@@ -24,9 +26,11 @@ pytestmark = pytest.mark.anyio
 
 
 class RushedClock(ManualClock):
-    """Sleeping takes no time of ours."""
+    """Sleeping takes no time of ours; renewals of an hour's limit never come."""
 
     async def sleep(self, seconds: float) -> None:
+        if seconds >= 1_200:
+            await asyncio.Event().wait()
         self.advance(seconds)
         await asyncio.sleep(0)
 
@@ -377,6 +381,38 @@ async def test_a_refusal_that_is_no_limit_ends_the_crew_with_itself_and_gives_it
         with pytest.raises(EngineFailed):
             await swarm.run_tasks(endless(), rollout, concurrency=4)
     assert stub.by_state()["running"] == 0
+
+
+async def test_a_crew_waits_for_as_long_as_its_server_says_that_it_will_later() -> None:
+    later = Refusal(ErrorCode.DRAINING, "a step takes its time", retry_after_s=600.0)
+    stub, clock = SwarmStub(before=[(":claim", later)] * 6), RushedClock()
+    async with client(stub, clock=clock) as swarm:
+        report = await swarm.run_tasks(tasks(2), right)
+    assert report.ended == 4
+    assert clock.monotonic() > 900
+
+
+async def test_a_moment_of_full_disk_costs_a_crew_neither_its_results_nor_itself() -> None:
+    full = Refusal(ErrorCode.STORAGE_FULL, "no room")
+    stub, clock = SwarmStub(before=[(":end", full), (":claim", full), (":end", full)]), RushedClock()
+    async with client(stub, clock=clock) as swarm:
+        report = await swarm.run_tasks(tasks(2), right)
+    assert (report.ended, report.lost, report.crashed) == (4, 0, 0)
+    assert stub.by_state() == {"ended": 4}
+
+
+@pytest.mark.parametrize("path", [":claim", ":end"])
+async def test_a_disk_that_stays_full_ends_a_crew_within_minutes(path: str) -> None:
+    full = Refusal(ErrorCode.STORAGE_FULL, "no room")
+    stub, clock = SwarmStub(before=[(path, full)] * 10_000), RushedClock()
+    async with client(stub, clock=clock) as swarm:
+        with pytest.raises(StorageFull):
+            await swarm.run_tasks(tasks(1), right, concurrency=1, idle_limit_s=3_600)
+        with pytest.raises(StorageFull):  # who asks for one thing hears of it at once
+            if path == ":claim":
+                await swarm.claim(swarm.episode(task_id="t", run_id=RUN).claim)
+            await swarm.end("ep-0", EpisodeResult(lease="swl_ep-0", reward=1.0))
+    assert CREW_PATIENCE.full_s <= clock.monotonic() <= 2 * CREW_PATIENCE.full_s
 
 
 async def test_without_a_run_there_is_an_error_that_says_so() -> None:
