@@ -352,6 +352,9 @@ class EpisodeBook:
         """Whether the call still counted: False when its lease was lost or its episode closed."""
         live = self._state.live.get(call.episode_id)
         if live is None or live.lease != call.lease:
+            closing = self._state.closing.get(call.episode_id)
+            if closing is not None:  # if its end cannot be written it will be open again, and this call will not
+                closing.open_since.pop(call.index, None)
             return False
         now = self._state.lease_time
         if live.deadline <= now:

@@ -572,6 +572,24 @@ async def test_what_was_decided_on_top_of_a_failed_write_is_refused_with_it(worl
     assert await world.states() == ["running", "running"]
 
 
+async def test_a_call_that_closes_during_an_end_that_fails_does_not_keep_its_episode_open_for_ever(
+    world: World,
+) -> None:
+    lease = await world.claim("t-1", idle_limit_s=60)
+    await world.call(lease)
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    pages = world.store._db.execute("PRAGMA page_count").fetchone()[0]
+    world.store._db.execute(f"PRAGMA max_page_count = {pages}")
+    ending = asyncio.create_task(world.refused(world.end(lease, 1.0, metadata={"note": "x" * 200_000})))
+    await asyncio.sleep(0)
+    assert not world.desk.close_call(opened, None)
+    assert (await ending).code is ErrorCode.STORAGE_FULL
+    world.store._db.execute("PRAGMA max_page_count = 1000000")
+    assert await world.states() == ["running"]
+    await world.passes(61)
+    assert await world.states() == ["dropped expired"]
+
+
 async def test_where_what_is_on_disk_cannot_be_read_after_a_failed_write_nobody_waits_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
