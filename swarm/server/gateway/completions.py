@@ -16,6 +16,7 @@ from swarm.server.gateway.dialect import (
     Form,
     JsonObject,
     check_choices,
+    check_no_thinking_budget,
     check_numbers,
     check_objects,
     check_stops,
@@ -70,6 +71,7 @@ class Completions:
         check_numbers(body, "temperature", "top_p", "top_k", "seed", "max_tokens", "logprobs")
         check_objects(body, "response_format", "stream_options", "logit_bias")
         check_objects(body.get("response_format") or {}, "json_schema")
+        check_no_thinking_budget(body)
         if body.get("prompt_embeds") is not None or body.get("prompt_logprobs") is not None:
             raise bad_request("prompts are recorded as ids: send text or ids, and ask for no prompt_logprobs", "prompt")
         if body.get("echo"):

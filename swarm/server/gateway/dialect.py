@@ -154,5 +154,12 @@ def check_stops(body: JsonObject, name: str) -> None:
         raise bad_request(f"{name} must be a text or a list of texts", name)
 
 
+def check_no_thinking_budget(body: JsonObject) -> None:
+    """Raises: RequestRefused for a budget of thoughts, which no engine here counts by themselves."""
+    name = "thinking_token_budget"
+    if body.get(name) is not None:
+        raise bad_request(f"{name} is not served here; bound thoughts and answer together, with max_tokens", name)
+
+
 def without_none(data: JsonObject) -> JsonObject:
     return {name: value for name, value in data.items() if value is not None}
