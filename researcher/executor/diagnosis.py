@@ -76,6 +76,7 @@ _PASSING = frozenset(
         "EngineFailed",
         "StorageFull",
         "ServerBusy",
+        "ServerFault",
         "NotRolling",
         "Draining",
         "MixFull",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -51,6 +53,8 @@ from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResol
 
 API = "/swarm/v1"
 LEDGER_PAGE = 1000
+CREW_PATIENCE = Patience(later_s=math.inf, full_s=120.0)
+"""Of work that goes on by itself: no `later` is too late, and who clears a full disk loses nothing."""
 ABORT_PATIENCE = Patience(connect_s=5.0, later_s=5.0)
 """A lost abort does no harm (the lease runs out), and whoever leaves should not be kept."""
 
@@ -382,7 +386,7 @@ class SwarmClient:
         Raises: RolloutsFailing when they all crash; Refusal, ServerUnreachable.
         """
         crew = Crew(
-            self,
+            self._enduring(),
             rollout,
             run_id=run_id or await self.current_run_id(),
             kind=kind,
@@ -397,6 +401,12 @@ class SwarmClient:
             progress=progress,
         )
         return await crew.work(tasks)
+
+    def _enduring(self) -> SwarmClient:
+        """This client with a crew's patience, over the same connections. Its patience with silence is its own."""
+        other = copy.copy(self)
+        other._wire = self._wire.with_patience(replace(CREW_PATIENCE, connect_s=self._wire.patience.connect_s))
+        return other
 
     async def _post(
         self, path: str, body: BaseModel | None = None, *, wait_s: float = 0.0, patience: Patience | None = None

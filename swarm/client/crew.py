@@ -1,7 +1,8 @@
 """The crew: many episodes at once over a stream of tasks, with retries, resumption and a clean end.
 
 Claims are made in the order of the tasks, and those of one task one after the other, so that a run with the same seed
-sees the same groups. Each carries a key made of client, task and ordinal: after a crash the same client finds its own
+sees the same groups. Only where a family of a mix is held up do tasks of another go on before it; a claim that waits takes
+one of the crew's places. Each carries a key made of client, task and ordinal: after a crash the same client finds its own
 open leases by these keys, and gives them back at once instead of letting them run out.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sized
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swarm.client.episode import Episode
@@ -28,6 +30,7 @@ from swarm.client.errors import (
     RolloutsFailing,
     TeamOver,
 )
+from swarm.client.lanes import Lanes
 from swarm.client.progress import ProgressLine, terminal
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each
 from swarm.protocol.episodes import EpisodeKind, EpisodeState, LedgerEntry
@@ -176,22 +179,27 @@ class Crew:
     # -- feeding ------------------------------------------------------------------------------------------------------
 
     async def _feed(self, group: asyncio.TaskGroup, tasks: TaskStream, size: int, line: ProgressLine) -> None:
+        lanes = Lanes(group, self._swarm.clock)
         async for task in each(tasks):
-            known = (self._family(task), task.id)
-            done = min(size, self._history.ended[known])
-            self._history.ended[known] -= done
+            family = self._family(task)
+            done = min(size, self._history.ended[family, task.id])
+            self._history.ended[family, task.id] -= done
             self._report.resumed += done
-            claimed = []
-            for _ in range(size - done):
-                await self._permits.acquire()
-                if self._report.run_over:
-                    return
-                claimed.append(asyncio.Event())
-                group.create_task(self._unit(task, claimed[-1], size, line))
-            for one in claimed:  # the next task's claims come after this one's
-                await one.wait()
+            begin = partial(self._begin, group, task, size, line)
+            if done < size:
+                await lanes.enter(family, begin, size - done, may_be_passed=task.mix is not None)
             if self._report.run_over:
                 return
+
+    async def _begin(self, group: asyncio.TaskGroup, task: Task, size: int, line: ProgressLine) -> asyncio.Event | None:
+        """One more episode of a task, once there is a place for it; set when it has claimed. None: the run is over."""
+        await self._permits.acquire()
+        if self._report.run_over:
+            self._permits.release()
+            return None
+        claimed = asyncio.Event()
+        group.create_task(self._unit(task, claimed, size, line))
+        return claimed
 
     async def _unit(self, task: Task, claimed: asyncio.Event, size: int, line: ProgressLine) -> None:
         """One episode that shall end, whatever number of attempts it takes."""

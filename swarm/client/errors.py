@@ -13,7 +13,7 @@ SwarmError
     │   ├── NotRolling · Draining · MixFull
     ├── OverLimit                the run is over
     │   └── TeamOver             that of a team's member: the team can never be had again
-    ├── LeaseLost · ServerBusy · EngineFailed · StorageFull
+    ├── LeaseLost · ServerBusy · EngineFailed · StorageFull · ServerFault
     ├── Unauthorized · Forbidden · NotFound · InvalidSpec
     └── IdempotencyConflict · ConfigConflict
 """
@@ -102,6 +102,10 @@ class StorageFull(Refusal):
     """The server's disk is full; nothing was stored."""
 
 
+class ServerFault(Refusal):
+    """The server failed on this request alone; look at its log."""
+
+
 class Unauthorized(Refusal):
     """The token is missing or wrong."""
 
@@ -141,6 +145,7 @@ _BY_CODE: dict[ErrorCode, type[Refusal]] = {
     ErrorCode.OVER_LIMIT: OverLimit,
     ErrorCode.ENGINE_FAILED: EngineFailed,
     ErrorCode.STORAGE_FULL: StorageFull,
+    ErrorCode.SERVER_FAULT: ServerFault,
 }
 
 

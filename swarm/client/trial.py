@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from foundation import logs
 from foundation.clock import Clock, SystemClock
 from foundation.strict import explain
-from swarm.client.client import SwarmClient
+from swarm.client.client import CREW_PATIENCE, SwarmClient
 from swarm.client.crew import CrewReport
 from swarm.client.errors import WorkflowFault
 from swarm.client.partners import Partner
@@ -33,7 +33,11 @@ from swarm.client.tasks import Task, each
 from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.blueprint import TrialBlueprint
 from swarm.protocol.errors import SwarmError
-from swarm.protocol.status import RunReport
+from swarm.protocol.runspec import RunSpec
+from swarm.protocol.status import Phase, PoolStatus, RunReport
+
+SPARE_S = 60.0
+"""So much longer than its server's own patience a run may stand still before it is given up."""
 
 
 class TrialFailed(SwarmError):
@@ -148,13 +152,38 @@ class Trial:
 
 
 async def _settled(swarm: SwarmClient, run_id: str) -> RunReport:
-    """The run once it is over and its last weights are served."""
-    run = await swarm.run(run_id)
-    statuses = swarm.statuses()
+    """The run once it is over and its last weights are served. No further episodes are played for it by this trial.
+
+    Raises: TrialFailed where it waits for some, and neither plays anybody nor does it end by the clock.
+    """
+    run, status = await swarm.run(run_id), await swarm.status()
+    seen, since = None, swarm.clock.monotonic()
     while run.status == "running":
-        await anext(statuses)
+        stands = (run.step, status.phase, status.pool.model_dump(exclude={"by_mix"}))
+        playing = status.pool.running + status.pool.prepared
+        idle = status.phase is Phase.ROLLING and not playing and status.trouble is None
+        if stands != seen or not idle or run.spec.limits.wall_s is not None:
+            seen, since = stands, swarm.clock.monotonic()
+        if swarm.clock.monotonic() - since > _patience_s(run.spec):
+            raise TrialFailed(_what_lacks(swarm.url, run, status.pool))
+        status = await swarm.status(since=status.revision)
         run = await swarm.run(run_id, since_step=run.step)
     return run
+
+
+def _patience_s(spec: RunSpec) -> float:
+    """So long a server may wait itself, for the rest of a group or a family, before it makes a step of what there is."""
+    return spec.batch.group_patience_s + max((mix.patience_s for mix in spec.batch.mix.values()), default=0.0) + SPARE_S
+
+
+def _what_lacks(url: str, run: RunReport, pool: PoolStatus) -> str:
+    limit = run.spec.limits.steps
+    return (
+        f"run {run.run_id} at {url} is at step {run.step}{f' of {limit}' if limit else ''} with {pool.groups_ready} of the "
+        f"{pool.groups_needed} groups of its next step, and nobody plays for it any more: another run of the trial is over, "
+        f"and its tasks are played by all models or by none. Models that are trained together need equal limits and batches; "
+        f"`swarm ledger --summary --url {url}` tells which episodes were dropped"
+    )
 
 
 @asynccontextmanager
@@ -173,6 +202,7 @@ async def _partners_of(
                 token,
                 client_id=client_id(blueprint.trial_key),
                 client_version=blueprint.code_version,
+                patience=CREW_PATIENCE,
                 clock=clock,
             )
             partners[role] = Partner(await stack.enter_async_context(swarm), run.run_id)

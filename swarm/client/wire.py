@@ -5,6 +5,7 @@ Knows HTTP, retries and problem documents; nothing of runs or episodes. Branches
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import random
@@ -16,7 +17,14 @@ from pydantic import ValidationError
 
 from foundation.addresses import is_loopback
 from foundation.clock import Clock
-from swarm.client.errors import InvalidSpec, NotASwarmServer, ServerUnreachable, TryLater, refusal
+from swarm.client.errors import (
+    InvalidSpec,
+    NotASwarmServer,
+    ServerUnreachable,
+    StorageFull,
+    TryLater,
+    refusal,
+)
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.problem import Problem
 
@@ -32,16 +40,18 @@ _GATEWAY_STATUSES = frozenset({502, 503, 504})
 class Patience:
     """How long to try again. Zero means once.
 
-    connect_s: nothing has answered for so long. later_s: the server has said for so long that it will, later.
+    connect_s: nothing has answered for so long. later_s: the server has said for so long that it will, later. full_s: there has
+    been no room on its disk for so long.
     """
 
     connect_s: float = 60.0
     later_s: float = 900.0
+    full_s: float = 0.0
     first_delay_s: float = 0.05
     longest_delay_s: float = 5.0
 
     def __post_init__(self) -> None:
-        for name in ("connect_s", "later_s", "first_delay_s", "longest_delay_s"):
+        for name in ("connect_s", "later_s", "full_s", "first_delay_s", "longest_delay_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
@@ -75,6 +85,12 @@ class Wire:
             transport=transport,
         )
 
+    def with_patience(self, patience: Patience) -> Wire:
+        """The same connections, asked with another patience. They are closed once, by either."""
+        other = copy.copy(self)
+        other.patience = patience
+        return other
+
     async def close(self) -> None:
         await self._http.aclose()
 
@@ -97,6 +113,7 @@ class Wire:
         patience = patience or self.patience
         silent_since: float | None = None
         later_since: float | None = None
+        full_since: float | None = None
         delay_s = patience.first_delay_s
         while True:
             longest_s = math.inf
@@ -106,13 +123,19 @@ class Wire:
                 self._told = False
                 return answer
             except TryLater as later:
-                silent_since = None
+                silent_since = full_since = None
                 later_since = asked_at if later_since is None else later_since
                 if asked_at - later_since >= patience.later_s:
                     raise
                 if 0 < wait_s <= self._clock.monotonic() - asked_at:
                     continue  # the server has waited already, and answers at once what it could not meanwhile
                 pause_s = max(delay_s, later.retry_after_s)
+            except StorageFull:
+                silent_since = None
+                full_since = asked_at if full_since is None else full_since
+                if asked_at - full_since >= patience.full_s:
+                    raise
+                pause_s = delay_s
             except ServerUnreachable as error:
                 silent_since = asked_at if silent_since is None else silent_since
                 silent_s = asked_at - silent_since

@@ -26,6 +26,7 @@ class ErrorCode(StrEnum):
     OVER_LIMIT = "over_limit"
     ENGINE_FAILED = "engine_failed"
     STORAGE_FULL = "storage_full"
+    SERVER_FAULT = "server_fault"
 
 
 HTTP_STATUS: dict[ErrorCode, int] = {
@@ -43,6 +44,7 @@ HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.OVER_LIMIT: 409,
     ErrorCode.ENGINE_FAILED: 503,
     ErrorCode.STORAGE_FULL: 507,
+    ErrorCode.SERVER_FAULT: 500,
 }
 
 

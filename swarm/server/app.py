@@ -21,11 +21,12 @@ from starlette.routing import Match, Route
 
 from foundation.clock import Clock
 from foundation.nearest import nearest
-from swarm.engine.seam import EngineInfo, RequestRefused
+from swarm.engine.seam import EngineDown, EngineInfo, RequestRefused
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.protocol.problem import Problem
 from swarm.server.coordinator.desk import Desk
 from swarm.server.coordinator.team_desk import TeamDesk
+from swarm.server.gateway.errors import fault
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
 from swarm.server.peers import Peers
@@ -113,7 +114,7 @@ def _answers(operation: Operation) -> dict[int | str, dict[str, Any]]:
         return described | {"default": {"description": "An error in the dialect's own format"}}
     codes = ", ".join(operation.codes) or "none of its own"
     problem = {"application/problem+json": {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
-    text = f"A problem document. Codes beside unauthorized, forbidden and engine_failed: {codes}"
+    text = f"A problem document. Codes beside unauthorized, forbidden, engine_failed and server_fault: {codes}"
     return described | {"default": {"description": text, "content": problem}}
 
 
@@ -174,7 +175,9 @@ async def _refused(request: Request, error: Exception) -> Response:
         return wire.problem(error)
     if isinstance(error, RequestRefused):
         return wire.answer_json(error.body, status=error.status)
-    return wire.problem(Refusal(ErrorCode.ENGINE_FAILED, str(error)))
+    return wire.problem(
+        Refusal(ErrorCode.ENGINE_FAILED if isinstance(error, EngineDown) else ErrorCode.SERVER_FAULT, str(error))
+    )
 
 
 async def _unroutable(request: Request, error: Exception) -> Response:
@@ -197,12 +200,10 @@ async def _unroutable(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     """A fault of ours. It is logged whole by the server; the client learns that it happened."""
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    refusal = Refusal(ErrorCode.ENGINE_FAILED, "the server failed on this request; its log says why")
-    return (
-        inference.error_response(refusal, request.url.path)
-        if _is_inference(request)
-        else wire.problem(refusal, status=500)
-    )
+    headers = {"Connection": "close"}  # as uvicorn will, whose next request would be lost with it
+    if _is_inference(request):
+        return inference.error_response(fault(), request.url.path, headers=headers)
+    return wire.problem(fault(), headers=headers)
 
 
 def _paths(request: Request) -> list[str]:

@@ -31,7 +31,7 @@ from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.leases import LiveEpisode, digest
 from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.state import MIX_PATIENCE, BookState
-from swarm.server.pool.codec import encode
+from swarm.server.pool.codec import Unwritable, encode
 from swarm.server.pool.rows import EpisodeRow, GroupRow, PutCalls, PutEpisode, PutGroup, PutVersion
 
 LEASE_PREFIX = "swl_"
@@ -220,7 +220,7 @@ class EpisodeBook:
         state = self._state
         live = self.held(episode_id, result.lease)
         refuse_misspelt_agents(live.calls, result.agent_rewards)
-        row, body = live.row, encode(live.calls)
+        row, body = live.row, self.calls_of(live)
         row.end_digest = result_digest(result)
         row.end_key = result.idempotency_key
         row.reward = result.reward
@@ -278,8 +278,13 @@ class EpisodeBook:
             detail = f"a call took longer than its max_call_s of {live.max_call_s:g} s"
         else:
             detail = f"no call and no renewal for {live.idle_limit_s:g} s"
-        if live.calls:
-            self._state.changes.append(PutCalls(live.row.seq, encode(live.calls)))
+        try:
+            body = encode(live.calls)
+        except Unwritable as error:
+            detail += f"; its calls cannot be kept: {error}"
+        else:
+            if live.calls:
+                self._state.changes.append(PutCalls(live.row.seq, body))
         self._state.log.append(f"episode {live.row.episode_id} of {live.row.client_id} expired: {detail}")
         self._state.close(live, DropReason.EXPIRED, detail)
 
@@ -300,6 +305,14 @@ class EpisodeBook:
             self._expire(live, now)
             raise lost(live.row, episode_id)
         return live
+
+    def calls_of(self, live: LiveEpisode) -> bytes:
+        """Its calls as they are kept. Codes: lease_lost where they cannot be: then it is given up, and so it stands."""
+        try:
+            return encode(live.calls)
+        except Unwritable as error:
+            self._state.close(live, DropReason.ABORTED, f"its calls cannot be kept: {error}")
+            raise lost(live.row, live.row.episode_id) from error
 
     def row(self, episode_id: str) -> EpisodeRow | None:
         """The row, when memory still has it."""
@@ -339,6 +352,9 @@ class EpisodeBook:
         """Whether the call still counted: False when its lease was lost or its episode closed."""
         live = self._state.live.get(call.episode_id)
         if live is None or live.lease != call.lease:
+            closing = self._state.closing.get(call.episode_id)
+            if closing is not None:  # if its end cannot be written it will be open again, and this call will not
+                closing.open_since.pop(call.index, None)
             return False
         now = self._state.lease_time
         if live.deadline <= now:

@@ -20,7 +20,6 @@ from swarm.server.coordinator.episodes import EpisodeBook, held_it, lost, result
 from swarm.server.coordinator.leases import digest
 from swarm.server.coordinator.prepared import Prepared
 from swarm.server.coordinator.state import BookState
-from swarm.server.pool.codec import encode
 from swarm.server.pool.rows import EpisodeRow, PutCalls, PutEpisode, PutTeam, TeamRow
 
 
@@ -50,7 +49,7 @@ class TeamBook:
         refuse_misspelt_agents(live.calls, wish.result.agent_rewards)
         row = live.row
         preparation = preparation_digest(wish)
-        body = encode(live.calls)
+        body = self._episodes.calls_of(live)
         count_tokens(row, live.calls)
         if live.calls:
             state.changes.append(PutCalls(row.seq, body))

@@ -110,15 +110,15 @@ def _tools(body: JsonObject) -> JsonObject:
 
 
 def _thinking(body: JsonObject) -> JsonObject:
-    """How hard to think. What the model thinks is shown whatever `display` says: it is part of what was sampled."""
+    """How hard to think. What the model thinks is shown whatever `display` says: it is part of what was sampled.
+
+    `budget_tokens` is left out: no engine here counts thoughts by themselves, and `max_tokens` bounds them with the rest.
+    """
     asked: JsonObject = {}
     if effort := (body.get("output_config") or {}).get("effort"):
         asked["reasoning_effort"] = effort
-    thinking = body.get("thinking") or {}
-    if thinking.get("type") == "disabled":
+    if (body.get("thinking") or {}).get("type") == "disabled":
         asked["reasoning_effort"] = _EFFORT_WITHOUT_THINKING
-    elif thinking.get("type") == "enabled" and thinking.get("budget_tokens") is not None:
-        asked["thinking_token_budget"] = thinking["budget_tokens"]
     return asked
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.server.gateway.dialect import JsonObject, named_frame
 from swarm.server.gateway.errors import ErrorAnswer, anthropic_body
+from swarm.server.gateway.messages import read_json
 
 
 @dataclass(slots=True)
@@ -180,15 +180,15 @@ def _signature(answer_id: str) -> str:
 def _input(arguments: str) -> Any:
     """Arguments as the object that the dialect has; what is no JSON is shown as it is."""
     try:
-        return json.loads(arguments or "{}")
-    except json.JSONDecodeError:
+        return read_json(arguments or "{}")
+    except ValueError:
         return arguments
 
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
-    except json.JSONDecodeError:
+        read_json(text)
+    except ValueError:
         return False
     return True
 

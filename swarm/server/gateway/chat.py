@@ -17,6 +17,7 @@ from swarm.server.gateway.dialect import (
     Form,
     JsonObject,
     check_choices,
+    check_no_thinking_budget,
     check_numbers,
     check_object_lists,
     check_objects,
@@ -111,6 +112,7 @@ def check_chat(body: JsonObject) -> None:
     check_objects(body, "response_format", "stream_options", "chat_template_kwargs", "logit_bias")
     check_objects(body.get("response_format") or {}, "json_schema")
     check_object_lists(body, "tools")
+    check_no_thinking_budget(body)
 
 
 def _check_message(message: Message) -> None:

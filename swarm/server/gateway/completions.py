@@ -16,6 +16,7 @@ from swarm.server.gateway.dialect import (
     Form,
     JsonObject,
     check_choices,
+    check_no_thinking_budget,
     check_numbers,
     check_objects,
     check_stops,
@@ -24,6 +25,8 @@ from swarm.server.gateway.dialect import (
 from swarm.server.gateway.errors import ErrorAnswer, bad_request
 
 _OURS_TO_TELL = ("echo", "stream_options")
+_MOST_ID = 2**31 - 1
+"""No record has room for a larger one, and no vocabulary has it."""
 _LOGPROBS = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 
 
@@ -68,6 +71,7 @@ class Completions:
         check_numbers(body, "temperature", "top_p", "top_k", "seed", "max_tokens", "logprobs")
         check_objects(body, "response_format", "stream_options", "logit_bias")
         check_objects(body.get("response_format") or {}, "json_schema")
+        check_no_thinking_budget(body)
         if body.get("prompt_embeds") is not None or body.get("prompt_logprobs") is not None:
             raise bad_request("prompts are recorded as ids: send text or ids, and ask for no prompt_logprobs", "prompt")
         if body.get("echo"):
@@ -107,7 +111,7 @@ def prompts_of(body: JsonObject) -> list[str | list[int]]:
 
 
 def _are_ids(prompt: list[Any]) -> bool:
-    return all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in prompt)
+    return all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= _MOST_ID for token in prompt)
 
 
 def _echoed(body: JsonObject, form: Form, index: int) -> str:

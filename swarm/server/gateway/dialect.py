@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-import orjson
-
+from foundation import wide_json
 from swarm.engine.seam import Dialect as EngineDialect
 from swarm.engine.seam import SampledEvent
 from swarm.protocol.episodes import RecordedCall
-from swarm.server.gateway.errors import ErrorAnswer, bad_request
+from swarm.server.gateway.errors import ErrorAnswer, bad_request, refused
 
 JsonObject = dict[str, Any]
 MOST_CHOICES = 1024
 """Answers that one request may ask for, over all of its prompts."""
+MOST_DEPTH = 128
+"""Lists and objects within each other. Translations and traces put a body some levels deeper, and who reads a trace ends at 200."""
 
 
 class Assembly(Protocol):
@@ -88,20 +89,31 @@ class Dialect(Protocol):
 
 def data_frame(data: JsonObject) -> bytes:
     """A server-sent event without a name."""
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+    return b"data: " + wide_json.dumps(data) + b"\n\n"
 
 
 def named_frame(data: JsonObject) -> bytes:
     """A server-sent event that is named as its data's `type`."""
-    return b"event: " + str(data["type"]).encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+    return b"event: " + str(data["type"]).encode() + b"\ndata: " + wide_json.dumps(data) + b"\n\n"
+
+
+def check_depth(body: JsonObject) -> None:
+    """Raises: RequestRefused for a body that is nested too deeply to be recorded."""
+    if wide_json.is_deeper(body, MOST_DEPTH):
+        text = f"lists and objects may be nested {MOST_DEPTH} deep in a request; send what is deeper as text"
+        raise refused(400, text, "BadRequestError")
 
 
 def check_numbers(body: JsonObject, *names: str) -> None:
-    """Raises: RequestRefused for a field that is there and no number."""
+    """Raises: RequestRefused for a field that is there and no number of 64 bits."""
     for name in names:
         value = body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise bad_request(f"{name} must be a number, got {value!r}", name)
+        if not -(2**63) <= value < 2**64:
+            raise bad_request(f"{name} must be a number of 64 bits, got {value:.6g}", name)
 
 
 def check_objects(body: JsonObject, *names: str) -> None:
@@ -140,6 +152,13 @@ def check_stops(body: JsonObject, name: str) -> None:
     texts = [value] if isinstance(value, str) else value
     if value is not None and not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
         raise bad_request(f"{name} must be a text or a list of texts", name)
+
+
+def check_no_thinking_budget(body: JsonObject) -> None:
+    """Raises: RequestRefused for a budget of thoughts, which no engine here counts by themselves."""
+    name = "thinking_token_budget"
+    if body.get(name) is not None:
+        raise bad_request(f"{name} is not served here; bound thoughts and answer together, with max_tokens", name)
 
 
 def without_none(data: JsonObject) -> JsonObject:

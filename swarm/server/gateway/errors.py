@@ -55,10 +55,15 @@ def answer_of(error: SwarmError) -> ErrorAnswer:
         return _ours(503, str(error), ErrorCode.ENGINE_FAILED, "server_error", {"Retry-After": "1"})
     if isinstance(error, Refusal):
         status = error.status if isinstance(error, BodyTooLarge) else _STATUS[error.code]
-        if status < 500:
-            return _ours(status, error.detail, error.code, "invalid_request_error", _NO_RETRY)
-        return _ours(status, error.detail, error.code, "server_error", {})
-    return _ours(500, "the server failed; its log says why", ErrorCode.ENGINE_FAILED, "server_error", {})
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        stays = status < 500 or error.code is ErrorCode.SERVER_FAULT
+        return _ours(status, error.detail, error.code, kind, _NO_RETRY if stays else {})
+    return answer_of(fault())
+
+
+def fault() -> Refusal:
+    """What is told of a failure of our own."""
+    return Refusal(ErrorCode.SERVER_FAULT, "the server failed on this request; its log says why")
 
 
 def anthropic_body(status: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from swarm.server.coordinator.desk import Desk
 from swarm.server.gateway.anthropic_messages import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
-from swarm.server.gateway.dialect import Dialect, Telling
+from swarm.server.gateway.dialect import Dialect, Telling, check_depth
 from swarm.server.gateway.errors import answer_of, refused
 from swarm.server.gateway.merged import closing, merged, together
 from swarm.server.gateway.prompts import Prompts
@@ -146,6 +146,7 @@ class Gateway:
     async def count_tokens(self, dialect: str, episode_id: str, lease: str, body: dict[str, Any]) -> int:
         """How many tokens the prompt of a request would have. Samples and records nothing. Raises: as `complete`."""
         rules = self._dialects[dialect]
+        check_depth(body)
         rules.check(body)
         self._agent(body, {})
         await self.renew(episode_id, lease)
@@ -163,6 +164,7 @@ class Gateway:
         self, dialect: str, episode_id: str, lease: str, body: dict[str, Any], headers: Mapping[str, str]
     ) -> _Request:
         rules = self._dialects[dialect]
+        check_depth(body)
         rules.check(body)
         agent = self._agent(body, headers)
         call = self._desk.open_call(episode_id, lease)

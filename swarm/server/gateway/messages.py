@@ -7,12 +7,22 @@ Pure functions over chat messages and text.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
+
+from foundation import wide_json
+from swarm.server.gateway.dialect import MOST_DEPTH
 
 Message = dict[str, Any]
 
+MOST_DEPTH_SHOWN = MOST_DEPTH - 8
+"""Sent back, it stands some levels deeper in a request."""
 _COMPARED = ("name", "reasoning", "reasoning_content")
 _JSON_OPENERS = frozenset("{[")
+_OPENER = re.compile(r"""\{(?=\s*["}])|\[(?=\s*[\]\[{"\-\dtfnNI])""")
+"""A brace that may open JSON. The decoder is asked of no other: it counts the lines before each that does not."""
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 def same_message(one: Message, other: Message) -> bool:
@@ -60,26 +70,42 @@ def normal_text(text: str) -> str:
     """Text without white space, with every JSON object or list in it written in one way, and no broken last character."""
     parts: list[str] = []
     at = 0
-    decoder = json.JSONDecoder()
     while at < len(text):
-        if text[at] in _JSON_OPENERS:
-            try:
-                value, end = decoder.raw_decode(text, at)
-            except (json.JSONDecodeError, RecursionError):
-                pass  # a brace that opens no JSON is text like any other
-            else:
-                parts.append(json.dumps(_sorted(value), sort_keys=True, ensure_ascii=False))
-                at = end
-                continue
-        following = _next_opener(text, at + 1)
-        parts.append(text[at:following])
-        at = following
+        part, at = _json_at(text, at) or _text_at(text, at)
+        parts.append(part)
     return "".join("".join(parts).split()).rstrip("�")
 
 
-def _next_opener(text: str, start: int) -> int:
-    found = [at for opener in _JSON_OPENERS if (at := text.find(opener, start)) >= 0]
-    return min(found, default=len(text))
+def _json_at(text: str, at: int) -> tuple[str, int] | None:
+    """The object or list that begins there, written in one way, and where it ends; None where there is none."""
+    if _OPENER.match(text, at) is None:
+        return None
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+        written = json.dumps(_sorted(value), sort_keys=True, ensure_ascii=False)
+    except ValueError:
+        return None
+    except RecursionError:  # so would be what is inside of it
+        return text[at:], len(text)
+    return _HALF_CHARACTER.sub("�", written), end
+
+
+def _text_at(text: str, at: int) -> tuple[str, int]:
+    """Text up to the next brace that may open JSON. One that opens none is text like any other."""
+    following = _OPENER.search(text, at + 1)
+    end = following.start() if following else len(text)
+    return text[at:end], end
+
+
+def read_json(text: str) -> Any:
+    """JSON that a model wrote; NaN and its like are null. Raises: ValueError where it is none, or none that can be shown."""
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if wide_json.is_deeper(value, MOST_DEPTH_SHOWN):
+        raise ValueError("it is nested too deeply")
+    return value
 
 
 def _normal_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +123,7 @@ def _sorted(value: Any) -> Any:
         return [_sorted(item) for item in value]
     if isinstance(value, str) and value[:1] in _JSON_OPENERS:
         try:
-            return _sorted(json.loads(value))
-        except (json.JSONDecodeError, RecursionError):
+            return _sorted(_DECODER.decode(value))
+        except (ValueError, RecursionError):
             return value
     return value

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
+from foundation import wide_json
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.server.gateway.shelf import Shelf
 
@@ -54,7 +53,7 @@ class Repeats:
         another body.
         """
         episode = self._episodes.of(episode_id)
-        body_hash = hashlib.sha256(orjson.dumps([dialect, body], option=orjson.OPT_SORT_KEYS)).hexdigest()
+        body_hash = hashlib.sha256(wide_json.dumps([dialect, body], sort_keys=True)).hexdigest()
         key = headers.get(_KEY_HEADER)
         while key is not None and (known := episode.by_key.get(key)) is not None:
             if known.body_hash != body_hash:

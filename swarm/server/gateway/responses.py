@@ -55,6 +55,8 @@ class Responses:
         for name in ("background", "prompt", "conversation", "previous_input_messages"):
             if body.get(name):
                 raise bad_request(f"{name} is not served here; send the items themselves as input", name)
+        if body.get("include") is not None and not isinstance(body["include"], list):
+            raise bad_request("include must be a list of texts", "include")
         check_numbers(body, "max_output_tokens", "top_logprobs")
         check_objects(body, "text", "reasoning")
         check_objects(body.get("text") or {}, "format")
@@ -178,9 +180,11 @@ def _reasoning(item: JsonObject) -> str:
 
 
 def _text(content: Any) -> str:
-    """The text of a content, whatever else is in it."""
+    """The text of a content, whatever else is in it. Raises: RequestRefused where it is none."""
     if isinstance(content, str):
         return content
+    if content is not None and not isinstance(content, list):
+        raise bad_request("content must be a text or a list of parts", "input")
     parts = [part for part in content or () if isinstance(part, dict)]
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from swarm.server.gateway.dialect import JsonObject, check_object_lists, check_objects, without_none
 from swarm.server.gateway.errors import bad_request
+from swarm.server.gateway.messages import read_json
 
 _INPUT = "input"
 _SEPARATOR = "__"
@@ -96,8 +97,8 @@ def custom_arguments(text: str) -> str:
 def custom_input(arguments: str) -> str:
     """The other way round; what is no such arguments is the input itself."""
     try:
-        value = json.loads(arguments)
-    except json.JSONDecodeError:
+        value = read_json(arguments)
+    except ValueError:
         return arguments
     found = value.get(_INPUT) if isinstance(value, dict) else None
     return found if isinstance(found, str) else arguments

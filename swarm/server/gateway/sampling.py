@@ -32,7 +32,6 @@ _ANY_VALUE_BENDS = (
     "guided_grammar",
     "logits_processors",
     "vllm_xargs",
-    "thinking_token_budget",
     "watermarking",
 )
 

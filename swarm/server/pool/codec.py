@@ -1,10 +1,12 @@
 """Recorded calls of one episode as bytes: a JSON head, then token ids as int32 and log-probabilities as float64.
 
 Layout: uint32 length of the head, the head, all token ids, all log-probabilities; little-endian. Nothing is rounded.
+Ids are below 2**31. A head that begins with white space holds integers of more than 64 bits.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 import sys
 from array import array
@@ -13,19 +15,29 @@ from typing import Any
 
 import orjson
 
+from foundation import wide_json
 from swarm.protocol.episodes import RecordedCall, RecordedSampling, VersionSpan, WeightsVersion
+from swarm.protocol.errors import SwarmError
 
 _LENGTH = struct.Struct("<I")
+_WIDE = b" "
+
+
+class Unwritable(SwarmError):
+    """Calls that this form has no room for."""
 
 
 def encode(calls: Sequence[RecordedCall]) -> bytes:
-    """The calls, in their order."""
+    """The calls, in their order. Raises: Unwritable."""
     ids, logprobs = array("i"), array("d")
-    for call in calls:
-        ids.extend(call.prompt_ids)
-        ids.extend(call.sampled_ids)
-        logprobs.extend(call.logprobs)
-    head = orjson.dumps([_head(call) for call in calls])
+    try:
+        for call in calls:
+            ids.extend(call.prompt_ids)
+            ids.extend(call.sampled_ids)
+            logprobs.extend(call.logprobs)
+        head = _written([_head(call) for call in calls])
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise Unwritable(str(error)) from error
     return b"".join((_LENGTH.pack(len(head)), head, _little(ids), _little(logprobs)))
 
 
@@ -33,8 +45,9 @@ def decode(body: bytes) -> list[RecordedCall]:
     """Equal to what was encoded."""
     (length,) = _LENGTH.unpack_from(body)
     at = _LENGTH.size + length
-    heads = orjson.loads(body[_LENGTH.size : at])
-    id_count = sum(head["n"][0] + head["n"][1] for head in heads)
+    head = body[_LENGTH.size : at]
+    heads = json.loads(head) if head.startswith(_WIDE) else orjson.loads(head)
+    id_count = sum(each["n"][0] + each["n"][1] for each in heads)
     ids, logprobs = array("i"), array("d")
     ids.frombytes(body[at : at + id_count * ids.itemsize])
     logprobs.frombytes(body[at + id_count * ids.itemsize :])
@@ -43,12 +56,12 @@ def decode(body: bytes) -> list[RecordedCall]:
         logprobs.byteswap()
     calls: list[RecordedCall] = []
     id_at = logprob_at = 0
-    for head in heads:
-        prompt_n, sampled_n, logprob_n = head.pop("n")
+    for each in heads:
+        prompt_n, sampled_n, logprob_n = each.pop("n")
         sampled_at = id_at + prompt_n
         calls.append(
             _call(
-                head,
+                each,
                 prompt_ids=ids[id_at:sampled_at].tolist(),
                 sampled_ids=ids[sampled_at : sampled_at + sampled_n].tolist(),
                 logprobs=logprobs[logprob_at : logprob_at + logprob_n].tolist(),
@@ -57,6 +70,13 @@ def decode(body: bytes) -> list[RecordedCall]:
         id_at = sampled_at + sampled_n
         logprob_at += logprob_n
     return calls
+
+
+def _written(heads: list[dict[str, Any]]) -> bytes:
+    try:
+        return orjson.dumps(heads)
+    except orjson.JSONEncodeError:
+        return _WIDE + wide_json.dumps(heads)
 
 
 def _little(values: array[Any]) -> bytes:

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from foundation import strict_json
+from foundation import strict_json, wide_json
 from foundation.addresses import is_loopback
 from foundation.strict import FieldError, StrictModel, explain
 from swarm.protocol.errors import BodyTooLarge, ErrorCode, Refusal, SwarmError
@@ -132,8 +131,8 @@ async def decode_object(request: Request, *, strict: bool = False) -> dict[str, 
     if strict:
         _refuse_repeated_names(raw)
     try:
-        value = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
+        value = wide_json.loads(raw)
+    except ValueError as error:
         raise Refusal(ErrorCode.INVALID_SPEC, f"the body is not JSON: {error}", errors=[]) from error
     if not isinstance(value, dict):
         raise Refusal(ErrorCode.INVALID_SPEC, "the body must be a JSON object", errors=[])
@@ -157,7 +156,7 @@ def answer_list(models: list[Any]) -> Response:
 
 
 def answer_json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(value), status, headers, _JSON)
+    return Response(wide_json.dumps(value), status, headers, _JSON)
 
 
 def problem(refusal: Refusal, *, status: int | None = None, headers: dict[str, str] | None = None) -> Response:

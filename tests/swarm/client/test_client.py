@@ -386,7 +386,7 @@ def test_the_public_surface_is_this() -> None:
     assert set(swarm.client.__all__) == {
         "ConfigConflict", "CrewReport", "Draining", "EngineFailed", "Episode", "EpisodeUnfinished", "ErrorCode", "Forbidden",
         "IdempotencyConflict", "InvalidSpec", "LeaseLost", "MixFull", "NotASwarmServer", "NotFound", "NotRolling", "Outcome",
-        "OverLimit", "Partner", "Patience", "Refusal", "Rollout", "RolloutsFailing", "RunSpec", "ServerBusy", "ServerUnreachable",
+        "OverLimit", "Partner", "Patience", "Refusal", "Rollout", "RolloutsFailing", "RunSpec", "ServerBusy", "ServerFault", "ServerUnreachable",
         "StorageFull", "SwarmClient", "SwarmError", "Task", "TaskStream", "TryLater", "Unauthorized", "WorkflowFault",
         "Team", "TeamAborted", "TeamOver", "TeamUndecided", "team",
     }  # fmt: skip

@@ -14,12 +14,24 @@ import pytest
 
 from foundation.clock import ManualClock
 from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, TeamOver, team
-from swarm.client.errors import EngineFailed, NotFound
+from swarm.client.client import CREW_PATIENCE
+from swarm.client.errors import EngineFailed, NotFound, StorageFull
+from swarm.client.lanes import READ_AHEAD
 from swarm.client.progress import ProgressLine
 from swarm.protocol.errors import ErrorCode
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
 pytestmark = pytest.mark.anyio
+
+
+class RushedClock(ManualClock):
+    """Sleeping takes no time of ours; renewals of an hour's limit never come."""
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds >= 1_200:
+            await asyncio.Event().wait()
+        self.advance(seconds)
+        await asyncio.sleep(0)
 
 
 def tasks(count: int) -> list[Task]:
@@ -55,6 +67,58 @@ async def test_each_task_gets_group_size_episodes_claimed_in_task_order() -> Non
     claimed = [body["task_id"] for _, path, body in stub.requests if path.endswith(":claim")]
     assert claimed == [task.id for task in tasks(5) for _ in range(3)]
     assert stub.by_state() == {"ended": 15}
+
+
+def refuses_who_is_ahead(stub: SwarmStub) -> None:
+    """As a mix does: no family may have more groups than another."""
+
+    def judge() -> None:
+        task, wanted = stub.requests[-1][2]["task_id"], stub.requests[-1][2]["mix"]
+        groups = {one.claim["task_id"]: one.claim["mix"] for one in stub.episodes.values()}
+        begun = Counter(groups.values())
+        if task not in groups and begun[wanted] > min(begun["a"], begun["b"]):
+            raise Refusal(ErrorCode.MIX_FULL, f"family {wanted} is ahead", retry_after_s=1.0)
+
+    stub.on_claim = judge
+
+
+async def test_a_family_that_is_ahead_in_its_mix_does_not_hold_up_the_others_whatever_the_order_of_the_tasks() -> None:
+    stub, clock = SwarmStub(), RushedClock()
+    refuses_who_is_ahead(stub)
+    stream = [Task(f"{mix}-{number}", "", mix=mix) for mix in "ab" for number in range(6)]
+    async with client(stub, clock=clock) as swarm:
+        report = await swarm.run_tasks(stream, right, concurrency=4)
+    assert report.ended == 24
+    claimed = [one.claim["task_id"] for one in stub.episodes.values()]
+    for mix in "ab":
+        assert [name for name in claimed if name[0] == mix] == [f"{mix}-{number // 2}" for number in range(12)]
+
+
+async def test_tasks_of_families_that_do_not_wait_claim_in_the_order_of_the_stream() -> None:
+    stub = SwarmStub(group_size=2)
+    stream = [Task(f"t-{number}", "", mix="abb"[number % 3]) for number in range(9)]
+    async with client(stub) as swarm:
+        await swarm.run_tasks(stream, right, concurrency=3)
+    assert [one.claim["task_id"] for one in stub.episodes.values()] == [task.id for task in stream for _ in range(2)]
+
+
+async def test_while_a_family_waits_no_more_than_a_bounded_number_of_tasks_is_taken_from_the_stream() -> None:
+    stub, clock, taken = SwarmStub(train_limit=5), RushedClock(), 0
+    stub.hold = (":claim", asyncio.Event())
+
+    async def stream() -> AsyncIterator[Task]:
+        nonlocal taken
+        for number in itertools.count():
+            taken += 1
+            yield Task(f"t-{number}", "", mix="a")
+
+    async with client(stub, clock=clock) as swarm:
+        working = asyncio.create_task(swarm.run_tasks(stream(), right))
+        for _ in range(3_000):
+            await asyncio.sleep(0)
+        assert 1 < taken <= READ_AHEAD + 1
+        stub.hold[1].set()
+        assert (await working).run_over
 
 
 async def test_at_most_concurrency_rollouts_run_at_once_and_that_many_do() -> None:
@@ -316,6 +380,34 @@ async def test_a_refusal_that_is_no_limit_ends_the_crew_with_itself_and_gives_it
         with pytest.raises(EngineFailed):
             await swarm.run_tasks(endless(), rollout, concurrency=4)
     assert stub.by_state()["running"] == 0
+
+
+async def test_a_crew_waits_for_as_long_as_its_server_says_that_it_will_later() -> None:
+    later = Refusal(ErrorCode.DRAINING, "a step takes its time", retry_after_s=600.0)
+    stub, clock = SwarmStub(before=[(":claim", later)] * 6), RushedClock()
+    async with client(stub, clock=clock) as swarm:
+        report = await swarm.run_tasks(tasks(2), right)
+    assert report.ended == 4
+    assert clock.monotonic() > 900
+
+
+async def test_a_moment_of_full_disk_costs_a_crew_neither_its_results_nor_itself() -> None:
+    full = Refusal(ErrorCode.STORAGE_FULL, "no room")
+    stub, clock = SwarmStub(before=[(":end", full), (":claim", full), (":end", full)]), RushedClock()
+    async with client(stub, clock=clock) as swarm:
+        report = await swarm.run_tasks(tasks(2), right)
+    assert (report.ended, report.lost, report.crashed) == (4, 0, 0)
+    assert stub.by_state() == {"ended": 4}
+
+
+@pytest.mark.parametrize("path", [":claim", ":end"])
+async def test_a_disk_that_stays_full_ends_a_crew_within_minutes(path: str) -> None:
+    full = Refusal(ErrorCode.STORAGE_FULL, "no room")
+    stub, clock = SwarmStub(before=[(path, full)] * 10_000), RushedClock()
+    async with client(stub, clock=clock) as swarm:
+        with pytest.raises(StorageFull):
+            await swarm.run_tasks(tasks(1), right, concurrency=1, idle_limit_s=3_600)
+    assert CREW_PATIENCE.full_s <= clock.monotonic() <= 2 * CREW_PATIENCE.full_s
 
 
 async def test_without_a_run_there_is_an_error_that_says_so() -> None:

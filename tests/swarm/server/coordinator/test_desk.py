@@ -15,6 +15,8 @@ from swarm.engine.seam import EngineHealth
 from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, EpisodeResult
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunRequest
+from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
+from swarm.server.coordinator.desk import GrantedLease
 from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
 pytestmark = pytest.mark.anyio
@@ -484,6 +486,52 @@ async def test_subscribers_hear_of_changes_and_log_lines_without_secrets(world: 
     assert sorted(kinds) == ["log", "status"]
 
 
+# -- records that cannot be kept --------------------------------------------------------------------------------------
+
+
+async def call_that_cannot_be_kept(world: World, lease: GrantedLease) -> None:
+    """A call with an id that the pool's form has no room for."""
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    record = (await world.sampled(opened)).model_copy(update={"prompt_ids": [2**31]})
+    assert world.desk.close_call(opened, record)
+
+
+async def test_an_episode_whose_calls_cannot_be_kept_is_given_up_with_the_reason_and_its_slot_is_free(
+    world: World,
+) -> None:
+    lease = await world.claim()
+    await call_that_cannot_be_kept(world, lease)
+    refusals = [await world.refused(world.end(lease)) for _ in range(2)]
+    assert {refusal.code for refusal in refusals} == {ErrorCode.LEASE_LOST}
+    assert all("its calls cannot be kept" in refusal.detail for refusal in refusals)
+    assert await world.states() == ["dropped aborted"]
+    assert (await world.claim()).slot == lease.slot
+
+
+async def test_a_team_member_whose_calls_cannot_be_kept_is_given_up_too(world: World) -> None:
+    lease = await world.claim()
+    await call_that_cannot_be_kept(world, lease)
+    decider = Decider(url="http://other:1", episode_id="ep-9", key="k")
+    wish = EpisodePreparation(lease=lease.lease, decider=decider, result=TeamResult(reward=1.0), patience_s=60)
+    refusal = await world.refused(
+        world.desk.clerk.carry_out(lambda book: book.teams.prepare(lease.episode_id, wish, "sealed"))
+    )
+    assert refusal.code is ErrorCode.LEASE_LOST
+    assert await world.states() == ["dropped aborted"]
+
+
+async def test_a_lease_that_runs_out_over_calls_that_cannot_be_kept_costs_that_episode_alone(world: World) -> None:
+    lease, other = await world.claim(idle_limit_s=60), await world.claim("t-2", idle_limit_s=600)
+    await call_that_cannot_be_kept(world, lease)
+    await world.call(other)
+    await world.passes(61)
+    assert await world.states() == ["dropped expired", "running"]
+    assert "its calls cannot be kept" in ((await world.desk.entry(lease.episode_id)).detail or "")
+    await world.passes(541)
+    assert await world.states() == ["dropped expired", "dropped expired"]
+    assert len((await world.desk.trace(other.episode_id)).calls) == 1
+
+
 # -- a full disk ------------------------------------------------------------------------------------------------------
 
 
@@ -522,6 +570,24 @@ async def test_what_was_decided_on_top_of_a_failed_write_is_refused_with_it(worl
     world.store._db.execute("PRAGMA max_page_count = 1000000")
     assert (await world.claim("t-1")).slot == 1
     assert await world.states() == ["running", "running"]
+
+
+async def test_a_call_that_closes_during_an_end_that_fails_does_not_keep_its_episode_open_for_ever(
+    world: World,
+) -> None:
+    lease = await world.claim("t-1", idle_limit_s=60)
+    await world.call(lease)
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    pages = world.store._db.execute("PRAGMA page_count").fetchone()[0]
+    world.store._db.execute(f"PRAGMA max_page_count = {pages}")
+    ending = asyncio.create_task(world.refused(world.end(lease, 1.0, metadata={"note": "x" * 200_000})))
+    await asyncio.sleep(0)
+    assert not world.desk.close_call(opened, None)
+    assert (await ending).code is ErrorCode.STORAGE_FULL
+    world.store._db.execute("PRAGMA max_page_count = 1000000")
+    assert await world.states() == ["running"]
+    await world.passes(61)
+    assert await world.states() == ["dropped expired"]
 
 
 async def test_where_what_is_on_disk_cannot_be_read_after_a_failed_write_nobody_waits_for_ever(

@@ -412,10 +412,36 @@ def test_what_is_no_message_is_refused_with_400(served: Served, fields: dict[str
     assert answer.json()["type"] == "error"
 
 
+def test_a_budget_of_thoughts_is_left_out_of_messages_and_refused_where_it_stands_by_itself(served: Served) -> None:
+    episode = served.claim()
+    say(
+        episode,
+        stream=False,
+        messages=[{"role": "user", "content": "Repeat red"}],
+        max_tokens=2_000,
+        thinking={"type": "enabled", "budget_tokens": 1_024},
+    )
+    (call,) = episode.trace().calls
+    assert call.sampling.reproducible
+    assert not [name for name in call.request if "thinking" in name]
+    asks: dict[str, dict[str, Any]] = {
+        "chat/completions": {"messages": [{"role": "user", "content": "Repeat red"}]},
+        "completions": {"prompt": "Repeat red"},
+        "responses": {"input": "Repeat red"},
+    }
+    for path, ask in asks.items():
+        answer = episode.raw({"model": "policy", "thinking_token_budget": 5} | ask, path=path)
+        assert answer.status_code == 400
+        assert "max_tokens" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"input": 5},
+        {"input": [{"role": "assistant", "content": 5}]},
+        {"input": [{"type": "reasoning", "summary": 5}]},
+        {"include": 5},
         {"input": []},
         {"input": [{"type": "computer_call"}]},
         {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},

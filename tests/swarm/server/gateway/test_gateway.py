@@ -221,6 +221,39 @@ def test_a_call_that_meets_a_crashed_engine_is_answered_when_it_is_back(
         assert len(episode.trace().calls) == 1
 
 
+class FaultyEngine(EchoEngine):
+    """From the second call on it has a fault of its own, and none of EngineDown's."""
+
+    asked = 0
+
+    async def sample(self, request: SampleRequest) -> Sampled:
+        self.asked += 1
+        if self.asked > 1:
+            raise LookupError("a fault")
+        return await super().sample(request)
+
+    def decode(self, ids: list[int]) -> str:
+        if self.asked > 1:
+            raise LookupError("a fault")
+        return super().decode(ids)
+
+
+def test_a_fault_of_the_servers_own_is_told_as_one_and_not_asked_for_again(
+    serve: Callable[[Engine], AbstractContextManager[Served]],
+) -> None:
+    with serve(FaultyEngine(model="echo")) as served:
+        episode = served.claim()
+        episode.raw(body()).raise_for_status()
+        told = episode.raw(body())
+        assert (told.status_code, told.json()["error"]["code"]) == (500, "server_fault")
+        assert told.headers["x-should-retry"] == "false"
+        told = episode.raw(body(max_tokens=5), path="messages")
+        assert (told.status_code, told.json()["error"]["type"]) == (500, "api_error")
+        assert told.headers["x-should-retry"] == "false"
+        told = served.http.get(f"/swarm/v1/episodes/{episode.id}/trace", params={"text": "true"})
+        assert (told.status_code, told.json()["code"]) == (500, "server_fault")
+
+
 class EngineWithoutTemplate(EchoEngine):
     """Is away for as many renders as `away` says."""
 

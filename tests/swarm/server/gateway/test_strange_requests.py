@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from typing import Any
 
 import pytest
 
+from swarm.server.gateway.dialect import MOST_DEPTH
 from tests.swarm.server.gateway.conftest import Served
 
 SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}}
@@ -141,3 +143,60 @@ def test_no_strange_value_anywhere_makes_the_server_fail(served: Served, path: s
                 assert "server_error" not in answer.text, (place, strange, answer.text[-500:])
         if len(episode.trace().calls) > 40:
             episode = served.claim()
+
+
+def nested(depth: int) -> Any:
+    """An object with so many levels."""
+    value: Any = {}
+    for _ in range(depth - 1):
+        value = {"a": value}
+    return value
+
+
+DEEP = {
+    "chat/completions": lambda value: {"metadata": value},
+    "completions": lambda value: {"metadata": value},
+    "responses": lambda value: {"metadata": value},
+    "messages": lambda value: {"tools": [{"name": "say", "input_schema": value}]},
+    "messages/count_tokens": lambda value: {"tools": [{"name": "say", "input_schema": value}]},
+}
+
+
+@pytest.mark.parametrize("path", DEEP)
+def test_however_deep_a_request_is_nested_it_is_recorded_whole_or_refused(served: Served, path: str) -> None:
+    body = BODIES[path.removesuffix("/count_tokens")] | {"model": "policy"}
+    body = {name: value for name, value in body.items() if name not in ("tools", "tool_choice")}
+    for depth in (100, *range(125, 130), 253, 254, 900):
+        episode = served.claim()
+        strange = DEEP[path](nested(depth))
+        answer = episode.raw(body | strange, path=path)
+        deep = depth + (3 if "tools" in strange else 1) > MOST_DEPTH
+        assert answer.status_code == (400 if deep else 200), (depth, answer.text)
+        assert not deep or "nested" in answer.json()["error"]["message"]
+        episode.trace()
+        assert episode.end().status_code == 200
+
+
+def test_ids_that_no_record_can_hold_are_refused(served: Served) -> None:
+    episode = served.claim()
+    for prompt in ([2**31], [[1], [3_000_000_000]]):
+        answer = episode.raw({"model": "policy", "prompt": prompt}, path="completions")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+    assert episode.end().status_code == 200
+
+
+def test_integers_of_any_size_are_recorded_as_they_are(served: Served) -> None:
+    episode = served.claim()
+    use = {"type": "tool_use", "id": "c", "name": "say", "input": {"n": 2**64}}
+    said = [{"role": "user", "content": "Repeat red"}, {"role": "assistant", "content": [use]}]
+    body = {"model": "policy", "max_tokens": 8, "messages": [*said, {"role": "user", "content": "Repeat blue"}]}
+    episode.raw(body, path="messages").raise_for_status()
+    chat = {"model": "policy", "messages": said[:1], "metadata": {"n": -(2**70)}}
+    episode.raw(chat).raise_for_status()
+    open_trace = episode.trace()
+    assert episode.end().status_code == 200
+    assert episode.trace().calls == open_trace.calls
+    first, second = open_trace.calls
+    arguments = first.request["messages"][1]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments) == {"n": 2**64}
+    assert second.request["metadata"] == {"n": -(2**70)}

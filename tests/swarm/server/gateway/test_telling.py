@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import timeit
 from typing import Any
 
 import pytest
 
+from foundation import wide_json
 from swarm.engine.seam import EngineDown, SampledEvent
 from swarm.server.gateway.anthropic_messages import AnthropicMessages, chat_messages
 from swarm.server.gateway.chat import ChatForm, message_of
 from swarm.server.gateway.dialect import Dialect
 from swarm.server.gateway.errors import answer_of
-from swarm.server.gateway.messages import same_message
+from swarm.server.gateway.messages import normal_message, normal_text, same_message
 from swarm.server.gateway.responses import Responses, input_messages
 
 DELTAS: list[dict[str, Any]] = [
@@ -142,6 +144,70 @@ def test_a_call_that_is_no_json_is_shown_as_it_is_and_a_stop_string_wins() -> No
     message = AnthropicMessages().answer(BODY, BODY, answer)
     assert message["content"][-1]["input"] == '{"at": '
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "###")
+
+
+STRANGE_ARGUMENTS = [
+    '{"a": 18446744073709551616, "b": -98765432109876543210.5}',
+    r'{"a": "\ud83d"}',
+    r'{"a": ["\ude00\ud83d", "\ud83d\ude00"]}',
+    '{"a": NaN}',
+    '{"a": %s}' % ("[" * 100 + "]" * 100),
+]
+
+
+def calling(arguments: str) -> dict[str, Any]:
+    """An answer that calls a function with these arguments alone."""
+    answer = assembled()
+    (call, _) = answer["choices"][0]["message"]["tool_calls"]
+    call["function"]["arguments"] = arguments
+    answer["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
+    return answer
+
+
+@pytest.mark.parametrize("arguments", STRANGE_ARGUMENTS)
+def test_strange_arguments_go_to_an_agent_and_come_back_as_the_message_that_was_recorded(arguments: str) -> None:
+    answer = calling(arguments)
+    told = wide_json.loads(wide_json.dumps(AnthropicMessages().answer(BODY, BODY, answer)))
+    (sent_back,) = chat_messages([{"role": "assistant", "content": told["content"]}])
+    assert same_message(sent_back, message_of(answer) or {})
+
+
+def test_an_integer_of_any_size_is_an_integer_to_the_agent() -> None:
+    (block,) = AnthropicMessages().answer(BODY, BODY, calling(STRANGE_ARGUMENTS[0]))["content"]
+    assert block["input"]["a"] == 2**64
+
+
+@pytest.mark.parametrize("arguments", ["[" + "1" * 5_000 + "]", "[" * 5_000, "[" * 900 + "]" * 900])
+@pytest.mark.parametrize("dialect", [Responses(), AnthropicMessages()], ids=["responses", "messages"])
+def test_arguments_that_cannot_be_read_are_shown_as_they_are(dialect: Dialect, arguments: str) -> None:
+    told = json.loads(wide_json.dumps(dialect.answer(BODY, BODY, calling(arguments))))
+    shown = told["output"][-1]["arguments"] if "output" in told else told["content"][-1]["input"]
+    assert shown == arguments
+    telling = dialect.telling(BODY, BODY)
+    assert telling.end(calling(arguments))
+    assert normal_message({"role": "assistant", "content": arguments})["content"] == arguments
+    assert normal_text(json.dumps({"a": arguments})) == json.dumps({"a": arguments}, separators=(",", ":"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "comes_back"), [(r'{"input": "\ud83d"}', True), ('{"input": %s}' % ("1" * 5_000), False)]
+)
+def test_a_custom_tools_input_can_be_told_whatever_the_model_wrote(arguments: str, comes_back: bool) -> None:
+    answer = calling(arguments)
+    body = BODY | {"tools": [{"type": "custom", "name": "look"}]}
+    told = wide_json.loads(wide_json.dumps(Responses().answer(body, BODY, answer)))
+    (sent_back,) = input_messages(told["output"])
+    assert told["output"][0]["type"] == "custom_tool_call"
+    assert same_message(sent_back, message_of(answer) or {}) is comes_back
+
+
+def test_text_full_of_one_bracket_costs_no_more_than_its_length() -> None:
+    text = "array[i] " * 40_000
+
+    def took(size: int) -> float:
+        return min(timeit.repeat(lambda: normal_text(text[:size]), number=1, repeat=3))
+
+    assert took(len(text)) < 16 * took(len(text) // 4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""A trial's end where its runs do not end together."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+from typing import Any
+
+import httpx
+import pytest
+
+from foundation.clock import ManualClock
+from swarm.client import Episode, SwarmClient, Task, team
+from swarm.client.partners import Partner
+from swarm.client.tasks import TaskStream
+from swarm.client.trial import Trial, TrialFailed
+from swarm.client.workflow import Workflow
+from swarm.protocol.blueprint import HeldOut, TrialBlueprint
+from tests.fakes.swarm_stub import RUN, SwarmStub
+
+pytestmark = pytest.mark.anyio
+
+
+class WaitingStub(SwarmStub):
+    """Answers who waits for a change after the time that it is ready to wait."""
+
+    clock: ManualClock
+
+    def _handle(self, request: httpx.Request, path: str, body: dict[str, Any]) -> Any:
+        if "wait_s" in request.url.params:
+            self.clock.advance(float(request.url.params["wait_s"]))
+        return super()._handle(request, path, body)
+
+
+def tasks(split: str, seed: int, count: int | None, **parameters: object) -> TaskStream:
+    return (Task(f"{split}-{number}", "") for number in itertools.islice(itertools.count(), count))
+
+
+BLUEPRINT = TrialBlueprint(
+    trial_key="t",
+    server_url="http://stub",
+    run_id=RUN,
+    instrument_dir="",
+    workflow="workflow.py",
+    code_version="v1",
+    parameters={},
+    seed=1,
+    group_size=2,
+    concurrency=2,
+    heldout=HeldOut(tasks=1, episodes=1, temperature=1.0),
+)
+
+
+async def test_a_run_that_nobody_plays_for_any_more_ends_its_trial_and_says_what_it_lacks() -> None:
+    clock, stub = ManualClock(), WaitingStub()
+    stub.clock = clock
+    partner = SwarmClient("http://other", transport=SwarmStub(train_limit=0).transport(), clock=clock)
+    swarm = SwarmClient("http://stub", transport=stub.transport(), clock=clock)
+
+    async def rollout(episode: Episode, task: Task) -> float | None:
+        if episode.claim.kind == "eval":
+            return 1.0
+        async with team(solver=episode, planner=partner):
+            raise AssertionError("the planner's run is over")
+
+    async with swarm, partner, asyncio.timeout(20):
+        trial = Trial(BLUEPRINT, swarm, Workflow(tasks, rollout), io.StringIO(), {"planner": Partner(partner, RUN)})
+        with pytest.raises(TrialFailed, match=rf"run {RUN} at http://stub is at step 0 with 0 of the 0 groups"):
+            await trial.carry_out()
+    assert 100 < clock.monotonic() < 300
