@@ -167,10 +167,22 @@ def write_checkpoint(args: argparse.Namespace) -> int:
 def restore_run(args: argparse.Namespace) -> int:
     """Go back to a checkpoint."""
     with connection.connect(args) as swarm:
-        report = swarm.restore(args.run_id or swarm.current_run_id(), args.step)
+        report = swarm.restore(args.run_id or _going_on(swarm, args.step), args.step)
         line = f"run {report.run_id} goes on from step {report.step} on branch {report.branch}"
         print(report.model_dump_json() if args.json else line)
     return 0
+
+
+def _going_on(swarm: SwarmClient, step: int) -> str:
+    """The run to restore where none is named. Raises: NotFound."""
+    from swarm.client.errors import NotFound
+    from swarm.protocol.errors import ErrorCode
+
+    try:
+        return swarm.current_run_id()
+    except NotFound as error:
+        text = f"no run is going on at {swarm.url}; one that has ended goes on by its name: `swarm run restore {step} --run-id RUN`"
+        raise NotFound(ErrorCode.NOT_FOUND, text) from error
 
 
 def quarantine_version(args: argparse.Namespace) -> int:

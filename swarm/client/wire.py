@@ -125,7 +125,7 @@ class Wire:
             except TryLater as later:
                 silent_since = full_since = None
                 later_since = asked_at if later_since is None else later_since
-                if asked_at - later_since >= patience.later_s:
+                if self._clock.monotonic() - later_since >= patience.later_s:
                     raise
                 if 0 < wait_s <= self._clock.monotonic() - asked_at:
                     continue  # the server has waited already, and answers at once what it could not meanwhile
