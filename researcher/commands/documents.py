@@ -48,9 +48,7 @@ def verify_command(args: argparse.Namespace) -> int:
     return FAILED if differences else DONE
 
 
-def _tell(
-    differences: Sequence[Difference], study_id: str, claims: int, *, reworded: bool, as_json: bool
-) -> None:
+def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, reworded: bool, as_json: bool) -> None:
     if as_json:
         rows = [difference.model_dump() for difference in differences]
         say_json({"study": study_id, "claims": claims, "differences": rows, "reworded": reworded})
