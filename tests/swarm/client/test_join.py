@@ -22,7 +22,7 @@ from bench.serving import ServerProcess
 from swarm.client import Episode, Outcome, RunSpec, SwarmClient, Task, WorkflowFault
 from swarm.client.join import PersonLeft, Sitting, TooLate
 from swarm.client.join.judge import judge
-from swarm.client.join.model import Model
+from swarm.client.join.model import Model, shown
 from swarm.client.join.play import play
 from swarm.client.join.talk import talk
 from swarm.protocol.episodes import LedgerEntry
@@ -119,6 +119,24 @@ async def test_a_judge_sees_whole_rollouts_and_their_own_rewards_do_not_count(ec
         await judge(seat, TASK, rollout)
         assert person(seat).shown.count("Are you sure") == 2
         assert {entry.metrics["own_reward"] for entry in await entries(seat)} == {7.0}
+        assert {entry.reward for entry in await entries(seat)} == {0.0, 1.0}
+
+
+async def test_a_judge_reads_completions_of_plain_text_too(echo_server: ServerProcess) -> None:
+    async def rollout(episode: Episode, task: Task) -> Outcome:
+        headers = {"Authorization": f"Bearer {episode.api_key}"}
+        async with httpx.AsyncClient(base_url=episode.base_url, headers=headers, trust_env=False) as http:
+            for prompt in ("Once upon a time", [104, 105]):
+                body = {"model": "policy", "prompt": prompt, "max_tokens": 8}
+                seen.append((await http.post("completions", json=body)).json()["choices"][0]["text"])
+        return Outcome(reward=0.0)
+
+    seen: list[str] = []
+    async with sitting(echo_server, "a") as seat:
+        await judge(seat, TASK, rollout)
+        assert person(seat).shown.count("prompt:\n    Once upon a time\n") == 2
+        assert person(seat).shown.count("prompt:\n    (2 token ids)\n") == 2
+        assert all(shown({"role": "assistant", "content": text}) in person(seat).shown for text in seen)
         assert {entry.reward for entry in await entries(seat)} == {0.0, 1.0}
 
 
