@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from swarm.client import Episode, Outcome, RunSpec, SwarmClient, Task, WorkflowF
 from swarm.client.join import PersonLeft, Sitting, TooLate
 from swarm.client.join.judge import judge
 from swarm.client.join.model import Model, shown
+from swarm.client.join.person import Terminal
 from swarm.client.join.play import play
 from swarm.client.join.talk import talk
 from swarm.protocol.episodes import LedgerEntry
@@ -371,6 +374,30 @@ async def test_a_closed_terminal_gives_the_episode_back(echo_server: ServerProce
         _, err = await asyncio.to_thread(process.communicate, None, 60)
         assert (process.returncode, "told to stop" in err) == (1, True)
         assert [entry.reason async for entry in swarm.ledger()] == ["aborted"]
+
+
+@pytest.mark.parametrize("stubborn", ["", "trap '' TERM;"])
+async def test_an_editor_is_closed_with_its_question_and_leaves_the_terminal_as_it_was(
+    stubborn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.client.join.person.CLOSING_S", 0.1)
+    person_end, terminal_end = pty.openpty()
+    began, script = tmp_path / "began", tmp_path / "editor.sh"
+    os.mkfifo(began)
+    script.write_text(f"{stubborn} stty raw -echo < {os.ttyname(terminal_end)}; echo $$ > {began}; exec sleep 600\n")
+    modes = termios.tcgetattr(terminal_end)
+    terminal = Terminal(terminal_end, io.StringIO(), editor=f"sh {script}")
+    editing = asyncio.ensure_future(terminal.edit("a draft"))
+    process = int(await asyncio.to_thread(began.read_text))
+    assert termios.tcgetattr(terminal_end) != modes
+    editing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await editing
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    assert termios.tcgetattr(terminal_end) == modes
+    os.close(person_end)
+    os.close(terminal_end)
 
 
 def _not_ignoring_interrupts() -> None:
