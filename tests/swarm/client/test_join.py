@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
 import os
 import pty
@@ -13,6 +14,7 @@ import sys
 import termios
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,14 @@ import pytest
 from openai import AsyncOpenAI
 
 from bench.serving import ServerProcess
+from foundation.ids import RandomIds
 from swarm.client import Episode, Outcome, RunSpec, SwarmClient, Task, WorkflowFault
 from swarm.client.join import PersonLeft, Sitting, TooLate
 from swarm.client.join.judge import judge
-from swarm.client.join.model import Model, shown
+from swarm.client.join.model import Model, ModelRefused, shown
 from swarm.client.join.person import Terminal
 from swarm.client.join.play import play
+from swarm.client.join.seat import Seat
 from swarm.client.join.talk import talk
 from swarm.protocol.episodes import LedgerEntry
 from tests.fakes.scripted_person import Line, ScriptedPerson
@@ -258,6 +262,112 @@ async def test_a_bare_query_asks_the_person_for_the_reward(echo_server: ServerPr
         await play(seat, TASK, ask_reward=True)
         assert [entry.reward for entry in await entries(seat)] == [0.75]
         assert person(seat).shown.count("please answer with a number") == 2
+
+
+class Hesitant(ScriptedPerson):
+    """Says nothing before they are `ready`."""
+
+    def __init__(self, *lines: Line) -> None:
+        super().__init__(*lines)
+        self.ready = asyncio.Event()
+
+    async def ask(self, prompt: str) -> str:
+        await self.ready.wait()
+        return await super().ask(prompt)
+
+
+async def test_an_agent_that_loses_patience_and_asks_again_gets_the_one_answer_of_its_turn(
+    echo_server: ServerProcess,
+) -> None:
+    slow, sent, answers = Hesitant("", ""), list[str](), list[str]()
+
+    async def count(request: httpx.Request) -> None:
+        sent.append(request.headers["x-stainless-retry-count"])
+        if len(sent) == 3:
+            slow.ready.set()
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        http = httpx.AsyncClient(trust_env=False, event_hooks={"request": [count]})
+        url, key = episode.base_url, episode.api_key
+        async with AsyncOpenAI(base_url=url, api_key=key, timeout=0.3, max_retries=9, http_client=http) as client:
+            messages: Any = [{"role": "user", "content": task.query}]
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            answers.append(str(answer.choices[0].message.content))
+        return 1.0
+
+    async with sitting(echo_server) as seat:
+        await play(replace(seat, person=slow), TASK, rollout)
+        (entry,) = await entries(seat)
+        assert sent[:3] == ["0", "1", "2"]
+        assert (slow.shown.count("--- turn"), len(slow.asked), len(answers)) == (1, 1, 1)
+        assert (entry.calls, entry.agent_rewards) == (1, {"policy/turn-1": 1.0})
+        assert entry.metrics == {"accepted": 1, "refused": 0}
+
+
+async def test_a_draft_that_no_agent_waited_for_is_not_rewarded_as_accepted(echo_server: ServerProcess) -> None:
+    slow = Hesitant("", "")
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        headers = {"Authorization": f"Bearer {episode.api_key}"}
+        async with httpx.AsyncClient(base_url=episode.base_url, headers=headers, trust_env=False) as http:
+            first = {"messages": [{"role": "user", "content": "Repeat one"}]}
+            with pytest.raises(httpx.ReadTimeout):
+                await http.post("chat/completions", json=first, timeout=0.3)
+            await http.get("models")
+            slow.ready.set()
+            other = {"messages": [{"role": "user", "content": "Repeat two"}]}
+            assert (await http.post("chat/completions", json=other, timeout=60)).is_success
+        return 1.0
+
+    async with sitting(echo_server) as seat:
+        await play(replace(seat, person=slow), TASK, rollout, refused_reward=-1.0)
+        (entry,) = await entries(seat)
+        assert entry.agent_rewards == {"policy/turn-1": -1.0, "policy/turn-2": 1.0}
+        assert entry.metrics == {"accepted": 1, "refused": 1}
+
+
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@asynccontextmanager
+async def asking(seat: Seat) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"Authorization": f"Bearer {seat.api_key}"}
+    async with seat, httpx.AsyncClient(base_url=seat.base_url, headers=headers, trust_env=False) as http:
+        yield http
+
+
+async def test_equal_requests_side_by_side_are_two_questions() -> None:
+    numbers, delivered, both = itertools.count(1), list[dict[str, Any]](), asyncio.Event()
+
+    async def answer(body: dict[str, Any], agent: str | None) -> dict[str, Any]:
+        number = next(numbers)
+        if number == 2:
+            both.set()
+        await both.wait()
+        return {"id": number}
+
+    async with asking(Seat(answer, RandomIds(), delivered.append)) as http:
+        answers = await asyncio.gather(*(http.post("chat/completions", json=HELLO) for _ in range(2)))
+    assert sorted(found.json()["id"] for found in answers) == [1, 2]
+    assert sorted(found["id"] for found in delivered) == [1, 2]
+
+
+async def test_a_refusal_that_nobody_waited_for_does_not_answer_the_next_request() -> None:
+    numbers, delivered, late = itertools.count(1), list[dict[str, Any]](), asyncio.Event()
+
+    async def answer(body: dict[str, Any], agent: str | None) -> dict[str, Any]:
+        if next(numbers) == 1:
+            await late.wait()
+            raise ModelRefused(429, {"error": {"message": "busy"}})
+        return {"id": 2}
+
+    async with asking(Seat(answer, RandomIds(), delivered.append)) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post("chat/completions", json=HELLO, timeout=0.3)
+        late.set()
+        await http.get("models")
+        assert (await http.post("chat/completions", json=HELLO)).json() == {"id": 2}
+    assert delivered == [{"id": 2}]
 
 
 async def test_tools_streams_and_refusals_pass_through_the_seat(echo_server: ServerProcess) -> None:
