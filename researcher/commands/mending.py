@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from foundation.clock import Clock
@@ -13,7 +14,7 @@ from researcher.commands.clients import NO_SANDBOX, on_ray
 from researcher.commands.home import Home
 from researcher.models import Plan
 from researcher.planner.instruments import InstrumentFolder
-from researcher.planner.llm.asking import Asker
+from researcher.planner.llm.asking import Asker, Purse
 from researcher.planner.llm.endpoint import OpenAIEndpoint
 from researcher.planner.llm.settings import LlmSettings, llm_settings
 from researcher.store.store import Store
@@ -64,13 +65,11 @@ def helpers(
     settings = llm_settings(environ)
     if settings is None:
         return Helpers()
-    endpoint = OpenAIEndpoint(settings)
+    endpoint, purse = OpenAIEndpoint(settings), Purse.of(store.llm_calls(study_id))
 
     def llm(own: LlmSettings) -> Llm:
-        asker = Asker(endpoint, own, clock, keep=lambda call: store.record_llm_call(study_id, call), tell=tell)
-        calls = store.llm_calls(study_id)
-        asker.tokens = sum(call.prompt_tokens + call.completion_tokens for call in calls)
-        asker.cost = sum(call.cost or 0.0 for call in calls)
+        keep = partial(store.record_llm_call, study_id)
+        asker = Asker(endpoint, own, clock, keep=keep, tell=tell, purse=purse)
         return Llm(asker, own.model, own.answer_tokens)
 
     opinion = llm(replace(settings, patience_s=min(_HURRY_S, settings.patience_s)))

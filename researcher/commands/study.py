@@ -37,6 +37,7 @@ from researcher.ownership import owned, owned_now
 from researcher.planner.gate import Gate
 from researcher.planner.graph import BuiltinPlanner, Planner, PlanOptions, plan_study
 from researcher.planner.instruments import OWN_STUDIES, InstrumentFolder, open_instrument
+from researcher.planner.llm.asking import Purse
 from researcher.planner.llm.endpoint import OpenAIEndpoint
 from researcher.planner.llm.planner import LlmPlanner
 from researcher.planner.llm.settings import llm_settings
@@ -125,7 +126,8 @@ def _check_keeping(args: argparse.Namespace) -> None:
 
 
 def _llm_planner(args: argparse.Namespace, place: str, calls: list[LlmCall]) -> Planner | None:
-    """The planner that asks an LLM, where one is configured and wanted. calls: what was asked and answered is put there."""
+    """The planner that asks an LLM, where one is configured and wanted. calls: those made for the study so far; its own are
+    put there."""
     settings = None if args.planner == "builtin" else llm_settings(os.environ)
     if settings is None:
         return None
@@ -136,6 +138,7 @@ def _llm_planner(args: argparse.Namespace, place: str, calls: list[LlmCall]) -> 
         BuiltinPlanner(default_url(), place),
         keep=calls.append,
         tell=_teller(args),
+        spent=Purse.of(calls),
         checkpoints=default_url(),
         thread=place,
     )

@@ -11,7 +11,7 @@ from foundation.commandline import UsageError
 from researcher.commands.home import Home
 from researcher.models import LlmCall, Plan
 from researcher.planner.instruments import InstrumentFolder
-from researcher.planner.llm.asking import Asker
+from researcher.planner.llm.asking import Asker, Purse
 from researcher.planner.llm.endpoint import Endpoint, OpenAIEndpoint
 from researcher.planner.llm.settings import LlmSettings, llm_settings
 from researcher.sandbox.launch import sandbox
@@ -46,8 +46,11 @@ async def new_instrument(
     endpoint: Endpoint | None = None,
     model: str = MODEL,
 ) -> InstrumentFolder:
-    """calls: what was asked and answered is put there. Raises: PlanningRefused."""
-    asker = Asker(endpoint or OpenAIEndpoint(settings), settings, SystemClock(), keep=calls.append, tell=tell)
+    """calls: what was asked and answered is put there; what it holds already was paid by the same study. Raises: PlanningRefused."""
+    purse = Purse.of(calls)
+    asker = Asker(
+        endpoint or OpenAIEndpoint(settings), settings, SystemClock(), keep=calls.append, tell=tell, purse=purse
+    )
     tell(f"asking {settings.model} to write an instrument; what it writes runs {sandbox().words}")
     llm = Llm(asker, settings.model, settings.answer_tokens)
     found = await write_instrument(topic, llm, home.root / "instruments", model, tell)

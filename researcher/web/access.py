@@ -50,7 +50,7 @@ class Access:
     def url(self) -> str:
         """Where the page is, for people."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return self.public_url or f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return self.public_url or f"http://{_named(host)}:{self.port}"
 
     @property
     def local(self) -> bool:
@@ -69,8 +69,9 @@ class Access:
         at 127.0.0.1 is not. Elsewhere names are free, and the token decides."""
         if not self.local:
             return True
-        named = {f"{name}:{self.port}" for name in _LOOPBACK_NAMES}
-        return host.lower() in (named if self.port != 80 else named | set(_LOOPBACK_NAMES))
+        names = {*_LOOPBACK_NAMES, _named(self.host).lower()}
+        named = {f"{name}:{self.port}" for name in names}
+        return host.lower() in (named if self.port != 80 else named | names)
 
     def is_own_form(self, host: str, origin: str | None, fetch_site: str | None) -> bool:
         """Whether a POST comes from a page of this origin, by what the browser says: `Origin`, `Sec-Fetch-Site`."""
@@ -107,6 +108,11 @@ class Access:
 
     def _signed(self, purpose: str, text: str) -> str:
         return hmac.digest(self._secret, f"{purpose}:{text}".encode(), "sha256").hex()
+
+
+def _named(host: str) -> str:
+    """As an address names it."""
+    return f"[{host}]" if ":" in host else host
 
 
 def load_token(environ: Mapping[str, str], file: Path | None) -> str | None:

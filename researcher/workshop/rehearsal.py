@@ -13,6 +13,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from pydantic import BaseModel
 
@@ -29,6 +30,7 @@ TASKS = 3
 """Of each split, beside those that failed."""
 LIMIT_S = 240.0
 _BOUNDS = Bounds(cpu_s=120, address_bytes=4 << 30, file_bytes=16 << 20)
+_WORDS_BYTES = 64 << 10
 
 
 class RehearsalRequest(BaseModel):
@@ -80,27 +82,13 @@ async def rehearse(request: RehearsalRequest, *, mode: Mode | None = None, limit
     """
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as place:
         command, environ = _command(request, place, mode or sandbox().mode)
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=environ,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            async with asyncio.timeout(limit_s):
-                out, said = await process.communicate()
-        except TimeoutError as error:
-            raise Unfit(f"its rehearsal took longer than {limit_s:.0f} s") from error
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as said:
+            code = await _run(command, environ, result, said, limit_s)
+            found, words = _end(result, _BOUNDS.file_bytes), _end(said, _WORDS_BYTES)
     with suppress(ValueError):
-        return Rehearsal.model_validate_json(out)
-    words = redact(said.decode(errors="replace"))[-2000:].strip()
-    raise Unfit(f"its rehearsal ended with code {process.returncode} and no result; it said last: {words or 'nothing'}")
+        return Rehearsal.model_validate_json(found)
+    last = redact(words.decode(errors="replace"))[-2000:].strip()
+    raise Unfit(f"its rehearsal ended with code {code} and no result; it said last: {last or 'nothing'}")
 
 
 def check(after: Rehearsal) -> None:
@@ -139,6 +127,33 @@ def compare(before: Rehearsal, after: Rehearsal) -> str:
         return "its tasks were listed; its episodes were not rehearsed, as they need further models"
     kept = f"{same} of them had ended before too, with the same calls and rewards" if same else "none ended before"
     return f"{played} episodes were rehearsed against fixed answers and came to a reward; {kept}"
+
+
+async def _run(
+    command: list[str], environ: dict[str, str], result: BinaryIO, said: BinaryIO, limit_s: float
+) -> int | None:
+    """The exit code. What the process writes goes to files, which its bounds limit; a pipe would have to be read.
+
+    Raises: Unfit when it takes too long.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environ, stdin=asyncio.subprocess.DEVNULL, stdout=result, stderr=said, start_new_session=True
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            return await process.wait()
+    except TimeoutError as error:
+        raise Unfit(f"its rehearsal took longer than {limit_s:.0f} s") from error
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _end(file: BinaryIO, most: int) -> bytes:
+    """The last bytes, `most` of them."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+    return file.read(most)
 
 
 def _command(request: RehearsalRequest, place: str, mode: Mode) -> tuple[list[str], dict[str, str]]:

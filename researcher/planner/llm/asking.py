@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
 
 from foundation.clock import Clock
 from researcher.models import LlmCall
@@ -19,24 +21,63 @@ Keep = Callable[[LlmCall], None]
 Tell = Callable[[str], None]
 
 
-class Asker:
-    """keep: told of every call, answered or not. tell: told, in a line, that an outage is waited out."""
+@dataclass(slots=True)
+class Purse:
+    """What one study has spent, by whomever it asks. held_tokens, held_cost: the most that calls under way may take."""
 
-    def __init__(self, endpoint: Endpoint, settings: LlmSettings, clock: Clock, *, keep: Keep, tell: Tell) -> None:
+    tokens: int = 0
+    cost: float = 0.0
+    held_tokens: int = 0
+    held_cost: float = 0.0
+
+    @classmethod
+    def of(cls, calls: Iterable[LlmCall]) -> Self:
+        """With which these calls were paid."""
+        paid = [(call.prompt_tokens + call.completion_tokens, call.cost or 0.0) for call in calls]
+        return cls(sum(tokens for tokens, _ in paid), sum(cost for _, cost in paid))
+
+    @contextmanager
+    def holding(self, tokens: int, cost: float) -> Iterator[None]:
+        self.held_tokens += tokens
+        self.held_cost += cost
+        try:
+            yield
+        finally:
+            self.held_tokens -= tokens
+            self.held_cost -= cost
+
+
+class Asker:
+    """keep: told of every call, answered or not. tell: told, in a line, that an outage is waited out. purse: of its own by
+    default; who asks for the same study shares one."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        settings: LlmSettings,
+        clock: Clock,
+        *,
+        keep: Keep,
+        tell: Tell,
+        purse: Purse | None = None,
+    ) -> None:
         self._endpoint = endpoint
         self._settings = settings
         self._clock = clock
         self._keep = keep
         self._tell = tell
-        self.tokens = 0
-        self.cost = 0.0
+        self.purse = purse or Purse()
 
     async def ask(self, purpose: str, request: dict[str, Any]) -> dict[str, Any]:
         """The raw answer.
 
         Raises: LlmRefused; LlmUnusable, also when the next answer could go past a cap, or an outage outlasts patience.
         """
-        self._check_purse(request)
+        with self.purse.holding(*self._most(request)):
+            return await self._answered(purpose, request)
+
+    async def _answered(self, purpose: str, request: dict[str, Any]) -> dict[str, Any]:
+        """Outages are waited out. Raises: LlmRefused, LlmUnusable."""
         deadline = self._clock.monotonic() + self._settings.patience_s
         pause_s = FIRST_PAUSE_S
         while True:
@@ -72,8 +113,8 @@ class Asker:
     ) -> None:
         asked, said = (0, 0) if answer is None else _counted(request, answer)
         cost = self._price(asked, said, answer)
-        self.tokens += asked + said
-        self.cost += cost or 0.0
+        self.purse.tokens += asked + said
+        self.purse.cost += cost or 0.0
         self._keep(
             LlmCall(
                 purpose=purpose,
@@ -89,18 +130,20 @@ class Asker:
             )
         )
 
-    def _check_purse(self, request: dict[str, Any]) -> None:
-        """A call is paid for before it is made, at the most that it may take."""
+    def _most(self, request: dict[str, Any]) -> tuple[int, float]:
+        """The most tokens and money that the call may take: it is paid for before it is made. Raises: LlmUnusable."""
         asked, said = _letters(request["messages"]), self._settings.answer_tokens
-        if self.tokens + asked + said > self._settings.max_tokens:
+        tokens, cost, purse = asked + said, self._price(asked, said, None) or 0.0, self.purse
+        if purse.tokens + purse.held_tokens + tokens > self._settings.max_tokens:
             raise LlmUnusable(
                 f"the next question could go past the cap of {self._settings.max_tokens} tokens; raise RESEARCHER_LLM_MAX_TOKENS"
             )
         most = self._settings.max_cost
-        if most is not None and self.cost + (self._price(asked, said, None) or 0.0) > most:
+        if most is not None and purse.cost + purse.held_cost + cost > most:
             raise LlmUnusable(
                 f"the next question could go past the cap of {most:g} on cost; raise RESEARCHER_LLM_MAX_COST"
             )
+        return tokens, cost
 
     def _price(self, asked: int, said: int, answer: dict[str, Any] | None) -> float | None:
         """As the endpoint states it, else by the configured prices."""

@@ -5,10 +5,12 @@ The LLM chooses; arms, seeds, stages, branches, margins and budget are built by 
 
 from __future__ import annotations
 
+from typing import Any
+
 from foundation.clock import Clock
 from researcher.models import Plan
 from researcher.planner.choosing import choose, model_and_rest
-from researcher.planner.llm.asking import Asker, Keep, Tell
+from researcher.planner.llm.asking import Asker, Keep, Purse, Tell
 from researcher.planner.llm.endpoint import Endpoint, LlmRefused, LlmUnusable
 from researcher.planner.llm.graph import Conversation, Question, Reply
 from researcher.planner.llm.settings import LlmSettings
@@ -19,6 +21,7 @@ from researcher.planner.seam import Planner, PlanRequest
 class LlmPlanner:
     """fallback: plans where the LLM gives no valid choice. keep, tell: as for `Asker`.
 
+    spent: what the study has spent before it is planned.
     checkpoints, thread: a database URL in which the graph keeps its place, and the place's name; by default nothing is kept.
     """
 
@@ -31,6 +34,7 @@ class LlmPlanner:
         *,
         keep: Keep = lambda _: None,
         tell: Tell = lambda _: None,
+        spent: Purse | None = None,
         checkpoints: str | None = None,
         thread: str = "plan",
     ) -> None:
@@ -40,6 +44,7 @@ class LlmPlanner:
         self._fallback = fallback
         self._keep = keep
         self._tell = tell
+        self._spent = spent or Purse()
         self._checkpoints = checkpoints
         self._thread = thread
 
@@ -67,9 +72,9 @@ class LlmPlanner:
     async def _asked(self, request: PlanRequest) -> tuple[Plan | None, str]:
         """A plan, or why there is none after all attempts. Raises: LlmUnusable."""
         conversation = Conversation(request, self.name, self._checkpoints, self._thread)
-        asker = Asker(self._endpoint, self._settings, self._clock, keep=self._keep, tell=self._tell)
         at = conversation.begin()
-        asker.tokens, asker.cost = at.tokens, at.cost
+        purse = Purse(self._spent.tokens + at.tokens, self._spent.cost + at.cost)
+        asker = Asker(self._endpoint, self._settings, self._clock, keep=self._keep, tell=self._tell, purse=purse)
         while at.question is not None:
             at = conversation.give(await self._reply(asker, at.question))
         return at.plan, at.given_up
@@ -79,8 +84,13 @@ class LlmPlanner:
         try:
             raw = await asker.ask(question.purpose, {**limits, **question.request})
         except LlmRefused as error:
-            return Reply(refused=str(error), tokens=asker.tokens, cost=asker.cost)
-        return Reply(raw=raw, tokens=asker.tokens, cost=asker.cost)
+            return self._told(asker.purse, refused=str(error))
+        return self._told(asker.purse, raw=raw)
+
+    def _told(self, purse: Purse, *, raw: dict[str, Any] | None = None, refused: str = "") -> Reply:
+        """The conversation keeps what it spent itself."""
+        spent = self._spent
+        return Reply(raw=raw, refused=refused, tokens=purse.tokens - spent.tokens, cost=purse.cost - spent.cost)
 
     async def _built_in(self, request: PlanRequest, why: str) -> Plan:
         """Labelled: the plan says `builtin`, and why."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import Any
 
 from swarm.client.episode import Episode
 from swarm.client.errors import WorkflowFault
@@ -68,7 +69,15 @@ def transcript(trace: EpisodeTrace) -> str:
     lines: list[str] = []
     seen: list[object] = []
     for call in trace.calls:
-        messages = [*(call.request.get("messages") or ()), message_of(call.answer)] if call.answer else []
+        messages = [*_told(call.request), message_of(call.answer)] if call.answer else []
         lines += [shown(message) for message in messages if message not in seen]
         seen += messages
     return "\n".join(lines) or "(no calls)"
+
+
+def _told(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """A request's messages, or its prompt as one."""
+    prompt = request.get("prompt")
+    if prompt is None:
+        return list(request.get("messages") or ())
+    return [{"role": "prompt", "content": prompt if isinstance(prompt, str) else f"({len(prompt)} token ids)"}]

@@ -68,8 +68,9 @@ async def ask_once(episode: Episode, task: Task) -> Outcome:
 
 
 def message_of(answer: dict[str, Any]) -> dict[str, Any]:
-    """The assistant's message of a chat completion, as it is sent back: role, content, tool calls."""
-    message = answer["choices"][0]["message"]
+    """The assistant's message of a completion, as it is sent back: role, content, tool calls. Plain text becomes content."""
+    choice = answer["choices"][0]
+    message = choice.get("message") or {"content": choice.get("text")}
     kept = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name) is not None}
     return {"role": "assistant", "content": None, **kept}
 

@@ -15,6 +15,8 @@ from typing import Protocol, TextIO
 from swarm.protocol.errors import SwarmError
 
 LEAVE = "/quit"
+CLOSING_S = 2.0
+"""How long an editor that is told to end may take."""
 _CHUNK = 65_536
 
 
@@ -70,10 +72,21 @@ class Terminal:
         with tempfile.TemporaryDirectory() as room:
             file = Path(room) / "answer.txt"
             file.write_text(text, encoding="utf-8")
-            process = await asyncio.create_subprocess_exec(*shlex.split(self._editor), str(file))
-            if await process.wait() != 0:
-                raise subprocess.CalledProcessError(process.returncode or 1, self._editor)
+            code = await self._edited(self._editor, file)
+            if code != 0:
+                raise subprocess.CalledProcessError(code, self._editor)
             return file.read_text(encoding="utf-8").rstrip("\n")
+
+    async def _edited(self, editor: str, file: Path) -> int:
+        """The editor's exit code. One that is waited for no more is closed: the terminal belongs to the next question."""
+        modes = termios.tcgetattr(self._source)
+        process = await asyncio.create_subprocess_exec(*shlex.split(editor), str(file))
+        try:
+            return await process.wait()
+        finally:
+            if process.returncode is None:
+                await _closed(process)
+                termios.tcsetattr(self._source, termios.TCSANOW, modes)
 
     async def _line(self) -> str:
         while b"\n" not in self._pending:
@@ -111,6 +124,16 @@ class Terminal:
 def _deliver(answer: asyncio.Future[bytes], chunk: bytes) -> None:
     if not answer.done():
         answer.set_result(chunk)
+
+
+async def _closed(process: asyncio.subprocess.Process) -> None:
+    process.terminate()
+    try:
+        async with asyncio.timeout(CLOSING_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 async def choose(person: Person, prompt: str, keys: str) -> str:

@@ -30,10 +30,13 @@ _CALL = "/call "
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """One answer that the model sampled. name: its agent's name on the server. agent: by which the rollout calls itself."""
+    """One answer that the model sampled. name: its agent's name on the server. agent: by which the rollout calls itself.
+    answer: what was accepted as it is. accepted: and was delivered; a draft that nobody waited for brought nothing about.
+    """
 
     name: str
     agent: str | None
+    answer: dict[str, Any] | None = None
     accepted: bool = False
 
 
@@ -68,6 +71,11 @@ class Hand:
                     self.fault.set_exception(error)
                 raise ModelRefused(503, {"error": {"message": str(error), "type": "person_left"}}) from error
 
+    def delivered(self, answer: dict[str, Any]) -> None:
+        """See `seat.Delivered`."""
+        for draft in self.drafts:
+            draft.accepted |= draft.answer is answer
+
     def _show(self, body: dict[str, Any], agent: str | None) -> None:
         self.person.show(f"\n--- turn {self.turns}{f', agent {agent}' if agent else ''}")
         for message in body["messages"]:
@@ -97,7 +105,7 @@ class Hand:
             elif key == "w":
                 wanted = await self.person.ask("your answer: ")
             if wanted == text:
-                draft.accepted = True
+                draft.answer = answer
                 self.seen.append(message_of(answer))
                 return answer
             return self._made(wanted, answer)
@@ -189,7 +197,7 @@ async def _played(
     sitting: Sitting, episode: Episode, task: Task, rollout: Rollout, hand: Hand, ask_reward: bool
 ) -> dict[str, Any]:
     """The episode's result, not sent yet."""
-    async with Seat(hand.answer, sitting.swarm.ids) as seat:
+    async with Seat(hand.answer, sitting.swarm.ids, hand.delivered) as seat:
         seated = PlayedEpisode(episode, seat)
         playing = asyncio.ensure_future(rollout(cast(Episode, seated), task))
         try:

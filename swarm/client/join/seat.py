@@ -1,6 +1,9 @@
 """A chat endpoint on this machine at which a person sits: any agent that speaks chat.completions can be played through it.
 
 Knows HTTP and the dialect's frames; who answers, and what, is its owner's. One request at a time per connection.
+
+People are slower than HTTP timeouts. A question outlives the connection that asked it: an agent that hung up and sends an
+equal request again gets the answer to the first.
 """
 
 from __future__ import annotations
@@ -8,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
@@ -18,15 +23,34 @@ from swarm.client.join.model import ModelRefused
 from swarm.protocol.episodes import POLICY_MODEL
 
 MAX_BODY_BYTES = 64 * 2**20
-Answer = Callable[[dict[str, Any], str | None], Awaitable[dict[str, Any]]]
+_CHUNK = 65_536
+Answer = Callable[[dict[str, Any], str | None], Coroutine[Any, Any, dict[str, Any]]]
 """(chat.completions body, agent's name) → a whole chat.completion. Raises: ModelRefused."""
+Delivered = Callable[[dict[str, Any]], None]
+"""Told of each answer (the very object) that was sent to an agent that waited for it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Question:
+    body: dict[str, Any]
+    agent: str | None
+    answer: asyncio.Task[dict[str, Any]]
+
+    @property
+    def refused(self) -> bool:
+        return self.answer.done() and (self.answer.cancelled() or self.answer.exception() is not None)
 
 
 class Seat:
     """Serves while its block is open. `base_url` and `api_key` are what an agent is given."""
 
-    def __init__(self, answer: Answer, ids: Ids) -> None:
+    def __init__(self, answer: Answer, ids: Ids, delivered: Delivered = lambda _: None) -> None:
         self._answer = answer
+        self._delivered = delivered
+        self._open: dict[asyncio.Task[None], _Question] = {}
+        """By the connection that waits for the answer."""
+        self._left: list[_Question] = []
+        """Those whose agent hung up."""
         self.api_key = f"sk-seat-{ids.secret()}"
         self._server: asyncio.Server | None = None
         self._talks: set[asyncio.Task[None]] = set()
@@ -48,22 +72,28 @@ class Seat:
         for talk in self._talks:
             talk.cancel()
         await asyncio.gather(*self._talks, return_exceptions=True)
+        answers = [question.answer for question in self._left]
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         talk = asyncio.current_task()
         assert talk is not None
         self._talks.add(talk)
         try:
-            status, headers, body = await self._answered(reader)
+            status, headers, body = await self._answered(reader, talk)
             writer.write(_head(status, headers, body) + body)
             await writer.drain()
+            self._settle(talk)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
             pass  # the agent hung up, or the sitting is over
         finally:
+            self._leave(talk)
             self._talks.discard(talk)
             writer.close()
 
-    async def _answered(self, reader: asyncio.StreamReader) -> tuple[int, str, bytes]:
+    async def _answered(self, reader: asyncio.StreamReader, talk: asyncio.Task[None]) -> tuple[int, str, bytes]:
         method, path, headers = _request_head(await reader.readuntil(b"\r\n\r\n"))
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
@@ -81,21 +111,60 @@ class Seat:
             body = json.loads(raw)
         except ValueError as error:
             return _error(400, f"the body is not JSON: {error}")
-        return await self._chat(body, headers.get("x-agent-name"))
+        wrong = _wrong_with(body)
+        if wrong:
+            return _error(400, wrong)
+        self._open[talk] = question = self._question(body, headers.get("x-agent-name"))
+        return await _told(question, reader)
 
-    async def _chat(self, body: Any, agent: str | None) -> tuple[int, str, bytes]:
-        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-            return _error(400, "a chat completion needs messages")
-        if body.get("n") not in (None, 1):
-            return _error(400, "a person gives one answer at a time; leave n out")
-        try:
-            answer = await self._answer(body, agent)
-        except ModelRefused as refusal:
-            return refusal.status, "application/json", json.dumps(refusal.body).encode()
-        if body.get("stream"):
-            usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            return 200, "text/event-stream", _frames(answer, usage=usage)
-        return 200, "application/json", json.dumps(answer).encode()
+    def _question(self, body: dict[str, Any], agent: str | None) -> _Question:
+        """The equal one whose agent hung up, else a new one."""
+        self._left = [question for question in self._left if not question.refused]
+        for question in self._left:
+            if (question.body, question.agent) == (body, agent):
+                self._left.remove(question)
+                return question
+        return _Question(body, agent, asyncio.ensure_future(self._answer(body, agent)))
+
+    def _settle(self, talk: asyncio.Task[None]) -> None:
+        question = self._open.pop(talk, None)
+        if question is not None and not question.refused:
+            self._delivered(question.answer.result())
+
+    def _leave(self, talk: asyncio.Task[None]) -> None:
+        question = self._open.pop(talk, None)
+        if question is not None:
+            self._left.append(question)
+
+
+async def _told(question: _Question, reader: asyncio.StreamReader) -> tuple[int, str, bytes]:
+    """The answer as HTTP. Raises: ConnectionResetError when the agent hangs up before it is there."""
+    gone = asyncio.ensure_future(_hung_up(reader))
+    try:
+        await asyncio.wait({question.answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            raise ConnectionResetError("the agent hung up")
+        answer = question.answer.result()
+    except ModelRefused as refusal:
+        return refusal.status, "application/json", json.dumps(refusal.body).encode()
+    finally:
+        gone.cancel()
+    if question.body.get("stream"):
+        usage = bool((question.body.get("stream_options") or {}).get("include_usage"))
+        return 200, "text/event-stream", _frames(answer, usage=usage)
+    return 200, "application/json", json.dumps(answer).encode()
+
+
+async def _hung_up(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionError):
+        while await reader.read(_CHUNK):
+            pass
+
+
+def _wrong_with(body: Any) -> str:
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+        return "a chat completion needs messages"
+    return "" if body.get("n") in (None, 1) else "a person gives one answer at a time; leave n out"
 
 
 def _request_head(raw: bytes) -> tuple[str, str, dict[str, str]]:

@@ -11,7 +11,9 @@ from foundation.commandline import UsageError
 from researcher.commands import clients
 from researcher.commands.clients import check_clients, check_cluster
 from researcher.commands.mending import helpers
+from researcher.models import LlmCall
 from researcher.planner.instruments import read_instrument
+from researcher.planner.llm.asking import Purse
 from researcher.store.store import Store
 from researcher.workshop.writing import NEW
 from tests.fakes.repeat_study import FOLDER, repeat_plan
@@ -61,3 +63,17 @@ def test_generated_code_and_an_llms_repairs_have_no_sandbox_on_ray(monkeypatch: 
         assert (found.mending is not None, found.opinion is not None) == (mends, True)
     assert found.why_none == clients.NO_SANDBOX
     store.close()
+
+
+def test_mending_and_opinions_are_paid_from_one_purse_with_the_planning() -> None:
+    store = Store.open("sqlite://")
+    study = store.create_study("a topic", {})
+    planned = LlmCall(purpose="plan", model="m", request={}, prompt_tokens=70, completion_tokens=7, cost=0.5, at=0.0)
+    store.record_llm_call(study, planned)
+    environ = {"RESEARCHER_LLM_MODEL": "m", "RESEARCHER_LLM_API_KEY": "k"}
+    found = helpers(store, study, {"repairs": 3}, SystemClock(), lambda _: None, environ)
+    store.close()
+    assert found.mending is not None
+    assert found.opinion is not None
+    assert found.mending.asker.purse is found.opinion.asker.purse
+    assert found.mending.asker.purse == Purse(tokens=77, cost=0.5)

@@ -17,11 +17,14 @@ from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir
 from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, machine, run, watch
+from researcher.commands.home import Home
 from researcher.commands.look import event_text
 from researcher.commands.study import seconds
 from researcher.executor.processes import Berth
 from researcher.main import main, parser
-from researcher.models import OVER_BUDGET, Claim, Event, ReportSeal, StudyStatus
+from researcher.models import OVER_BUDGET, Claim, Event, LlmCall, ReportSeal, StudyStatus
+from researcher.planner.instruments import InstrumentFolder, read_instrument
+from researcher.planner.llm.settings import LlmSettings
 from researcher.report.writer import wording
 from researcher.schedule.daemon import only_daemon
 from researcher.store.store import Store
@@ -29,6 +32,7 @@ from researcher.view import JsonView, PlainView, StudyPicture
 from swarm.client.sync import SwarmClient
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS, example_plan
+from tests.fakes.repeat_study import FOLDER
 from tests.fakes.shown_study import at_gate, opened
 
 TOPIC = "Does a learning rate of 4e-5 learn sums faster than 1e-5?"
@@ -67,6 +71,22 @@ def test_a_misspelt_option_is_named_before_what_is_missing(
         main(["start", given, "x"])
     assert stopped.value.code == 2
     assert f"(did you mean {meant}?)" in capsys.readouterr().err
+
+
+def test_what_writing_an_instrument_cost_counts_against_the_cap_of_its_planning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def wrote(
+        topic: str, home: Home, settings: LlmSettings, calls: list[LlmCall], *_: object
+    ) -> InstrumentFolder:
+        calls.append(LlmCall(purpose="write", model="m", request={}, prompt_tokens=settings.max_tokens, at=0.0))
+        return read_instrument(FOLDER)
+
+    monkeypatch.setattr("researcher.commands.study.new_instrument", wrote)
+    for name, value in (("MODEL", "m"), ("API_KEY", "k"), ("BASE_URL", "http://127.0.0.1:9"), ("PATIENCE_S", "0")):
+        monkeypatch.setenv(f"RESEARCHER_LLM_{name}", value)
+    assert main(["start", "--topic", TOPIC, "--dry-run", "--instrument", "new"]) == 0
+    assert "the next question could go past the cap of 200000 tokens" in capsys.readouterr().out
 
 
 def test_a_budget_that_pays_for_nothing_ends_with_the_code_for_budgets_and_says_what_it_was(

@@ -58,6 +58,15 @@ async def test_a_strangers_name_that_points_at_this_machine_is_not_served(browse
         assert (await browser.get("/", headers={"host": host})).status_code == 200
 
 
+def test_a_page_on_another_address_of_this_machine_is_served_under_its_own_name() -> None:
+    for host, name in (("127.0.0.2", "127.0.0.2"), ("::1", "[::1]")):
+        page = Access(host=host, port=PORT)
+        assert page.url == f"http://{name}:{PORT}"
+        assert page.serves(f"{name}:{PORT}")
+        assert not page.serves(f"127.0.0.3:{PORT}")
+    assert Access(host="127.0.0.2", port=80).serves("127.0.0.2")
+
+
 async def test_every_answer_carries_the_headers_that_keep_it_in_place(browser: httpx.AsyncClient) -> None:
     for address in ("/", "/nowhere", "/static/page.js", "/studies/st-none"):
         headers = (await browser.get(address)).headers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,27 @@ async def test_code_that_cannot_be_loaded_or_never_ends_is_said_to(tmp_path: Pat
         await rehearse(request(instrument(tmp_path, "while True:\n    pass\n")), limit_s=3)
     with pytest.raises(Unfit, match="no result"):
         await rehearse(request(instrument(tmp_path, "import os\nos._exit(3)\n")))
+
+
+@pytest.mark.parametrize("mode", [Mode.BUBBLEWRAP, Mode.LIMITS])
+async def test_code_that_never_stops_talking_fills_no_memory_and_is_told_by_its_last_words(
+    tmp_path: Path, mode: Mode
+) -> None:
+    if mode is Mode.BUBBLEWRAP and sandbox().mode is not Mode.BUBBLEWRAP:
+        pytest.skip(sandbox().words)
+    endless = "import os\nwhile True:\n    assert os.write(2, b'and so on, ' * 6000) == 66_000\n"
+    tracemalloc.start()
+    try:
+        spoken = await rehearse(request(instrument(tmp_path, endless)), mode=mode, limit_s=60)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(Unfit, match=r"cannot be played: [\s\S]*(AssertionError|File too large)"):
+        check(spoken)
+    long = instrument(tmp_path, "import os\nos.write(2, b'and so on, ' * 6000 + b'quite done')\nos._exit(3)\n")
+    with pytest.raises(Unfit, match=r"no result; it said last: [\s\S]*and so on, quite done$") as refused:
+        await rehearse(request(long), mode=mode)
+    assert len(str(refused.value)) < 3000
 
 
 def test_what_changed_and_was_no_failure_is_found() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import itertools
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +23,14 @@ import pytest
 from openai import AsyncOpenAI
 
 from bench.serving import ServerProcess
+from foundation.ids import RandomIds
 from swarm.client import Episode, Outcome, RunSpec, SwarmClient, Task, WorkflowFault
 from swarm.client.join import PersonLeft, Sitting, TooLate
 from swarm.client.join.judge import judge
-from swarm.client.join.model import Model
+from swarm.client.join.model import Model, ModelRefused, shown
+from swarm.client.join.person import Terminal
 from swarm.client.join.play import play
+from swarm.client.join.seat import Seat
 from swarm.client.join.talk import talk
 from swarm.protocol.episodes import LedgerEntry
 from tests.fakes.scripted_person import Line, ScriptedPerson
@@ -119,6 +126,24 @@ async def test_a_judge_sees_whole_rollouts_and_their_own_rewards_do_not_count(ec
         await judge(seat, TASK, rollout)
         assert person(seat).shown.count("Are you sure") == 2
         assert {entry.metrics["own_reward"] for entry in await entries(seat)} == {7.0}
+        assert {entry.reward for entry in await entries(seat)} == {0.0, 1.0}
+
+
+async def test_a_judge_reads_completions_of_plain_text_too(echo_server: ServerProcess) -> None:
+    async def rollout(episode: Episode, task: Task) -> Outcome:
+        headers = {"Authorization": f"Bearer {episode.api_key}"}
+        async with httpx.AsyncClient(base_url=episode.base_url, headers=headers, trust_env=False) as http:
+            for prompt in ("Once upon a time", [104, 105]):
+                body = {"model": "policy", "prompt": prompt, "max_tokens": 8}
+                seen.append((await http.post("completions", json=body)).json()["choices"][0]["text"])
+        return Outcome(reward=0.0)
+
+    seen: list[str] = []
+    async with sitting(echo_server, "a") as seat:
+        await judge(seat, TASK, rollout)
+        assert person(seat).shown.count("prompt:\n    Once upon a time\n") == 2
+        assert person(seat).shown.count("prompt:\n    (2 token ids)\n") == 2
+        assert all(shown({"role": "assistant", "content": text}) in person(seat).shown for text in seen)
         assert {entry.reward for entry in await entries(seat)} == {0.0, 1.0}
 
 
@@ -239,6 +264,112 @@ async def test_a_bare_query_asks_the_person_for_the_reward(echo_server: ServerPr
         assert person(seat).shown.count("please answer with a number") == 2
 
 
+class Hesitant(ScriptedPerson):
+    """Says nothing before they are `ready`."""
+
+    def __init__(self, *lines: Line) -> None:
+        super().__init__(*lines)
+        self.ready = asyncio.Event()
+
+    async def ask(self, prompt: str) -> str:
+        await self.ready.wait()
+        return await super().ask(prompt)
+
+
+async def test_an_agent_that_loses_patience_and_asks_again_gets_the_one_answer_of_its_turn(
+    echo_server: ServerProcess,
+) -> None:
+    slow, sent, answers = Hesitant("", ""), list[str](), list[str]()
+
+    async def count(request: httpx.Request) -> None:
+        sent.append(request.headers["x-stainless-retry-count"])
+        if len(sent) == 3:
+            slow.ready.set()
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        http = httpx.AsyncClient(trust_env=False, event_hooks={"request": [count]})
+        url, key = episode.base_url, episode.api_key
+        async with AsyncOpenAI(base_url=url, api_key=key, timeout=0.3, max_retries=9, http_client=http) as client:
+            messages: Any = [{"role": "user", "content": task.query}]
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            answers.append(str(answer.choices[0].message.content))
+        return 1.0
+
+    async with sitting(echo_server) as seat:
+        await play(replace(seat, person=slow), TASK, rollout)
+        (entry,) = await entries(seat)
+        assert sent[:3] == ["0", "1", "2"]
+        assert (slow.shown.count("--- turn"), len(slow.asked), len(answers)) == (1, 1, 1)
+        assert (entry.calls, entry.agent_rewards) == (1, {"policy/turn-1": 1.0})
+        assert entry.metrics == {"accepted": 1, "refused": 0}
+
+
+async def test_a_draft_that_no_agent_waited_for_is_not_rewarded_as_accepted(echo_server: ServerProcess) -> None:
+    slow = Hesitant("", "")
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        headers = {"Authorization": f"Bearer {episode.api_key}"}
+        async with httpx.AsyncClient(base_url=episode.base_url, headers=headers, trust_env=False) as http:
+            first = {"messages": [{"role": "user", "content": "Repeat one"}]}
+            with pytest.raises(httpx.ReadTimeout):
+                await http.post("chat/completions", json=first, timeout=0.3)
+            await http.get("models")
+            slow.ready.set()
+            other = {"messages": [{"role": "user", "content": "Repeat two"}]}
+            assert (await http.post("chat/completions", json=other, timeout=60)).is_success
+        return 1.0
+
+    async with sitting(echo_server) as seat:
+        await play(replace(seat, person=slow), TASK, rollout, refused_reward=-1.0)
+        (entry,) = await entries(seat)
+        assert entry.agent_rewards == {"policy/turn-1": -1.0, "policy/turn-2": 1.0}
+        assert entry.metrics == {"accepted": 1, "refused": 1}
+
+
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@asynccontextmanager
+async def asking(seat: Seat) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"Authorization": f"Bearer {seat.api_key}"}
+    async with seat, httpx.AsyncClient(base_url=seat.base_url, headers=headers, trust_env=False) as http:
+        yield http
+
+
+async def test_equal_requests_side_by_side_are_two_questions() -> None:
+    numbers, delivered, both = itertools.count(1), list[dict[str, Any]](), asyncio.Event()
+
+    async def answer(body: dict[str, Any], agent: str | None) -> dict[str, Any]:
+        number = next(numbers)
+        if number == 2:
+            both.set()
+        await both.wait()
+        return {"id": number}
+
+    async with asking(Seat(answer, RandomIds(), delivered.append)) as http:
+        answers = await asyncio.gather(*(http.post("chat/completions", json=HELLO) for _ in range(2)))
+    assert sorted(found.json()["id"] for found in answers) == [1, 2]
+    assert sorted(found["id"] for found in delivered) == [1, 2]
+
+
+async def test_a_refusal_that_nobody_waited_for_does_not_answer_the_next_request() -> None:
+    numbers, delivered, late = itertools.count(1), list[dict[str, Any]](), asyncio.Event()
+
+    async def answer(body: dict[str, Any], agent: str | None) -> dict[str, Any]:
+        if next(numbers) == 1:
+            await late.wait()
+            raise ModelRefused(429, {"error": {"message": "busy"}})
+        return {"id": 2}
+
+    async with asking(Seat(answer, RandomIds(), delivered.append)) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post("chat/completions", json=HELLO, timeout=0.3)
+        late.set()
+        await http.get("models")
+        assert (await http.post("chat/completions", json=HELLO)).json() == {"id": 2}
+    assert delivered == [{"id": 2}]
+
+
 async def test_tools_streams_and_refusals_pass_through_the_seat(echo_server: ServerProcess) -> None:
     seen: dict[str, Any] = {}
     tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}}
@@ -353,6 +484,30 @@ async def test_a_closed_terminal_gives_the_episode_back(echo_server: ServerProce
         _, err = await asyncio.to_thread(process.communicate, None, 60)
         assert (process.returncode, "told to stop" in err) == (1, True)
         assert [entry.reason async for entry in swarm.ledger()] == ["aborted"]
+
+
+@pytest.mark.parametrize("stubborn", ["", "trap '' TERM;"])
+async def test_an_editor_is_closed_with_its_question_and_leaves_the_terminal_as_it_was(
+    stubborn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.client.join.person.CLOSING_S", 0.1)
+    person_end, terminal_end = pty.openpty()
+    began, script = tmp_path / "began", tmp_path / "editor.sh"
+    os.mkfifo(began)
+    script.write_text(f"{stubborn} stty raw -echo < {os.ttyname(terminal_end)}; echo $$ > {began}; exec sleep 600\n")
+    modes = termios.tcgetattr(terminal_end)
+    terminal = Terminal(terminal_end, io.StringIO(), editor=f"sh {script}")
+    editing = asyncio.ensure_future(terminal.edit("a draft"))
+    process = int(await asyncio.to_thread(began.read_text))
+    assert termios.tcgetattr(terminal_end) != modes
+    editing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await editing
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    assert termios.tcgetattr(terminal_end) == modes
+    os.close(person_end)
+    os.close(terminal_end)
 
 
 def _not_ignoring_interrupts() -> None:

@@ -13,6 +13,7 @@ from foundation.clock import Clock, ManualClock, SystemClock
 from researcher.models import LlmCall, Plan
 from researcher.planner.graph import BuiltinPlanner
 from researcher.planner.instruments import available
+from researcher.planner.llm.asking import Asker, Purse
 from researcher.planner.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmUnusable, Replayed
 from researcher.planner.llm.planner import LlmPlanner
 from researcher.planner.llm.settings import LlmSettings, llm_settings
@@ -217,6 +218,55 @@ async def test_what_was_answered_before_a_crash_is_not_asked_again(tmp_path: Pat
     assert [call.purpose for call in calls] == ["plan, attempt 2, tool"], "a first answer without a choice was kept"
     assert (await rich.plan(request())).digest() == plan.digest()
     assert len(llm.asked) == 1
+
+
+async def test_what_was_spent_before_the_planning_counts_against_its_caps(tmp_path: Path) -> None:
+    def spent(tokens: int, cost: float, *answers: Any) -> tuple[ScriptedLlm, LlmPlanner]:
+        settings = LlmSettings(model="some-llm", max_tokens=100_000, max_cost=1.0, price_in=1.0)
+        llm, url = ScriptedLlm(*answers), f"sqlite:///{tmp_path / 'researcher.db'}"
+        made = LlmPlanner(
+            llm, settings, SystemClock(), BuiltinPlanner(),
+            spent=Purse(tokens, cost), checkpoints=url, thread=f"{tokens}/{cost}",
+        )  # fmt: skip
+        return llm, made
+
+    for tokens, cost in ((99_000, 0.0), (0, 1.0)):
+        llm, poor = spent(tokens, cost, said(SENSIBLE))
+        assert (await poor.plan(request())).planner == "builtin"
+        assert not llm.asked
+    _, cut = spent(50_000, 0.2, completion("hm"), KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        await cut.plan(request())
+    _, again = spent(50_000, 0.2, said(SENSIBLE))
+    assert (await again.plan(request())).planner == "some-llm", "what was spent before is counted once"
+
+
+async def test_all_who_ask_for_one_study_share_its_purse_with_calls_that_are_under_way() -> None:
+    answered, asking = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+            asking.set()
+            await answered.wait()
+            return completion("yes", prompt_tokens=10, completion_tokens=90)
+
+    settings = LlmSettings(model="some-llm", max_tokens=1000, answer_tokens=600)
+    purse, calls = Purse(), list[LlmCall]()
+    one, other = (
+        Asker(Slow(), settings, SystemClock(), keep=calls.append, tell=lambda _: None, purse=purse) for _ in range(2)
+    )
+    question: dict[str, Any] = {"messages": []}
+    first = asyncio.ensure_future(one.ask("first", question))
+    await asking.wait()
+    with pytest.raises(LlmUnusable, match="cap of 1000 tokens"):
+        await other.ask("second", question)
+    answered.set()
+    await first
+    for _ in range(3):
+        await other.ask("second", question)
+    assert purse == Purse(tokens=400) == Purse.of(calls)
+    with pytest.raises(LlmUnusable, match="cap of 1000 tokens"):
+        await one.ask("third", question)
 
 
 async def test_half_a_character_at_the_end_of_an_answer_is_told_and_kept() -> None:
