@@ -44,13 +44,14 @@ class Sink(Protocol):
 class Outcome:
     """How a conduct ended. `status` is the study's, `report` the folder with report.md and report.html.
 
-    for_window: it rests for its next window alone.
+    for_window: it rests for its next window alone. models: where those of its trials are kept.
     """
 
     status: StudyStatus
     reason: str
     report: Path | None = None
     for_window: bool = False
+    models: Path | None = None
 
 
 class Conduct:

@@ -12,6 +12,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where two workers run, a file's tests stay together with what they share, and all that boots an engine is one worker's: it takes
     the memory, and is begun first since it is the longest. Tests on the Ray cluster come last, since it idles at a tenth of a core.

@@ -118,18 +118,20 @@ def _longer(_plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _other_weights(plan: Plan, trial: TrialRecord) -> Seen:
+    unseen = False
     for role in (None, *plan.roles):
         of, whose = (f"{role}/", f"the {role}") if role is not None else ("", "the model")
         stale = dict(_points(trial, of + STALENESS))
         steps = [(value, stale[step]) for step, value in _points(trial, of + MISMATCH) if step in stale]
-        if sum(staleness == 0 for _, staleness in steps) < 2:  # nothing to compare the first with
-            raise _Unchecked
         later = outgrown(steps)
         if later is not None:
             return (
                 f"the probabilities that {whose} was sampled by left those of its trainer after the first step",
                 later,
             )
+        unseen = unseen or sum(staleness == 0 for _, staleness in steps) < 2  # nothing to compare the first with
+    if unseen:
+        raise _Unchecked
     return None
 
 

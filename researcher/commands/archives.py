@@ -101,7 +101,7 @@ async def _again(
                 (done,) = await executor.run_trials(study_id, archive.plan, [trial])
         finally:  # also where no server could be had, or somebody interrupted it: nothing goes on with it
             store.set_study_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
-    Keeping(home.store, study_id, home.studies / study_id, clock, os.environ).discard_servers()
+    await Keeping(home.store, study_id, home.studies / study_id, clock, os.environ).discard_servers()
     return done
 
 

@@ -10,7 +10,17 @@ from foundation.commandline import UsageError
 from researcher.analysis.knowledge import told
 from researcher.commands import DONE, FAILED, OUT_OF_BUDGET, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.models import OVER_BUDGET, Event, Plan, RepairRecord, StudyRecord, StudyStatus, TrialRecord
+from researcher.models import (
+    MODELS_KEPT,
+    MODELS_NOT_KEPT,
+    OVER_BUDGET,
+    Event,
+    Plan,
+    RepairRecord,
+    StudyRecord,
+    StudyStatus,
+    TrialRecord,
+)
 from researcher.ownership import living_owner
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
@@ -178,9 +188,16 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
         effect = record.effect
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
+    lines += _kept(home, study)
     if not study.status.ended:
         lines.append(f"worked on by {worker}" if worker else unattended(home, study))
     return lines
+
+
+def _kept(home: Home, study: StudyRecord) -> list[str]:
+    """Where the models of its trials are, or why not."""
+    events = [event for kind in (MODELS_KEPT, MODELS_NOT_KEPT) for event in home.store.events(study.id, kind=kind)]
+    return [event_text(max(events, key=lambda event: event.seq))] if events else []
 
 
 def unattended(home: Home, study: StudyRecord) -> str:
@@ -207,6 +224,10 @@ def event_text(event: Event) -> str:
     if event.kind == "repaired":
         files = ", ".join(detail.get("files", ()))
         return f"the code was mended by {detail['by']} ({files}) after {detail['trial']}: {detail['reason']}"
+    if event.kind == MODELS_KEPT:
+        return f"{detail['models']} models are kept in {detail['in']}"
+    if event.kind == MODELS_NOT_KEPT:
+        return str(detail["because"])
     if event.kind == "report":
         return f"report written: {detail.get('markdown', '')}"
     told = ", ".join(f"{name} {value}" for name, value in detail.items() if value is not None)
@@ -225,7 +246,7 @@ def worker_of(home: Home, study_id: str) -> str | None:
 
 
 def exit_code(home: Home, study: StudyRecord) -> int:
-    """How the study stands, as `start` would have ended."""
+    """How the study stands; one that a person stopped stands well. (`start` and `resume`, which were to end it, fail then.)"""
     if study.status is StudyStatus.STOPPED:
         spent = home.store.events(study.id, limit=100_000, kind=OVER_BUDGET)
         return OUT_OF_BUDGET if spent and spent[-1].detail["because"] == study.reason else DONE

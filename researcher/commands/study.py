@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from researcher.commands.writing import labelled, new_instrument, settings_for_w
 from researcher.conduct import Conduct, Outcome, Sink
 from researcher.environments import check_tasks, interpreter
 from researcher.executor.blueprint import Code, Setup
-from researcher.executor.keeping import Keeping, models_folder
+from researcher.executor.keeping import Keeping
 from researcher.executor.trials import Executor
 from researcher.gates import Gates, Halted, heed
 from researcher.models import LlmCall, Plan, StudyStatus
@@ -41,6 +42,7 @@ from researcher.planner.llm.asking import Purse
 from researcher.planner.llm.endpoint import OpenAIEndpoint
 from researcher.planner.llm.planner import LlmPlanner
 from researcher.planner.llm.settings import llm_settings
+from researcher.planner.refusals import PlanningRefused
 from researcher.schedule.daemon import ensure_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
@@ -86,11 +88,10 @@ def start_command(args: argparse.Namespace) -> int:
     llm = _llm_planner(args, place, calls)
     plan = asyncio.run(plan_study(topic, options, known=known, llm=llm, checkpoints=default_url(), thread=place))
     folder = open_instrument(args.instrument or plan.instrument)
-    plan = labelled(plan, folder)
+    plan = _with_tasks(labelled(plan, folder), folder, home, dry_run=args.dry_run)
     if args.dry_run:
         say_json(plan.model_dump(mode="json")) if args.json else say("\n".join(plan_lines(plan)))
         return DONE
-    plan = check_tasks(plan, folder, interpreter(folder, home.root))
     choices = {
         "instrument": _place(folder),
         "planner": args.planner,
@@ -112,6 +113,20 @@ def start_command(args: argparse.Namespace) -> int:
     if args.detach:
         return _detach(home, study_id, plan, as_json=args.json)
     return _conduct(home, study_id, as_json=args.json, plan=plan)
+
+
+def _with_tasks(plan: Plan, folder: InstrumentFolder, home: Home, *, dry_run: bool) -> Plan:
+    """The plan, fitted to the tasks that there are. A dry run does without where the instrument's packages are not installed.
+
+    Raises: PlanningRefused.
+    """
+    try:
+        python = interpreter(folder, home.root)
+    except PlanningRefused:
+        if dry_run:
+            return plan
+        raise
+    return check_tasks(plan, folder, python)
 
 
 def _check_keeping(args: argparse.Namespace) -> None:
@@ -166,7 +181,8 @@ def resume_command(args: argparse.Namespace) -> int:
     study_id = home.store.resolve_study(args.study)
     study = home.store.study(study_id)
     if study.status is StudyStatus.DONE:
-        return _wound_up(home, study_id, as_json=args.json)
+        told = asyncio.run(_until_told(_wound_up(home, study_id, _teller(args))))
+        return _close(told, study_id, as_json=args.json)
     home.store.plan(study_id)
     if home.store.events(study_id, limit=1, kind="reproduces"):
         raise WrongState(f"{study_id} runs one trial of an archive again: `researcher reproduce` begins it anew")
@@ -175,20 +191,19 @@ def resume_command(args: argparse.Namespace) -> int:
     return _conduct(home, study_id, as_json=args.json, wait=not args.scheduled)
 
 
-def _wound_up(home: Home, study_id: str, *, as_json: bool) -> int:
-    """Of a study that is done: keep its models where an earlier call did not get to it; say where everything is."""
+async def _wound_up(home: Home, study_id: str, tell: Callable[[str], None]) -> Outcome:
+    """Of a study that is done: what an earlier call did not get to."""
     study, folder = home.store.study(study_id), home.studies / study_id
-    with owned_now(home.store, study_id) as store:
-        keeping = Keeping(store, study_id, folder, SystemClock(), os.environ)
-        _keep(keeping, study.options, (lambda _: None) if as_json else say)
-    return _close(Outcome(study.status, study.reason or "its report is written", folder), study_id, as_json=as_json)
+    async with owned(home.store, study_id, SystemClock()) as store:
+        models = await _keep(Keeping(store, study_id, folder, SystemClock(), os.environ), study.options, tell)
+    return Outcome(study.status, study.reason or "its report is written", folder, models=models)
 
 
-def _keep(keeping: Keeping, choices: dict[str, Any], tell: Callable[[str], None]) -> None:
-    """Models, where they were asked for; then the disk of the servers is freed. Raises: ModelsNotKept, ServerUnfit."""
-    if choices.get("keep_models"):
-        keeping.keep_models(tell)
-    keeping.discard_servers()
+async def _keep(keeping: Keeping, choices: dict[str, Any], tell: Callable[[str], None]) -> Path | None:
+    """Where the models are, where they were asked for; the disk of the servers is freed. Raises: ModelsNotKept, ServerUnfit."""
+    models = await keeping.keep_models(tell) if choices.get("keep_models") else None
+    await keeping.discard_servers()
+    return models
 
 
 def seconds(text: str) -> float:
@@ -368,7 +383,7 @@ class Sitting:
             outcome = await conduct.carry_out(study_id)
         if outcome.status is StudyStatus.DONE:
             keeping = Keeping(self._store, study_id, home.studies / study_id, self._clock, os.environ)
-            await asyncio.to_thread(_keep, keeping, choices, self._view.say)
+            return replace(outcome, models=await _keep(keeping, choices, self._view.say))
         return outcome
 
     def _may_run(self) -> bool:
@@ -399,14 +414,13 @@ def _close(outcome: Outcome, study_id: str, *, as_json: bool) -> int:
 
 
 def _tell(outcome: Outcome, study_id: str, *, as_json: bool) -> None:
-    models = None if outcome.report is None else models_folder(outcome.report)
     if as_json:
         told = {"study": study_id, "status": outcome.status, "reason": outcome.reason, "report": outcome.report}
-        say_json(told | {"models": models})
+        say_json(told | {"models": outcome.models})
         return
     say(f"{study_id}: {outcome.status}. {outcome.reason}")
     if outcome.report is not None:
         say(f"report: {outcome.report / 'report.md'}\n        {outcome.report / 'report.html'}")
-        if models is not None:
-            say(f"models: {models}/*/*; `swarm serve --model DIR` hosts one")
+        if outcome.models is not None:
+            say(f"models: {outcome.models}/*/*; `swarm serve --model DIR` hosts one")
         say("`researcher verify` recomputes every number in it; `researcher ui` shows it in a browser")

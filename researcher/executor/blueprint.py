@@ -81,17 +81,30 @@ class Work:
 
     def folder(self, trial: TrialRecord, attempt: int) -> Path:
         """Where one attempt keeps its blueprint and its client's output."""
-        trials = self.setup.studies / self.study_id / "trials"
-        return trials / trial.key.split("/", 1)[0] / folder_name(trial) / f"attempt{attempt}"
+        trials = self.setup.studies / self.study_id / "trials" / trial.key.split("/", 1)[0]
+        plain = f"{_written(trial.arm)}-seed{trial.seed}"
+        if (
+            _is_short(plain) and (trials / plain).is_dir()
+        ):  # begun by a version that named folders so: its client may live there
+            return trials / plain / f"attempt{attempt}"
+        return trials / folder_name(trial) / f"attempt{attempt}"
 
 
 def folder_name(trial: TrialRecord) -> str:
     """`ARM-seedN`: what folders of a trial are called, one for each arm. Arms that no file system could name are told apart by
     their hash; an arm may be a whole prompt."""
-    arm = "".join(char if char.isalnum() or char in "-_.=" else "-" for char in trial.arm)
-    if arm != trial.arm or len(arm.encode()) > _LONGEST_NAME:
+    arm = _written(trial.arm)
+    if arm != trial.arm or not _is_short(arm):
         arm = f"{arm[:_BEGINNING]}-{hashlib.sha256(trial.arm.encode()).hexdigest()[:8]}"
     return f"{arm}-seed{trial.seed}"
+
+
+def _written(arm: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_.=" else "-" for char in arm)
+
+
+def _is_short(name: str) -> bool:
+    return len(name.encode()) <= _LONGEST_NAME
 
 
 def run_spec(work: Work, trial: TrialRecord, role: str | None = None) -> RunSpec:

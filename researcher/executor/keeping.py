@@ -1,4 +1,5 @@
-"""The trained models of a study's trials as folders, out of what the servers that it started have kept.
+"""The trained models of a study's trials as folders, out of what the servers that it started have kept: `models/STAGE/ARM-seedN`
+in the study's folder, `…-ROLE` for a further model of a trial.
 
 The servers are at their end by then: `swarm models export` reads their state, in a process of its own, since torch has no place in
 this one. What was written before is found, not written again.
@@ -6,9 +7,9 @@ this one. What was written before is found, not written again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,17 +18,14 @@ from pathlib import Path
 from foundation.clock import Clock
 from researcher.executor.blueprint import folder_name
 from researcher.executor.errors import ModelsNotKept, ServerUnfit
+from researcher.executor.local_server import LocalLimits
 from researcher.executor.processes import Berth, child_environ
-from researcher.models import TrialRecord, TrialStatus
+from researcher.models import MODELS_KEPT, MODELS_NOT_KEPT, TrialRecord, TrialStatus
 from researcher.store.store import Store
 from swarm.protocol.errors import ErrorCode
 
 _MODELS = "models"
-
-
-def models_folder(folder: Path) -> Path | None:
-    """Where models of the study in `folder` are kept: `STAGE/ARM-seedN`, `…-ROLE` for further ones. None: none was."""
-    return folder / _MODELS if (folder / _MODELS).is_dir() else None
+_EXPORT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class _Wanted:
 
 
 class Keeping:
-    """What is kept of a study that is over. folder: the study's."""
+    """What is kept of a study that is over, for its owner. folder: the study's."""
 
     def __init__(self, store: Store, study_id: str, folder: Path, clock: Clock, environ: Mapping[str, str]) -> None:
         self._store = store
@@ -47,24 +45,31 @@ class Keeping:
         self._clock = clock
         self._environ = environ
 
-    def keep_models(self, tell: Callable[[str], None] = lambda _: None) -> int:
-        """Write the model of every trial that was done, as its run left it; returns how many there are now.
+    async def keep_models(self, tell: Callable[[str], None] = lambda _: None) -> Path:
+        """Write the model of every trial that was done, as its run left it; returns where they are.
 
         tell: told of each. Raises: ModelsNotKept, with what is in the way; what the servers kept is there still then.
         """
         wanted = list(self._wanted())
-        for number, each in enumerate(wanted, 1):
-            if not each.to.exists():
-                tell(f"keeping the model of {each.to.relative_to(self._models)} ({number} of {len(wanted)}) ...")
-                self._export(each)
-        return len(wanted)
+        try:
+            for number, each in enumerate(wanted, 1):
+                if not each.to.exists():
+                    tell(f"keeping the model of {each.to.relative_to(self._models)} ({number} of {len(wanted)}) ...")
+                    await self._export(each)
+        except ModelsNotKept as error:
+            self._store.record_event(self._study_id, MODELS_NOT_KEPT, {"because": str(error)})
+            raise
+        self._store.record_event(self._study_id, MODELS_KEPT, {"models": len(wanted), "in": str(self._models)})
+        return self._models
 
-    def discard_servers(self) -> None:
-        """Free the disk of checkpoints and pools. Raises: ServerUnfit while a server runs."""
+    async def discard_servers(self) -> None:
+        """Free the disk of checkpoints and pools. Raises: ServerUnfit while a server runs and cannot be ended."""
         for server in self._servers():
-            if Berth(server / "process", self._clock).alive():
+            berth = Berth(server / "process", self._clock)
+            await berth.end(LocalLimits().grace_s)  # one that a killed researcher left
+            if berth.alive():
                 raise ServerUnfit("the swarm server still runs; stop it before its state is discarded")
-            shutil.rmtree(server / "state", ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, server / "state", ignore_errors=True)
 
     def _wanted(self) -> Iterator[_Wanted]:
         attempts = self._store.attempts_of_study(self._study_id)
@@ -78,24 +83,42 @@ class Keeping:
     def _place(self, trial: TrialRecord, ending: str = "") -> Path:
         return self._models / trial.stage / f"{folder_name(trial)}{ending}"
 
-    def _export(self, wanted: _Wanted) -> None:
+    async def _export(self, wanted: _Wanted) -> None:
         said = f"none of the study's servers has records of run {wanted.run_id} any more"
         for server in self._servers():
             if not (server / "state" / "pool").is_dir():
                 continue
             command = [sys.executable, "-m", "swarm.main", "models", "export", wanted.run_id, "--json"]
-            command += ["--state-dir", str(server / "state"), "--to", str(wanted.to)]
-            done = subprocess.run(
-                command, env=child_environ(self._environ), capture_output=True, text=True, check=False
+            exit_code, told = await self._ended(
+                [*command, "--state-dir", str(server / "state"), "--to", str(wanted.to)]
             )
-            if done.returncode == 0:
+            if exit_code == 0:
                 return
-            said, code = _last_words(done.stderr)
+            said, code = _last_words(told)
             if code != ErrorCode.NOT_FOUND:
                 break
-        raise ModelsNotKept(
-            f"the model of {wanted.to.relative_to(self._models)} was not kept: {said}; `researcher resume` tries again"
+        name = wanted.to.relative_to(self._models)
+        raise ModelsNotKept(f"the model of {name} was not kept: {said}; `researcher resume` tries again")
+
+    async def _ended(self, command: list[str]) -> tuple[int, str]:
+        """Exit code and standard error. It ends with us."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=child_environ(self._environ),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
         )
+        try:
+            async with asyncio.timeout(_EXPORT_S):
+                _, told = await process.communicate()
+        except TimeoutError:
+            return 1, f"it takes longer than {_EXPORT_S:.0f} s"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return process.returncode or 0, told.decode(errors="replace")
 
     def _servers(self) -> list[Path]:
         return sorted(lock.parent.parent for lock in self._folder.glob("server*/process/lock"))

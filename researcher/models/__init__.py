@@ -33,6 +33,8 @@ from researcher.models.plans import (
     trial_key,
 )
 from researcher.models.records import (
+    MODELS_KEPT,
+    MODELS_NOT_KEPT,
     OVER_BUDGET,
     AttemptRecord,
     BudgetState,
@@ -54,6 +56,8 @@ from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
     "LEARNING_RATE",
+    "MODELS_KEPT",
+    "MODELS_NOT_KEPT",
     "OVER_BUDGET",
     "PERSON",
     "RUN_PARAMETERS",

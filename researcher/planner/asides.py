@@ -15,7 +15,10 @@ _LOSING = (
     r"costing|(?:a |any )?(?:loss|drop|decrease|reduction|cost) (?:of|in|to))"
 )
 _UNHARMED = rf"(?:,\s*)?\b(?:without|while not|but not|with no|at no)\s+{_LOSING}\s+(?:(?:the|its|any|much)\s+)*"
-_FREEZING = r"\b(?:freez(?:e|es|ing)|frozen|(?:not|without) training)\s+(?:the\s+)?"
+_FREEZING = (
+    r"\b(?:with\s+)?(?:(?:freez(?:e|es|ing)|(?:not|without) training)\s+(?:the\s+)?|(?:(?:an?|the)\s+)?frozen\s+)"
+)
+_A_MODEL = r"(solver|model|agent|policy|network|actor|critic)\b"
 _AT_EQUAL_COST = re.compile(
     r"\b(?:(?:at|for|with|given|under)\s+(?:an?\s+|the\s+)?(?:equal|same|fixed|matched|identical|constant)\s+"
     r"(?:(?:amount|number|total|budget)\s+of\s+|total\s+|training\s+)?"
@@ -71,9 +74,7 @@ def put_plainly(topic: str, instrument: Instrument) -> str:
             topic = re.sub(
                 rf"{_FREEZING}{_spelled((role,))}\b", f"with {role} learning rate 0", topic, flags=re.IGNORECASE
             )
-    frozen = (
-        re.search(rf"{_FREEZING}(?!any\b|all\b|it\b|at\b)(\w+)", topic, re.IGNORECASE) if instrument.roles else None
-    )
+    frozen = re.search(rf"{_FREEZING}{_A_MODEL}", topic, re.IGNORECASE) if instrument.roles else None
     if frozen is not None:
         can = [role for role in instrument.roles if f"{role}_learning_rate" in named]
         alone = "".join(f"{role}_learning_rate 0 freezes the {role} alone, " for role in can)

@@ -30,9 +30,9 @@ _OTHER_OUTCOMES = words(
     "hallucination memory vram exploration explore diversity diverse calibration calibrated hacking toxicity safety safer "
     "latency throughput energy noise noisy gradient crash crashing"
 )
+"""Outcomes that people ask about, and that none of our kinds of metrics measures. An instrument may declare one by name."""
 _LOSS_OF = words("training train validation eval evaluation test heldout")
 _LOSS_MOVES = words("fall drop decrease decline shrink converge diverge curve value")
-"""Outcomes that people ask about, and that none of our kinds of metrics measures. An instrument may declare one by name."""
 
 
 def metric_of(

@@ -312,13 +312,12 @@ def _trial(ledger: Ledger, trial: TrialRecord, metrics: Sequence[Metric], beside
         )
         for metric in metrics
     }
-    claims = {
-        "tries": ledger.claim(f"{name}.tries", call("tries", arm=trial.arm, seed=trial.seed), Style.COUNT),
-        "fingerprint": ledger.claim(
-            f"{name}.fingerprint", call("fingerprint", arm=trial.arm, seed=trial.seed), Style.SHORT
-        ),
-    }
-    line = trial.series.get(_CURVE, ()) if trial.status in ENDED else ()  # others grow while the report stays
+    claims = {"tries": ledger.claim(f"{name}.tries", call("tries", arm=trial.arm, seed=trial.seed), Style.COUNT)}
+    ended = trial.status in ENDED
+    if ended:  # what is recorded of others grows while the report stays
+        asked = call("fingerprint", arm=trial.arm, seed=trial.seed)
+        claims["fingerprint"] = ledger.claim(f"{name}.fingerprint", asked, Style.SHORT)
+    line = trial.series.get(_CURVE, ()) if ended else ()
     return TrialPart(trial=trial, claims=claims, finals=finals, spark=sparkline(line, beside))
 
 

@@ -24,7 +24,7 @@ from researcher.analysis.power import (
 )
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, seeds_of
 from researcher.models import Effect, Hypothesis, Known, Metric, Stage, StageKind, TrialRecord, TrialStatus, Verdict
-from researcher.report.records import ENDED, Records, fingerprint
+from researcher.report.records import Records, fingerprint
 
 Value = float | int | str | None
 Fields = Mapping[str, Value]
@@ -194,7 +194,7 @@ class Vocabulary:
     def fingerprint(self, *, arm: str, seed: int) -> Value:
         """SHA-256 over all that is recorded of a trial."""
         trial = self._records.trial(arm, seed)
-        return None if trial is None or trial.status not in ENDED else fingerprint(trial)
+        return None if trial is None else fingerprint(trial)
 
     # -- sentinels and decisions --------------------------------------------------------------------------------------
 

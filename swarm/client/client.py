@@ -92,6 +92,7 @@ class SwarmClient:
         self.ids = ids or RandomIds()
         self.client_id = client_id or self.ids.new("client")
         self.client_version = client_version
+        self._has_own_patience = patience is not None
         self._wire = Wire(
             url,
             token,
@@ -403,9 +404,11 @@ class SwarmClient:
         return await crew.work(tasks)
 
     def _enduring(self) -> SwarmClient:
-        """This client with a crew's patience, over the same connections. Its patience with silence is its own."""
+        """This client, with a crew's patience over the same connections where it was given none of its own."""
+        if self._has_own_patience:
+            return self
         other = copy.copy(self)
-        other._wire = self._wire.with_patience(replace(CREW_PATIENCE, connect_s=self._wire.patience.connect_s))
+        other._wire = self._wire.with_patience(CREW_PATIENCE)
         return other
 
     async def _post(

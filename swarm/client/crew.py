@@ -65,7 +65,7 @@ class CrewReport:
 class _History:
     """What the server knows of this client from before."""
 
-    claims: Counter[str] = field(default_factory=Counter)
+    claims: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     ended: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     """By family and task."""
     orphans: list[tuple[LedgerEntry, int]] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Crew:
         self._sampling = sampling
         self._watched = progress
         self._permits = asyncio.Semaphore(concurrency)
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: defaultdict[tuple[str | None, str], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._history = _History()
         self._failing = 0
         self._last_crash = ""
@@ -153,8 +153,8 @@ class Crew:
             if self._mix is not None and entry.mix != self._mix:
                 continue  # of another crew of this client
             if entry.state is EpisodeState.RUNNING:
-                found.orphans.append((entry, found.claims[entry.task_id]))
-            found.claims[entry.task_id] += 1
+                found.orphans.append((entry, found.claims[entry.mix, entry.task_id]))
+            found.claims[entry.mix, entry.task_id] += 1
         for progress in await self._swarm.tasks(run_id=self._run_id, client_id=me, mix=self._mix):
             if progress.kind == self._kind and (self._kind == "train" or progress.step == step):
                 found.ended[progress.mix, progress.task_id] += progress.ended
@@ -225,12 +225,13 @@ class Crew:
     # -- one attempt --------------------------------------------------------------------------------------------------
 
     async def _attempt(self, task: Task, claimed: asyncio.Event, line: ProgressLine) -> _Fate:
+        family = self._family(task)
         async with AsyncExitStack() as stack:
             try:
-                async with self._turns[task.id]:
-                    episode = self._episode(task.id, self._history.claims[task.id], self._family(task))
+                async with self._turns[family, task.id]:
+                    episode = self._episode(task.id, self._history.claims[family, task.id], family)
                     await stack.enter_async_context(episode)
-                    self._history.claims[task.id] += 1
+                    self._history.claims[family, task.id] += 1
             except (OverLimit, NotFound) as error:
                 if isinstance(error, NotFound):  # the server works on another run by now, or never knew this one:
                     await self._swarm.run(self._run_id)  # then it is not found here either

@@ -149,6 +149,6 @@ _BY_CODE: dict[ErrorCode, type[Refusal]] = {
 }
 
 
-def refusal(code: ErrorCode, detail: str, fields: dict[str, Any]) -> Refusal:
-    """The refusal of this code, as its own type."""
-    return _BY_CODE[code](code, detail, **fields)
+def refusal(code: ErrorCode | str, detail: str, fields: dict[str, Any]) -> Refusal:
+    """The refusal of this code, as its own type; a plain one where this version does not know the code."""
+    return _BY_CODE.get(code, Refusal)(code, detail, **fields)  # type: ignore[arg-type]

@@ -15,7 +15,8 @@ class Problem(BaseModel):
     type: str = "about:blank"
     title: str
     status: int
-    code: ErrorCode
+    code: ErrorCode | str
+    """A newer server may have more codes than this version knows."""
     detail: str
 
     @classmethod

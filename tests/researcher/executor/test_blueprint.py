@@ -93,3 +93,10 @@ def test_every_arm_has_a_folder_of_its_own_that_a_file_system_can_name(tmp_path:
     assert len(folders) == len(arms)
     for folder in folders:
         folder.mkdir(parents=True)
+
+
+def test_a_trial_that_an_earlier_version_began_keeps_its_folder(tmp_path: Path) -> None:
+    work = work_of(repeat_plan(), tmp_path)
+    begun = tmp_path / "st-1" / "trials" / "hash" / "lr=1e-5-group_size=8-seed3"
+    begun.mkdir(parents=True)
+    assert work.folder(trial_of("lr=1e-5,group_size=8"), 1) == begun / "attempt1"

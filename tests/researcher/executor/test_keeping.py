@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from foundation.clock import SystemClock
+from researcher.executor.processes import Berth
 from researcher.main import main
 from researcher.models import StudyStatus
 from researcher.store.store import Store
@@ -80,8 +83,12 @@ def test_models_are_kept_whole_or_their_servers_records_stay(
     assert "was not kept" in said.err
     assert "`researcher resume` tries again" in said.err
     assert stored.state_dir.is_dir()
+    assert main(["status", study_id]) == 0
+    assert "was not kept" in capsys.readouterr().out
 
     file.write_bytes(whole)
+    left = Berth(folder / "server" / "process", SystemClock())  # of a researcher that was killed before it ended it
+    left.start(["sleep", "600"], dict(os.environ))
     assert main(["resume", study_id]) == 0
     kept = sorted(path.relative_to(folder / "models") for path in (folder / "models").glob("*/*"))
     place = f"{ARMS[0]}-seed0"
@@ -89,6 +96,9 @@ def test_models_are_kept_whole_or_their_servers_records_stay(
     assert str(folder / "models") in capsys.readouterr().out
     assert resolve(str(folder / "models" / kept[0])).fingerprint != tiny_llama.fingerprint
     assert not stored.state_dir.exists()
+    assert not left.alive()
+    assert main(["status", study_id]) == 0
+    assert f"2 models are kept in {folder / 'models'}" in capsys.readouterr().out
     assert main(["resume", study_id]) == 0  # nothing is left to do
 
 

@@ -177,6 +177,13 @@ async def test_topics_about_the_other_instruments_stay_theirs(topic: str, instru
     assert (await plan(topic)).instrument == instrument
 
 
+@pytest.mark.parametrize(
+    "beside", ["without training longer", "without training on harder sums", "not training from scratch"]
+)
+async def test_what_is_trained_otherwise_is_not_frozen(beside: str) -> None:
+    assert arms(await plan(f"For the team, is a group size of 8 better than 4 {beside}?")) == ["group_size", 4, 8]
+
+
 @pytest.mark.parametrize("said", ["freezing the planner", "a frozen planner", "not training the planner"])
 async def test_what_is_frozen_does_not_learn(said: str) -> None:
     made = await plan(f"Does {said} hurt the team's accuracy?")
