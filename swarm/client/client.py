@@ -383,7 +383,8 @@ class SwarmClient:
 
         episodes_per_task: None: the run's group_size (train) or 1 (eval). Goes on where this client_id stopped. A crashing
         rollout costs one episode and is tried again `retries` times. max_episode_s, max_call_s: longest episode, and longest
-        single LLM call, before the server ends it. progress: None: a bar when stderr is a terminal.
+        single LLM call, before the server ends it. progress: None: a bar when stderr is a terminal. A client that was given no
+        patience waits for its turn as long as the server says later, and two minutes for room on its disk.
         Raises: RolloutsFailing when they all crash; Refusal, ServerUnreachable.
         """
         crew = Crew(
