@@ -16,6 +16,7 @@ import httpx
 
 from foundation.clock import ManualClock
 from researcher.executor.jobs import Ending, Order, Started
+from swarm.client.trial import client_id
 from swarm.protocol.episodes import DropReason, EpisodeState, LedgerEntry, LedgerPage, TaskProgress
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.problem import Problem
@@ -149,7 +150,7 @@ class SimulatedServer:
                 kind="train" if kind == "train" else "eval",
                 task_id=task,
                 mix=None,
-                client_id="simulated",
+                client_id=client_id(report.spec.labels["trial"]),
                 client_version="0",
                 config_version=1,
                 group_id=None,
