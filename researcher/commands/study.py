@@ -181,8 +181,7 @@ def resume_command(args: argparse.Namespace) -> int:
     study_id = home.store.resolve_study(args.study)
     study = home.store.study(study_id)
     if study.status is StudyStatus.DONE:
-        told = asyncio.run(_until_told(_wound_up(home, study_id, _teller(args))))
-        return _close(told, study_id, as_json=args.json)
+        return _close(_to_its_end(study_id, _wound_up(home, study_id, _teller(args))), study_id, as_json=args.json)
     home.store.plan(study_id)
     if home.store.events(study_id, limit=1, kind="reproduces"):
         raise WrongState(f"{study_id} runs one trial of an archive again: `researcher reproduce` begins it anew")
@@ -246,12 +245,18 @@ def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = No
     logs.configure("WARNING")
     view = view_for(as_json=as_json)
     try:
-        outcome = asyncio.run(_until_told(sit(home, study_id, view, plan, wait=wait)))
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        raise Interrupted(study_id) from None
+        outcome = _to_its_end(study_id, sit(home, study_id, view, plan, wait=wait))
     finally:
         view.close()
     return _close(outcome, study_id, as_json=as_json)
+
+
+def _to_its_end(study_id: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Raises: Interrupted by Ctrl-C or SIGTERM; what the work raises."""
+    try:
+        return asyncio.run(_until_told(work))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise Interrupted(study_id) from None
 
 
 async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
