@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 
 def user_data_dir(environ: Mapping[str, str] | None = None) -> Path:
@@ -50,6 +51,12 @@ def visible_files(folder: Path) -> list[tuple[str, Path]]:
             continue
         found.append(("/".join(parts), file))
     return sorted(found)
+
+
+def last_bytes(file: BinaryIO, most: int) -> bytes:
+    """The end of a file that is open, `most` bytes of it."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+    return file.read(most)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from foundation.paths import last_bytes
 from researcher.executor.processes import child_environ
 from researcher.models import Plan
 from researcher.planner.instruments import InstrumentFolder
@@ -184,8 +185,7 @@ def _carried_out(folder: InstrumentFolder, python: str, asked: str, place: Path)
 
 def _tail(file: Path) -> str:
     with file.open("rb") as opened:
-        opened.seek(max(0, file.stat().st_size - _TOLD_BYTES))
-        return opened.read().decode(errors="replace")
+        return last_bytes(opened, _TOLD_BYTES).decode(errors="replace")
 
 
 def _installed(name: str) -> str | None:

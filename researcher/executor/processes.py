@@ -19,6 +19,7 @@ from pathlib import Path
 
 import foundation
 from foundation.clock import Clock
+from foundation.paths import last_bytes
 
 _ENTRY = 'echo $$ > "$0" && exec "$@"'
 """What the new process does first, as a shell: say who it is, then become the command."""
@@ -119,8 +120,7 @@ class Berth:
         """The last words of its output."""
         try:
             with open(self.folder / name, "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - length))
-                return file.read().decode(errors="replace").strip()
+                return last_bytes(file, length).decode(errors="replace").strip()
         except FileNotFoundError:
             return ""
 

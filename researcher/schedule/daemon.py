@@ -212,9 +212,9 @@ def only_daemon(patience_s: float = 0.0) -> Iterator[bool]:
         yield True
 
 
-def _locked(file: IO[str]) -> bool:
+def _locked(file: IO[str], how: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -226,11 +226,7 @@ def daemon_lives() -> bool:
     if not file.exists():
         return False
     with file.open() as opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not _locked(opened, fcntl.LOCK_SH)
 
 
 def ensure_daemon() -> None:

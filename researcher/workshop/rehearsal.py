@@ -18,6 +18,7 @@ from typing import BinaryIO
 from pydantic import BaseModel
 
 from foundation.logs import redact
+from foundation.paths import last_bytes
 from researcher.models import Scalar
 from researcher.sandbox.confinement import Bounds
 from researcher.sandbox.launch import SPEC, Mode, confined, sandbox
@@ -84,7 +85,7 @@ async def rehearse(request: RehearsalRequest, *, mode: Mode | None = None, limit
         command, environ = _command(request, place, mode or sandbox().mode)
         with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as said:
             code = await _run(command, environ, result, said, limit_s)
-            found, words = _end(result, _BOUNDS.file_bytes), _end(said, _WORDS_BYTES)
+            found, words = last_bytes(result, _BOUNDS.file_bytes), last_bytes(said, _WORDS_BYTES)
     with suppress(ValueError):
         return Rehearsal.model_validate_json(found)
     last = redact(words.decode(errors="replace"))[-2000:].strip()
@@ -148,12 +149,6 @@ async def _run(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-
-
-def _end(file: BinaryIO, most: int) -> bytes:
-    """The last bytes, `most` of them."""
-    file.seek(max(0, file.seek(0, os.SEEK_END) - most))
-    return file.read(most)
 
 
 def _command(request: RehearsalRequest, place: str, mode: Mode) -> tuple[list[str], dict[str, str]]:
