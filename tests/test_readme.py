@@ -37,7 +37,7 @@ def test_every_command_exists(program: str) -> None:
 
 
 def test_every_page_and_folder_that_it_names_is_there() -> None:
-    pages = re.findall(r"\]\(([^)]+)\)", README)
+    pages = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README)]
     assert [page for page in pages if not (ROOT / page).exists()] == []
 
 

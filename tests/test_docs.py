@@ -1,0 +1,186 @@
+"""The pages say what the code does: their tables name what is there, their links lead somewhere, their example runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from bench.serving import ServerProcess
+from researcher import commands
+from swarm.main import parser as swarm_parser
+from swarm.protocol.episodes import DropReason
+from swarm.protocol.errors import HTTP_STATUS, ErrorCode
+from swarm.protocol.runspec import TUNABLE, LoraSpec, MixSpec, RunSpec, SamplingSpec
+from swarm.server.gateway.sampling import _ANY_VALUE_BENDS, _NEUTRAL, recorded_sampling, with_defaults
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SERVER = (ROOT / "docs" / "server.md").read_text()
+COMMANDS = (ROOT / "docs" / "commands.md").read_text()
+BLACK_BOX = (ROOT / "docs" / "black-box.md").read_text()
+CLIENTS = (ROOT / "docs" / "clients.md").read_text()
+ROW = re.compile(r"^\| (.*) \|$", re.MULTILINE)
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, without its two head lines."""
+    section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    table = re.search(r"(^\|.*\n)+", section, re.MULTILINE)
+    assert table is not None, heading
+    return [[cell.strip() for cell in line.split("|")] for line in ROW.findall(table.group())][2:]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each field of a spec, and what it is by default; `...` where it has to be given."""
+    for name, field in model.model_fields.items():
+        default = field.default if field.default_factory is None else field.default_factory()  # type: ignore[call-arg]
+        if isinstance(default, BaseModel):
+            yield from fields(type(default), f"{prefix}{name}.")
+        else:
+            yield prefix + name, ... if field.is_required() else default
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    astray = []
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            astray.append(link)
+    assert astray == []
+
+
+# -- the server ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_options_is_that_of_serve() -> None:
+    told = {name for row in rows(SERVER, "Options of `swarm serve`") for name in quoted(row[0])}
+    assert told == options_of(swarm_parser(), "serve") - {"--help"}
+
+
+def options_of(parser: argparse.ArgumentParser, *words: str) -> set[str]:
+    for word in words:
+        (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        parser = commands.choices[word]
+    return {name for action in parser._actions for name in action.option_strings if name.startswith("--")}
+
+
+def test_the_table_of_routes_is_the_servers(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "state", "--log-level", "warning") as server, server.client() as http:
+        served = http.get("/openapi.json").json()["paths"]
+    here = {f"{method.upper()} {path}" for path, methods in served.items() for method in methods}
+    told = [name for row in rows(SERVER, "Routes") for name in quoted(row[0])]
+    assert sorted(told) == sorted(name.replace("{model:path}", "{model}") for name in here)
+
+
+def test_the_table_of_codes_is_the_protocols() -> None:
+    told = {ErrorCode(quoted(code)[0]): int(status) for code, status, _ in rows(SERVER, "Error codes")}
+    assert told == HTTP_STATUS
+
+
+def test_the_table_of_reasons_is_the_ledgers() -> None:
+    assert [quoted(row[0])[0] for row in rows(SERVER, "Why an episode was not trained")] == list(DropReason)
+
+
+def test_the_table_of_fields_is_the_specs() -> None:
+    wanted = dict(fields(RunSpec))
+    wanted |= dict(fields(LoraSpec, "parameters.")) | dict(fields(MixSpec, "batch.mix.NAME."))
+    told = {quoted(name)[0]: default for name, default, _ in rows(SERVER, "Fields of a run's spec")}
+    assert sorted(told) == sorted(wanted)
+    defaults = {name: json.loads(quoted(cell)[0]) if cell else ... for name, cell in told.items()}
+    assert defaults == {name: list(value) if isinstance(value, tuple) else value for name, value in wanted.items()}
+
+
+def test_the_table_of_what_a_patch_changes_is_the_protocols() -> None:
+    assert {quoted(row[0])[0] for row in rows(SERVER, "What a PATCH may change")} == TUNABLE
+
+
+# -- calls that are not trained -----------------------------------------------------------------------------------------
+
+
+def test_the_table_of_calls_that_are_not_trained_names_every_field_that_bends() -> None:
+    told = {name for row in rows(BLACK_BOX, "Calls that are recorded, not trained") for name in quoted(row[0])}
+    assert {*_NEUTRAL, *_ANY_VALUE_BENDS, "temperature", "response_format", "tool_choice", "strict: true"} <= told
+
+
+@pytest.mark.parametrize(
+    ("asked", "trained"),
+    [
+        ({}, True),
+        ({"temperature": 0}, False),
+        ({"temperature": 0.009}, False),
+        ({"temperature": 0.01}, True),
+        ({"top_p": 0.9}, False),
+        ({"top_p": 1, "presence_penalty": 0, "logit_bias": {}}, True),
+        ({"top_k": 5}, False),
+        ({"min_tokens": 2}, False),
+        ({"guided_regex": "a+"}, False),
+        ({"response_format": {"type": "text"}}, True),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"tool_choice": "auto", "tools": [{"type": "function", "function": {"name": "add"}}]}, True),
+        ({"tool_choice": "required"}, False),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, False),
+        ({"tools": [{"type": "function", "function": {"name": "add", "strict": True}}]}, False),
+        ({"tool_choice": "none", "tools": [{"type": "function", "function": {"name": "add", "strict": True}}]}, True),
+    ],
+)
+def test_calls_are_trained_or_not_as_the_page_says(asked: dict[str, Any], trained: bool) -> None:
+    assert recorded_sampling(with_defaults(asked, SamplingSpec(), seed=1)).reproducible is trained
+
+
+# -- commands -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_exit_codes_is_the_researchers() -> None:
+    told = [int(row[0]) for row in rows(COMMANDS, "Exit codes of `researcher`")]
+    own = (commands.DONE, commands.FAILED, commands.USAGE, commands.WAITING, commands.OUT_OF_BUDGET)
+    assert told == [*own, 130]
+
+
+@pytest.mark.parametrize("words", ["start", "status", "patch", "stop", "checkpoint", "restore", "quarantine"])
+def test_the_table_of_run_has_the_options_of_each_command(words: str) -> None:
+    (row,) = [row for row in rows(COMMANDS, "`swarm run`") if quoted(row[0])[0].split()[0] == words]
+    said = {name for cell in row for name in re.findall(r"--[a-z-]+", cell)}
+    assert said == options_of(swarm_parser(), "run", words) - {"--help", "--url", "--token-file", "--json"}
+
+
+# -- clients ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_on_clients_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", CLIENTS, re.DOTALL)
+    with ServerProcess(tmp_path / "state", "--log-level", "warning") as server:
+        script = tmp_path / "example.py"
+        script.write_text(example.replace("http://127.0.0.1:8642", server.url))
+        ran = subprocess.run(
+            [sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+        )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    trained, evaluated = ran.stdout.splitlines()
+    assert "run_over=True" in trained
+    assert "ended=20" in evaluated
