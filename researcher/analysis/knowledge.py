@@ -45,7 +45,7 @@ def trained_models(plan: Plan, arms: Iterable[str], trials: Sequence[TrialRecord
     found: list[str] = []
     for arm in arms:
         planned = plan.model_of(arm).name
-        told = [t.evidence.model.name for t in trials if t.arm == arm and t.evidence and t.evidence.model]
+        told = [t.evidence.model.trained for t in trials if t.arm == arm and t.evidence and t.evidence.model]
         found += [planned if name == hosted_name(planned) else name for name in told] or [planned]
     return list(dict.fromkeys(found))
 

@@ -46,7 +46,10 @@ async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
     series = _steps(report) | _evaluations(blueprint, own, report)
     status = await swarm.status()
     hosted = HostedModel(
-        name=hosted_name(status.model), fingerprint=status.model_fingerprint, dtype=status.engine.dtype
+        name=hosted_name(status.model),
+        fingerprint=status.model_fingerprint,
+        dtype=status.engine.dtype,
+        engine=status.engine.backend,
     )
     return Collected(
         series=series,

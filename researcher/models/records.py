@@ -57,6 +57,13 @@ class HostedModel(BaseModel):
     fingerprint: str | None = None
     dtype: Annotated[ComputeType | None, Field(exclude_if=lambda found: found is None)] = None
     """What it is sampled in. None: recorded before that was asked."""
+    engine: Annotated[str | None, Field(exclude_if=lambda found: found is None)] = None
+    """`local`, `verl` or `echo`, which answers without the model whose name it bears. None: recorded before that was asked."""
+
+    @property
+    def trained(self) -> str:
+        """The name of what learns: the model's own, or `echo`."""
+        return "echo" if self.engine == "echo" else self.name
 
 
 class TrialEvidence(BaseModel):

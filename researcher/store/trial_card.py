@@ -30,6 +30,8 @@ def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any])
         tags["swarm.model"] = plan.model_of(trial.arm).name
     hosted = trial.evidence.model if trial.evidence is not None else None
     if hosted is not None:
+        if hosted.engine is not None:
+            tags["swarm.engine"] = hosted.engine
         tags["swarm.model"] = hosted.name if hosted.fingerprint is None else f"{hosted.name}@{hosted.fingerprint[:12]}"
     if "code_version" in blueprint:
         tags["swarm.code_version"] = str(blueprint["code_version"])

@@ -48,13 +48,18 @@ def test_a_finding_says_everything_that_its_study_held_fixed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosted", "model"),
-    [("echo", "echo"), ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m"), (None, "smollm2-135m")],
+    ("hosted", "engine", "model"),
+    [
+        ("echo", None, "echo"),
+        ("smollm2-135m", "echo", "echo"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "local", "smollm2-135m"),
+        (None, None, "smollm2-135m"),
+    ],
 )
-def test_a_finding_is_about_what_its_trials_trained(hosted: str | None, model: str) -> None:
+def test_a_finding_is_about_what_its_trials_trained(hosted: str | None, engine: str | None, model: str) -> None:
     plan = study_plan()
     plan = plan.model_copy(update={"model": plan.model.model_copy(update={"name": "smollm2-135m"})})
-    told = None if hosted is None else TrialEvidence(model=HostedModel(name=hosted_name(hosted)))
+    told = None if hosted is None else TrialEvidence(model=HostedModel(name=hosted_name(hosted), engine=engine))
     trials = [done_trial(plan, arm.name, 0, 0.3, evidence=told) for arm in plan.arms]
     record = VerdictRecord(hypothesis=plan.hypotheses[0].id, verdict=Verdict.SUPPORTED, reason="", effect=None)
     [found] = findings_of("st-1", plan, [record], 0.0, trials)

@@ -93,10 +93,10 @@ def test_a_report_says_what_was_the_same_in_all_arms(tmp_path: Path) -> None:
 
 def test_an_engine_that_stood_in_for_the_model_is_named(tmp_path: Path) -> None:
     data = supported()
-    told = TrialEvidence(model=HostedModel(name="echo"))
-    echoed = replace(data, trials=tuple(each.model_copy(update={"evidence": told}) for each in data.trials))
-    for folder, study, said in (("a", data, False), ("b", echoed, True)):
-        assert (markdown(study, tmp_path / folder).count("in whose place `echo` was served") == 2) == said
+    for engine, said in (("local", False), ("echo", True)):
+        told = TrialEvidence(model=HostedModel(name=data.plan.model.name, engine=engine))
+        ran = replace(data, trials=tuple(each.model_copy(update={"evidence": told}) for each in data.trials))
+        assert (markdown(ran, tmp_path / engine).count("in whose place `echo` was served") == 2) == said
 
 
 def test_a_report_says_what_was_computed_in(tmp_path: Path) -> None:
