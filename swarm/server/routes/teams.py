@@ -54,7 +54,6 @@ class TeamRoutes:
                 endpoint=self.decision,
                 summary="What was decided, for servers that hold the episode's team key",
                 answer=TeamDecision,
-                codes=(ErrorCode.NOT_FOUND,),
             ),
             Operation(
                 method="POST",
