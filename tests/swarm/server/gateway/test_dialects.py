@@ -224,8 +224,9 @@ def test_an_unknown_previous_response_is_not_found(served: Served) -> None:
     episode, other = served.claim(), served.claim()
     theirs = other.sdk.responses.create(model="policy", input="Repeat red")
     for unknown in ("resp_0", theirs.id):
-        with pytest.raises(openai.NotFoundError, match="not found"):
+        with pytest.raises(openai.NotFoundError, match="not found") as refused:
             episode.sdk.responses.create(model="policy", input="Repeat red", previous_response_id=unknown)
+        assert refused.value.code == "previous_response_not_found"
     assert episode.trace().calls == []
 
 

@@ -76,9 +76,12 @@ def test_agents_are_named_by_header_or_by_model(served: Served) -> None:
 
 def test_another_model_is_refused_and_counts_nothing(served: Served) -> None:
     episode = served.claim()
-    with pytest.raises(openai.NotFoundError, match="does not exist"):
+    with pytest.raises(openai.NotFoundError, match="does not exist") as unknown:
         episode.sdk.chat.completions.create(model="gpt-0", messages=ASK)
-    with pytest.raises(openai.BadRequestError, match="messages"):
+    with pytest.raises(openai.NotFoundError, match="does not exist") as unlisted:
+        episode.sdk.models.retrieve("gpt-0")
+    assert unknown.value.code == unlisted.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="messages") as malformed:
         episode.sdk.chat.completions.create(model="policy", messages=[])
     assert episode.trace().calls == []
 
@@ -91,6 +94,7 @@ def test_every_choice_is_a_record_of_its_own(served: Served) -> None:
     assert len({record.call_id for record in records}) == 3
     echo = {"role": "assistant", "content": answer["choices"][1]["message"]["content"]}
     episode.raw(body(messages=[*ASK, echo, *ASK])).raise_for_status()
+    assert malformed.value.code is None
     assert episode.trace().calls[-1].parent_call_id in {record.call_id for record in records}
 
 
