@@ -118,6 +118,21 @@ class SamplingSpec(StrictModel):
             )
         return temperature
 
+    @property
+    def untrained(self) -> list[str]:
+        """Of each default at which no call can be trained: why, and what to do. A run that only evaluates may have it."""
+        drawn = {
+            "temperature": (self.temperature >= LEAST_TEMPERATURE, "1"),
+            "top_p": (self.top_p == 1, "1"),
+            "top_k": (self.top_k in (0, -1), "-1"),
+        }
+        return [
+            f"sampling.{name} is {getattr(self, name):g}: calls that do not state another are not trained "
+            f"(unreproducible_sampling); set sampling.{name} to {trained}, unless this run only evaluates"
+            for name, (trains, trained) in drawn.items()
+            if not trains
+        ]
+
 
 class LimitSpec(StrictModel):
     """Where a run ends. `None` is no limit.
