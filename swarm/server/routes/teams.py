@@ -28,7 +28,7 @@ class TeamRoutes:
     peers: Peers
 
     def operations(self) -> list[Operation]:
-        lost = (ErrorCode.NOT_FOUND, ErrorCode.LEASE_LOST, ErrorCode.INVALID_SPEC)
+        lost = (ErrorCode.NOT_FOUND, ErrorCode.LEASE_LOST)
         return [
             Operation(
                 method="POST",
