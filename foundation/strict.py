@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from foundation.nearest import nearest
 
 Loc = tuple[int | str, ...]
 _SHORT = 40
 """Letters of a value that is shown again."""
+_MISFIT = "misfit"
 _NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 _QUOTED = re.compile(r"'([^']*)'")
 
@@ -38,12 +39,22 @@ class FieldError(BaseModel):
         return f"{self.field}: {self.problem}{hint}"
 
 
+def misfit(problems: Mapping[str, str]) -> PydanticCustomError:
+    """What a validator of a whole model raises where fields of it do not fit each other. `explain` names each of them.
+
+    problems: by field, as it is reached from that model (`batch.group_size`): what is wrong with it.
+    """
+    told = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
+    return PydanticCustomError(_MISFIT, "{told}", {"told": told, "problems": dict(problems)})
+
+
 def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
     """Turn pydantic's error into one `FieldError` per bad field, with nearest names for misspelt ones.
 
     Of a value that fits none of several types, what is wrong with it as an object, if it is one; else all that it could be.
     """
-    faults = [_Fault.of(item, model) for item in error.errors(include_url=False)]
+    items = [each for item in error.errors(include_url=False) for each in _one_field_each(item)]
+    faults = [_Fault.of(item, model) for item in items]
     told: list[FieldError] = []
     seen: set[Loc] = set()
     for fault in faults:
@@ -102,6 +113,17 @@ class _Fault:
         return FieldError(
             field=field, problem="unknown field", nearest=f"{parent}.{guess}" if guess and parent else guess
         )
+
+
+def _one_field_each(item: ErrorDetails) -> list[ErrorDetails]:
+    """What `misfit` said of several fields, as if pydantic had found it at each of them."""
+    if item["type"] != _MISFIT:
+        return [item]
+    problems: dict[str, str] = item["ctx"]["problems"]
+    return [
+        ErrorDetails(type=_MISFIT, loc=(*item["loc"], *field.split(".")), msg=problem, input=None)
+        for field, problem in problems.items()
+    ]
 
 
 def _any_of(faults: Sequence[_Fault]) -> FieldError:

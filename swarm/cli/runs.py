@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         connection.add_options(command)
 
 
+def _warn(args: argparse.Namespace, report: RunReport) -> None:
+    """Beside the answer; in JSON it stands in the report."""
+    if not args.json:
+        for note in report.notes:
+            print(f"warning: {note}", file=sys.stderr)
+
+
 def _exit_code(error: SwarmError) -> int:
     """A spec that the server refuses is as much the command line's fault as one that is refused here."""
     from swarm.client.errors import InvalidSpec
@@ -94,6 +102,7 @@ def start_run(args: argparse.Namespace) -> int:
         report = swarm.start_run(spec, args.key)
         if report.status not in ("running", "complete"):
             raise _over(report, args.key)
+        _warn(args, report)
         if args.watch:
             return _watch(args, report.run_id, 0)
         done = (
@@ -117,7 +126,7 @@ def show_status(args: argparse.Namespace) -> int:
             return 0
         print(_server_line(status))
         if report is not None:
-            print(_run_line(report))
+            print("\n".join([_run_line(report), *report.notes]))
             print(
                 "\n".join(
                     [
@@ -141,6 +150,7 @@ def patch_run(args: argparse.Namespace) -> int:
         print(
             report.model_dump_json() if args.json else f"run {report.run_id} has config version {report.config_version}"
         )
+        _warn(args, report)
     return 0
 
 

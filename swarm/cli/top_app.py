@@ -49,7 +49,7 @@ class Panel(Vertical):
         self.query_one(".head", Static).update(head)
         if view.status is None:
             return
-        self.query_one(".pool", Static).update(f"{pool_line(view)}\n{rate_line(view)}")
+        self.query_one(".pool", Static).update("\n".join([*view.notes, pool_line(view), rate_line(view)]))
         curve = self.query_one(".curve", Sparkline)
         curve.data = view.rewards
         curve.display = bool(view.steps)

@@ -32,6 +32,8 @@ class ServerView(BaseModel):
     run_status: str | None = None
     steps_wanted: int | None = None
     config_version: int | None = None
+    notes: list[str] = []
+    """What the owner of the run should know of its spec."""
     steps: list[StepMetrics] = []
     """The newest of the run, ascending."""
     clients: list[ClientRecord] = []
@@ -98,6 +100,7 @@ class Watch:
                 "run_status": report.status,
                 "steps_wanted": report.spec.limits.steps,
                 "config_version": report.config_version,
+                "notes": report.notes,
             }
             now = self._swarm.clock.monotonic()
             pause_s = max(SUMMARY_EVERY_S, self._summary_took_s / SUMMARY_SHARE)

@@ -20,7 +20,7 @@ def server_text(view: ServerView) -> str:
         lines.append(f"  {view.error}")
     if view.status is None:
         return "\n".join(lines)
-    lines += [f"  {line}" for line in (pool_line(view), rate_line(view))]
+    lines += [f"  {line}" for line in (*view.notes, pool_line(view), rate_line(view))]
     lines += [f"  mix {'  '.join(row)}" for row in mix_rows(view)]
     if view.steps:
         lines.append(f"  {curve_line(view)}")

@@ -19,6 +19,15 @@ _UNSERVED = ("frequency_penalty", "presence_penalty", "logit_bias", "min_p", "re
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """The one token of a choice that was drawn, and the one that could have stood there instead."""
+
+    at: int
+    other_id: int
+    other_logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """One choice: its tokens, and the text that they show.
 
@@ -28,9 +37,8 @@ class Draft:
     index: int
     ids: list[int]
     logprobs: list[float]
-    decision: int
-    other_id: int
-    other_logprob: float
+    decision: Decision | None
+    """None: what was asked for has one answer, whose tokens are certain."""
     shown: int
     text: str
     finish_reason: str
@@ -84,7 +92,9 @@ class ChatAnswer:
         """Draft the next choice: `word` was drawn with `logprob`, `other` was not."""
         ids = [*echo_tokens.encode(self._text(word)), IM_END]
         other_ids = [*echo_tokens.encode(self._text(other)), IM_END]
-        decision = next(at for at, (one, two) in enumerate(zip(ids, other_ids, strict=False)) if one != two)
+        differing = (at for at, (one, two) in enumerate(zip(ids, other_ids, strict=False)) if one != two)
+        decided_at = next(differing, None)
+        decision = None if decided_at is None else Decision(decided_at, other_ids[decided_at], other_logprob)
         text_ids, finish = ids[:-1], "stop"
         cut, shown, stop = _stop_cut(text_ids, self._stops)
         if cut is not None:
@@ -93,8 +103,8 @@ class ChatAnswer:
             ids, finish, stop = ids[: self._max_tokens], "length", None
             shown = min(shown, len(ids))
         logprobs = [0.0] * len(ids)
-        if decision < len(ids):
-            logprobs[decision] = logprob
+        if decision is not None and decision.at < len(ids):
+            logprobs[decision.at] = logprob
         text = echo_tokens.decode(ids[:shown])
         tool_call = _parsed_call(text, call_seed) if self._forced_tool else None
         finish = "tool_calls" if tool_call and finish == "stop" else finish
@@ -104,8 +114,6 @@ class ChatAnswer:
                 ids,
                 logprobs,
                 decision,
-                other_ids[decision],
-                other_logprob,
                 shown,
                 text,
                 finish,
@@ -176,8 +184,8 @@ class ChatAnswer:
         content = []
         for position in range(start, end):
             ranked = [_logprob_entry(draft.ids[position], draft.logprobs[position])]
-            if position == draft.decision:
-                ranked.append(_logprob_entry(draft.other_id, draft.other_logprob))
+            if draft.decision is not None and position == draft.decision.at:
+                ranked.append(_logprob_entry(draft.decision.other_id, draft.decision.other_logprob))
             ranked.sort(key=lambda entry: -float(entry["logprob"]))
             own = _logprob_entry(draft.ids[position], draft.logprobs[position])
             content.append(own | {"top_logprobs": ranked[: self._top]})

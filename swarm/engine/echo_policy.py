@@ -68,7 +68,7 @@ def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepO
     trained = branches(selection.lessons, batch.spec.algorithm)
     for branch in trained:
         check_provenance(branch.call)
-    choices = [_choice(branch) for branch in trained]
+    choices = [choice for branch in trained if (choice := _choice(branch)) is not None]
     rate = learning_rate_at(batch.spec.optimizer, batch.step, batch.spec.limits.steps)
     new, loss, grad_norm = _descend(theta, start, choices, batch, rate)
     if not math.isfinite(new):
@@ -84,15 +84,24 @@ def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepO
     return new, StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
 
 
-def _choice(branch: Branch) -> Choice:
+def _choice(branch: Branch) -> Choice | None:
+    """None for a call in which nothing was drawn: its tokens were certain, and have no gradient."""
+    drawn = _drawn(branch.call)
+    if drawn is None:
+        return None
+    echoed, logprob = drawn
     weight = branch.weight * len(branch.call.sampled_ids)  # the one random token stands for the whole call
-    echoed, logprob = _drawn(branch.call)
     return Choice(echoed, logprob, branch.call.temperature, branch.advantage, weight)
 
 
-def _drawn(call: TrainCall) -> tuple[bool, float]:
-    """Whether the call's one random token echoes, and its recorded log-probability."""
-    at = next((index for index, logprob in enumerate(call.logprobs) if logprob != 0.0), 0)
+def _drawn(call: TrainCall) -> tuple[bool, float] | None:
+    """Whether the call's one random token echoes, and its recorded log-probability; None where there is no such token.
+
+    What was asked for had one answer, or the call was cut off before it.
+    """
+    at = next((index for index, logprob in enumerate(call.logprobs) if logprob != 0.0), None)
+    if at is None:
+        return None
     return call.sampled_ids[at] != ord(garble_mark(last_user_word(call.prompt_ids))), call.logprobs[at]
 
 
@@ -102,7 +111,10 @@ def _penalty(theta: float, start: float, algorithm: AlgorithmSpec) -> Callable[[
         return None
 
     def penalty(call: TrainCall) -> float:
-        now, before = (echo_logprob(at, call.temperature, echoed=_drawn(call)[0]) for at in (theta, start))
+        drawn = _drawn(call)
+        if drawn is None:
+            return 0.0
+        now, before = (echo_logprob(at, call.temperature, echoed=drawn[0]) for at in (theta, start))
         return algorithm.kl * (now - before)
 
     return penalty

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from foundation.strict import StrictModel
+from foundation.strict import StrictModel, misfit
 from swarm.protocol.quantities import Count, NonNegative, Positive
 
 AlgorithmName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "ppo", "dapo", "gspo", "cispo"]
@@ -92,14 +92,16 @@ class AlgorithmSpec(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _with_its_defaults(cls, data: Any) -> Any:
-        """Raises: ValueError for fields of other algorithms."""
+        """Raises: misfit for fields of other algorithms."""
         name = data.get("name", "grpo") if isinstance(data, dict) else None
         if not isinstance(name, str) or name not in DEFAULTS:
             return data
         foreign = [field for field in data if not _is_used(field, name)]
         if foreign:
-            whose = "; ".join(f"{field} is a field of {', '.join(_USED_BY[field])}" for field in foreign)
-            raise ValueError(f"{name} does not use {', '.join(foreign)} ({whose}): leave it out")
+            whose = {field: ", ".join(_USED_BY[field]) for field in foreign}
+            raise misfit(
+                {field: f"{name} does not use {field}, a field of {whose[field]}: leave it out" for field in foreign}
+            )
         return {**DEFAULTS[name], **data}
 
     @model_serializer(mode="wrap")

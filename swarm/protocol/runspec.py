@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from foundation.strict import StrictModel
+from foundation.strict import StrictModel, misfit
 from swarm.protocol.algorithms import AlgorithmSpec as AlgorithmSpec
 from swarm.protocol.quantities import MOST, Count, NonNegative, Positive
 
@@ -19,6 +19,8 @@ ComputeType = Literal["bfloat16", "float32"]
 """What matrices are multiplied in."""
 AS_STORED = {"as": "stored"}
 """Pydantic's context for specs that a server has accepted: what an older version took is read, shown and stopped all the same."""
+_PAIR = 2
+"""The least number of episodes that can be compared."""
 LEAST_TEMPERATURE = 0.01
 """vLLM draws at this one where a lower is asked for, but for 0, at which nothing is drawn."""
 
@@ -57,8 +59,8 @@ class BatchSpec(StrictModel):
     group_patience_s: Positive = 60.0
     partial_groups: Literal["drop", "train"] = "train"
     """What becomes of a group whose patience ran out with slots missing."""
-    partial_min: Count = 2
-    """With `train`, the least number of ended episodes that makes a group worth training."""
+    partial_min: Count = Field(default=None, validate_default=True)
+    """With `train`, the least number of ended episodes that makes a group worth training. Not given: 2, or 1 of groups of one."""
     max_pool_episodes: Count = 4096
     """So many episodes may be ended or expected at once, outside journalled batches; then no more groups are opened."""
     mix: dict[MixName, MixSpec] = {}
@@ -67,11 +69,25 @@ class BatchSpec(StrictModel):
     Empty: groups are taken in the order they were opened, and a claim's `mix` is a label alone.
     """
 
+    @field_validator("partial_min", mode="before")
+    @classmethod
+    def _at_most_the_group(cls, given: Any, info: ValidationInfo) -> Any:
+        return _least_of(info.data.get("group_size", _PAIR)) if given is None else given
+
     @model_validator(mode="after")
     def _rule_has_its_count(self) -> BatchSpec:
         if self.rule == "episodes" and self.episodes is None:
-            raise ValueError("rule 'episodes' needs batch.episodes, the number of episodes per step")
+            raise misfit({"episodes": "rule 'episodes' needs it, the number of episodes per step"})
         return self
+
+    @property
+    def states_partial_min(self) -> bool:
+        """Whether it is another than what stands there where nothing is said."""
+        return self.partial_min != _least_of(self.group_size)
+
+
+def _least_of(group_size: int) -> int:
+    return min(_PAIR, group_size)
 
 
 class MixSpec(StrictModel):
@@ -101,6 +117,21 @@ class SamplingSpec(StrictModel):
                 f"trained; give {LEAST_TEMPERATURE:g} or more, or 0 for a run that only evaluates"
             )
         return temperature
+
+    @property
+    def untrained(self) -> list[str]:
+        """Of each default at which no call can be trained: why, and what to do. A run that only evaluates may have it."""
+        drawn = {
+            "temperature": (self.temperature >= LEAST_TEMPERATURE, "1"),
+            "top_p": (self.top_p == 1, "1"),
+            "top_k": (self.top_k in (0, -1), "-1"),
+        }
+        return [
+            f"sampling.{name} is {getattr(self, name):g}: calls that do not state another are not trained "
+            f"(unreproducible_sampling); set sampling.{name} to {trained}, unless this run only evaluates"
+            for name, (trains, trained) in drawn.items()
+            if not trains
+        ]
 
 
 class LimitSpec(StrictModel):
@@ -200,12 +231,16 @@ class RunSpec(StrictModel):
 
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> RunSpec:
-        if self.algorithm.compares_groups and self.batch.group_size < 2:
-            raise ValueError(
-                f"{self.algorithm.name} compares episodes of one group: batch.group_size must be at least 2"
+        problems: dict[str, str] = {}
+        size, least = self.batch.group_size, self.batch.partial_min
+        if self.algorithm.compares_groups and size < 2:
+            problems["batch.group_size"] = (
+                f"{self.algorithm.name} compares episodes of one group: must be at least 2, got {size}"
             )
-        if self.batch.partial_min > self.batch.group_size:
-            raise ValueError("batch.partial_min must not exceed batch.group_size")
+        if least > size:
+            problems["batch.partial_min"] = f"must not exceed batch.group_size, which is {size}; got {least}"
+        if problems:
+            raise misfit(problems)
         return self
 
     def computed_in(self, dtype: ComputeType) -> RunSpec:

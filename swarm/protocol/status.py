@@ -160,6 +160,8 @@ class RunReport(BaseModel):
     """In the order of their first groups."""
     checkpoints: list[CheckpointReport] = []
     """Those that are kept, by step."""
+    notes: list[str] = []
+    """What its owner should know of its spec, though it was accepted, with what to do."""
 
 
 class RunRequest(StrictModel):

@@ -112,9 +112,9 @@ def _answers(operation: Operation) -> dict[int | str, dict[str, Any]]:
     }
     if operation.path.startswith(_INFERENCE):
         return described | {"default": {"description": "An error in the dialect's own format"}}
-    codes = ", ".join(operation.codes) or "none of its own"
+    codes = ", ".join(operation.every_code) or "none of its own"
     problem = {"application/problem+json": {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
-    text = f"A problem document. Codes beside unauthorized, forbidden, engine_failed and server_fault: {codes}"
+    text = f"A problem document. Codes beside unauthorized, forbidden, storage_full, engine_failed and server_fault: {codes}"
     return described | {"default": {"description": text, "content": problem}}
 
 

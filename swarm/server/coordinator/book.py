@@ -133,10 +133,11 @@ def report(
     step: int,
 ) -> RunReport:
     """A run in the protocol's words."""
+    spec = RunSpec.model_validate(configs[-1].spec, context=AS_STORED)
     return RunReport(
         run_id=row.run_id,
         branch=row.branch,
-        spec=RunSpec.model_validate(configs[-1].spec, context=AS_STORED),
+        spec=spec,
         status=row.status,
         reason=row.reason,
         phase=phase,
@@ -157,4 +158,5 @@ def report(
         ended_at=row.ended_at,
         versions=versions.reports(seen, row.quarantined),
         checkpoints=held_out.reports(row.checkpoints, evaluated),
+        notes=spec.sampling.untrained,
     )

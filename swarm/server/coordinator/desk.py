@@ -6,6 +6,7 @@ Every answer to a change is given after it is on disk. Waits are events, limits 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +57,8 @@ from swarm.server.pool.rows import EpisodeRow, LedgerFilter, RunRow, VersionRow
 from swarm.server.pool.store import PoolStore
 
 __all__ = ["Desk", "GrantedLease", "OpenCall", "ServerEvent"]
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PAUSE_AFTER_FAILED_WRITE_S = 1.0
@@ -112,7 +115,14 @@ class Desk:
         run = await self.clerk.carry_out(
             lambda book: book.steps.create(request.spec, by=by, key=key, request_digest=asked)
         )
+        self._warn(run.run_id, run.spec.sampling.untrained)
         return RunCreated(run_id=run.run_id)
+
+    def _warn(self, run_id: str, notes: Sequence[str]) -> None:
+        """Tell those who watch the server, and its log."""
+        for note in notes:
+            _log.warning("run %s: %s", run_id, note)
+            self.log(f"run {run_id}: {note}")
 
     def _run_by_key(self, key: str) -> RunRow | None:
         run = self._book.state.run
@@ -140,8 +150,11 @@ class Desk:
         """Change tunable fields. Codes: not_found, config_conflict{config_version}, invalid_spec{errors}, over_limit."""
         await self._require_run(run_id)
         if self._is_newest(run_id):
+            known = self.spec(run_id).sampling.untrained
             await self.clerk.carry_out(lambda book: book.steps.patch(patch, if_match=if_match, by=by))
-            return await self.report(run_id)
+            report = await self.report(run_id)
+            self._warn(run_id, [note for note in report.notes if note not in known])
+            return report
         raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over; only a running one can be changed")
 
     async def stop_run(self, run_id: str) -> RunReport:

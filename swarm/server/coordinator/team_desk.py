@@ -5,7 +5,6 @@ from __future__ import annotations
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResolution, TeamDecision, TeamReceipt
 from swarm.server.coordinator.clerk import Clerk
-from swarm.server.coordinator.episodes import lost
 from swarm.server.coordinator.teams import late_commit, late_decision, late_prepare, late_resolve
 from swarm.server.pool.rows import EpisodeRow, TeamRow
 
@@ -38,12 +37,14 @@ class TeamDesk:
         return late_resolve(*await self._closed(episode_id), episode_id, resolution)
 
     async def decision(self, episode_id: str) -> TeamDecision:
-        """What was decided, once it is on disk. Codes: not_found, storage_full."""
+        """What was decided, once it is on disk. Only for who holds the episode's team key. Codes: storage_full.
+
+        The key is made for an episode that is on disk, and no row is ever deleted: where there is none any more, an older
+        copy of the state directory was put back, and nothing can be committed under an id that is not given a second time.
+        """
         if self._clerk.book.teams.knows(episode_id):
             return self._clerk.book.teams.decision(episode_id)
-        row, team = await self._closed(episode_id)
-        if row is None:
-            raise lost(None, episode_id)
+        _, team = await self._closed(episode_id)
         return late_decision(team, episode_id)
 
     async def _closed(self, episode_id: str) -> tuple[EpisodeRow | None, TeamRow | None]:

@@ -228,7 +228,10 @@ def late_resolve(
 
 
 def late_decision(team: TeamRow | None, episode_id: str) -> TeamDecision:
-    """No record at the decider means abort: an episode that is neither open nor prepared will never be committed."""
+    """No record at the decider means abort: an episode that is neither open nor prepared will never be committed.
+
+    Nor will one that is not on disk at all.
+    """
     committed = team is not None and team.outcome == "committed"
     return TeamDecision(episode_id=episode_id, decision="committed" if committed else "aborted")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.engine.seam import EngineDown, RequestRefused
+from swarm.protocol.episodes import POLICY_MODEL
 from swarm.protocol.errors import HTTP_STATUS, BodyTooLarge, ErrorCode, Refusal, SwarmError
 from swarm.server.keys import KeyRefused
 
@@ -36,9 +37,20 @@ class ErrorAnswer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-def refused(status: int, message: str, kind: str, parameter: str | None = None) -> RequestRefused:
-    """A request that no engine will see, in the form that vLLM gives its own refusals."""
-    return RequestRefused(status, {"error": {"message": message, "type": kind, "param": parameter, "code": status}})
+def refused(
+    status: int, message: str, kind: str, parameter: str | None = None, *, code: str | None = None
+) -> RequestRefused:
+    """A request that no engine will see. kind: as vLLM calls it in its own refusals; code: OpenAI's, where it has one."""
+    return RequestRefused(status, {"error": {"message": message, "type": kind, "param": parameter, "code": code}})
+
+
+def unknown_model(wanted: str, hosted: str) -> RequestRefused:
+    """What to tell a client that asks for another model."""
+    text = (
+        f"The model `{wanted}` does not exist; this server hosts `{hosted}`. Ask for `{hosted}` or `{POLICY_MODEL}`, "
+        "with `@agent` behind it to name an agent."
+    )
+    return refused(404, text, "NotFoundError", "model", code="model_not_found")
 
 
 def bad_request(message: str, parameter: str) -> RequestRefused:
@@ -48,7 +60,7 @@ def bad_request(message: str, parameter: str) -> RequestRefused:
 def answer_of(error: SwarmError) -> ErrorAnswer:
     """What an error of this product tells an agent."""
     if isinstance(error, RequestRefused):
-        return ErrorAnswer(error.status, error.body)
+        return ErrorAnswer(error.status, _with_code_in_words(error.body))
     if isinstance(error, KeyRefused):
         return _ours(401, str(error), "invalid_api_key", "authentication_error", _NO_RETRY)
     if isinstance(error, EngineDown):
@@ -73,6 +85,14 @@ def anthropic_body(status: int, body: dict[str, Any]) -> dict[str, Any]:
     if isinstance(error.get("code"), str):
         told["code"] = error["code"]
     return {"type": "error", "error": told}
+
+
+def _with_code_in_words(body: dict[str, Any]) -> dict[str, Any]:
+    """vLLM writes the status where OpenAI has a text or nothing: the status is the answer's own."""
+    error = body.get("error")
+    if not isinstance(error, dict) or not isinstance(error.get("code"), int):
+        return body
+    return body | {"error": error | {"code": None}}
 
 
 def _ours(status: int, message: str, code: str, kind: str, headers: dict[str, str]) -> ErrorAnswer:

@@ -23,7 +23,7 @@ from swarm.server.gateway.anthropic_messages import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
 from swarm.server.gateway.dialect import Dialect, Telling, check_depth
-from swarm.server.gateway.errors import answer_of, refused
+from swarm.server.gateway.errors import answer_of, unknown_model
 from swarm.server.gateway.merged import closing, merged, together
 from swarm.server.gateway.prompts import Prompts
 from swarm.server.gateway.records import Records, Taking
@@ -211,7 +211,7 @@ class Gateway:
         if isinstance(wanted, str) and wanted not in ("", POLICY_MODEL, hosted):
             name, mark, agent = wanted.rpartition("@")
             if not mark or name not in (POLICY_MODEL, hosted):
-                raise refused(404, unknown_model(wanted, hosted), "NotFoundError", "model")
+                raise unknown_model(wanted, hosted)
         return headers.get(_AGENT_HEADER) or agent or None
 
     # -- sampling -------------------------------------------------------------------------------------------------
@@ -302,14 +302,6 @@ class Gateway:
                 self._close(request, complete=False)
         finally:
             request.attempt.over.set()
-
-
-def unknown_model(wanted: str, hosted: str) -> str:
-    """What to tell a client that asks for another model."""
-    return (
-        f"The model `{wanted}` does not exist; this server hosts `{hosted}`. Ask for `{hosted}` or `{POLICY_MODEL}`, "
-        "with `@agent` behind it to name an agent."
-    )
 
 
 def _sample_request(taking: Taking) -> SampleRequest:

@@ -118,7 +118,7 @@ def _history(body: JsonObject, earlier: Sequence[RecordedCall]) -> list[Message]
             before = list(call.request["messages"])[1 if call.request.get(INSTRUCTIONS) else 0 :]
             return [*before, message_of(call.answer) or {"role": "assistant", "content": ""}]
     text = f"Response with id '{wanted}' not found: this episode has recorded no such response"
-    raise refused(404, text, "NotFoundError", "previous_response_id")
+    raise refused(404, text, "NotFoundError", "previous_response_id", code="previous_response_not_found")
 
 
 # -- items → messages ---------------------------------------------------------------------------------------------------

@@ -121,11 +121,13 @@ class ControlRoutes:
             ErrorCode.NOT_ROLLING,
             ErrorCode.DRAINING,
             ErrorCode.MIX_FULL,
-            ErrorCode.FORBIDDEN,
+            ErrorCode.IDEMPOTENCY_CONFLICT,
+            ErrorCode.OVER_LIMIT,
         )
+        ended = (*lost, ErrorCode.IDEMPOTENCY_CONFLICT)
         return [
             _post("/swarm/v1/episodes:claim", self.claim, "Claim an episode", EpisodeClaim, EpisodeGrant, refused),
-            _post(f"{_EPISODE}:end", self.end, "End it with a reward, durably", EpisodeResult, EpisodeReceipt, lost),
+            _post(f"{_EPISODE}:end", self.end, "End it with a reward, durably", EpisodeResult, EpisodeReceipt, ended),
             _post(f"{_EPISODE}:abort", self.abort, "Drop it and offer its slot again", EpisodeAbort, LedgerEntry, lost),
             _post(f"{_EPISODE}:renew", self.renew, "Extend its lease", EpisodeRenewal, LeaseRenewed, lost),
             _get(_EPISODE, self.entry, "Its status and fate", LedgerEntry),
@@ -145,7 +147,7 @@ class ControlRoutes:
                 answer=RunReport,
                 free_body=True,
                 headers=("If-Match",),
-                codes=(ErrorCode.NOT_FOUND, ErrorCode.CONFIG_CONFLICT, ErrorCode.INVALID_SPEC),
+                codes=(ErrorCode.NOT_FOUND, ErrorCode.CONFIG_CONFLICT),
             ),
             _post(f"{_RUN}:stop", self.stop_run, "Drain, checkpoint, go idle", None, RunReport, (ErrorCode.NOT_FOUND,)),
             _post(
@@ -154,7 +156,7 @@ class ControlRoutes:
                 "Go back to a checkpoint, on a new branch",
                 RestoreRequest,
                 RunReport,
-                (ErrorCode.NOT_FOUND, ErrorCode.OVER_LIMIT, *busy, ErrorCode.ENGINE_FAILED),
+                (ErrorCode.NOT_FOUND, *busy, ErrorCode.NOT_ROLLING),
             ),
             _post(
                 f"{_RUN}:quarantine",
@@ -162,7 +164,7 @@ class ControlRoutes:
                 "Keep a client version out of training, or let it in again",
                 QuarantineRequest,
                 RunReport,
-                (ErrorCode.NOT_FOUND, ErrorCode.OVER_LIMIT),
+                (ErrorCode.NOT_FOUND,),
             ),
             _post(
                 f"{_RUN}:checkpoint",
@@ -170,7 +172,7 @@ class ControlRoutes:
                 "Write a whole checkpoint now",
                 None,
                 CheckpointRef,
-                (ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED),
+                (ErrorCode.NOT_FOUND, ErrorCode.OVER_LIMIT, ErrorCode.NOT_ROLLING),
             ),
         ]
 
@@ -179,7 +181,12 @@ class ControlRoutes:
         return [
             _get("/health", self.health, "Whether the process serves; no authorisation", Health),
             _get(
-                "/swarm/v1/status", self.status, "How the server is; long-polls with since", ServerStatus, StatusQuery
+                "/swarm/v1/status",
+                self.status,
+                "How the server is; long-polls with since",
+                ServerStatus,
+                StatusQuery,
+                (ErrorCode.NOT_ROLLING,),
             ),
             Operation(
                 method="GET",
@@ -392,7 +399,6 @@ def _post(
     *,
     status: int = 200,
 ) -> Operation:
-    codes = (*codes, ErrorCode.INVALID_SPEC) if body is not None else codes
     return Operation(
         method="POST",
         path=path,

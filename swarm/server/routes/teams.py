@@ -28,7 +28,7 @@ class TeamRoutes:
     peers: Peers
 
     def operations(self) -> list[Operation]:
-        lost = (ErrorCode.NOT_FOUND, ErrorCode.LEASE_LOST, ErrorCode.INVALID_SPEC)
+        lost = (ErrorCode.NOT_FOUND, ErrorCode.LEASE_LOST)
         return [
             Operation(
                 method="POST",
@@ -54,7 +54,6 @@ class TeamRoutes:
                 endpoint=self.decision,
                 summary="What was decided, for servers that hold the episode's team key",
                 answer=TeamDecision,
-                codes=(ErrorCode.NOT_FOUND,),
             ),
             Operation(
                 method="POST",

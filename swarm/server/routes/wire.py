@@ -59,6 +59,15 @@ class Operation:
     aliases: tuple[str, ...] = ()
     """Other paths that answer the same, and are not documented by themselves."""
     codes: tuple[ErrorCode, ...] = ()
+    """Of its own refusals, beside those that follow from what goes in."""
+
+    @property
+    def every_code(self) -> tuple[ErrorCode, ...]:
+        """`codes`, and what a body or a query that is none is refused with."""
+        body = self.body is not None or self.free_body
+        of_body = (ErrorCode.INVALID_SPEC, ErrorCode.OVER_LIMIT) if body else ()
+        of_query = (ErrorCode.INVALID_SPEC,) if self.query is not None else ()
+        return tuple(dict.fromkeys((*self.codes, *of_body, *of_query)))
 
 
 def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT) -> str:

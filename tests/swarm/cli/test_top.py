@@ -56,6 +56,19 @@ def test_families_are_shown(history: dict[str, Any], server: ServerProcess) -> N
     assert "math  2 running  1 ended  3 groups trained  debt -0.50" in server_text(ServerView(url="u", status=status))
 
 
+def test_a_run_whose_own_defaults_train_nothing_says_so_wherever_it_is_looked_at(
+    server: ServerProcess, swarm: Swarm
+) -> None:
+    code, _, err = swarm("run", "start", "--set", "sampling.top_p=0.9")
+    assert (code, "warning: sampling.top_p is 0.9" in err, "set sampling.top_p to 1" in err) == (0, True, True)
+    for command in (("run", "status"), ("top", "--once")):
+        assert "set sampling.top_p to 1" in swarm(*command)[1]
+    assert "set sampling.top_p to 1" in server.log_path.read_text()
+    code, _, err = swarm("run", "patch", "--set", "sampling.top_p=1")
+    assert (code, err) == (0, "")
+    assert "sampling.top_p" not in swarm("run", "status")[1]
+
+
 @pytest.mark.parametrize(
     ("values", "drawn"),
     [([], ""), ([1.0], "▁"), ([0.0, 0.5, 1.0], "▁▅█"), ([float(n) for n in range(8)] * 1, "▁▂▃▄▅▆▇█")],

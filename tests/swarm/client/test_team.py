@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -385,6 +386,30 @@ async def test_a_team_key_is_good_for_one_question_only(pair: Pair) -> None:
         ep.abort("enough")
     assert right.json() == {"episode_id": grant.episode_id, "decision": "undecided"}
     assert wrong.status_code == agent.status_code == 401
+
+
+async def test_a_decider_without_a_record_of_the_episode_says_that_it_is_aborted(pair: Pair) -> None:
+    """An older copy of its state directory was put back: it made the key, and will never hear of the episode again."""
+    async with swarms(pair) as both:
+        pair.kill("a")
+        shutil.copytree(pair.folder / "a", pair.folder / "older")
+        pair.start("a")
+        ep = await one_team(both, ("prepare", "solver"), True, Death())
+        pair.kill("a")
+        shutil.rmtree(pair.folder / "a")
+        (pair.folder / "older").rename(pair.folder / "a")
+        pair.start("a")
+        grant = ep["planner"].grant
+        url = f"{pair.urls['a']}/swarm/v1/episodes/{grant.episode_id}/decision"
+        async with httpx.AsyncClient(trust_env=False) as http:
+            told = await http.get(url, headers={"Authorization": f"Bearer {grant.team_key}"})
+        assert (told.status_code, told.json()["decision"]) == (200, "aborted")
+        async with asyncio.timeout(SETTLE_S):
+            async for status in both.b.statuses(wait_s=0.5):
+                if not status.pool.prepared:
+                    break
+        solver = await both.b.entry(ep["solver"].id)
+    assert (solver.reason, solver.detail) == ("team_aborted", "its decider says so")
 
 
 async def test_a_server_that_never_answered_is_named_before_a_slot_is_held_anywhere(pair: Pair) -> None:

@@ -130,6 +130,43 @@ async def test_a_required_tool_is_called(engine: EchoEngine) -> None:
     assert "hue" in message["tool_calls"][0]["function"]["arguments"]
 
 
+ADD = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
+NO_WORD = [
+    {"tools": [{"type": "function", "function": {"name": "add", "parameters": ADD}}], "tool_choice": "required"},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": ADD}}},
+]
+"""What is asked for has one answer: no field of it could hold a word."""
+
+
+@pytest.mark.parametrize("asked", NO_WORD)
+async def test_an_answer_without_room_for_a_word_is_certain(engine: EchoEngine, asked: dict[str, object]) -> None:
+    body = chat("Add", max_tokens=200, n=2, logprobs=True, top_logprobs=2, **asked)
+    sampled = await engine.sample(request(body))
+    assert [set(choice.logprobs) for choice in sampled.choices] == [{0.0}, {0.0}]
+    for choice in sampled.answer["choices"]:
+        calls = choice["message"].get("tool_calls")
+        said = calls[0]["function"]["arguments"] if calls else choice["message"]["content"]
+        assert said == '{"a": 0}'
+        assert all(len(token["top_logprobs"]) == 1 for token in choice["logprobs"]["content"])
+    streamed = [choice async for event in engine.stream(request(body)) for choice in event.choices]
+    assert [token for choice in streamed for token in choice.sampled_ids] == [
+        token for choice in sampled.choices for token in choice.sampled_ids
+    ]
+
+
+async def test_an_answer_without_a_choice_teaches_nothing(
+    engine: EchoEngine, run_spec: RunSpec, tmp_path: Path
+) -> None:
+    await engine.open_run(RunContext(run_id="run-1", branch=0, spec=run_spec, directory=tmp_path))
+    episodes = []
+    for reward in (0.0, 1.0):
+        call = train_call(f"c-{reward}", await engine.sample(request(chat("Add", max_tokens=200, **NO_WORD[0]))))
+        episodes.append(TrainEpisode(episode_id=f"ep-{reward}", reward=reward, agent_rewards=None, calls=[call]))
+    group = TrainGroup(group_id="gr-1", task_id="t", episodes=episodes)
+    outcome = await engine.train(TrainBatch(step=1, spec=run_spec, groups=[group]))
+    assert (outcome.metrics["loss"], outcome.metrics["weights_change"]) == (0.0, 0.0)
+
+
 async def test_a_stop_string_is_sampled_but_not_shown(engine: EchoEngine) -> None:
     sampled = await engine.sample(request(chat("Say abcdef", stop="d")))
     assert sampled.answer["choices"][0]["message"]["content"] in {"abc", "~fe"}

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from foundation.strict import explain
 from swarm.protocol.algorithms import DEFAULTS, AlgorithmSpec
 from swarm.protocol.errors import Refusal
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import BatchSpec, RunSpec
+from swarm.protocol.status import RunRequest
 from swarm.server.coordinator.runs import patched
 
 
@@ -42,9 +43,10 @@ def test_a_spec_comes_back_from_json_as_it_was(name: str) -> None:
 def test_a_field_of_another_algorithm_is_refused_even_at_its_default(name: str, field: str, value: object) -> None:
     with pytest.raises(ValidationError) as refused:
         run(name=name, **{field: value})
-    problem = str(explain(refused.value, RunSpec)[0])
-    assert f"{name} does not use {field}" in problem
-    assert "leave it out" in problem
+    (fault,) = explain(refused.value, RunSpec)
+    assert fault.field == f"algorithm.{field}"
+    assert f"{name} does not use {field}" in fault.problem
+    assert "leave it out" in fault.problem
     assert field not in AlgorithmSpec(name=name).model_dump()  # type: ignore[arg-type]
 
 
@@ -73,7 +75,7 @@ def test_misspelt_fields_and_unknown_algorithms_are_refused() -> None:
         ),
         (
             {"batch": {"group_size": 1}},
-            "(whole): grpo compares episodes of one group: batch.group_size must be at least 2",
+            "batch.group_size: grpo compares episodes of one group: must be at least 2, got 1",
         ),
     ],
 )
@@ -90,12 +92,42 @@ def test_a_patch_to_a_temperature_that_trains_nothing_is_refused() -> None:
 
 
 def test_groups_of_one_are_taken_only_where_nothing_is_compared_in_them() -> None:
-    alone = {"group_size": 1, "partial_min": 1}
+    alone = {"group_size": 1}
     for name in ("ppo", "reinforce_pp"):
         assert RunSpec.model_validate({"algorithm": {"name": name}, "batch": alone}).batch.group_size == 1
     for algorithm in ({"name": "rloo"}, {"name": "reinforce_pp", "baseline": "group"}):
-        with pytest.raises(ValidationError, match="group_size must be at least 2"):
+        with pytest.raises(ValidationError, match="compares episodes of one group: must be at least 2"):
             RunSpec.model_validate({"algorithm": algorithm, "batch": alone})
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields"),
+    [
+        ({"batch": {"rule": "episodes"}}, ["batch.episodes"]),
+        ({"batch": {"group_size": 4, "partial_min": 5}}, ["batch.partial_min"]),
+        ({"batch": {"group_size": 1, "partial_min": 2}}, ["batch.group_size", "batch.partial_min"]),
+        ({"algorithm": {"name": "grpo", "gamma": 0.5, "value_clip": 1.0}}, ["algorithm.gamma", "algorithm.value_clip"]),
+    ],
+)
+def test_where_fields_must_agree_the_one_to_change_is_named(spec: dict[str, Any], fields: list[str]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        RunSpec.model_validate(spec)
+    assert [fault.field for fault in explain(refused.value, RunSpec)] == fields
+    with pytest.raises(ValidationError) as refused:
+        RunRequest.model_validate({"spec": spec})
+    assert [fault.field for fault in explain(refused.value, RunRequest)] == [f"spec.{field}" for field in fields]
+
+
+def test_the_least_of_a_partial_group_follows_its_size_where_it_is_not_stated() -> None:
+    assert [BatchSpec(group_size=size).partial_min for size in (1, 2, 8)] == [1, 2, 2]
+    assert BatchSpec(group_size=4, partial_min=1).partial_min == 1
+    spec = RunSpec.model_validate({"algorithm": {"name": "ppo"}})
+    alone = patched(spec, {"batch": {"group_size": 1}})
+    assert (alone.batch.partial_min, patched(alone, {"batch": {"group_size": 8}})) == (1, spec)
+    stated = patched(spec, {"batch": {"partial_min": 6}})
+    with pytest.raises(Refusal) as refused:
+        patched(stated, {"batch": {"group_size": 4}})
+    assert [error["field"] for error in refused.value.fields["errors"]] == ["batch.partial_min"]
 
 
 def test_dapo_samples_dynamically_unless_told_otherwise() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,6 +304,46 @@ async def test_the_openapi_document_describes_every_call_and_body(guarded: Serve
     granted = claim["responses"]["200"]["content"]["application/json"]["schema"]
     assert granted == {"$ref": "#/components/schemas/EpisodeGrant"}
     assert not _dangling(document)
+
+
+async def test_the_openapi_document_declares_the_codes_that_are_answered(served: Served) -> None:
+    document = (await served.http.get("/openapi.json")).json()
+
+    async def refused(method: str, path: str, code: str, url: str = "", **sent: Any) -> None:
+        answer = await served.http.request(method, f"/swarm/v1{url or path}", **sent)
+        assert answer.json()["code"] == code, answer.text
+        described = document["paths"][f"/swarm/v1{path}"][method.lower()]["responses"]["default"]["description"]
+        assert code in re.findall("[a-z_]+", described), (path, described)
+
+    run_id = await served.start_run(limits={"drain_limit_s": 0.01})
+    claimed = {"run_id": run_id, "client_id": "c", "task_id": "t-1", "idempotency_key": "k"}
+    grant = await served.claim(**claimed)
+    await refused("POST", "/episodes:claim", "idempotency_conflict", json=claimed | {"task_id": "t-2"})
+    await chat(served, grant["api_key"])
+    end = {"lease": grant["lease"], "reward": 1.0, "idempotency_key": "e"}
+    ended = f"/episodes/{grant['episode_id']}:end"
+    assert (await served.http.post(f"/swarm/v1{ended}", json=end)).status_code == 200
+    other = end | {"reward": 0.0}
+    await refused("POST", "/episodes/{episode_id}:end", "idempotency_conflict", ended, json=other)
+    for path, query in (
+        ("/status", "?wait_s=-1"),
+        ("/ledger", "?stepp=1"),
+        ("/ledger/summary", "?stepp=1"),
+        ("/tasks", "?stepp=1"),
+        ("/runs/{run_id}", "?since_step=x"),
+        ("/episodes/{episode_id}/trace", "?text=so"),
+    ):
+        url = path.format(run_id=run_id, episode_id=grant["episode_id"]) + query
+        await refused("GET", path, "invalid_spec", url)
+    stopped = await served.http.post(f"/swarm/v1/runs/{run_id}:stop")
+    while stopped.json()["phase"] != "idle":
+        status = (await served.http.get("/swarm/v1/status")).json()
+        await served.http.get("/swarm/v1/status", params={"since": status["revision"], "wait_s": 0.5})
+        stopped = await served.http.get(f"/swarm/v1/runs/{run_id}")
+    await refused("POST", "/episodes:claim", "over_limit", json=claimed | {"idempotency_key": None})
+    run = "/runs/{run_id}"
+    await refused("PATCH", run, "over_limit", f"/runs/{run_id}", json={"max_staleness": 2})
+    await refused("POST", f"{run}:checkpoint", "over_limit", f"/runs/{run_id}:checkpoint")
 
 
 def _dangling(document: dict[str, Any]) -> set[str]:

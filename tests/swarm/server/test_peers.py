@@ -56,6 +56,13 @@ async def test_of_an_episode_that_no_address_can_name_nothing_is_concluded() -> 
         await asked("a" * 100_000)
 
 
+async def test_an_answer_that_is_no_decision_concludes_nothing() -> None:
+    """Whatever stands between the servers may say 404."""
+    peers = Peers(KEYS, any_loopback=True, transport=httpx.MockTransport(lambda request: httpx.Response(404)))
+    with pytest.raises(DeciderSilent):
+        await peers.ask(team("ep-2"))
+
+
 async def test_a_key_that_was_sealed_under_another_secret_asks_nobody() -> None:
     with pytest.raises(DeciderSilent):
         await Peers(Keyring(b"n" * 32), any_loopback=True).ask(team("ep-2"))

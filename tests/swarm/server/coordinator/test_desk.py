@@ -424,6 +424,27 @@ async def test_a_change_is_kept_with_who_and_when(world: World) -> None:
     assert change.patch == {"limits": {"steps": None}, "max_staleness": 1}
 
 
+async def test_a_run_whose_own_defaults_train_nothing_is_accepted_and_says_so(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def logged() -> list[str]:
+        return [message for message in caplog.messages if "sampling." in message]
+
+    assert ((await world.desk.report(world.run_id)).notes, logged()) == ([], [])
+    async with running(tmp_path / "other") as other:
+        run_id = await other.begin(sampling={"top_p": 0.9})
+        (note,) = (await other.desk.report(run_id)).notes
+        assert "sampling.top_p is 0.9" in note
+        assert "set sampling.top_p to 1" in note
+        assert logged() == [f"run {run_id}: {note}"]
+        report = await other.desk.patch_run(run_id, {"sampling": {"top_k": 40}}, None, "ann")
+        assert len(report.notes) == 2
+        assert logged()[1:] == [f"run {run_id}: {report.notes[1]}"], "what is known is not said again"
+        mended = {"sampling": {"top_p": 1, "top_k": 0}}
+        assert (await other.desk.patch_run(run_id, mended, None, "ann")).notes == []
+    assert len(logged()) == 2
+
+
 async def test_claims_for_another_run_are_not_found(world: World) -> None:
     assert (await world.refused(world.claim(run_id="run-other"))).code is ErrorCode.NOT_FOUND
     assert (await world.refused(world.desk.report("run-other"))).code is ErrorCode.NOT_FOUND

@@ -224,8 +224,9 @@ def test_an_unknown_previous_response_is_not_found(served: Served) -> None:
     episode, other = served.claim(), served.claim()
     theirs = other.sdk.responses.create(model="policy", input="Repeat red")
     for unknown in ("resp_0", theirs.id):
-        with pytest.raises(openai.NotFoundError, match="not found"):
+        with pytest.raises(openai.NotFoundError, match="not found") as refused:
             episode.sdk.responses.create(model="policy", input="Repeat red", previous_response_id=unknown)
+        assert refused.value.code == "previous_response_not_found"
     assert episode.trace().calls == []
 
 
@@ -297,6 +298,25 @@ def test_every_field_that_a_schema_requires_is_filled_by_its_type(served: Served
         "inner": {"ok": False},
     }
     assert said["word"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_without_room_for_a_word_is_filled_in_every_dialect(served: Served, stream: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    ask: dict[str, Any] = {"model": "policy", "stream": stream}
+    said = {"messages": [{"role": "user", "content": "Add"}], "max_tokens": 90}
+    function = {"name": "add", "parameters": schema}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("chat/completions", {"tools": [{"type": "function", "function": function}], "tool_choice": "required"} | said),
+        ("responses", {"input": "Add", "tools": [{"type": "function", **function}], "tool_choice": "required"}),
+        ("messages", {"tools": [{"name": "add", "input_schema": schema}], "tool_choice": {"type": "any"}} | said),
+    ]
+    for path, body in bodies:
+        episode = served.claim()
+        answer = episode.raw(ask | body, path=path)
+        assert answer.status_code == 200, answer.text
+        assert "add" in answer.text
+        assert set(episode.trace().calls[0].logprobs) == {0.0}
 
 
 # -- messages -----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ import pytest
 
 from swarm.engine.echo import EchoEngine
 from swarm.engine.seam import Dialect, Engine, EngineDown, EngineHealth, Sampled, SampleRequest
+from swarm.protocol.runspec import SamplingSpec
+from swarm.server.gateway.sampling import recorded_sampling, with_defaults
 from tests.swarm.server.gateway.conftest import SPEC, Episode, Served
 
 ASK: list[Any] = [{"role": "user", "content": "Repeat red"}]
@@ -74,12 +76,25 @@ def test_agents_are_named_by_header_or_by_model(served: Served) -> None:
     assert [call.agent for call in episode.trace().calls] == ["judge", "solver", "critic"]
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [{}, {"temperature": 0}, {"temperature": 0.01}, {"top_p": 0.99}, {"top_k": 0}, {"top_k": 1}, {"max_tokens": 1}],
+)
+def test_a_run_says_so_when_calls_at_its_own_defaults_are_not_trained(stated: dict[str, Any]) -> None:
+    defaults = SamplingSpec.model_validate(stated)
+    assert recorded_sampling(with_defaults(body(), defaults, 0)).reproducible == (not defaults.untrained)
+
+
 def test_another_model_is_refused_and_counts_nothing(served: Served) -> None:
     episode = served.claim()
-    with pytest.raises(openai.NotFoundError, match="does not exist"):
+    with pytest.raises(openai.NotFoundError, match="does not exist") as unknown:
         episode.sdk.chat.completions.create(model="gpt-0", messages=ASK)
-    with pytest.raises(openai.BadRequestError, match="messages"):
+    with pytest.raises(openai.NotFoundError, match="does not exist") as unlisted:
+        episode.sdk.models.retrieve("gpt-0")
+    assert unknown.value.code == unlisted.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="messages") as malformed:
         episode.sdk.chat.completions.create(model="policy", messages=[])
+    assert malformed.value.code is None
     assert episode.trace().calls == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foundation import wide_json
-from swarm.engine.seam import EngineDown, SampledEvent
+from swarm.engine.seam import EngineDown, RequestRefused, SampledEvent
 from swarm.server.gateway.anthropic_messages import AnthropicMessages, chat_messages
 from swarm.server.gateway.chat import ChatForm, message_of
 from swarm.server.gateway.dialect import Dialect
@@ -224,6 +224,13 @@ def test_a_stream_that_breaks_off_says_so_in_its_own_words(dialect: Dialect, kin
     error = event["response"]["error"] if kind == "response.failed" else event["error"]
     assert error["code"] == "engine_failed"
     assert "crashed" in error["message"]
+
+
+def test_a_code_is_a_text_or_nothing_also_where_the_engine_wrote_its_status_there() -> None:
+    told = {"message": "too long", "type": "BadRequestError", "param": None}
+    assert answer_of(RequestRefused(400, {"error": told | {"code": 400}})).body == {"error": told | {"code": None}}
+    named = {"error": told | {"code": "context_length_exceeded"}}
+    assert answer_of(RequestRefused(400, named)).body == named
 
 
 @pytest.mark.parametrize("stream", [False, True])
