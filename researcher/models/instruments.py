@@ -94,8 +94,8 @@ class InstrumentDefaults(StrictModel):
     heldout_tasks: Annotated[int, Field(ge=1)] = 32
     heldout_episodes: Annotated[int, Field(ge=1)] = 2
     """Episodes per held-out task, sampled at the run's own sampling defaults."""
-    heldout_temperature: float = 0.0
-    trial_s: float
+    heldout_temperature: Annotated[float, Field(ge=0)] = 0.0
+    trial_s: Annotated[float, Field(gt=0)]
     """Expected wall time of a trial on two cores: prices a study before anything is measured."""
     run: dict[str, Any] = {}
     """Merged over the RunSpec's defaults."""

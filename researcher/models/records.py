@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from researcher.models.conclusions import VerdictRecord
+from researcher.models.conclusions import Finding, VerdictRecord
 from researcher.models.plans import Plan
 from researcher.models.repairs import RepairRecord
 from swarm.protocol.runspec import ComputeType
@@ -229,7 +229,9 @@ class StudyData:
     notes: tuple[str, ...] = ()
     """What a reader must know and the records do not say: amendments, a server that was replaced."""
     altered: Mapping[str, Sequence[tuple[str, Any, Any]]] = field(default_factory=dict)
-    """Of rows of hypotheses and stages that no longer say what the plan says: columns, as stored, as planned, by `hypothesis H1`."""
+    """Of rows of hypotheses and stages that do not say what the plan says: columns, as stored, as planned, by `hypothesis H1`."""
+    findings: tuple[Finding, ...] = ()
+    """Which the study left behind."""
 
 
 class LlmCall(BaseModel):

@@ -1,6 +1,7 @@
 """Does a report still follow from the records? Every claim is computed again, offline; each difference is named.
 
-Checked: the plan's hash and its rows in SQL, the recorded verdicts and decisions, every claim's value and text, and the files byte for byte.
+Checked: the plan's hash and its rows in SQL, the recorded verdicts, findings and decisions, every claim's value and text, and the files byte
+for byte.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from researcher.analysis.decide import Decision
+from researcher.analysis.knowledge import findings_of
 from researcher.models import Claim, Effect, ReportSeal, StudyData, VerdictRecord
 from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator
 from researcher.report.page import Page, page
 from researcher.report.records import Records, same_number
 from researcher.report.vocabulary import UnknownName, Value
-from researcher.report.writer import claims_digest, digest, render, wording
+from researcher.report.writer import PRINTED, claims_digest, digest, render, wording
 
 _PROGRESS = ("trial_", "attempt_", "decision", "amended", "repaired")
 """How kinds of events begin that change what a report says."""
@@ -62,7 +64,7 @@ def verify(
     found = [*_plan(records), *_claims(records, claims)]
     try:
         whole = page(records)
-        found += [*_verdicts(records), *_decisions(records)]
+        found += [*_verdicts(records), *_findings(records), *_decisions(records)]
         if seal is not None and reworded(seal):
             found += _as_sealed(claims, files, seal)
         else:
@@ -95,6 +97,18 @@ def _as_sealed(claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSe
             yield Difference(claim=subject, problem=_MISSING)
         elif digest(path.read_bytes()) != seal.files[kind]:
             yield Difference(claim=subject, problem="it was changed after writing")
+        elif kind in PRINTED:
+            yield from _unsaid(claims, kind, path)
+
+
+def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Difference]:
+    """Numbers that stand nowhere in the file, whatever words stand around them."""
+    text = path.read_text(errors="replace")
+    for claim in claims:
+        if isinstance(claim.value, int | float) and PRINTED[kind](claim) not in text:
+            yield Difference(
+                claim=claim.name, expression=claim.expression, reported=claim.text, problem=f"{path.name} says another"
+            )
 
 
 def _plan(records: Records) -> Iterator[Difference]:
@@ -164,14 +178,21 @@ def _completeness(whole: Page, claims: Sequence[Claim]) -> Iterator[Difference]:
             )
 
 
+def _over(records: Records) -> bool:
+    """Whether no trial is left to be run: from here on there are verdicts, and findings."""
+    return bool(records.path) and records.path[-1].action != "stage"
+
+
 def _verdicts(records: Records) -> Iterator[Difference]:
     recorded = {record.hypothesis: record for record in records.data.verdicts}
-    over = bool(records.path) and records.path[-1].action != "stage"
+    for name in recorded.keys() - {now.hypothesis for now in records.conclusions.verdicts}:
+        problem = "a verdict is recorded, and the plan has no such hypothesis"
+        yield Difference(claim=f"verdict {name}", reported=recorded[name].verdict.value, problem=problem)
     for now in records.conclusions.verdicts:
         then = recorded.get(now.hypothesis)
         subject = f"verdict {now.hypothesis}"
         if then is None:
-            if over:
+            if _over(records):
                 problem = "the study is over, but no verdict is recorded"
                 yield Difference(claim=subject, recomputed=now.verdict.value, problem=problem)
         elif then.verdict is not now.verdict or then.reason != now.reason:
@@ -197,16 +218,37 @@ def _effect(subject: str, then: VerdictRecord, now: VerdictRecord) -> Iterator[D
             yield Difference(claim=subject, expression=field, reported=old, recomputed=new, problem=problem)
 
 
+def _findings(records: Records) -> Iterator[Difference]:
+    """What the study left for the next ones, which quote it without looking at its trials."""
+    data = records.data
+    verdicts = records.conclusions.verdicts if _over(records) else ()
+    computed = findings_of(data.study_id, records.plan, verdicts, 0.0, data.trials)
+    then, now = ({finding.id: finding for finding in found} for found in (data.findings, computed))
+    for name in sorted(then.keys() | now.keys()):
+        if name not in then or name not in now:
+            problem = "it is not on record" if name not in then else "the study's verdicts leave no such finding"
+            yield Difference(claim=f"finding {name}", problem=problem)
+            continue
+        old, new = (found[name].model_dump(mode="json", exclude={"at"}) for found in (then, now))
+        for field in (field for field in new if old[field] != new[field]):
+            told = {"reported": _shown(old[field]), "recomputed": _shown(new[field])}
+            problem = "the recorded finding does not follow from the study"
+            yield Difference(claim=f"finding {name}", expression=field, **told, problem=problem)
+
+
 _DECIDED = ("action", "to", "seeds", "seeds_needed", "power", "reason")
 
 
 def _decisions(records: Records) -> Iterator[Difference]:
-    """The journal's decisions against the plan's branches. A study that was not conducted (a replay) has none."""
+    """The journal's decisions against the plan's branches. A study that was not conducted (a replay) has none of either."""
     recorded: dict[str, dict[str, Any]] = {
         str(event.detail.get("after")): event.detail for event in records.data.events if event.kind == "decision"
     }
+    conducted = bool(recorded) or any(event.kind.startswith("trial_") for event in records.data.events)
     computed: dict[str, Decision] = {decision.after: decision for decision in records.path}
-    for after in [*computed, *(name for name in recorded if name not in computed)] if recorded else []:
+    if not conducted or not (recorded or records.data.verdicts):
+        return
+    for after in [*computed, *(name for name in recorded if name not in computed)]:
         subject, now, then = f"decision {after}", computed.get(after), recorded.get(after)
         if now is None or then is None:
             one_sided = "it is not in the journal" if then is None else "it does not follow from plan and trials"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -122,6 +122,10 @@ def _plain_claim(claim: Claim) -> str:
 def _marked_claim(claim: Claim) -> Markup:
     value = "" if claim.value is None else claim.value
     return Markup('<data value="{}" title="{}">{}</data>').format(value, claim.expression, claim.text)
+
+
+PRINTED: Mapping[str, Callable[[Claim], str]] = {"markdown": _plain_claim, "html": lambda claim: escape(claim.text)}
+"""How the files of these kinds say a claim."""
 
 
 def _code(name: str) -> str:

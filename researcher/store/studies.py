@@ -158,6 +158,9 @@ class Studies(Sessions):
                 ("hypothesis", HypothesisRow, plan.hypotheses),
                 ("stage", StageRow, plan.stages),
             ):
+                here = select(table.id).where(table.study_id == study_id, table.plan_version == plan.version)
+                for extra in {*session.scalars(here)} - {part.id for part in parts}:
+                    found[f"{kind} {extra}"] = [("id", extra, None)]
                 for part in parts:
                     row = session.get(table, (study_id, plan.version, part.id))
                     for column, planned in _columns(table, part).items():

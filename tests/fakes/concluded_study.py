@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from researcher.analysis.conclusions import conclude
+from researcher.analysis.knowledge import findings_of
 from researcher.models import Event, Plan, StudyData, TrialRecord
 from researcher.report.records import Records
 from tests.fakes.study import SENTINELS, done_trial, failed_trial, planned_trial, study_plan, trials_with
@@ -24,12 +25,15 @@ def concluded(plan: Plan, trials: Sequence[TrialRecord], *, topic: str | None = 
         trials=tuple(trials),
         verdicts=conclude(plan, trials).verdicts,
     )
+    path = Records(bare).path
+    over = bool(path) and path[-1].action != "stage"
     names = ("after", "action", "to", "seeds", "seeds_needed", "power", "reason")
     events = [
         Event(seq=number, study_id="st-1", at=0.0, kind="decision", detail={name: getattr(one, name) for name in names})
-        for number, one in enumerate(Records(bare).path, start=1)
+        for number, one in enumerate(path, start=1)
     ]
-    return dataclasses.replace(bare, events=tuple(events))
+    findings = findings_of(bare.study_id, plan, bare.verdicts, 0.0, trials) if over else []
+    return dataclasses.replace(bare, events=tuple(events), findings=tuple(findings))
 
 
 def two_arms(treatment: Sequence[float], base: Sequence[float] = BASE) -> StudyData:

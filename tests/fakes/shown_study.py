@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from researcher.analysis.conclusions import conclude
+from researcher.analysis.knowledge import findings_of
 from researcher.commands.home import Home
 from researcher.conduct import report
 from researcher.gates import Gates, Halted
@@ -82,8 +83,11 @@ def done(home: Home, topic: str = TOPIC) -> str:
         for trial, value in zip(store.ensure_trials(study, stage, [(arm, s) for s in range(3)]), values, strict=True):
             finish(store, study, trial, value)
         store.set_stage_status(study, stage, "done")
-    for record in conclude(plan, store.trials(study)).verdicts:
+    trials = store.trials(study)
+    verdicts = conclude(plan, trials).verdicts
+    for record in verdicts:
         store.record_verdict(study, "compare", record)
+    store.save_findings(study, findings_of(study, plan, verdicts, 1.0, trials))
     detail = {"after": "compare", "action": "stop", "to": None, "seeds": None, "reason": "all questions were asked"}
     with suppress(FileExistsError):
         home.studies.mkdir(parents=True)

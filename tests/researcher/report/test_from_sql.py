@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from researcher.analysis.conclusions import conclude
+from researcher.analysis.knowledge import findings_of
 from researcher.commands import DONE, FAILED
 from researcher.conduct import report
 from researcher.main import main
@@ -39,8 +40,11 @@ def recorded(store: Store, data: StudyData) -> str:
         store.finish_trial(study_id, made.key, trial.finals, trial.series)
     for event in data.events:
         store.record_event(study_id, event.kind, event.detail)
-    for record in conclude(data.plan, store.trials(study_id)).verdicts:
+    trials = store.trials(study_id)
+    verdicts = conclude(data.plan, trials).verdicts
+    for record in verdicts:
         store.record_verdict(study_id, "compare", record)
+    store.save_findings(study_id, findings_of(study_id, data.plan, verdicts, 1.0, trials))
     return study_id
 
 
@@ -103,6 +107,13 @@ def _changed(database: Path, statement: str) -> None:
         ("UPDATE stages SET arms = '[\"lr=base\"]' WHERE id = 'compare'", "stage compare = arms"),
         ("DELETE FROM stages WHERE id = 'compare'", "stage compare = arms"),
         ("DELETE FROM hypotheses", "hypothesis H1"),
+        (
+            "INSERT INTO stages SELECT study_id, plan_version, 'extra', position, kind, arms, seeds, max_seeds, first_seed, status,"
+            " started_at, ended_at FROM stages LIMIT 1",
+            "stage extra",
+        ),
+        ("UPDATE findings SET verdict = 'refuted'", "finding"),
+        ("DELETE FROM findings", "finding"),
         ("UPDATE trials SET arm = 'abc' WHERE arm = 'lr=base' AND seed = 0", "the plan has no arm 'abc'"),
     ],
 )

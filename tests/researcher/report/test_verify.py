@@ -160,6 +160,37 @@ def test_a_report_that_another_version_worded_is_held_against_what_that_version_
     assert named(verify(data, report.claims, report.files, seal)) == {"file report.md"}
 
 
+@pytest.mark.parametrize("kind", ["markdown", "html"])
+def test_a_report_of_another_version_has_to_say_its_claims(data: StudyData, report: Written, kind: str) -> None:
+    path = Path(report.files[kind])
+    claim = next(claim for claim in report.claims if claim.name == "H1.diff")
+    path.write_text(path.read_text().replace(claim.text, "+0.9999"))
+    files = {**report.seal.files, kind: digest(path.read_bytes())}
+    seal = report.seal.model_copy(update={"wording": "another", "files": files})
+    assert "H1.diff" in named(verify(data, report.claims, report.files, seal))
+
+
+def test_findings_that_the_study_does_not_leave_are_named(data: StudyData, report: Written) -> None:
+    [finding] = data.findings
+    for found, field in (
+        ((), ""),
+        ((finding, finding.model_copy(update={"id": "st-1/H9"})), ""),
+        ((finding.model_copy(update={"verdict": Verdict.REFUTED}),), "verdict"),
+        ((finding.model_copy(update={"scope": {}}),), "scope"),
+    ):
+        told = verify(dataclasses.replace(data, findings=found), report.claims, report.files, report.seal)
+        assert [(each.claim[:8], each.expression) for each in told] == [("finding ", field)]
+
+
+def test_verdicts_of_no_hypothesis_and_lost_decisions_are_named(data: StudyData, report: Written) -> None:
+    extra = data.verdicts[0].model_copy(update={"hypothesis": "H9"})
+    told = verify(dataclasses.replace(data, verdicts=(*data.verdicts, extra)), report.claims, report.files, report.seal)
+    assert named(told) == {"verdict H9"}
+    begun = data.events[-1].model_copy(update={"kind": "trial_begun", "detail": {}})
+    told = verify(dataclasses.replace(data, events=(begun,)), report.claims, report.files, report.seal)
+    assert {name.partition(" ")[0] for name in named(told)} == {"decision"}
+
+
 def test_a_report_that_was_written_before_the_study_went_on_says_so(data: StudyData, report: Written) -> None:
     last = data.events[-1]
     written = last.model_copy(update={"seq": last.seq + 1, "kind": "report", "detail": {}})
@@ -173,7 +204,7 @@ def test_a_report_that_was_written_before_the_study_went_on_says_so(data: StudyD
 def test_a_trial_that_goes_on_is_no_tampering(data: StudyData, tmp_path: Path) -> None:
     """Its steps are recorded as they are made, which no event tells."""
     resting = changed(data, -1, status=TrialStatus.PAUSED, finals={}, series=data.trials[-1].series)
-    resting = dataclasses.replace(resting, verdicts=(), events=())
+    resting = dataclasses.replace(resting, verdicts=(), events=(), findings=())
     written = write_report(resting, tmp_path)
     further = changed(resting, -1, series={**resting.trials[-1].series, "reward_mean": [(1, 0.9), (2, 0.1)]})
     assert verify(further, written.claims, written.files, written.seal) == []
