@@ -79,7 +79,7 @@ class Vocabulary:
         return _or_none(lambda: hypothesis_seeds(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
 
     def power(self, hypothesis: str) -> Value:
-        """For the planned effect, at the most seeds that the plan allows, on the upper bound of σ."""
+        """For the planned effect, within the seeds that the plan allows, on the upper bound of σ."""
         self._check(hypothesis)
         return _or_none(lambda: hypothesis_power(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
 
