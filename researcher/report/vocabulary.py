@@ -21,6 +21,7 @@ from researcher.analysis.power import (
     hypothesis_seeds,
     measured_noise,
     planning_alpha,
+    side_sigma,
 )
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, seeds_of
 from researcher.models import Effect, Hypothesis, Known, Metric, Stage, StageKind, TrialRecord, TrialStatus, Verdict
@@ -91,7 +92,8 @@ class Vocabulary:
         if noise is None or not isinstance(found, Effect):
             return None
         seeds, alpha = min(found.n_baseline, found.n_treatment), planning_alpha(self._plan, asked)
-        size = detectable_effect(seeds, sigma=noise.upper, alpha=alpha, power=self._plan.power)
+        sigma = side_sigma(asked, noise.upper)
+        size = detectable_effect(seeds, sigma=sigma, alpha=alpha, power=self._plan.power)
         return size if math.isfinite(size) else None
 
     # -- metrics ------------------------------------------------------------------------------------------------------
