@@ -126,6 +126,7 @@ def done_trial(
         "sampled_tokens_mean": [10.0] * STEPS,
         "tokens_called": [1000.0] * STEPS,
         "tokens_merged": [300.0] * STEPS,
+        "tokens_trained": [200.0] * STEPS,
         "step_s": [2.0] * STEPS,
         "logprob_mismatch_mean": [0.01] * STEPS,
         "staleness_max": [0.0] * STEPS,

@@ -181,6 +181,15 @@ def test_answers_say_what_the_verdict_says(tmp_path: Path) -> None:
     assert "Of 3 hypotheses: 1 supported" in answer(many_arms(), tmp_path)
 
 
+@pytest.mark.parametrize(("seeds", "said"), [(3, "Mean of treatment"), (20, "Interquartile mean of treatment")])
+def test_what_is_compared_is_named_as_it_was_computed(seeds: int, said: str, tmp_path: Path) -> None:
+    base, treatment = ([mean + 0.01 * (seed % 3) for seed in range(seeds)] for mean in (0.3, 0.5))
+    plan = study_plan(seeds=seeds, max_seeds=seeds)
+    files = write_report(concluded(plan, trials_with(plan, {"lr=base": base, "lr=4e-05": treatment})), tmp_path).files
+    for kind in ("markdown", "html"):
+        assert f" {said} " in Path(files[kind]).read_text()
+
+
 def test_failures_are_in_the_denominators_and_named(tmp_path: Path) -> None:
     text = markdown(with_failures(), tmp_path)
     assert "6 trials: 5 done, 1 failed, 0 not ended." in text
