@@ -69,6 +69,11 @@ class Page:
         return len({part.stage.id for part in self.hypotheses}) > 1
 
     @property
+    def raced(self) -> bool:
+        """Whether exploring stages choose which hypotheses are tested."""
+        return any(part.stage.keep is not None for part in self.hypotheses)
+
+    @property
     def only(self) -> HypothesisPart | None:
         """The hypothesis, where the plan has one."""
         return self.hypotheses[0] if len(self.hypotheses) == 1 else None
@@ -170,6 +175,7 @@ def _study(ledger: Ledger) -> Claims:
         "power": (call("plan", "power"), Style.PERCENT),
         "sigma_confidence": (call("plan", "sigma_confidence"), Style.PERCENT),
         "hypotheses": (call("count_hypotheses"), Style.COUNT),
+        "tested": (call("count_tested"), Style.COUNT),
         "trials": (call("count_trials"), Style.COUNT),
     }
     for status in ("done", "failed", "open"):

@@ -23,6 +23,7 @@ from researcher.analysis.power import (
     planning_alpha,
     side_sigma,
 )
+from researcher.analysis.race import in_the_running
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, seeds_of
 from researcher.models import Effect, Hypothesis, Known, Metric, Stage, StageKind, TrialRecord, TrialStatus, Verdict
 from researcher.report.records import Records, fingerprint
@@ -275,6 +276,17 @@ class Vocabulary:
 
     def count_hypotheses(self) -> Value:
         return len(self._plan.hypotheses)
+
+    def count_tested(self) -> Value:
+        """Hypotheses that Holm's adjustment is over: not those that the plan's own rules left behind, nor any while a race is on."""
+        self._records.check_all()
+        return sum(self._is_tested(hypothesis) for hypothesis in self._plan.hypotheses)
+
+    def _is_tested(self, hypothesis: Hypothesis) -> bool:
+        try:
+            return in_the_running(self._plan, hypothesis, self._records.data.trials)
+        except NotEnoughTrials:
+            return False
 
     # -- by name ------------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from tests.fakes.concluded_study import (
     unfinished,
     with_failures,
 )
+from tests.fakes.raced_study import race_plan, run
 from tests.fakes.study import failed_trial, study_plan, trials_with
 
 SECTIONS = [
@@ -188,6 +189,17 @@ def test_what_is_compared_is_named_as_it_was_computed(seeds: int, said: str, tmp
     files = write_report(concluded(plan, trials_with(plan, {"lr=base": base, "lr=4e-05": treatment})), tmp_path).files
     for kind in ("markdown", "html"):
         assert f" {said} " in Path(files[kind]).read_text()
+
+
+def test_a_race_is_adjusted_over_what_is_tested_and_the_report_says_so(tmp_path: Path) -> None:
+    plan = race_plan()
+    over = markdown(concluded(plan, run(plan, until="confirm", arm1=0.5)), tmp_path / "over")
+    assert "over the 1 that is tested, not over all 5 of the plan" in over
+    assert "all 5 hypotheses of the plan" not in over
+    racing = markdown(concluded(plan, run(plan, until="race-2", arm1=0.5)), tmp_path / "racing")
+    assert "the best alone is tested, on fresh seeds" in racing
+    assert "that is tested" not in racing
+    assert "over all 3 hypotheses of the plan" in markdown(many_arms(), tmp_path / "compared")
 
 
 def test_failures_are_in_the_denominators_and_named(tmp_path: Path) -> None:
