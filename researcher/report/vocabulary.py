@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from researcher.analysis.censoring import count_censored
 from researcher.analysis.comparisons import iqm
 from researcher.analysis.knowledge import agreement
-from researcher.analysis.metrics import never_reached
 from researcher.analysis.power import (
     NoiseFloor,
     detectable_effect,
@@ -124,11 +124,12 @@ class Vocabulary:
         values = self._finals(metric, arm, stage)
         return iqm(np.array(values)) if values else None
 
-    def never_reached(self, metric: str) -> Value:
+    def never_reached(self, metric: str, *, arm: str | None = None) -> Value:
         """Finished trials whose `steps_to_threshold` stands for "not within this trial"."""
         asked = self._metric(metric)
-        self._records.check(metric, self._records.done)
-        return sum(never_reached(asked, trial.series) for trial in self._records.done)
+        trials = self._trials(arm)
+        self._records.check(metric, trials)
+        return count_censored(asked, trials)
 
     def sigma(self, metric: str) -> Value:
         """Standard deviation between seeds, by the noise-floor stage."""
