@@ -28,7 +28,7 @@ class Decision:
     seeds: int | None = None
     seeds_needed: int | None = None
     power: float | None = None
-    """At the most seeds that the plan allows, on the upper bound of σ."""
+    """Within the seeds that the plan allows, on the upper bound of σ."""
     reason: str
     by_plan: bool = True
     """False: a rule of the plan could not be evaluated, and so the study stops."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from researcher.analysis.censoring import Censored, count_censored
 from researcher.analysis.comparisons import compare
 from researcher.analysis.samples import NotEnoughTrials, sample
 from researcher.models import Condition, Plan, Relation, TrialRecord
@@ -33,10 +34,14 @@ def _holds(
     if min(map(len, values)) < 2:
         raise NotEnoughTrials(f"{left} {relation} {right} on {metric} needs two finished trials of each")
     compared = compare(values[0], values[1], "welch")
+    before, after = (
+        count_censored(plan.metric(metric), [trial for trial in judged if trial.arm == arm]) for arm in (left, right)
+    )
+    unseen = Censored(baseline=before, treatment=after)
     if relation == "≈":
-        return compared.p_equivalence(margin) <= alpha
+        return not unseen.any and compared.p_equivalence(margin) <= alpha
     low, high = compared.interval(alpha)
     difference = compared.centres[1] - compared.centres[0]
-    if low == high:
-        return False  # no spread at all: noise cannot be told from a broken measurement
+    if low == high or not unseen.keeps_sign(difference):
+        return False  # no spread at all: noise cannot be told from a broken measurement; or what was not seen could turn it
     return (low > 0 and difference >= margin) if relation == "≪" else (high < 0 and difference <= -margin)

@@ -68,10 +68,13 @@ def _weights_did_not_change(plan: Plan, trial: TrialRecord) -> Seen:
     for role in (None, *plan.roles):
         if _learning_rate(plan, trial, role) == 0:
             continue
-        change = _series(trial, "weights_change" if role is None else f"{role}/weights_change")
-        if not np.any(change > 0):
-            whose = "the weights" if role is None else f"the weights of the {role}"
+        of, whose = ("", "the weights") if role is None else (f"{role}/", f"the weights of the {role}")
+        if np.any(_series(trial, f"{of}weights_change") > 0):
+            continue
+        if np.any(_series(trial, f"{of}tokens_trained") > 0):
             return f"{whose} never changed although the run trained", 0.0
+        if np.any(_series(trial, f"{of}zero_variance_share") < 1):
+            return f"{whose} never changed: no token was trained, although rewards differed", 0.0
     return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from researcher.analysis.censoring import Censored, censored
 from researcher.analysis.samples import NotEnoughTrials, judged_stage, sample, seeds_of
 from researcher.analysis.sentinels import SentinelFinding
 from researcher.models import Effect, Hypothesis, Plan, TrialRecord, Verdict, VerdictRecord
@@ -32,7 +33,20 @@ def verdict(
     if _unfinished(plan, hypothesis, trials):
         reason = "trials that the plan asks for have not ended, and the plan has no rule for looking early"
         return _record(hypothesis, Verdict.INCONCLUSIVE, reason, measured)
-    return _record(hypothesis, *_by_interval(hypothesis, measured), measured)
+    found = _as_far_as_seen(*_by_interval(hypothesis, measured), measured, censored(plan, hypothesis, trials))
+    return _record(hypothesis, *found, measured)
+
+
+def _as_far_as_seen(found: Verdict, reason: str, effect: Effect, unseen: Censored) -> tuple[Verdict, str]:
+    """Without what trials that never reached their threshold could turn: equal they are never found, and a sign only where
+    larger values of theirs leave it as it is."""
+    signed = found in (Verdict.SUPPORTED, Verdict.REFUTED) and unseen.keeps_sign(effect.diff)
+    if not unseen.any or signed or found is Verdict.INCONCLUSIVE:
+        return found, reason
+    return Verdict.INCONCLUSIVE, (
+        "some trials never reached the threshold and count as one step more than their last: the larger values that they stand "
+        "for could turn what was found"
+    )
 
 
 def _by_interval(hypothesis: Hypothesis, effect: Effect) -> tuple[Verdict, str]:

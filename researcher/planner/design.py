@@ -88,9 +88,24 @@ def _with_effect(instrument: Instrument, reading: Reading) -> Reading:
     return reading.model_copy(update={"settings": tuple(settings), "assumptions": tuple(said)})
 
 
+def _refuse_lengths(instrument: Instrument, reading: Reading) -> None:
+    """Raises: PlanningRefused for steps until a threshold, counted over arms of which one has less time to reach it."""
+    varied = next((factor.name for factor in reading.factors if STUDY_STEPS in factor.targets), None)
+    if varied is None or reading.metric.kind != "steps_to_threshold":
+        return
+    others = [metric.name for metric in instrument.metrics if metric.kind != "steps_to_threshold"]
+    raise PlanningRefused(
+        f"{reading.metric.name} cannot compare arms that differ in {varied}: an arm that ends before its threshold is reached shows "
+        f"no count of the steps to it; ask about another factor"
+        + (f", or about {varied} by {' or '.join(others[:2])}" if others else ""),
+        others,
+    )
+
+
 def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, options: PlanOptions) -> Plan:
     """The plan, not yet priced or checked."""
     instrument, defaults = folder.instrument, folder.instrument.defaults
+    _refuse_lengths(instrument, reading)
     reading = _with_effect(instrument, reading)
     arms = arms_of(reading)
     hypotheses = hypotheses_of(reading, arms)

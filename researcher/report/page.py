@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from researcher.analysis.censoring import censored
 from researcher.analysis.knowledge import trained_models
 from researcher.analysis.race import left_behind
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage
@@ -27,7 +28,16 @@ from researcher.models import (
 from researcher.report.claims import Ledger, Style, decimals_of
 from researcher.report.drawing import Interval, Line, effects, learning_curves, sparkline
 from researcher.report.expressions import call
-from researcher.report.parts import ArmPart, Claims, HypothesisPart, KnownPart, SentinelPart, StepPart, TrialPart
+from researcher.report.parts import (
+    ArmPart,
+    CensoredPart,
+    Claims,
+    HypothesisPart,
+    KnownPart,
+    SentinelPart,
+    StepPart,
+    TrialPart,
+)
 from researcher.report.records import ENDED, Records
 
 _CURVE = "reward_mean"
@@ -55,8 +65,7 @@ class Page:
     sentinels: list[SentinelPart]
     path: list[StepPart]
     cost: Claims
-    censored: list[tuple[Metric, Claim]]
-    """Metrics with trials that never reached their threshold, and how many."""
+    censored: list[CensoredPart]
     metrics: list[Metric]
     """Those of the hypotheses first."""
     curves: str
@@ -67,6 +76,11 @@ class Page:
     def in_sequence(self) -> bool:
         """Whether one comparison follows from another: several stages decide hypotheses."""
         return len({part.stage.id for part in self.hypotheses}) > 1
+
+    @property
+    def raced(self) -> bool:
+        """Whether exploring stages choose which hypotheses are tested."""
+        return any(part.stage.keep is not None for part in self.hypotheses)
 
     @property
     def only(self) -> HypothesisPart | None:
@@ -122,7 +136,7 @@ def page(records: Records) -> Page:
         sentinels=_sentinels(ledger, records),
         path=[_step(ledger, decision.after, records) for decision in records.path],
         cost=_cost(ledger),
-        censored=_censored(ledger, metrics),
+        censored=_censored(ledger, plan, metrics),
         metrics=metrics,
         curves=learning_curves(_by_arm(records), _CURVE, "mean training reward"),
         effects=effects([_interval(part) for part in hypotheses if part.measured]),
@@ -170,6 +184,7 @@ def _study(ledger: Ledger) -> Claims:
         "power": (call("plan", "power"), Style.PERCENT),
         "sigma_confidence": (call("plan", "sigma_confidence"), Style.PERCENT),
         "hypotheses": (call("count_hypotheses"), Style.COUNT),
+        "tested": (call("count_tested"), Style.COUNT),
         "trials": (call("count_trials"), Style.COUNT),
     }
     for status in ("done", "failed", "open"):
@@ -264,6 +279,7 @@ def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis) -> Hyp
         verdict=record.verdict.value,
         reason=record.reason,
         measured=isinstance(records.conclusions.effects[id], Effect),
+        censored=censored(records.plan, hypothesis, records.data.trials).any,
         left_behind=_left_behind(records, hypothesis),
         claims=claims,
     )
@@ -372,13 +388,22 @@ def _cost(ledger: Ledger) -> Claims:
     return {name: ledger.claim(f"cost.{name}", text, style) for name, (text, style) in asked.items()}
 
 
-def _censored(ledger: Ledger, metrics: Sequence[Metric]) -> list[tuple[Metric, Claim]]:
-    asked = [metric for metric in metrics if metric.kind == "steps_to_threshold"]
-    counts = [
-        (metric, ledger.claim(f"censored.{metric.name}", call("never_reached", metric.name), Style.COUNT))
-        for metric in asked
-    ]
-    return [(metric, claim) for metric, claim in counts if claim.value]
+def _censored(ledger: Ledger, plan: Plan, metrics: Sequence[Metric]) -> list[CensoredPart]:
+    """Metrics with trials that never reached their threshold."""
+    parts = []
+    for metric in metrics:
+        if metric.kind == "steps_to_threshold":
+            name = f"censored.{metric.name}"
+            whole = ledger.claim(name, call("never_reached", metric.name), Style.COUNT)
+            arms = {
+                arm.name: ledger.claim(
+                    f"{name}.{arm.name}", call("never_reached", metric.name, arm=arm.name), Style.COUNT
+                )
+                for arm in plan.arms
+            }
+            decides = any(hypothesis.metric == metric.name for hypothesis in plan.hypotheses)
+            parts.append(CensoredPart(metric=metric, trials=whole, arms=arms, decides=decides))
+    return [part for part in parts if part.trials.value]
 
 
 def _by_arm(records: Records) -> list[tuple[str, list[TrialRecord]]]:

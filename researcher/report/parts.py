@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from researcher.models import Arm, Claim, Hypothesis, Known, Stage, TrialRecord
+from researcher.models import Arm, Claim, Hypothesis, Known, Metric, Stage, TrialRecord
 
 Claims = dict[str, Claim]
 """By the short name that templates use."""
@@ -19,6 +19,8 @@ class HypothesisPart:
     verdict: str
     reason: str
     measured: bool
+    censored: bool
+    """Whether trials that it is judged by never reached the threshold of its metric."""
     left_behind: str | None
     """Why the plan's own rules left it untested; None where they did not."""
     claims: Claims
@@ -40,6 +42,17 @@ class TrialPart:
     finals: Claims
     """By metric."""
     spark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CensoredPart:
+    """Trials that never reached the threshold of a metric: all of them, and by arm."""
+
+    metric: Metric
+    trials: Claim
+    arms: Claims
+    decides: bool
+    """Whether a hypothesis is about this metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

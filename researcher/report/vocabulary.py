@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from researcher.analysis.censoring import count_censored
 from researcher.analysis.comparisons import iqm
 from researcher.analysis.knowledge import agreement
-from researcher.analysis.metrics import never_reached
 from researcher.analysis.power import (
     NoiseFloor,
     detectable_effect,
@@ -21,7 +21,9 @@ from researcher.analysis.power import (
     hypothesis_seeds,
     measured_noise,
     planning_alpha,
+    side_sigma,
 )
+from researcher.analysis.race import in_the_running
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, seeds_of
 from researcher.models import Effect, Hypothesis, Known, Metric, Stage, StageKind, TrialRecord, TrialStatus, Verdict
 from researcher.report.records import Records, fingerprint
@@ -79,7 +81,7 @@ class Vocabulary:
         return _or_none(lambda: hypothesis_seeds(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
 
     def power(self, hypothesis: str) -> Value:
-        """For the planned effect, at the most seeds that the plan allows, on the upper bound of σ."""
+        """For the planned effect, within the seeds that the plan allows, on the upper bound of σ."""
         self._check(hypothesis)
         return _or_none(lambda: hypothesis_power(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
 
@@ -91,7 +93,8 @@ class Vocabulary:
         if noise is None or not isinstance(found, Effect):
             return None
         seeds, alpha = min(found.n_baseline, found.n_treatment), planning_alpha(self._plan, asked)
-        size = detectable_effect(seeds, sigma=noise.upper, alpha=alpha, power=self._plan.power)
+        sigma = side_sigma(asked, noise.upper)
+        size = detectable_effect(seeds, sigma=sigma, alpha=alpha, power=self._plan.power)
         return size if math.isfinite(size) else None
 
     # -- metrics ------------------------------------------------------------------------------------------------------
@@ -121,11 +124,12 @@ class Vocabulary:
         values = self._finals(metric, arm, stage)
         return iqm(np.array(values)) if values else None
 
-    def never_reached(self, metric: str) -> Value:
+    def never_reached(self, metric: str, *, arm: str | None = None) -> Value:
         """Finished trials whose `steps_to_threshold` stands for "not within this trial"."""
         asked = self._metric(metric)
-        self._records.check(metric, self._records.done)
-        return sum(never_reached(asked, trial.series) for trial in self._records.done)
+        trials = self._trials(arm)
+        self._records.check(metric, trials)
+        return count_censored(asked, trials)
 
     def sigma(self, metric: str) -> Value:
         """Standard deviation between seeds, by the noise-floor stage."""
@@ -273,6 +277,17 @@ class Vocabulary:
 
     def count_hypotheses(self) -> Value:
         return len(self._plan.hypotheses)
+
+    def count_tested(self) -> Value:
+        """Hypotheses that Holm's adjustment is over: not those that the plan's own rules left behind, nor any while a race is on."""
+        self._records.check_all()
+        return sum(self._is_tested(hypothesis) for hypothesis in self._plan.hypotheses)
+
+    def _is_tested(self, hypothesis: Hypothesis) -> bool:
+        try:
+            return in_the_running(self._plan, hypothesis, self._records.data.trials)
+        except NotEnoughTrials:
+            return False
 
     # -- by name ------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,11 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
     ast.Div: operator.truediv,
 }
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
-_EXPRESSION = re.compile(r"[\d+\-*/() ]*\d[\d+\-*/() ]*")
+_MARKUP = re.compile(r"\\[()\[\]]|[$`]|(?<![\d)])\*\*|\*\*(?![\d(])|^[ \t]*[-+*][ \t]+(?=\S)", re.MULTILINE)
+"""What sets an expression off: LaTeX's and Markdown's signs, bold print (no power), the sign of an item in a list."""
+_RUN = re.compile(r"[\d+\-*/() ]+")
+_AFTER = re.compile(r"(?: -+ | \()\s*$")
+"""A dash or a parenthesis with which the sentence goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,19 @@ def numbers_in(answer: str) -> list[int]:
 
 def last_expression(answer: str) -> Expression | None:
     """The last expression of two numbers or more; of `3 + 5 = 8` what stands before the equals sign. None without any."""
-    for part in reversed(_EXPRESSION.findall(answer.translate(_SIGNS))):
-        expression = read(part)
+    for part in reversed(_RUN.findall(_MARKUP.sub("\n", answer).translate(_SIGNS))):
+        expression = read(_trimmed(part))
         if expression is not None and len(expression.numbers) > 1:
             return expression
     return None
+
+
+def _trimmed(part: str) -> str:
+    """Without what belongs to the sentence around it: a dash or a parenthesis after it, those of its own that nothing closes."""
+    part = _AFTER.sub("", part).strip()
+    surplus = part.count("(") - part.count(")")
+    before, after = len(part) - len(part.lstrip("(")), len(part) - len(part.rstrip(")"))
+    return part[min(max(surplus, 0), before) : len(part) - min(max(-surplus, 0), after)]
 
 
 def read(text: str) -> Expression | None:

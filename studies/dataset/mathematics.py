@@ -25,15 +25,20 @@ def value_of(text: str) -> Fraction | None:
     text = text.strip().rstrip(".")
     for pattern, instead in _REWRITTEN:
         text = pattern.sub(instead, text)
-    while _FRACTION.search(text):
-        text = _FRACTION.sub(r"((\1)/(\2))", text)
-    text = _POWER.sub(r"^(\1)", text).replace("^", "**").strip()
+    text = _without_braces(text).replace("^", "**").strip()
     if not text or len(text) > LONGEST:
         return None
     try:
         return _worked_out(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError):  # ValueError is also what anything but arithmetic raises here
         return None
+
+
+def _without_braces(text: str) -> str:
+    """Powers and fractions written out with parentheses, from the innermost braces outwards."""
+    while (written := _FRACTION.sub(r"((\1)/(\2))", _POWER.sub(r"^(\1)", text))) != text:
+        text = written
+    return text
 
 
 def _worked_out(node: ast.expr) -> Fraction:

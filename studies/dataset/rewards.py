@@ -15,7 +15,8 @@ LONGEST = 4000
 _NUMBER = re.compile(r"-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d{1,3}(?!\w))?")
 _EQUALS = re.compile(r"(?<![<>!])=")
 """What stands before an answer; no part of another relation."""
-_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_BRACES = re.compile(r"(?P<box>\\boxed\s*\{)|\\[{}]|(?P<open>\{)|(?P<close>\})")
+"""`\\{` and `\\}` are signs and group nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,25 @@ def last_number(text: str) -> Fraction | None:
 
 def _final(text: str) -> str:
     """What counts of a solution: the last \\boxed{}, else what follows the last equals sign of the last line."""
-    boxed = _BOXED.findall(text)
-    if boxed:
-        return str(boxed[-1])
+    boxed = _boxed(text)
+    if boxed is not None:
+        return boxed
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return _EQUALS.split(lines[-1])[-1] if lines else ""
+
+
+def _boxed(text: str) -> str | None:
+    """What stands in the last \\boxed{} that is closed, however deep its braces nest."""
+    found: str | None = None
+    begun: list[int | None] = []
+    for brace in _BRACES.finditer(text):
+        if brace["box"]:
+            begun.append(brace.end())
+        elif brace["open"]:
+            begun.append(None)
+        elif brace["close"] and begun and (start := begun.pop()) is not None:
+            found = text[start : brace.start()]
+    return found
 
 
 def _plain(text: str) -> str:

@@ -46,6 +46,8 @@ GUESS_TOOL: dict[str, Any] = {
     },
 }
 _NUMBER = re.compile(r"-?\d+")
+_LONGEST = 18
+"""Characters of a number that are read: all that lie beyond are far outside any range, and Python reads only so many."""
 
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = WeakKeyDictionary()
 
@@ -93,7 +95,7 @@ def answers(message: Any, game: Game) -> list[dict[str, Any]]:
     """Play the guess of a message; what is said to it. Only the first of several tool calls is a turn."""
     if not message.tool_calls:
         numbers = _NUMBER.findall(message.content or "")
-        return [{"role": "user", "content": game.guess(int(numbers[-1]) if numbers else None)}]
+        return [{"role": "user", "content": game.guess(int(numbers[-1][:_LONGEST]) if numbers else None)}]
     said: list[dict[str, Any]] = []
     for call in message.tool_calls:
         hint = "One guess at a time." if said else game.guess(_called_number(call))
@@ -112,11 +114,11 @@ def _called_number(call: Any) -> int | None:
     """The number in a call of the tool; None where it holds none."""
     try:
         arguments = json.loads(call.function.arguments)
-    except json.JSONDecodeError:
+    except ValueError:  # no JSON, or a number of more digits than Python reads
         return None
     number = arguments.get("number") if isinstance(arguments, dict) else None
     if isinstance(number, str) and _NUMBER.fullmatch(number.strip()):
-        return int(number)
+        return int(number.strip()[:_LONGEST])
     return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 

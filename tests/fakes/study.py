@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from researcher.analysis.metrics import finals
 from researcher.models import (
     Arm,
     Branch,
@@ -26,6 +27,7 @@ from researcher.models import (
 
 STEPS = 4
 METRIC = Metric(name="auc", kind="auc_reward", margin=0.1)
+THRESHOLD = Metric(name="steps_to_half", kind="steps_to_threshold", threshold=0.5, direction="decrease", margin=2.0)
 LEARNING_RATE = Factor(name="lr", target="run.optimizer.learning_rate", type="float", default=1e-5, low=0, high=1e-3)
 SENTINELS = (
     "weights_did_not_change",
@@ -126,6 +128,7 @@ def done_trial(
         "sampled_tokens_mean": [10.0] * STEPS,
         "tokens_called": [1000.0] * STEPS,
         "tokens_merged": [300.0] * STEPS,
+        "tokens_trained": [200.0] * STEPS,
         "step_s": [2.0] * STEPS,
         "logprob_mismatch_mean": [0.01] * STEPS,
         "staleness_max": [0.0] * STEPS,
@@ -134,8 +137,15 @@ def done_trial(
     points = {name: [(i, float(v)) for i, v in enumerate(line, start=1)] for name, line in lines.items() if line}
     rewards = {"eval_reward_before": [0.0, 0.0], "eval_reward_after": [value, value]}
     points |= {name: list(enumerate(line)) for name, line in rewards.items()}
-    finals = {metric.name: value for metric in plan.metrics if metric.kind in ("auc_reward", "final_reward")}
-    return _record(plan, arm, seed, TrialStatus.DONE, finals=finals, series=points, evidence=evidence)
+    flat = {metric.name: value for metric in plan.metrics if metric.kind in ("auc_reward", "final_reward")}
+    return _record(plan, arm, seed, TrialStatus.DONE, finals=flat, series=points, evidence=evidence)
+
+
+def reaching_trial(plan: Plan, arm: str, seed: int, reached: int | None, *, steps: int = 10) -> TrialRecord:
+    """A finished trial whose training reward is 1 from step `reached` on, and 0 before it; None: it never is."""
+    curve = [float(reached is not None and step >= reached) for step in range(1, steps + 1)]
+    trial = done_trial(plan, arm, seed, 0.3, series={"reward_mean": curve})
+    return trial.model_copy(update={"finals": finals(plan.metrics, trial.series)})
 
 
 def failed_trial(plan: Plan, arm: str, seed: int) -> TrialRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 
 import pytest
@@ -69,6 +70,39 @@ def test_right_wrong_and_empty_answers_are_worth_less_and_less() -> None:
 )
 def test_an_expression_counts_when_it_has_each_number_once_and_the_value(answer: str, right: bool) -> None:
     assert (score(answer, [3, 5, 7], 20) == 1.0) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("**(2+7)*3**", True),
+        ("The answer is **(2+7)*3 = 27**.", True),
+        ("So:\n- (2+7)*3", True),
+        (r"\((2+7)*3\)", True),
+        (r"\[(2+7)*3\]", True),
+        ("$(2+7)*3$ or `27`", True),
+        ("(2+7)*3 - done", True),
+        ("The expression is (2+7)*3 (which is 27)", True),
+        ("It can be made (by (2+7)*3).", True),
+        ("2**(2+7)*3", False),
+        ("x*(2+7)*3", False),
+        ("(2+7)*3*x", False),
+        ("-(2+7)*3", False),
+        ("(2+7*3", False),
+        ("2+7)*3", False),
+    ],
+)
+def test_how_an_answer_is_set_in_print_changes_nothing(answer: str, right: bool) -> None:
+    assert (score(answer, [2, 3, 7], 27) == 1.0) is right
+
+
+@pytest.mark.parametrize(
+    "answer", ["(" * 20_000, " (" * 20_000, "- " * 20_000, "*" * 20_000, " " * 20_000, "1+" * 20_000]
+)
+def test_answers_of_nothing_but_signs_take_no_time(answer: str) -> None:
+    began = time.process_time()
+    assert score(answer, [2, 3, 7], 27) <= 0.1
+    assert time.process_time() - began < 1.0
 
 
 def test_an_expression_is_worked_out_exactly_and_never_executed() -> None:

@@ -160,6 +160,11 @@ RIGHT_AND_WRONG = [
     ("math", "0.25", "x = 25%", "25"),
     ("math", "x^2 + 1", "$x^2+1$", "x^2"),
     ("math", "-3", "- 6/2", "3"),
+    ("math", r"\frac{\sqrt{3}}{2}", r"So it is $\boxed{\frac{\sqrt{3}}{2}}$.", r"$\boxed{\frac{\sqrt{2}}{2}}$."),
+    ("math", "1/2", r"\boxed{\frac{2^{2}}{2^{3}}}", r"\boxed{\frac{2^{2}}{2^{2}}}"),
+    ("math", "4", r"\boxed{2^{\frac{4}{2}}}", r"\boxed{2^{\frac{2}{2}}}"),
+    ("math", "3", r"{not \boxed{2}, but \boxed{3}; \boxed{4", r"\boxed{3} or \boxed{2}"),
+    ("math", r"\{1, 2\}", r"\boxed{\{1, 2\}}", r"\boxed{\{1, 3\}}"),
 ]
 
 

@@ -111,6 +111,18 @@ def test_a_number_in_the_text_is_a_guess_too() -> None:
     assert game.guesses == [12]
 
 
+def test_a_number_of_more_digits_than_python_reads_is_a_wrong_guess_and_no_crash() -> None:
+    digits = "9" * 5000
+    for arguments in (f'{{"number": {digits}}}', f'{{"number": "{digits}"}}'):
+        game = played()
+        call = SimpleNamespace(id="c-1", function=SimpleNamespace(name="guess", arguments=arguments))
+        workflow.answers(SimpleNamespace(tool_calls=[call], content=None), game)
+        assert (game.used, game.over) == (1, False)
+    game = played()
+    workflow.answers(SimpleNamespace(tool_calls=None, content=f"It is {digits}"), game)
+    assert (game.used, game.over) == (1, False)
+
+
 async def test_whole_games_are_played_and_trained_over_http(echo_server: ServerProcess) -> None:
     folder, loaded = declared("guess_number")
     spec = folder.instrument.defaults.run | {"batch": {"tasks": 2, "group_size": 2}, "limits": {"steps": 2}}

@@ -11,7 +11,7 @@ from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import decide, holds
 from researcher.analysis.samples import NotEnoughTrials
 from researcher.models import Branch, Condition, Relation
-from tests.fakes.study import study_plan, trials_with
+from tests.fakes.study import THRESHOLD, reaching_trial, study_plan, trials_with
 
 PLAN = study_plan((2e-5, 4e-5))
 ARMS = ("lr=base", "lr=2e-05", "lr=4e-05")
@@ -47,6 +47,27 @@ def test_with_loud_noise_neither_much_less_nor_about_equal_is_known() -> None:
     trials = trials_with(PLAN, {arm: around(0.3, spread=0.4) for arm in ARMS})
     known = [holds(order(each, each), PLAN, trials, conclude(PLAN, trials)) for each in ("≪", "≈", "≫")]
     assert known == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "relation", "expected"),
+    [
+        ([9, 10, 10], [9, 10, 10], "≈", True),
+        ([9, 10, 10], [9, 10, None], "≈", False),
+        ([2, 3, 3], [9, None, None], "≪", True),
+        ([9, None, None], [2, 3, 3], "≫", True),
+        ([9, None, None], [2, 3, 2, 3, None], "≫", False),
+    ],
+)
+def test_no_order_rests_on_how_soon_a_threshold_would_have_been_reached_that_never_was(
+    left: list[int | None], right: list[int | None], relation: Relation, expected: bool
+) -> None:
+    plan = study_plan(metrics=(THRESHOLD,), margin=2.0, direction="decrease")
+    arms = [arm.name for arm in plan.arms]
+    when = Condition(kind="order", arms=tuple(arms), relations=(relation,), metric=THRESHOLD.name)
+    rows = zip(arms, (left, right), strict=True)
+    trials = [reaching_trial(plan, arm, seed, step) for arm, row in rows for seed, step in enumerate(row)]
+    assert holds(when, plan, trials, conclude(plan, trials)) is expected
 
 
 def test_a_decision_table_of_orders_chooses_the_branch() -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+import secrets
 
+import numpy as np
 import pytest
+from scipy import stats
 from statsmodels.stats.power import TTestIndPower
 
+from researcher.analysis.comparisons import BOOTSTRAP_FROM
 from researcher.analysis.power import (
+    IQM_VARIANCE,
     MOST_SEEDS,
     detectable_effect,
+    hypothesis_power,
+    hypothesis_seeds,
     measured_noise,
     noise_floor,
+    planning_alpha,
     power_of,
     seeds_needed,
 )
@@ -46,12 +54,52 @@ def test_one_trial_is_no_noise_floor() -> None:
         noise_floor([[1.0], [2.0]], metric="auc", confidence=0.8)
 
 
-@pytest.mark.parametrize(("effect", "n"), [(2.03, 5), (1.0, 17), (0.5, 64)])
+@pytest.mark.parametrize(("effect", "n"), [(2.03, 5), (1.0, 17), (0.94, 19), (0.5, 77)])
 def test_seeds_needed_are_the_fewest_that_reach_the_power(effect: float, n: int) -> None:
     found = seeds_needed(sigma=1.0, effect=effect, alpha=0.05, power=0.8)
     assert found == n
     assert power_of(n, sigma=1.0, effect=effect, alpha=0.05) >= 0.8
     assert power_of(n - 1, sigma=1.0, effect=effect, alpha=0.05) < 0.8
+
+
+def test_between_means_and_interquartile_means_there_is_no_count_that_promises_too_much() -> None:
+    few, many = BOOTSTRAP_FROM - 1, BOOTSTRAP_FROM
+    at_few, at_many = (power_of(seeds, sigma=1.0, effect=0.93, alpha=0.05) for seeds in (few, many))
+    assert at_many < at_few < 0.8
+    needed = seeds_needed(sigma=1.0, effect=0.93, alpha=0.05, power=0.8)
+    assert needed > many + 1
+    assert power_of(needed, sigma=1.0, effect=0.93, alpha=0.05) >= 0.8
+    assert detectable_effect(many, sigma=1.0, alpha=0.05, power=0.8) > detectable_effect(
+        few, sigma=1.0, alpha=0.05, power=0.8
+    )
+
+
+def test_interquartile_means_vary_by_as_much_more_than_means_as_power_counts_with() -> None:
+    seed, n = secrets.randbits(32), BOOTSTRAP_FROM
+    print(f"seed of this simulation: {seed}")  # noqa: T201 - shown by pytest when the test fails
+    drawn = np.random.default_rng(seed).normal(size=(100_000, n))
+    found = n * float(np.var(stats.trim_mean(drawn, 0.25, axis=1)))
+    assert found == pytest.approx(IQM_VARIANCE, rel=0.03)
+    z = float(stats.norm.ppf(0.75))
+    assert pytest.approx(4 * (0.5 - 2 * z * float(stats.norm.pdf(z)) + z * z / 2), abs=1e-3) == IQM_VARIANCE
+
+
+@pytest.mark.parametrize(("seeds", "reached"), [(18, True), (20, False)])
+def test_where_fewer_seeds_show_more_the_plan_may_run_fewer(seeds: int, reached: bool) -> None:
+    """Seeds 0 to 2 of the noise floor have a σ with which 19 seeds show the planned effect and 20 do not."""
+    compare = Stage(id="compare", kind=StageKind.COMPARE, arms=ARMS, seeds=seeds, max_seeds=20)
+    floor = Stage(id="noise-floor", kind=StageKind.NOISE_FLOOR, arms=ARMS[:1], seeds=3, max_seeds=3)
+    plan = example_plan(stages=(floor, compare))
+    alpha = planning_alpha(plan, plan.hypotheses[0])
+    upper = plan.planned_effect / detectable_effect(19, sigma=1.0, alpha=alpha, power=plan.power) * 0.999
+    spread = upper * math.sqrt(float(stats.chi2.ppf(1 - plan.sigma_confidence, 2)) / 2)
+    done = {"study_id": "s", "stage": floor.id, "arm": ARMS[0], "status": TrialStatus.DONE}
+    trials = [
+        TrialRecord(key=f"k{seed}", seed=seed, finals={METRIC: 0.5 + offset * spread}, **done)
+        for seed, offset in enumerate((-1, 0, 1))
+    ]
+    assert (hypothesis_power(plan, plan.hypotheses[0], trials) >= plan.power) is reached
+    assert hypothesis_seeds(plan, plan.hypotheses[0], trials) == 19
 
 
 def test_what_n_seeds_can_detect_is_the_other_side_of_the_same_coin() -> None:

@@ -77,6 +77,31 @@ def test_a_learning_rate_of_zero_is_meant_to_change_no_weights() -> None:
     assert see("weights_did_not_change", [still], plan) == {}
 
 
+NOTHING_TRAINED = {"weights_change": [0.0] * 4, "tokens_trained": [0.0] * 4}
+
+
+def test_where_all_rewards_are_equal_nothing_could_change_the_weights() -> None:
+    equal = trial(NOTHING_TRAINED | {"zero_variance_share": [1.0] * 4})
+    assert see("weights_did_not_change", [equal]) == {}
+    assert see("no_signal", [equal]) == {"warning": (equal.key,)}
+
+
+def test_where_rewards_differ_and_no_token_could_be_trained_the_reason_is_that() -> None:
+    unusable = trial(NOTHING_TRAINED | {"zero_variance_share": [1.0, 1.0, 0.9, 1.0]})
+    plan = study_plan(sentinels=("weights_did_not_change",))
+    (found,) = inspect(plan, [unusable])
+    assert (found.severity, found.trials) == ("invalid", (unusable.key,))
+    assert found.text == "the weights never changed: no token was trained, although rewards differed"
+
+
+def test_a_further_model_that_had_nothing_to_learn_is_none_that_stood_still() -> None:
+    plan = study_plan(roles={"planner": PlanRole(model="smollm2-135m")})
+    still = {f"planner/{name}": values for name, values in NOTHING_TRAINED.items()}
+    for share, severity in ((1.0, {}), (0.5, {"invalid"})):
+        one = trial({**still, "planner/zero_variance_share": [share] * 4}, plan=plan)
+        assert set(see("weights_did_not_change", [one], plan)) == set(severity)
+
+
 def test_rounding_and_stale_episodes_are_no_other_weights() -> None:
     assert see("sampled_by_other_weights", [trial({"logprob_mismatch_mean": [6e-6, 9e-5, 9e-4, 9e-4]})]) == {}
     assert see("sampled_by_other_weights", [trial({"logprob_mismatch_mean": [0.01, 0.03, 0.06, 0.09]})]) == {}

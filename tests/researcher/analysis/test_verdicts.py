@@ -10,8 +10,16 @@ from researcher.analysis.comparisons import compare, pairing_pays
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.effects import effects, holm_alphas, holm_p_values
 from researcher.analysis.samples import NotEnoughTrials
-from researcher.models import Direction, Effect, TrialEvidence, Verdict
-from tests.fakes.study import done_trial, failed_trial, planned_trial, study_plan, trials_with
+from researcher.models import Direction, Effect, Plan, TrialEvidence, TrialRecord, Verdict
+from tests.fakes.study import (
+    THRESHOLD,
+    done_trial,
+    failed_trial,
+    planned_trial,
+    reaching_trial,
+    study_plan,
+    trials_with,
+)
 
 BASE, TREAT = "lr=base", "lr=4e-05"
 
@@ -34,6 +42,45 @@ def test_the_verdict_follows_from_interval_and_margin(
 ) -> None:
     plan = study_plan(direction=direction)
     assert conclude(plan, trials_with(plan, {BASE: base, TREAT: treat})).verdicts[0].verdict is verdict
+
+
+def reaching(base: list[int | None], treat: list[int | None]) -> tuple[Plan, list[TrialRecord]]:
+    """A study that asks whether the treatment takes fewer steps to a threshold, within ten steps of training."""
+    plan = study_plan(metrics=(THRESHOLD,), margin=2.0, direction="decrease")
+    rows = {BASE: base, TREAT: treat}
+    return plan, [reaching_trial(plan, arm, seed, step) for arm, row in rows.items() for seed, step in enumerate(row)]
+
+
+@pytest.mark.parametrize(
+    ("base", "treat", "found"),
+    [
+        ([8, 9, 9], [2, 3, 3], Verdict.SUPPORTED),
+        ([2, 3, 3], [8, 9, 9], Verdict.REFUTED),
+        ([9, None, None], [2, 3, 3], Verdict.SUPPORTED),  # were the baseline's larger, the gain would be so too
+        ([2, 3, 3], [9, None, None], Verdict.REFUTED),
+        ([9, None, None], [2, 3, 2, 3, None], Verdict.INCONCLUSIVE),  # the last may be any number
+        ([9, 10, 10], [9, 10, 10], Verdict.EQUIVALENT),
+        ([9, 10, 10], [9, 10, None], Verdict.INCONCLUSIVE),
+        ([10, None, None], [None, 10, None], Verdict.INCONCLUSIVE),
+        ([None, None, None], [None, None, None], Verdict.INCONCLUSIVE),
+    ],
+)
+def test_a_threshold_that_was_never_reached_may_be_any_number_of_steps_away(
+    base: list[int | None], treat: list[int | None], found: Verdict
+) -> None:
+    record = conclude(*reaching(base, treat)).verdicts[0]
+    assert record.verdict is found
+    assert ("never reached" in record.reason) == (found is Verdict.INCONCLUSIVE and set(base) != {None})
+
+
+def test_arms_of_different_lengths_are_not_ordered_by_a_threshold_that_the_short_one_had_no_time_to_reach() -> None:
+    plan, _ = reaching([], [])
+    short = [reaching_trial(plan, BASE, seed, None, steps=5) for seed in range(3)]
+    long = [reaching_trial(plan, TREAT, seed, step, steps=20) for seed, step in enumerate([10, 11, 10])]
+    record = conclude(plan, [*short, *long]).verdicts[0]
+    assert record.effect is not None
+    assert record.effect.low > 0
+    assert record.verdict is Verdict.INCONCLUSIVE
 
 
 def test_swapping_the_arms_flips_the_sign_and_nothing_else() -> None:

@@ -159,6 +159,15 @@ async def test_each_arm_may_have_steps_of_its_own() -> None:
     assert {alike.steps_of(arm.name) for arm in alike.arms} == {alike.steps}
 
 
+async def test_arms_of_different_lengths_are_not_compared_by_steps_to_a_threshold() -> None:
+    with pytest.raises(PlanningRefused, match="cannot compare arms that differ in steps") as refused:
+        await planned("Does training with 20 steps need fewer steps to threshold than with 5 steps?")
+    assert "steps_to_threshold" not in refused.value.nearest
+    assert refused.value.nearest
+    same = await planned("Does a learning rate of 4e-5 need fewer steps to threshold than 1e-5, with 20 steps?")
+    assert (same.steps, same.hypotheses[0].metric) == (20, "steps_to_threshold")
+
+
 async def test_where_less_is_better_the_orders_are_turned() -> None:
     plan = await planned("Which group size, 4 or 8, is the best compromise between steps to threshold and wall time?")
     [hypothesis] = plan.hypotheses

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
+from researcher.analysis.power import detectable_effect
 from researcher.models import StudyData
 from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator, call
 from researcher.report.records import Records
 from researcher.report.vocabulary import UnknownName
-from tests.fakes.concluded_study import BASE, supported, underpowered, with_failures
+from tests.fakes.concluded_study import BASE, concluded, supported, underpowered, with_failures
+from tests.fakes.study import study_plan, trials_with
 
 
 def value(expression: str, data: StudyData | None = None) -> object:
@@ -132,6 +135,19 @@ def test_failed_trials_count_as_failed_and_never_as_values() -> None:
     assert value('effect("H1").n_treatment', data) == 2
     assert value('effect("H1").failed_treatment', data) == 1
     assert value('final("auc", arm="lr=4e-05", seed=2)', data) is None
+
+
+def test_the_effect_that_sides_of_several_arms_could_show_is_by_the_noise_of_a_side() -> None:
+    """What a main effect could show with the seeds that it needs for the planned effect is that effect, and no larger one."""
+    plan = study_plan((2e-5, 4e-5, 8e-5), seeds=4, max_seeds=4)
+    names = [arm.name for arm in plan.arms]
+    whole = {"baseline_arms": tuple(names[:2]), "treatment_arms": tuple(names[2:])}
+    plan = plan.model_copy(update={"hypotheses": (plan.hypotheses[0].model_copy(update=whole),)})
+    data = concluded(plan, trials_with(plan, dict.fromkeys(names, (0.3, 0.31, 0.32, 0.33))))
+    noise = value('sigma_upper("auc")', data)
+    assert isinstance(noise, float)
+    shown = detectable_effect(4, sigma=noise / math.sqrt(2), alpha=0.05, power=plan.power)
+    assert value('detectable("H1")', data) == pytest.approx(shown)
 
 
 def test_calls_are_written_so_that_any_name_can_be_read_back() -> None:

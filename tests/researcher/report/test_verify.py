@@ -11,7 +11,8 @@ import pytest
 from researcher.models import StudyData, TrialRecord, TrialStatus, Verdict
 from researcher.report.verify import Difference, verify
 from researcher.report.writer import Written, digest, write_report
-from tests.fakes.concluded_study import STUDIES, many_arms, supported, with_failures
+from tests.fakes.concluded_study import STUDIES, concluded, many_arms, supported, with_failures
+from tests.fakes.raced_study import race_plan, run
 
 
 def changed(data: StudyData, number: int, **fields: Any) -> StudyData:
@@ -42,6 +43,14 @@ def report(data: StudyData, tmp_path: Path) -> Written:
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_an_untouched_report_holds(name: str, tmp_path: Path) -> None:
     data = STUDIES[name]()
+    written = write_report(data, tmp_path)
+    assert verify(data, written.claims, written.files) == []
+
+
+@pytest.mark.parametrize("until", ["race-1", "confirm"])
+def test_an_untouched_report_of_a_race_holds(until: str, tmp_path: Path) -> None:
+    plan = race_plan()
+    data = concluded(plan, run(plan, until=until, arm1=0.5))
     written = write_report(data, tmp_path)
     assert verify(data, written.claims, written.files) == []
 

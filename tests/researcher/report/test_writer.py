@@ -11,6 +11,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from researcher.models import Branch, Condition, Factor, HostedModel, StudyData, TrialEvidence
+from researcher.report.verify import verify
 from researcher.report.writer import TEMPLATES, Written, write_report
 from tests.fakes.concluded_study import (
     STUDIES,
@@ -26,7 +27,8 @@ from tests.fakes.concluded_study import (
     unfinished,
     with_failures,
 )
-from tests.fakes.study import failed_trial, study_plan, trials_with
+from tests.fakes.raced_study import race_plan, run
+from tests.fakes.study import THRESHOLD, failed_trial, reaching_trial, study_plan, trials_with
 
 SECTIONS = [
     "Answer",
@@ -179,6 +181,41 @@ def test_answers_say_what_the_verdict_says(tmp_path: Path) -> None:
     assert "Not answerable within this plan" in answer(underpowered(), tmp_path)
     assert "not over" in answer(unfinished(), tmp_path)
     assert "Of 3 hypotheses: 1 supported" in answer(many_arms(), tmp_path)
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(3, "Mean of treatment"), (20, "Interquartile mean of treatment")])
+def test_what_is_compared_is_named_as_it_was_computed(seeds: int, said: str, tmp_path: Path) -> None:
+    base, treatment = ([mean + 0.01 * (seed % 3) for seed in range(seeds)] for mean in (0.3, 0.5))
+    plan = study_plan(seeds=seeds, max_seeds=seeds)
+    files = write_report(concluded(plan, trials_with(plan, {"lr=base": base, "lr=4e-05": treatment})), tmp_path).files
+    for kind in ("markdown", "html"):
+        assert f" {said} " in Path(files[kind]).read_text()
+
+
+def test_a_race_is_adjusted_over_what_is_tested_and_the_report_says_so(tmp_path: Path) -> None:
+    plan = race_plan()
+    over = markdown(concluded(plan, run(plan, until="confirm", arm1=0.5)), tmp_path / "over")
+    assert "over the 1 that is tested, not over all 5 of the plan" in over
+    assert "all 5 hypotheses of the plan" not in over
+    racing = markdown(concluded(plan, run(plan, until="race-2", arm1=0.5)), tmp_path / "racing")
+    assert "the best alone is tested, on fresh seeds" in racing
+    assert "that is tested" not in racing
+    assert "over all 3 hypotheses of the plan" in markdown(many_arms(), tmp_path / "compared")
+
+
+def test_trials_that_never_reached_the_threshold_are_counted_by_arm(tmp_path: Path) -> None:
+    plan = study_plan(metrics=(THRESHOLD,), margin=2.0, direction="decrease", planned_effect=20.0)
+    rows = {"lr=base": (9, 10, None), "lr=4e-05": (8, None, None)}
+    trials = [reaching_trial(plan, arm, seed, step) for arm, row in rows.items() for seed, step in enumerate(row)]
+    data = concluded(plan, trials)
+    written = write_report(data, tmp_path)
+    text = Path(written.files["markdown"]).read_text()
+    assert (
+        "3 trials never reached the threshold of `steps_to_half` (1 of `lr=base`, 2 of `lr=4e-05`) and count as" in text
+    )
+    assert "never called equal" in text
+    assert "- `H1`: train all arms for more steps" in text
+    assert verify(data, written.claims, written.files) == []
 
 
 def test_failures_are_in_the_denominators_and_named(tmp_path: Path) -> None:
