@@ -99,10 +99,10 @@ class MlflowSink(CopySink):
         return page_of(study.experiment_id, run_id)
 
     def _outages(self) -> tuple[type[Exception], ...]:
-        """What a copy that cannot be written may raise: MLflow's own, its database's, the system's."""
+        """What a copy that cannot be written may raise: MLflow's own, its database's, an absent driver's, the system's."""
         from mlflow.exceptions import MlflowException
 
-        return (MlflowException, SQLAlchemyError, OSError)
+        return (MlflowException, SQLAlchemyError, ImportError, OSError)
 
     def _open(self) -> Any:
         """MLflow's client; its import takes seconds, so it waits for the first message."""
@@ -133,7 +133,7 @@ class MlflowSink(CopySink):
         """Beside a local database; a server has a place of its own."""
         if not self.tracking_uri.startswith("sqlite:///"):
             return None
-        return (Path(self.tracking_uri.removeprefix("sqlite:///")).parent / "mlartifacts").as_uri()
+        return (Path(self.tracking_uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts").as_uri()
 
     def _send_kind(self, client: Any, study: _Study, message: Message) -> None:
         if message.kind == "study":

@@ -14,6 +14,7 @@ from foundation.logs import redact
 from researcher.store.outbox import Message
 from researcher.store.store import Store
 
+_log = logging.getLogger(__name__)
 _LONGEST_ERROR = 500
 
 
@@ -43,19 +44,27 @@ class CopySink(ABC):
             try:
                 self._send(messages[0])
             except CopyFailed as error:
-                logging.getLogger(__name__).warning(
-                    "%s did not take %s: %s", self.name, messages[0].kind, str(error).partition("\n")[0]
-                )
-                self._store.mark_unsent(self.name, messages[0].seq, redact(str(error))[:_LONGEST_ERROR])
+                self._left(messages[0], str(error))
+                break
+            except Exception as error:  # noqa: BLE001 - a copy's own library may raise anything, which ends no study
+                self._left(messages[0], f"{type(error).__name__}: {error}")
                 break
             for message in messages:
                 self._store.mark_sent(self.name, message.seq)
             sent += len(messages)
         return sent
 
+    def _left(self, message: Message, why: str) -> None:
+        """It waits, and why."""
+        why = redact(why)
+        _log.warning("%s did not take %s: %s", self.name, message.kind, why.partition("\n")[0])
+        self._store.mark_unsent(self.name, message.seq, why[:_LONGEST_ERROR])
+
     @abstractmethod
     def _send(self, message: Message) -> None:
-        """Copy what the message is about as it stands now. Raises: CopyFailed; then nothing is marked as sent."""
+        """Copy what the message is about as it stands now. Raises: CopyFailed, and whatever the copy's library does; then
+        nothing is marked as sent.
+        """
 
     @abstractmethod
     def place(self) -> str:

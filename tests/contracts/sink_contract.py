@@ -99,6 +99,23 @@ class SinkContract:
         assert sink.drain(study) == waiting
         assert len(self.copied(sink, store, study)) == 2
 
+    def test_whatever_goes_wrong_in_a_copy_waits_and_ends_nothing(
+        self, store: Store, sink: CopySink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        study, _, _ = a_study(store)
+
+        def fail(*_: object) -> None:
+            raise KeyError("a fault of the copy's own library, with sk-ant-REDACTED")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(sink, "_send", fail)
+            assert sink.drain(study) == 0
+        waiting, error = store.outbox_state(sink.name, study)
+        assert waiting > 0
+        assert "KeyError" in str(error)
+        assert "sk-abc" not in str(error)
+        assert sink.drain(study) == waiting
+
     def test_verdict_and_report_follow_later(self, store: Store, sink: CopySink, tmp_path: Path) -> None:
         study, _, _ = a_study(store)
         sink.drain(study)

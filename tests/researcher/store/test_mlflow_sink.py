@@ -192,6 +192,27 @@ def test_an_outage_is_noted_and_caught_up(store: Store, sink: MlflowSink, mlflow
     assert f"trial:{done}" in runs_of(mlflow, store, study)
 
 
+def test_a_database_named_by_a_relative_path_is_written_there(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study, _, _ = a_study(store)
+    assert MlflowSink(store, "sqlite:///mlflow.db").drain(study) > 0
+    assert store.outbox_state("mlflow", study) == (0, None)
+    assert (tmp_path / "mlflow.db").exists()
+    assert list((tmp_path / "mlartifacts").rglob("spec.json"))
+
+
+def test_a_database_whose_driver_is_absent_is_said(store: Store) -> None:
+    study, _, _ = a_study(store)
+    away = MlflowSink(store, "mysql://root:hunter2@127.0.0.1/mlflow")
+    assert away.drain(study) == 0
+    assert "MySQLdb" in str(store.outbox_state("mlflow", study)[1])
+    with pytest.raises(MlflowAway, match="MySQLdb") as said:
+        away.page(study)
+    assert "hunter2" not in str(said.value)
+
+
 def test_where_mlflow_is(tmp_path: Path) -> None:
     assert default_tracking_uri({"MLFLOW_TRACKING_URI": "http://m:5000"}) == "http://m:5000"
     assert default_tracking_uri({"RESEARCHER_HOME": str(tmp_path)}) == f"sqlite:///{tmp_path}/mlflow.db"
