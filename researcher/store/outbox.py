@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from researcher.store.sessions import Sessions
+from researcher.store.sessions import Sessions, locked
 from researcher.store.tables import DeliveryRow, OutboxRow
 
 
@@ -61,8 +61,5 @@ def _waiting(sink: str, study_id: str | None) -> Select[OutboxRow]:
 
 
 def _delivery(session: Session, sink: str, seq: int) -> DeliveryRow:
-    row = session.get(DeliveryRow, (sink, seq))
-    if row is None:
-        row = DeliveryRow(sink=sink, seq=seq, tries=0)
-        session.add(row)
-    return row
+    chosen = select(DeliveryRow).where(DeliveryRow.sink == sink, DeliveryRow.seq == seq)
+    return locked(session, chosen, DeliveryRow(sink=sink, seq=seq, tries=0))

@@ -503,6 +503,22 @@ class StoreContract:
         assert store.outbox_state("mlflow", study) == (1, None)
         assert store.outbox_state("tensorboard", study) == (2, "disk full")
 
+    def test_two_that_copy_at_once_may_mark_the_same_messages(self, store: Store, url: str, study: str) -> None:
+        for number in range(40):
+            store.set_study_status(study, StudyStatus.RUNNING, str(number))
+        waiting = store.unsent("mlflow", study)
+
+        def mark(_: int) -> None:
+            other = Store.open(url)
+            for message in waiting:
+                other.mark_unsent("mlflow", message.seq, "no route")
+                other.mark_sent("mlflow", message.seq)
+            other.close()
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(mark, range(4)))
+        assert store.outbox_state("mlflow", study) == (0, None)
+
     # -- the database itself ------------------------------------------------------------------------------------------
 
     def test_a_database_made_by_newer_code_is_refused(self, store: Store, url: str) -> None:
