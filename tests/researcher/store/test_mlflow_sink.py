@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,30 @@ def test_sending_everything_again_leaves_one_of_each(store: Store, sink: MlflowS
     after = runs_of(mlflow, store, study)
     assert {key: run.info.run_id for key, run in after.items()} == {key: run.info.run_id for key, run in before.items()}
     assert len(mlflow.get_metric_history(after[f"trial:{done}"].info.run_id, "reward_mean")) == 2
+
+
+def test_two_that_copy_at_once_leave_one_of_each(
+    store: Store, sink: MlflowSink, mlflow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, done, failed = a_study(store)
+    waiting, looked, copied = len(store.unsent("mlflow", study)), threading.Event(), threading.Event()
+    find = sink._find
+
+    def find_and_dawdle(client: Any, study: Any, key: str) -> str | None:
+        found = find(client, study, key)
+        if found is None and not looked.is_set():
+            looked.set()
+            copied.wait(3)
+        return found
+
+    monkeypatch.setattr(sink, "_find", find_and_dawdle)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(sink.drain, study)
+        assert looked.wait(60)
+        second = MlflowSink(store, sink.tracking_uri).drain(study)
+        copied.set()
+        assert first.result(60) + second == waiting
+    assert set(runs_of(mlflow, store, study)) == {"stage:compare", f"trial:{done}", f"trial:{failed}"}
 
 
 def test_sampled_episodes_are_traces_of_the_trials_run_and_sent_again_they_are_the_same(
