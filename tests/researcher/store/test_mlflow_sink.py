@@ -239,6 +239,47 @@ def test_a_database_whose_driver_is_absent_is_said(store: Store) -> None:
     assert "hunter2" not in str(said.value)
 
 
+def test_a_database_that_is_down_is_said_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def try_for_minutes(uri: str) -> None:
+        raise AssertionError("MLflow's own patience was reached")
+
+    monkeypatch.setattr("mlflow.store.db.utils.create_sqlalchemy_engine_with_retry", try_for_minutes)
+    study, _, _ = a_study(store)
+    assert MlflowSink(store, "postgresql+psycopg://me@127.0.0.1:9/mlflow").drain(study) == 0
+    assert "connection" in str(store.outbox_state("mlflow", study)[1])
+
+
+def experiment_of(mlflow: Any, study: str) -> Any:
+    [found] = mlflow.search_experiments(filter_string=f"tags.`swarm.study` = '{study}'")
+    return found
+
+
+def test_an_experiment_that_a_person_renamed_stays_the_studys(store: Store, sink: MlflowSink, mlflow: Any) -> None:
+    study, _, _ = a_study(store)
+    sink.drain(study)
+    mlflow.rename_experiment(experiment_of(mlflow, study).experiment_id, f"mine {study}")
+    store.set_study_status(study, StudyStatus.DONE)
+    assert sink.drain(study) == 1
+    assert experiment_of(mlflow, study).name == f"mine {study}"
+    assert experiment_of(mlflow, study).tags["swarm.status"] == "done"
+
+
+def test_an_experiment_that_a_person_deleted_is_not_made_again_and_how_to_restore_it_is_said(
+    store: Store, sink: MlflowSink, mlflow: Any
+) -> None:
+    study, _, _ = a_study(store)
+    sink.drain(study)
+    gone = experiment_of(mlflow, study).experiment_id
+    mlflow.delete_experiment(gone)
+    store.set_study_status(study, StudyStatus.DONE)
+    assert sink.drain(study) == 0
+    assert f"mlflow experiments restore --experiment-id {gone}" in str(store.outbox_state("mlflow", study)[1])
+    with pytest.raises(MlflowAway, match="was deleted"):
+        sink.page(study)
+    mlflow.restore_experiment(gone)
+    assert sink.drain(study) == 1
+
+
 def test_where_mlflow_is(tmp_path: Path) -> None:
     assert default_tracking_uri({"MLFLOW_TRACKING_URI": "http://m:5000"}) == "http://m:5000"
     assert default_tracking_uri({"RESEARCHER_HOME": str(tmp_path)}) == f"sqlite:///{tmp_path}/mlflow.db"
