@@ -24,10 +24,11 @@ from researcher.executor.trials import Executor, Progress
 from researcher.gates import Gates, Halted, WindowClosed, heed
 from researcher.models import OVER_BUDGET, Plan, Stage, StudyStatus, TrialRecord, TrialStatus
 from researcher.report.writer import write_report
-from researcher.store.errors import OverBudget
+from researcher.store.errors import OverBudget, StoreError
 from researcher.store.store import Store
 from researcher.view import StudyPicture, TrialLine, View
 
+_log = logging.getLogger(__name__)
 _COPY_EVERY_S = 10.0
 _COUNT_EVERY_S = 30.0
 """How often the wall time that was spent is written down: what a crash may forget."""
@@ -259,27 +260,33 @@ class Conduct:
 
         A sink takes one copy at a time, and none waits for another; the last ones are waited for.
         """
-        enough = asyncio.Event()
-        tasks = [asyncio.create_task(self._copy(study_id, sink, enough)) for sink in self._sinks]
+        ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        tasks = [asyncio.create_task(self._copy(study_id, sink, ended)) for sink in self._sinks]
+        tasks.append(asyncio.create_task(self._interims(study_id, ended)))
         try:
             yield
         finally:
-            enough.set()
+            ended.set_result(None)
             await asyncio.gather(*tasks)
 
-    async def _copy(self, study_id: str, sink: Sink, enough: asyncio.Event) -> None:
-        ended = asyncio.create_task(enough.wait())
-        interim_at = self._clock.now() + _INTERIM_EVERY_S
+    async def _copy(self, study_id: str, sink: Sink, ended: asyncio.Future[object]) -> None:
         last = False
         while not last:
-            pause = asyncio.create_task(self._clock.sleep(_COPY_EVERY_S))
-            await asyncio.wait((ended, pause), return_when=asyncio.FIRST_COMPLETED)
-            pause.cancel()
-            last = enough.is_set()  # asked before the copy: what comes while it is made has a copy after it
-            sent = await asyncio.to_thread(sink.drain, study_id)
-            logging.getLogger(__name__).debug("sent %d messages", sent)
-            if sink is self._sinks[0] and self._clock.now() >= interim_at:
-                interim_at += _INTERIM_EVERY_S
+            await self._either(ended, _COPY_EVERY_S)
+            last = ended.done()  # asked before the copy: what comes while it is made has a copy after it
+            try:
+                sent = await asyncio.to_thread(sink.drain, study_id)
+            except StoreError as error:  # what was not sent waits in the outbox, and no copy ends a study
+                _log.warning("the records could not be copied: %s", error)
+            else:
+                _log.debug("sent %d messages", sent)
+
+    async def _interims(self, study_id: str, ended: asyncio.Future[object]) -> None:
+        due_at = self._clock.now() + _INTERIM_EVERY_S
+        while not ended.done():
+            await self._either(ended, _COPY_EVERY_S)
+            if not ended.done() and self._clock.now() >= due_at:  # by the time of day: a machine may sleep in between
+                due_at += _INTERIM_EVERY_S
                 self._interim(study_id)
 
 

@@ -1,6 +1,6 @@
 """Alembic's entry: migrates over the connection it is handed, inside the caller's transaction.
 
-`Store.open` upgrades by itself. To write a new revision, see the head of versions/0001_records.py.
+`Store.open` upgrades by itself. To write a new revision, see the head of versions/0001_records.py. There is no way down: put a backup back.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from researcher.models import (
     MODELS_NOT_KEPT,
     OVER_BUDGET,
     Event,
+    Known,
     Plan,
     RepairRecord,
     StudyRecord,
@@ -105,7 +106,7 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(f"stage       {stage.id}: {kept}{', '.join(stage.arms)}; {seeds}{spends}")
     lines += dict.fromkeys(f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches)
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
-    lines += [f"already known: {each if isinstance(each, str) else told(each)}" for each in plan.known]
+    lines += [f"already known: {known_text(each)}" for each in plan.known]
     if plan.trial_s is not None:
         from researcher.planner.hosting import boots_s
         from researcher.planner.stages import cost  # scipy takes longer to import than most commands take
@@ -212,6 +213,11 @@ def unattended(home: Home, study: StudyRecord) -> str:
     if opening is None:
         return "its days are over; the daemon ends it"
     return "the daemon goes on with it" + (f" at {when(opening)}" if opening > now else "")
+
+
+def known_text(known: Known | str) -> str:
+    """A finding of an earlier study, as a sentence; an old plan has the sentence itself."""
+    return known if isinstance(known, str) else told(known)
 
 
 def event_text(event: Event) -> str:

@@ -17,13 +17,12 @@ from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from foundation.ids import RandomIds
 from foundation.streams import read_or_not
-from researcher.analysis.knowledge import told
 from researcher.analysis.metrics import finals
 from researcher.commands import DONE, FAILED, WAITING, Interrupted
 from researcher.commands.clients import check_clients, check_cluster, place_of
 from researcher.commands.given_servers import check_servers
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.commands.look import plan_lines, when
+from researcher.commands.look import known_text, plan_lines, when
 from researcher.commands.mending import workshop_of
 from researcher.commands.own_servers import have_models, pool_of, starting
 from researcher.commands.writing import labelled, new_instrument, settings_for_writing
@@ -291,7 +290,7 @@ async def sit(
         for assumption in frozen.assumptions:
             view.say(f"assumed: {assumption}")
         for each in frozen.known:
-            view.say(f"already known: {each if isinstance(each, str) else told(each)}")
+            view.say(f"already known: {known_text(each)}")
         gates = Gates(store, lambda name, question: Gate(default_url(), study_id, name).ask(question))
         sitting = Sitting(home, store, study_id, frozen, view, gates, clock, copy)
         try:

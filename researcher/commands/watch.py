@@ -15,6 +15,7 @@ from researcher.commands.look import event_text, exit_code, status_command, unat
 from researcher.gates import open_gate
 from researcher.models import StudyRecord, TrialRecord
 from researcher.schedule.daemon import daemon_lives
+from researcher.store.journal import Journal
 from researcher.view import sparkline
 
 _LOOK_EVERY_S = 2.0
@@ -50,7 +51,7 @@ class _Watch:
         self._study_id = study_id
         self._as_json = as_json
         self._clock = SystemClock()
-        self._newest = 0
+        self._journal = Journal(home.store, study_id)
         self._daemon_seen = self._clock.monotonic()
         self._rest = ""
         self._trials: dict[str, tuple[str, int]] = {}
@@ -83,8 +84,7 @@ class _Watch:
                 self._trials[trial.key] = moved
                 fields = trial.model_dump(mode="json", exclude={"series", "evidence"})
                 news.append((trial.ended_at or now, "trial", fields, trial_text(trial)))
-        for event in store.events(study_id, after=self._newest):
-            self._newest = event.seq
+        for event in self._journal.look():
             news.append((event.at, "event", event.model_dump(mode="json"), event_text(event)))
         for at, kind, fields, text in sorted(news, key=lambda each: each[0]):
             say(json.dumps({kind: fields}, default=str) if self._as_json else f"{when(at)}  {text}")

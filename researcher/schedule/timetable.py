@@ -6,9 +6,11 @@ through a window, need no care: a window that has passed is over, one that has b
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
+from pathlib import Path
 from typing import Annotated, Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -21,6 +23,9 @@ from foundation.strict import StrictModel
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _WINDOW = re.compile(r"(?:(?P<days>[a-z,\-]+) )?(?P<opens>\d{1,2}:\d{2})-(?P<closes>\d{1,2}:\d{2})")
 _DAY_S = 86_400.0
+_LOCALTIME = Path("/etc/localtime")
+"""What it says has a name only where it is a link. Where there is none, the machine's time is UTC."""
+_NAMELESS = "{} time zone, in which --window could be meant; set TZ to a name such as Europe/Berlin"
 _AHEAD = 8
 """Days in which every window opens at least once."""
 
@@ -65,19 +70,20 @@ class Timetable(StrictModel):
     @field_validator("zone")
     @classmethod
     def _known(cls, name: str) -> str:
-        try:
-            ZoneInfo(name)
-        except (ZoneInfoNotFoundError, ValueError) as error:
-            raise ValueError(f"{name!r} is no time zone that this machine knows") from error
+        if not _is_zone(name):
+            raise ValueError(f"{name!r} is no time zone that this machine knows")
         return name
 
     @classmethod
     def of(cls, windows: Sequence[str], days: float | None, now: float, zone: str | None = None) -> Self:
-        """What `--window` and `--days` ask for, from now on, in the machine's zone unless another is named."""
+        """What `--window` and `--days` ask for, from now on, in the machine's zone unless another is named.
+
+        Raises: UsageError, also where there are windows and the machine's zone has no name.
+        """
         return cls(
             windows=tuple(Window.parse(text) for text in windows),
             until=None if days is None else now + days * _DAY_S,
-            zone=zone or get_localzone_name() or "UTC",
+            zone=zone or (_zone_here() if windows else "UTC"),
         )
 
     @classmethod
@@ -118,14 +124,56 @@ class Timetable(StrictModel):
         for offset in range(-1, _AHEAD):
             day = today + timedelta(days=offset)
             for window in self.windows:
-                if day.weekday() in window.weekdays:
-                    yield window.on(day, zone)
+                begin, end = window.on(day, zone)
+                if (
+                    day.weekday() in window.weekdays and begin < end
+                ):  # not one that the change of clocks leaves out whole
+                    yield begin, end
 
 
 def _moment(day: date, minutes: int, zone: ZoneInfo) -> float:
     if minutes == 1440:
         day, minutes = day + timedelta(days=1), 0
-    return datetime.combine(day, time(minutes // 60, minutes % 60), zone).timestamp()
+    named = datetime.combine(day, time(minutes // 60, minutes % 60), zone)
+    late, early = named.timestamp(), named.replace(fold=1).timestamp()
+    return late if late <= early else _change_between(early, late, zone)
+
+
+def _change_between(before: float, after: float, zone: ZoneInfo) -> float:
+    """The moment at which clocks go forward: the first that exists where the one that is named does not."""
+    offset = datetime.fromtimestamp(after, zone).utcoffset()
+    while after - before > 1:
+        middle = (before + after) // 2
+        if datetime.fromtimestamp(middle, zone).utcoffset() == offset:
+            after = middle
+        else:
+            before = middle
+    return after
+
+
+def _zone_here() -> str:
+    """IANA name of the machine's time zone. Raises: UsageError where it has none, and nobody could work out its windows."""
+    given = os.environ.get("TZ", "").removeprefix(":")
+    if given:
+        name = str(Path(given).resolve()).rpartition("/zoneinfo/")[2] if given.startswith("/") else given
+        if not _is_zone(name):
+            raise UsageError(_NAMELESS.format(f"TZ={given!r} names no"))
+        return name
+    try:
+        found = get_localzone_name()
+    except ZoneInfoNotFoundError as error:
+        raise UsageError(_NAMELESS.format("this machine's settings name more than one")) from error
+    if not found and _LOCALTIME.exists():
+        raise UsageError(_NAMELESS.format("this machine's settings do not name their"))
+    return found or "UTC"
+
+
+def _is_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # the last for a folder of zones
+        return False
+    return True
 
 
 def _minutes(text: str, whole: str) -> int:

@@ -16,6 +16,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError
 
 from foundation.paths import user_data_dir
 from researcher.store.errors import DatabaseRefused
+from researcher.store.outages import is_held
 from researcher.store.tables import SCHEMA_REVISION
 
 MIGRATION_LOCK = 0x5EA4C8
@@ -67,7 +68,9 @@ def upgrade(engine: Engine) -> None:
 def _advice(engine: Engine, error: DatabaseError) -> str:
     if engine.dialect.name != "sqlite":
         return "check RESEARCHER_DATABASE_URL"
-    if isinstance(error.orig, sqlite3.OperationalError):  # no place, no permission, locked
+    if is_held(error):
+        return "another program holds the database: end that one, or wait for it"
+    if isinstance(error.orig, sqlite3.OperationalError):  # no place, no permission
         return "check the place, which RESEARCHER_DATABASE_URL or else RESEARCHER_HOME names, and who may write there"
     return "the file is damaged: put a backup in its place, or move it away to begin with an empty database"
 

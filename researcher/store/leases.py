@@ -6,12 +6,11 @@ A lease is an owner, an end and a fencing token that rises with every change of 
 from __future__ import annotations
 
 from sqlalchemy import func, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from researcher.models import BudgetState, LeaseInfo
 from researcher.store.errors import LeaseHeld, LeaseSuperseded, NotFound, OverBudget
-from researcher.store.sessions import Sessions, study_resource
+from researcher.store.sessions import Sessions, locked, study_resource
 from researcher.store.tables import BudgetRow, LeaseRow, SpendingRow
 
 
@@ -129,16 +128,8 @@ class Budgets(Sessions):
 
 def _lease_row(session: Session, resource: str) -> LeaseRow:
     """The row of a lease, locked; made when it is the first."""
-    chosen = select(LeaseRow).where(LeaseRow.resource == resource).with_for_update()
-    row = session.scalar(chosen)
-    if row is None:
-        try:
-            with session.begin_nested():
-                session.add(LeaseRow(resource=resource, owner=None, token=0, expires_at=0.0))
-        except IntegrityError:
-            pass  # another process made it in between; PostgreSQL says so, SQLite lets nobody in between
-        row = session.scalars(chosen).one()
-    return row
+    chosen = select(LeaseRow).where(LeaseRow.resource == resource)
+    return locked(session, chosen, LeaseRow(resource=resource, owner=None, token=0, expires_at=0.0))
 
 
 def _budget(session: Session, study_id: str, kind: str) -> BudgetRow:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from foundation.logs import redact
@@ -30,8 +31,13 @@ from researcher.store.trial_card import params_of, points_of, tags_of
 
 KEY = "swarm.key"
 """The tag by which a run is found again: `stage:<id>`, `trial:<key>` or `report`."""
+_STUDY = "swarm.study"
+"""The tag by which a study's experiment is found again."""
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """MLflow would retry for minutes by itself; here the outbox does that, and nobody waits."""
+_CONNECT_S = 5
+_NETWORKED = ("postgresql", "mysql")
+"""Databases behind a network, whose drivers all take `connect_timeout`."""
 _NOTE, _COLOUR = "mlflow.note.content", "mlflow.runColor"
 _PALETTE = ("#077A9D", "#C82D4C", "#00875C", "#B45F06", "#8A63BF", "#5D7283", "#AC9A2D", "#E65B77")
 _METRICS_PER_BATCH = 1000  # MLflow refuses more
@@ -94,15 +100,17 @@ class MlflowSink(CopySink):
             client = self._open()
             study = self._study(client, study_id)
             run_id = None if trial_key is None else self._find(client, study, f"trial:{trial_key}")
+        except CopyFailed as error:
+            raise MlflowAway(str(error)) from error
         except self._outages() as error:
             raise MlflowAway(redact(f"MLflow at {self.tracking_uri} does not answer: {error}")) from error
         return page_of(study.experiment_id, run_id)
 
     def _outages(self) -> tuple[type[Exception], ...]:
-        """What a copy that cannot be written may raise: MLflow's own, its database's, the system's."""
+        """What a copy that cannot be written may raise: MLflow's own, its database's, an absent driver's, the system's."""
         from mlflow.exceptions import MlflowException
 
-        return (MlflowException, SQLAlchemyError, OSError)
+        return (MlflowException, SQLAlchemyError, ImportError, OSError)
 
     def _open(self) -> Any:
         """MLflow's client; its import takes seconds, so it waits for the first message."""
@@ -115,6 +123,8 @@ class MlflowSink(CopySink):
                 logging.getLogger(noisy).setLevel(logging.WARNING)
             if self.tracking_uri.startswith("sqlite:///"):
                 _made_whole(Path(self.tracking_uri.removeprefix("sqlite:///")), MlflowClient)
+            elif self.tracking_uri.startswith(_NETWORKED):
+                _answers(self.tracking_uri)
             self._client = MlflowClient(self.tracking_uri)
         return self._client
 
@@ -124,16 +134,32 @@ class MlflowSink(CopySink):
             plan = self._store.plan(study_id)
         except NotFound:
             plan = None
-        name = experiment_name(record)
-        found = client.get_experiment_by_name(name)
-        experiment_id = found.experiment_id if found else client.create_experiment(name, self._artifacts())
-        return _Study(record, plan, experiment_id)
+        return _Study(record, plan, self._experiment(client, record))
+
+    def _experiment(self, client: Any, study: StudyRecord) -> str:
+        """The study's experiment, whatever a person calls it by now; made where there is none.
+
+        Raises: CopyFailed where a person deleted it: that is not ours to undo.
+        """
+        from mlflow.entities import ViewType
+
+        name = experiment_name(study)
+        asked = f"tags.`{_STUDY}` = '{study.id}'"
+        found = client.search_experiments(ViewType.ALL, filter_string=asked, order_by=["creation_time ASC"])
+        found = found or [each for each in [client.get_experiment_by_name(name)] if each is not None]
+        if not found:
+            return str(client.create_experiment(name, self._artifacts(), {_STUDY: study.id}))
+        alive = [each for each in found if each.lifecycle_stage == "active"]
+        if not alive:
+            how = f"`mlflow experiments restore --experiment-id {found[0].experiment_id}` brings it back"
+            raise CopyFailed(f"the experiment {found[0].name!r} was deleted in MLflow; {how}")
+        return str(alive[0].experiment_id)
 
     def _artifacts(self) -> str | None:
         """Beside a local database; a server has a place of its own."""
         if not self.tracking_uri.startswith("sqlite:///"):
             return None
-        return (Path(self.tracking_uri.removeprefix("sqlite:///")).parent / "mlartifacts").as_uri()
+        return (Path(self.tracking_uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts").as_uri()
 
     def _send_kind(self, client: Any, study: _Study, message: Message) -> None:
         if message.kind == "study":
@@ -153,7 +179,7 @@ class MlflowSink(CopySink):
 
     def _send_study(self, client: Any, study: _Study) -> None:
         tags = {
-            "swarm.study": study.record.id,
+            _STUDY: study.record.id,
             "swarm.status": study.record.status,
             _NOTE: self._note(study),
             **view_tags(),
@@ -237,7 +263,7 @@ class MlflowSink(CopySink):
         run_id = self._find(client, study, key)
         if run_id is None:
             made = client.create_run(
-                study.experiment_id, int(at * 1000), {**tags, KEY: key, "swarm.study": study.record.id}, name
+                study.experiment_id, int(at * 1000), {**tags, KEY: key, _STUDY: study.record.id}, name
             )
             run_id = study.runs[key] = str(made.info.run_id)
         return run_id
@@ -271,6 +297,12 @@ def _trial_note(study: _Study, trial: TrialRecord) -> str:
     asked = [] if study.plan is None else [one for one in study.plan.hypotheses if trial.arm in one.sides]
     lines = [f"Stage {trial.stage}; {levels}.", *(f"- {one.id}: {one.statement}" for one in asked)]
     return "\n".join([*lines, f"`researcher show {trial.key}` has its blueprint."])
+
+
+def _answers(database: str) -> None:
+    """Connect once, and raise what comes of it. MLflow itself would try for two minutes, and again the next time."""
+    engine = create_engine(database, poolclass=NullPool, connect_args={"connect_timeout": _CONNECT_S})
+    engine.connect().close()
 
 
 def _made_whole(database: Path, client: Callable[[str], Any]) -> None:

@@ -3,7 +3,7 @@
 Before a transaction is committed, a connection that is lost takes all of it along. While it is being committed, nobody
 can tell: the answer may have been lost on its way. So each transaction signs a receipt, the row of its writer, and after
 a lost answer the row says whether it was committed. The row is locked until then, so that the question waits where the
-server is still at it. SQLite has no connection to lose, and none of this is done there.
+server is still at it. SQLite has no connection to lose, and signs nothing; but another program may hold its file.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _SHUTTING_DOWN = ("57P01", "57P02", "57P03")
 """SQLSTATEs of a server that ends connections, or that takes none yet."""
 
 _STORAGE = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_NOTADB")
+_HELD = ("SQLITE_BUSY", "SQLITE_LOCKED")
 _NO_ROOM = ("53100", "58030")
 """SQLSTATEs of a full disk, and of one that fails."""
 
@@ -57,7 +58,7 @@ class Line:
 
         Raises: DatabaseAway when patience ends, StorageFailed.
         """
-        waited_s, pause_s = 0.0, _FIRST_PAUSE_S
+        began, pause_s = time.monotonic(), _FIRST_PAUSE_S
         while True:
             try:
                 return work()
@@ -66,11 +67,11 @@ class Line:
                     raise StorageFailed(_words(error)) from error
                 if not passes(error):
                     raise
+                waited_s = time.monotonic() - began  # each try takes its own time, too
                 if waited_s >= self._patience_s:
                     raise DatabaseAway(waited_s, _words(error)) from error
                 _log.warning("the database does not answer (%s); again in %.2f s", _words(error), pause_s)
             time.sleep(pause_s)  # in the caller's thread, as a busy database does: what is not recorded must not go on
-            waited_s += pause_s
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def commit(self, session: Session) -> None:
@@ -111,12 +112,17 @@ class Line:
 
 def passes(error: DBAPIError) -> bool:
     """Whether it is the connection or the server that failed, or a clash with another writer, and not the work."""
-    if error.connection_invalidated:
+    if error.connection_invalidated or is_held(error):
         return True
     state = getattr(error.orig, "sqlstate", "")  # none of SQLite's errors has one
     if state is None:  # there was no server to name one
         return type(error.orig).__name__ == "OperationalError"
     return state[:2] in ("08", "40") or state in _SHUTTING_DOWN
+
+
+def is_held(error: DBAPIError) -> bool:
+    """Whether another program holds the file of a SQLite database for longer than its driver waits."""
+    return str(getattr(error.orig, "sqlite_errorname", "")).startswith(_HELD)
 
 
 def _is_storage(error: DBAPIError) -> bool:
@@ -144,4 +150,4 @@ def patient(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 
 def _words(error: DBAPIError) -> str:
     lines: list[Any] = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
-    return str(lines[0])
+    return f"another program holds the database: {lines[0]}" if is_held(error) else str(lines[0])

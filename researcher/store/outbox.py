@@ -6,13 +6,15 @@ that is asked for late has missed nothing: all that ever changed waits for it.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from researcher.store.sessions import Sessions
+from researcher.store.sessions import Sessions, locked
 from researcher.store.tables import DeliveryRow, OutboxRow
+from researcher.store.turns import turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,13 @@ class Outbox(Sessions):
         with self._reading() as session:
             rows = session.scalars(_waiting(sink, study_id).order_by(OutboxRow.seq))
             return [Message(row.seq, row.study_id, row.kind, row.ref) for row in rows]
+
+    def turn(self, sink: str, study_id: str) -> AbstractContextManager[None]:
+        """While it is held, nobody else copies this study to that sink; entering it waits for whoever does.
+
+        Two that look for the same thing in a copy at once, and find it absent, would each make one.
+        """
+        return turn(self._engine, self._line, f"copy-{sink}-{study_id}")
 
     def mark_sent(self, sink: str, seq: int) -> None:
         with self._writing() as session:
@@ -61,8 +70,5 @@ def _waiting(sink: str, study_id: str | None) -> Select[OutboxRow]:
 
 
 def _delivery(session: Session, sink: str, seq: int) -> DeliveryRow:
-    row = session.get(DeliveryRow, (sink, seq))
-    if row is None:
-        row = DeliveryRow(sink=sink, seq=seq, tries=0)
-        session.add(row)
-    return row
+    chosen = select(DeliveryRow).where(DeliveryRow.sink == sink, DeliveryRow.seq == seq)
+    return locked(session, chosen, DeliveryRow(sink=sink, seq=seq, tries=0))

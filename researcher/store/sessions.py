@@ -5,20 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, Select, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from foundation.clock import Clock
 from foundation.ids import Ids
 from researcher.store.errors import LeaseSuperseded, NotFound
 from researcher.store.outages import Line, patient
-from researcher.store.tables import EventRow, LeaseRow, OutboxRow, StudyRow
+from researcher.store.tables import Base, EventRow, LeaseRow, OutboxRow, StudyRow
 
 
 def study_resource(study_id: str) -> str:
     return f"study:{study_id}"
+
+
+Row = TypeVar("Row", bound=Base)
+
+
+def locked(session: Session, chosen: Select[Row], first: Row) -> Row:
+    """The row, locked until the transaction ends; `first` is put there where there is none yet."""
+    row = session.scalar(chosen.with_for_update())
+    if row is None:
+        try:
+            with session.begin_nested():
+                session.add(first)
+        except IntegrityError:
+            pass  # another process made it in between; PostgreSQL says so, SQLite lets nobody in between
+        row = session.scalars(chosen.with_for_update()).one()
+    return row
 
 
 class Sessions:

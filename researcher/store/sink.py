@@ -14,6 +14,7 @@ from foundation.logs import redact
 from researcher.store.outbox import Message
 from researcher.store.store import Store
 
+_log = logging.getLogger(__name__)
 _LONGEST_ERROR = 500
 
 
@@ -33,29 +34,48 @@ class CopySink(ABC):
     def drain(self, study_id: str | None = None) -> int:
         """Send what waits, oldest first; returns how many messages were sent.
 
-        What cannot be sent now waits, with all that came after it; `store.outbox_state` has the error.
+        study_id: None means every study, none of which another's failure holds up. What cannot be sent now waits, with all
+        of its study that came after it; `store.outbox_state` has the error. One copies at a time: a second waits its turn.
         """
-        waiting = self._store.unsent(self.name, study_id)
-        if not waiting:
+        chosen = [study_id] if study_id is not None else self._waiting()
+        return sum(self._drain(each) for each in chosen)
+
+    def _waiting(self) -> list[str]:
+        """The studies of which something waits."""
+        return list(dict.fromkeys(message.study_id for message in self._store.unsent(self.name)))
+
+    def _drain(self, study_id: str) -> int:
+        if not self._store.unsent(self.name, study_id):  # as mostly; it takes no turn
             return 0
         sent = 0
-        for messages in _same(waiting):
-            try:
-                self._send(messages[0])
-            except CopyFailed as error:
-                logging.getLogger(__name__).warning(
-                    "%s did not take %s: %s", self.name, messages[0].kind, str(error).partition("\n")[0]
-                )
-                self._store.mark_unsent(self.name, messages[0].seq, redact(str(error))[:_LONGEST_ERROR])
-                break
-            for message in messages:
-                self._store.mark_sent(self.name, message.seq)
-            sent += len(messages)
+        with self._store.turn(self.name, study_id):
+            for messages in _same(self._store.unsent(self.name, study_id)):
+                if not self._sent(messages[0]):
+                    break
+                for message in messages:
+                    self._store.mark_sent(self.name, message.seq)
+                sent += len(messages)
         return sent
+
+    def _sent(self, message: Message) -> bool:
+        """Whether the copy has it now; otherwise it waits, and why."""
+        try:
+            self._send(message)
+        except CopyFailed as error:
+            why = redact(str(error))
+        except Exception as error:  # noqa: BLE001 - a copy's own library may raise anything, which ends no study
+            why = redact(f"{type(error).__name__}: {error}")
+        else:
+            return True
+        _log.warning("%s did not take %s: %s", self.name, message.kind, why.partition("\n")[0])
+        self._store.mark_unsent(self.name, message.seq, why[:_LONGEST_ERROR])
+        return False
 
     @abstractmethod
     def _send(self, message: Message) -> None:
-        """Copy what the message is about as it stands now. Raises: CopyFailed; then nothing is marked as sent."""
+        """Copy what the message is about as it stands now. Raises: CopyFailed, and whatever the copy's library does; then
+        nothing is marked as sent.
+        """
 
     @abstractmethod
     def place(self) -> str:

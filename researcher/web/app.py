@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 from foundation.logs import redact
 from researcher.answers import Amendment, amend, answer_gate
 from researcher.commands.home import Home
-from researcher.commands.look import when
+from researcher.commands.look import known_text, when
 from researcher.planner.gate import Answer
 from researcher.planner.refusals import PlanningRefused
 from researcher.store.errors import Ambiguous, LeaseHeld, NotFound, StoreError, WrongState
@@ -218,7 +218,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"when": when, "t": redact, "sentence": _sentence}
+    made.filters |= {"when": when, "t": redact, "sentence": _sentence, "known": known_text}
     made.globals["drawing"] = Markup
     return made
 

@@ -32,6 +32,7 @@ from researcher.models import (
 from researcher.ownership import living_owner
 from researcher.planner.gate import Answer, Gate
 from researcher.store.errors import NotFound
+from researcher.store.journal import Journal
 from researcher.view import duration
 from researcher.web import curves
 
@@ -168,7 +169,7 @@ class Sheets:
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
-        self._journals: dict[str, list[Event]] = {}
+        self._journals: dict[str, Journal] = {}
         self._sentinels: dict[str, tuple[tuple[str, int], list[SentinelPart]]] = {}
 
     def studies(self, page: int) -> ListSheet:
@@ -260,11 +261,9 @@ class Sheets:
         )
 
     def _journal(self, study_id: str) -> list[Event]:
-        """All of it. Nothing in it ever changes, so only what came since the last look is read."""
-        known = self._journals.get(study_id, [])
-        new = self._store.events(study_id, after=known[-1].seq if known else 0, limit=100_000)
-        self._journals[study_id] = [*known, *new]
-        return self._journals[study_id]
+        journal = self._journals.setdefault(study_id, Journal(self._store, study_id))
+        journal.look()
+        return journal.events
 
     def _worker(self, study: StudyRecord) -> str:
         if study.status.ended:

@@ -67,7 +67,7 @@ class Tracking:
             if self._base is None:
                 return self._begin()
             base = self._base
-            # Whoever works on the study sends by itself; two that send the same at once could make two runs of it.
+            # Whoever works on the study sends by itself, and nobody waits here for the end of that.
             if living_owner(self._store, study_id, time.time()) is None:
                 self._sink.drain(study_id)
             return Link(url=f"{base}/{self._sink.page(study_id, trial_key)}")

@@ -10,7 +10,8 @@ import pytest
 
 from foundation.clock import ManualClock
 from researcher.models import SampledEpisode, StudyStatus, Verdict, VerdictRecord
-from researcher.store.sink import CopySink
+from researcher.store.outbox import Message
+from researcher.store.sink import CopyFailed, CopySink
 from researcher.store.store import Store
 from tests.fakes.example_plan import ARMS, SEAL, example_plan
 from tests.fakes.sampled import an_episode
@@ -98,6 +99,39 @@ class SinkContract:
         assert store.outbox_state("another", study) == (waiting, None)
         assert sink.drain(study) == waiting
         assert len(self.copied(sink, store, study)) == 2
+
+    def test_a_study_that_cannot_be_copied_holds_up_no_other(
+        self, store: Store, sink: CopySink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, second = a_study(store)[0], a_study(store)[0]
+        send = sink._send
+
+        def fail(message: Message) -> None:
+            if message.study_id == first:
+                raise CopyFailed("not this one")
+            send(message)
+
+        monkeypatch.setattr(sink, "_send", fail)
+        assert sink.drain() > 0
+        assert store.outbox_state(sink.name, second) == (0, None)
+        assert store.outbox_state(sink.name, first)[1] == "not this one"
+
+    def test_whatever_goes_wrong_in_a_copy_waits_and_ends_nothing(
+        self, store: Store, sink: CopySink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        study, _, _ = a_study(store)
+
+        def fail(*_: object) -> None:
+            raise KeyError("a fault of the copy's own library, with sk-ant-REDACTED")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(sink, "_send", fail)
+            assert sink.drain(study) == 0
+        waiting, error = store.outbox_state(sink.name, study)
+        assert waiting > 0
+        assert "KeyError" in str(error)
+        assert "sk-abc" not in str(error)
+        assert sink.drain(study) == waiting
 
     def test_verdict_and_report_follow_later(self, store: Store, sink: CopySink, tmp_path: Path) -> None:
         study, _, _ = a_study(store)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
@@ -502,6 +504,56 @@ class StoreContract:
         assert store.unsent("tensorboard", study) == store.unsent("wandb") == [first, last]
         assert store.outbox_state("mlflow", study) == (1, None)
         assert store.outbox_state("tensorboard", study) == (2, "disk full")
+
+    def test_two_that_copy_at_once_may_mark_the_same_messages(self, store: Store, url: str, study: str) -> None:
+        for number in range(40):
+            store.set_study_status(study, StudyStatus.RUNNING, str(number))
+        waiting = store.unsent("mlflow", study)
+
+        def mark(_: int) -> None:
+            other = Store.open(url)
+            for message in waiting:
+                other.mark_unsent("mlflow", message.seq, "no route")
+                other.mark_sent("mlflow", message.seq)
+            other.close()
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(mark, range(4)))
+        assert store.outbox_state("mlflow", study) == (0, None)
+
+    def test_one_copies_a_study_to_a_sink_at_a_time(self, store: Store, url: str, study: str) -> None:
+        other, entered = Store.open(url), threading.Event()
+
+        def copy() -> None:
+            with other.turn("mlflow", study):
+                entered.set()
+
+        with ThreadPoolExecutor(1) as thread:
+            with store.turn("mlflow", study), store.turn("wandb", study), store.turn("mlflow", "st-another"):
+                second = thread.submit(copy)
+                assert not entered.wait(0.3)
+            second.result(timeout=60)
+        assert entered.is_set()
+        other.close()
+
+    def test_turns_that_many_want_are_had_one_after_another_and_leave_nothing_behind(
+        self, store: Store, url: str, study: str, tmp_path: Path
+    ) -> None:
+        inside = list[int]()
+
+        def copy(_: int) -> None:
+            other = Store.open(url)
+            for _ in range(25):
+                with other.turn("mlflow", study):
+                    inside.append(1)
+                    other.study(study)
+                    assert len(inside) == 1
+                    inside.clear()
+            other.close()
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(copy, range(4)))
+        assert not list(tmp_path.rglob("*.lock"))
 
     # -- the database itself ------------------------------------------------------------------------------------------
 

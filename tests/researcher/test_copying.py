@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +11,7 @@ import pytest
 
 from foundation.clock import ManualClock
 from researcher.conduct import Conduct
+from researcher.store.errors import DatabaseAway
 
 pytestmark = pytest.mark.anyio
 PATIENCE_S = 60.0
@@ -49,3 +51,44 @@ async def test_a_sink_that_is_stuck_delays_no_other(tmp_path: Path) -> None:
     async with conduct._copying("st-1"):
         pass
     assert (slow.taken, quick.taken) == (1, 1)
+
+
+class _Failing:
+    """Its records cannot be read the first times."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.taken = 0
+
+    def drain(self, study_id: str | None = None) -> int:
+        if self.failures:
+            self.failures -= 1
+            raise DatabaseAway(600.0, "no route")
+        self.taken += 1
+        return 1
+
+
+async def test_a_copy_that_fails_is_tried_again_and_ends_no_study(tmp_path: Path) -> None:
+    nothing = cast(Any, None)
+    clock, sink, hopeless = ManualClock(), _Failing(1), _Failing(1_000)
+    conduct = Conduct(nothing, nothing, sink, nothing, clock, tmp_path, further=[hopeless])
+    async with asyncio.timeout(PATIENCE_S), conduct._copying("st-1"):
+        while sink.taken == 0:
+            await asyncio.sleep(0)
+            clock.advance(1.0)
+    assert hopeless.taken == 0
+
+
+async def test_the_daily_report_waits_for_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = cast(Any, None)
+    clock, slow = ManualClock(), _Slow()
+    conduct = Conduct(nothing, nothing, slow, nothing, clock, tmp_path)
+    written = list[float]()
+    monkeypatch.setattr(conduct, "_interim", lambda study_id: written.append(clock.now()))
+    began = clock.now()
+    async with asyncio.timeout(PATIENCE_S), conduct._copying("st-1"):
+        while len(written) < 2:
+            await asyncio.sleep(0)
+            clock.advance(600.0)
+        slow.let.set()
+    assert [round((at - began) / 86_400) for at in written] == [1, 2]

@@ -18,7 +18,3 @@ def upgrade() -> None:
         sa.Column("number", sa.BigInteger(), nullable=False),
         sa.Column("at", sa.Float(53), nullable=False),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("receipts")

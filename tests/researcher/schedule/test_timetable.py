@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -82,6 +83,17 @@ def test_a_window_whose_beginning_the_change_of_clocks_leaves_out_opens_all_the_
     assert not table.open(_at("2026-03-29 04:00"))
 
 
+def test_a_time_that_the_change_of_clocks_leaves_out_is_the_moment_of_the_change() -> None:
+    changed = _at("2026-03-29 03:00")
+    assert _table("02:30-03:10").next_opening(_at("2026-03-28 23:00")) == changed
+    assert _table("02:30-03:10").next_change(changed) == _at("2026-03-29 03:10")
+    assert _table("22:00-02:30").next_change(_at("2026-03-28 23:00")) == changed
+
+
+def test_a_window_that_the_change_of_clocks_leaves_out_whole_opens_the_day_after() -> None:
+    assert _table("02:15-02:45").next_opening(_at("2026-03-28 23:00")) == _at("2026-03-30 02:15")
+
+
 @given(st.floats(min_value=1_700_000_000, max_value=1_900_000_000), st.floats(min_value=-86_400, max_value=86_400))
 def test_whatever_a_clock_did_before_what_is_open_follows_from_the_time_it_shows(now: float, moved: float) -> None:
     table = _table("22:00-07:00", "sat,sun 00:00-24:00")
@@ -105,6 +117,40 @@ def test_after_its_last_moment_nothing_opens() -> None:
 def test_what_is_no_window_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="window"):
         Window.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "zone"),
+    [
+        ("Europe/Berlin", "Europe/Berlin"),
+        (":Europe/Berlin", "Europe/Berlin"),
+        ("EST5EDT", "EST5EDT"),
+        ("UTC", "UTC"),
+    ],
+)
+def test_windows_are_meant_in_the_zone_that_tz_names(given: str, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", given)
+    assert Timetable.of(["22:00-07:00"], None, 0.0).zone == zone
+
+
+@pytest.mark.parametrize("given", ["EST5EDT4", "UTC+3", "CET-1CEST,M3.5.0,M10.5.0/3", "Mars/Olympus", "/nowhere"])
+def test_windows_in_a_zone_without_a_name_are_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", given)
+    with pytest.raises(UsageError, match="set TZ to a name such as Europe/Berlin"):
+        Timetable.of(["22:00-07:00"], None, 0.0)
+    assert Timetable.of([], 3, 0.0).until == 3 * 86_400
+
+
+def test_windows_on_a_machine_that_does_not_name_its_zone_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TZ", raising=False)
+    monkeypatch.setattr("researcher.schedule.timetable.get_localzone_name", lambda: None)
+    monkeypatch.setattr("researcher.schedule.timetable._LOCALTIME", tmp_path / "localtime")
+    assert Timetable.of(["22:00-07:00"], None, 0.0).zone == "UTC"
+    (tmp_path / "localtime").touch()
+    with pytest.raises(UsageError, match="do not name their time zone"):
+        Timetable.of(["22:00-07:00"], None, 0.0)
 
 
 def test_an_unknown_zone_is_refused() -> None:

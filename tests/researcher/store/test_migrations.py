@@ -131,3 +131,8 @@ def _config() -> Config:
 def test_the_code_names_the_newest_migration() -> None:
     config = _config()
     assert ScriptDirectory.from_config(config).get_heads() == [SCHEMA_REVISION]
+
+
+def test_there_is_no_way_down_rather_than_half_of_one() -> None:
+    scripts = ScriptDirectory.from_config(_config()).walk_revisions()
+    assert [script.revision for script in scripts if hasattr(script.module, "downgrade")] == []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,30 @@ def test_sending_everything_again_leaves_one_of_each(store: Store, sink: MlflowS
     after = runs_of(mlflow, store, study)
     assert {key: run.info.run_id for key, run in after.items()} == {key: run.info.run_id for key, run in before.items()}
     assert len(mlflow.get_metric_history(after[f"trial:{done}"].info.run_id, "reward_mean")) == 2
+
+
+def test_two_that_copy_at_once_leave_one_of_each(
+    store: Store, sink: MlflowSink, mlflow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, done, failed = a_study(store)
+    waiting, looked, copied = len(store.unsent("mlflow", study)), threading.Event(), threading.Event()
+    find = sink._find
+
+    def find_and_dawdle(client: Any, study: Any, key: str) -> str | None:
+        found = find(client, study, key)
+        if found is None and not looked.is_set():
+            looked.set()
+            copied.wait(3)
+        return found
+
+    monkeypatch.setattr(sink, "_find", find_and_dawdle)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(sink.drain, study)
+        assert looked.wait(60)
+        second = MlflowSink(store, sink.tracking_uri).drain(study)
+        copied.set()
+        assert first.result(60) + second == waiting
+    assert set(runs_of(mlflow, store, study)) == {"stage:compare", f"trial:{done}", f"trial:{failed}"}
 
 
 def test_sampled_episodes_are_traces_of_the_trials_run_and_sent_again_they_are_the_same(
@@ -190,6 +216,68 @@ def test_an_outage_is_noted_and_caught_up(store: Store, sink: MlflowSink, mlflow
     assert error
     assert sink.drain(study) == waiting
     assert f"trial:{done}" in runs_of(mlflow, store, study)
+
+
+def test_a_database_named_by_a_relative_path_is_written_there(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study, _, _ = a_study(store)
+    assert MlflowSink(store, "sqlite:///mlflow.db").drain(study) > 0
+    assert store.outbox_state("mlflow", study) == (0, None)
+    assert (tmp_path / "mlflow.db").exists()
+    assert list((tmp_path / "mlartifacts").rglob("spec.json"))
+
+
+def test_a_database_whose_driver_is_absent_is_said(store: Store) -> None:
+    study, _, _ = a_study(store)
+    away = MlflowSink(store, "mysql://root:hunter2@127.0.0.1/mlflow")
+    assert away.drain(study) == 0
+    assert "MySQLdb" in str(store.outbox_state("mlflow", study)[1])
+    with pytest.raises(MlflowAway, match="MySQLdb") as said:
+        away.page(study)
+    assert "hunter2" not in str(said.value)
+
+
+def test_a_database_that_is_down_is_said_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def try_for_minutes(uri: str) -> None:
+        raise AssertionError("MLflow's own patience was reached")
+
+    monkeypatch.setattr("mlflow.store.db.utils.create_sqlalchemy_engine_with_retry", try_for_minutes)
+    study, _, _ = a_study(store)
+    assert MlflowSink(store, "postgresql+psycopg://me@127.0.0.1:9/mlflow").drain(study) == 0
+    assert "connection" in str(store.outbox_state("mlflow", study)[1])
+
+
+def experiment_of(mlflow: Any, study: str) -> Any:
+    [found] = mlflow.search_experiments(filter_string=f"tags.`swarm.study` = '{study}'")
+    return found
+
+
+def test_an_experiment_that_a_person_renamed_stays_the_studys(store: Store, sink: MlflowSink, mlflow: Any) -> None:
+    study, _, _ = a_study(store)
+    sink.drain(study)
+    mlflow.rename_experiment(experiment_of(mlflow, study).experiment_id, f"mine {study}")
+    store.set_study_status(study, StudyStatus.DONE)
+    assert sink.drain(study) == 1
+    assert experiment_of(mlflow, study).name == f"mine {study}"
+    assert experiment_of(mlflow, study).tags["swarm.status"] == "done"
+
+
+def test_an_experiment_that_a_person_deleted_is_not_made_again_and_how_to_restore_it_is_said(
+    store: Store, sink: MlflowSink, mlflow: Any
+) -> None:
+    study, _, _ = a_study(store)
+    sink.drain(study)
+    gone = experiment_of(mlflow, study).experiment_id
+    mlflow.delete_experiment(gone)
+    store.set_study_status(study, StudyStatus.DONE)
+    assert sink.drain(study) == 0
+    assert f"mlflow experiments restore --experiment-id {gone}" in str(store.outbox_state("mlflow", study)[1])
+    with pytest.raises(MlflowAway, match="was deleted"):
+        sink.page(study)
+    mlflow.restore_experiment(gone)
+    assert sink.drain(study) == 1
 
 
 def test_where_mlflow_is(tmp_path: Path) -> None:

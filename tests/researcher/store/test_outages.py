@@ -1,16 +1,19 @@
-"""A PostgreSQL that is restarted, or whose answers get lost: each change is made once."""
+"""A PostgreSQL that is restarted, or whose answers get lost, a SQLite that is held: each change is made once."""
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from researcher.store.errors import DatabaseAway, NotFound
+from researcher.store.errors import DatabaseAway, DatabaseRefused, NotFound
 from researcher.store.store import Store
 from tests.fakes.postgres import Postgres, postgres_server
 
@@ -107,3 +110,50 @@ def test_what_is_wrong_is_said_at_once_and_what_is_away_for_too_long_in_the_end(
     with pytest.raises(DatabaseAway, match="connection refused"):
         away.study(study)
     away.close()
+
+
+@contextmanager
+def held(database: Path) -> Iterator[sqlite3.Connection]:
+    """By another program, until it rolls back."""
+    holder = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN IMMEDIATE")
+    yield holder
+    holder.close()
+
+
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("researcher.store.database.BUSY_TIMEOUT_S", 0)
+
+
+def test_a_sqlite_file_that_another_program_holds_for_long_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hurried(monkeypatch)
+    store = Store.open(f"sqlite:///{tmp_path}/r.db")
+    study = store.create_study("a topic", {})
+    with held(tmp_path / "r.db") as holder, ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(store.record_event, study, "note", {"n": 1})
+        while "does not answer" not in caplog.text:
+            assert not writing.done()
+        holder.execute("ROLLBACK")
+        writing.result(timeout=60)
+    assert numbers(store, study) == [1]
+    store.close()
+
+
+def test_a_sqlite_file_that_is_held_for_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurried(monkeypatch)
+    store = Store.open(f"sqlite:///{tmp_path}/r.db", patience_s=0.2)
+    study = store.create_study("a topic", {})
+    with held(tmp_path / "r.db"), pytest.raises(DatabaseAway, match="another program holds the database"):
+        store.record_event(study, "note", {"n": 1})
+    assert numbers(store, study) == []
+    store.close()
+
+
+def test_a_new_sqlite_file_that_is_held_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurried(monkeypatch)
+    with held(tmp_path / "r.db"), pytest.raises(DatabaseRefused, match="another program holds the database"):
+        Store.open(f"sqlite:///{tmp_path}/r.db")

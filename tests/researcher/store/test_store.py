@@ -13,6 +13,7 @@ import pytest
 from foundation.clock import ManualClock
 from researcher.models import Plan
 from researcher.store.errors import DatabaseRefused
+from researcher.store.journal import Journal
 from researcher.store.store import Store
 from tests.contracts.store_contract import StoreContract
 from tests.fakes.postgres import fresh_database
@@ -29,6 +30,35 @@ class TestPostgreSQL(StoreContract):
     def url(self, postgres_url: str) -> Iterator[str]:
         with fresh_database(postgres_url) as url:
             yield url
+
+
+def test_a_line_that_is_committed_after_one_with_a_higher_number_is_read_all_the_same(postgres_url: str) -> None:
+    with fresh_database(postgres_url) as url:
+        store, other = Store.open(url), Store.open(url)
+        study = store.create_study("a topic", {})
+        journal = Journal(store, study)
+        with other._writing() as session:
+            other._journal(session, study, "late")
+            session.flush()
+            store.record_event(study, "early", {})
+            assert [event.kind for event in journal.look()] == ["early"]
+        assert [event.kind for event in journal.look()] == ["late"]
+        assert [event.kind for event in journal.events] == ["late", "early"]
+        store.close()
+        other.close()
+
+
+def test_a_long_journal_is_read_once(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/r.db")
+    study = store.create_study("a topic", {})
+    journal = Journal(store, study)
+    for looks in range(3):
+        for number in range(150):
+            store.record_event(study, "note", {"n": 150 * looks + number})
+        assert [event.detail["n"] for event in journal.look()] == list(range(150 * looks, 150 * (looks + 1)))
+        assert journal.look() == []
+    assert [event.detail["n"] for event in journal.events] == list(range(450))
+    store.close()
 
 
 def test_sqlite_is_opened_with_its_guarantees(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from researcher.models import Known, Verdict
 from tests.fakes.shown_study import ARM, SERVER, at_gate, done, finish, planned, running
 from tests.fakes.study import study_plan
 from tests.fakes.web_page import WebPage
@@ -150,6 +151,21 @@ async def test_a_plan_that_was_changed_after_it_was_frozen_is_called_out(
     changed = plan.model_copy(update={"steps": 99})
     monkeypatch.setattr(page.home.store, "frozen_plan", lambda study_id: (changed, digest))
     assert "changed after it was frozen" in (await browser.get(f"/studies/{study}")).text
+
+
+async def test_what_was_known_before_is_told_in_words_and_without_secrets(
+    page: WebPage, browser: httpx.AsyncClient
+) -> None:
+    known = Known(
+        id="st-1/H1", statement="4e-5 beats 1e-5, said sk-ant-abcdefgh12345678", verdict=Verdict.SUPPORTED,
+        direction="increase", plan_hash="0" * 64,
+    )  # fmt: skip
+    study = planned(page.home.store, plan=study_plan(known=(known, "an older plan's own sentence")))
+    text = (await browser.get(f"/studies/{study}")).text
+    assert "known before: an older plan&#39;s own sentence" in text
+    assert "4e-5 beats 1e-5" in text
+    assert "plan_hash=" not in text
+    assert "sk-ant" not in text
 
 
 async def test_a_study_may_be_named_by_the_beginning_of_its_id_and_an_unknown_one_is_not_found(

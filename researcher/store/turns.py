@@ -1,0 +1,84 @@
+"""Whose turn it is, where no transaction could span what must be done by one process at a time.
+
+A lock of the server on PostgreSQL, and of a file beside the database on SQLite: either ends with its holder, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from researcher.store.errors import StorageFailed
+from researcher.store.outages import Line
+
+_IN_MEMORY = (None, "", ":memory:")
+
+
+@contextmanager
+def turn(engine: Engine, line: Line, name: str) -> Iterator[None]:
+    """Wait until nobody else has the turn of that name, and keep others waiting meanwhile.
+
+    Raises: DatabaseAway, StorageFailed; not once the turn is had.
+    """
+    if engine.dialect.name == "postgresql":
+        with _on_server(engine, line, name):
+            yield
+    elif engine.url.database in _IN_MEMORY:  # no other process has it
+        yield
+    else:
+        with _on_file(Path(str(engine.url.database)).with_name(f".{name}.lock")):
+            yield
+
+
+@contextmanager
+def _on_server(engine: Engine, line: Line, name: str) -> Iterator[None]:
+    key = {"key": int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)}
+
+    def take() -> Connection:
+        connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), key)
+        return connection
+
+    with line.patiently(take) as connection:
+        try:
+            yield
+        finally:
+            with suppress(DBAPIError):  # a connection that was lost has taken its lock along
+                connection.execute(text("SELECT pg_advisory_unlock(:key)"), key)
+
+
+@contextmanager
+def _on_file(path: Path) -> Iterator[None]:
+    lock = _taken(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _taken(path: Path) -> int:
+    """The file, opened and locked. Who had it before has removed it: then the lock is worth nothing, and is asked for anew."""
+    while True:
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageFailed(f"{path} cannot be made ({error.strerror})") from error
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_at(path, lock):
+            return lock
+        os.close(lock)
+
+
+def _is_at(path: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file))
+    except FileNotFoundError:
+        return False
