@@ -1,4 +1,4 @@
-"""What a topic claims: on which metric, in which direction, and which levels it sets against which.
+"""What a topic claims: on which metric, in which direction, and which words of comparing belong to which name.
 
 Works on tokens, mentions and levels that are already known; refuses nothing.
 """
@@ -9,22 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from researcher.models import Direction, Factor, Metric
-from researcher.planner.levels import Level
 from researcher.planner.mentions import Mention
+from researcher.planner.sides import AGAINST, BESIDE, COPULAS, key_at
 from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, QUALITIES, SCALES, SWITCHED_ON, WORSE, Token, words
 
-_COPULAS = words("is are be was were get become becoming becomes goe go stay remain end")
-_AGAINST = words(
-    "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing overtake dominate instead rather over > < >= <="
-)
-_BESIDE = words("against vs versus compared compare relative")
-_BEATING = _AGAINST - words("instead rather over")
-_AHEAD = words("compared relative instead rather against")
-"""Before the first level, with a comma behind it: `compared to 8, is 16 better?`"""
-_CHANGES = words(
-    "from change changing switch switching go going move moving replace replacing raise raising increase increasing lower "
-    "lowering reduce reducing decrease decreasing drop dropping"
-)
 _BEATEN = words("beaten outperformed surpassed exceeded")
 _AVERTED = words("prevent prevents avoid avoids avert averts stop stops delay delays against")
 """Before what is worse these claim the better: `prevent collapse`."""
@@ -45,7 +33,6 @@ CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison 
 _OPEN = words("which what find choose pick select tune optimise optimize")
 _SUPERLATIVES = words("best fastest quickest easiest highest greatest largest")
 """`which rate learns fastest?` claims nothing of any of them, `is 3 the best of 1, 2 and 3?` nothing of 1 against 2."""
-_SUFFICING = words("suffice enough sufficient adequate")
 _TO_SCALES = words("that which by a factor of as many much long high large")
 """Between a factor's name and what it is multiplied by, or the other way round."""
 
@@ -56,14 +43,6 @@ class Stated:
 
     direction: Direction | None
     note: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Opposition:
-    """Which levels are treatments and which are baselines, in the order of the topic."""
-
-    treatments: tuple[Level, ...]
-    baselines: tuple[Level, ...]
 
 
 def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
@@ -82,7 +61,7 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     if scaled:
         return [*result, *scaled]
     end = mention.end
-    while end < len(found) and found[end].key in _COPULAS:
+    while end < len(found) and found[end].key in COPULAS:
         end += 1
     if end < len(found) and (end > mention.end or _ends_there(found, end)):
         key = found[end].key
@@ -127,7 +106,7 @@ def favours_none(found: Sequence[Token]) -> bool:
     """`which reaches a higher reward, 8 or 16?`"""
     keys = [token.key for token in found]
     heads = [i for i, key in enumerate(keys) if key == "which" and (i == 0 or found[i - 1].kind == "mark")]
-    return bool(heads) and not set(keys[heads[0] :]) & (_AGAINST | _BESIDE)
+    return bool(heads) and not set(keys[heads[0] :]) & (AGAINST | BESIDE)
 
 
 def _at_least(found: Sequence[Token], better: Direction) -> Stated | None:
@@ -187,19 +166,19 @@ def _says_equal(found: Sequence[Token]) -> bool:
 def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Direction | None:
     """What one token claims."""
     key = found[i].key
-    if key in WORSE and any(_key(found, j) in _AVERTED for j in (i - 1, i - 2, i - 3)):
+    if key in WORSE and any(key_at(found, j) in _AVERTED for j in (i - 1, i - 2, i - 3)):
         return better
-    if key in _DIFFICULTY and _key(found, i + 1) in _TASKS:
+    if key in _DIFFICULTY and key_at(found, i + 1) in _TASKS:
         return None  # `training on harder sums`: which they are, and not how they fare
-    if key == "lose" and _key(found, i + 1) == "to":
+    if key == "lose" and key_at(found, i + 1) == "to":
         return opposite(better)
-    if key in _BEATEN or key in WORSE or (key == "take" and _key(found, i + 1) == "longer"):
+    if key in _BEATEN or key in WORSE or (key == "take" and key_at(found, i + 1) == "longer"):
         return opposite(better)
     if key in BETTER and not _is_quality_object(found, i):
         return better
     if key not in MORE | LESS or _idle(found, i):
         return None
-    if _key(found, i - 1) == "too":
+    if key_at(found, i - 1) == "too":
         return opposite(better)
     rises = key in MORE
     if _quality_follows(found, i):
@@ -209,7 +188,7 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
 
 def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:
     """`no worse than` claims the good direction; `not better` is tested as the claim that it denies."""
-    near = [_key(found, j) for j in (i - 1, i - 2)]
+    near = [key_at(found, j) for j in (i - 1, i - 2)]
     if said != better and (any(key in _DENIALS for key in near) or near[0] == "without"):
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
@@ -222,63 +201,11 @@ def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) 
 
 def _denies(found: Sequence[Token], j: int) -> bool:
     """`does not`, `never`, `fails to`; but for `isn't 16 better?`, which expects a yes, and `not using LoRA`, a level."""
-    key, following = found[j].key, _key(found, j + 1)
+    key, following = found[j].key, key_at(found, j + 1)
     if key.endswith("n't"):
         return j > 0 and following not in SWITCHED_ON
     fails = key in ("fail", "failed") and following == "to"
     return fails or (key in ("not", "never", "cannot") and following not in SWITCHED_ON)
-
-
-def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> Opposition:
-    """Set levels against each other.
-
-    What follows `than`, `beat`, `instead of` is the baseline; `from A to B` makes A the baseline; of two levels without such
-    a word the second is the baseline, but for `does A do, or is B better`; of more the default is, else the first.
-    """
-    first, last = levels[0].at, levels[-1].at
-    marked = _marked_baseline(found, levels)
-    if marked is not None:
-        return Opposition(tuple(level for level in levels if level is not marked), (marked,))
-    if len(levels) == 2 and (_is_change(found, first, last) or _is_arrow(found, first, last)):
-        return Opposition((levels[1],), (levels[0],))
-    for markers, repeatable in ((_AGAINST, False), (_BESIDE, len(levels) > 2)):
-        cuts = [i for i in range(first, last) if found[i].key in markers]
-        if cuts and not (repeatable and len(cuts) > 1):
-            before = tuple(level for level in levels if level.at < cuts[-1])
-            return Opposition(before, tuple(level for level in levels if level.at > cuts[-1]))
-    ahead = {token.key for token in found[max(0, first - 8) : first]}
-    if ahead & _AHEAD and _comma_between(found, levels):
-        return Opposition(tuple(levels[1:]), (levels[0],))
-    if len(levels) == 2:
-        asked_last = _asks_of_last(found, first, last)
-        return Opposition((levels[asked_last],), (levels[not asked_last],))
-    baseline = next((level for level in levels if level.value == default), levels[0])
-    return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
-
-
-def speaks_of_baseline(found: Sequence[Token], opposition: Opposition) -> bool:
-    """`is the baseline of 8 worse than 16?`: what is claimed is claimed of the baseline."""
-    if len(opposition.treatments) != 1 or len(opposition.baselines) != 1:
-        return False
-    treatment, baseline = opposition.treatments[0], opposition.baselines[0]
-    between = {token.key for token in found[max(0, baseline.at) : max(0, treatment.at)]}
-    return _marked_baseline(found, [baseline]) is not None and bool(between & _BEATING)
-
-
-def _asks_of_last(found: Sequence[Token], first: int, last: int) -> bool:
-    """`do 15 steps suffice, or are 25 better?`, `is 8 enough, or does 16 learn faster?`: the claim is the second level's."""
-    compares = BETTER | WORSE | MORE | LESS
-    if _key(found, last - 1) in _COPULAS and _key(found, last + 1) in compares:
-        return True
-    sufficing = any(token.key in _SUFFICING for token in found[first:last])
-    return sufficing and any(_key(found, i) in compares for i in range(last + 1, last + 6))
-
-
-def is_set_against(found: Sequence[Token], first: int, last: int, *, listed: bool = True) -> bool:
-    """Whether a word of comparing stands between two tokens, or one of listing."""
-    between = {token.key for token in found[first:last]}
-    lists = {"and", "or", "/", ",", "to", "be", "->", "=>", "equal", "match", "as"} if listed else set()
-    return bool(between & (_AGAINST | _BESIDE | lists))
 
 
 def _own_modifiers(found: Sequence[Token], named: Sequence[Mention], mention: Mention) -> list[int]:
@@ -295,7 +222,7 @@ def _ends_there(found: Sequence[Token], i: int) -> bool:
 
 def _idle(found: Sequence[Token], i: int) -> bool:
     """`most`, `large` and the like in passing: "at most", "up to", "more than 3", "low variance"."""
-    before, after = _key(found, i - 1), _key(found, i + 1)
+    before, after = key_at(found, i - 1), key_at(found, i + 1)
     if found[i].key in ("up", "down"):
         return before not in ("go", "goe", "going", "come", "move")
     if found[i].key in ("high", "low", "large", "small", "big"):
@@ -304,40 +231,19 @@ def _idle(found: Sequence[Token], i: int) -> bool:
 
 
 def _quality_follows(found: Sequence[Token], i: int) -> bool:
-    return any(_key(found, j) in QUALITIES for j in (i + 1, i + 2))
+    return any(key_at(found, j) in QUALITIES for j in (i + 1, i + 2))
 
 
 def _is_quality_object(found: Sequence[Token], i: int) -> bool:
     """`speed` as a thing ("higher learning speed", "effect on speed") claims nothing by itself; "speeds learning up" does."""
-    moves = {_key(found, j) for j in range(i + 1, i + 4)} & {"up", "upward"}
+    moves = {key_at(found, j) for j in range(i + 1, i + 4)} & {"up", "upward"}
     return found[i].key in ("speed", "good", "well") and not moves
-
-
-def _marked_baseline(found: Sequence[Token], levels: Sequence[Level]) -> Level | None:
-    for level in levels:
-        near = [_key(found, level.at + step) for step in (-3, -2, -1, 1)]
-        if any(key in ("baseline", "control", "reference") for key in near):
-            return level
-    return None
-
-
-def _is_change(found: Sequence[Token], first: int, last: int) -> bool:
-    """`from 4 to 8`, `raise the group size 4 to 8`, `replace 4 by 8`."""
-    between = [token.key for token in found[first:last]]
-    if not set(between) & {"to", "by", "with"} or set(between) & (_AGAINST | _BESIDE | {"and", "or"}):
-        return False
-    return any(token.key in _CHANGES for token in found[:first])
-
-
-def _is_arrow(found: Sequence[Token], first: int, last: int) -> bool:
-    """`4 -> 8`."""
-    return any(token.key in ("->", "=>") for token in found[first:last])
 
 
 def _scaled_behind(found: Sequence[Token], end: int) -> list[int]:
     """`learning rate ten times larger`, `the group size by a factor of 2`: the multiplier behind a name, and its direction."""
     i = end
-    while i < len(found) and found[i].key in _COPULAS | _TO_SCALES:
+    while i < len(found) and found[i].key in COPULAS | _TO_SCALES:
         i += 1
     if i >= len(found) or not (found[i].kind == "times" or (found[i].key in SCALES and i > end)):
         return []
@@ -350,13 +256,5 @@ def _scaled_behind(found: Sequence[Token], end: int) -> list[int]:
     return result
 
 
-def _comma_between(found: Sequence[Token], levels: Sequence[Level]) -> bool:
-    return any(found[i].key == "," for i in range(levels[0].at, levels[1].at))
-
-
 def opposite(direction: Direction) -> Direction:
     return "decrease" if direction == "increase" else "increase"
-
-
-def _key(found: Sequence[Token], i: int) -> str:
-    return found[i].key if 0 <= i < len(found) else ""

@@ -15,12 +15,10 @@ from researcher.planner import balance, sequence, sizes, untrained
 from researcher.planner.asides import put_plainly, set_aside
 from researcher.planner.claims import (
     CHOICES_BETWEEN,
-    Opposition,
     Stated,
     claimed,
     favours_none,
     opposite,
-    speaks_of_baseline,
 )
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.instruments import level_problem
@@ -54,6 +52,7 @@ from researcher.planner.remainder import (
     unread,
 )
 from researcher.planner.several import crossed_reading, sequenced_reading
+from researcher.planner.sides import Opposition, speaks_of_baseline
 from researcher.planner.subject import asked_about, crossed_factors, distinct, keys_of, refuse_two_subjects
 from researcher.planner.wording import (
     Token,

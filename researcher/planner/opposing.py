@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 from researcher.models import STUDY_MODEL, Factor, Scalar
 from researcher.planner import sizes
-from researcher.planner.claims import Opposition, is_set_against, modifiers, oppose
+from researcher.planner.claims import modifiers
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text, off_level, on_level, rounded
 from researcher.planner.mentions import Mention, words_before
 from researcher.planner.notes import Notes
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import told_apart
+from researcher.planner.sides import Opposition, is_set_against, oppose
 from researcher.planner.subject import distinct, keys_of
 from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, Token
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from researcher.models import STUDY_MODEL, Factor, Instrument, Scalar
-from researcher.planner.claims import is_set_against, modifiers
+from researcher.planner.claims import modifiers
 from researcher.planner.levels import Level, Placed, off_level
 from researcher.planner.mentions import Mention, words_before, words_over
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.sides import is_set_against
 from researcher.planner.wording import ARTICLES, SWITCHED_OFF, SWITCHED_ON, Token, words
 
 _SCENE = words("with at on over for given when under in while keeping holding using")

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from researcher.models import LEARNING_RATE, STUDY_STEPS, Factor, Instrument, Metric, Scalar
-from researcher.planner.claims import Opposition
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention, words_over
 from researcher.planner.notes import is_present
 from researcher.planner.outcomes import unmeasured
 from researcher.planner.remainder import unread
+from researcher.planner.sides import Opposition
 from researcher.planner.subject import varied
 from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Token, phrase, words
 
