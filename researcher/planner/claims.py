@@ -16,6 +16,12 @@ from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, QUALITIES, 
 _BEATEN = words("beaten outperformed surpassed exceeded")
 _AVERTED = words("prevent prevents avoid avoids avert averts stop stops delay delays against")
 """Before what is worse these claim the better: `prevent collapse`."""
+_BADLY = words("slowly poorly badly")
+_LESSENING = words("reduce reduced reducing lower lowering decrease decreasing less fewer lessen limit")
+_HARMS = words("collapse collapses degradation harm damage")
+"""What is better where there is less of it."""
+_SPEAKERS = words("i we you to when by and if")
+"""Who goes up or down to a level, and when."""
 _DIFFICULTY = words("harder easier")
 _TASKS = words("sum task problem question one example puzzle")
 _NOUNS = words("gain improvement")
@@ -26,11 +32,13 @@ _EQUAL = words(
 )
 _COSTS = words("long much many expensive slow costly")
 """`takes twice as long as` says what it costs."""
+_AMOUNTS = words("twice half")
 _MATTERS = words("difference differ effect change affect alter move matter impact influence")
 """Where these are denied nothing differs."""
 CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
 """`difference between A and B` names two levels; `between A and B` alone may mean a range."""
 _OPEN = words("which what find choose pick select tune optimise optimize")
+_SENTENCE_ENDS = words(". ? ! ;")
 _SUPERLATIVES = words("best fastest quickest easiest highest greatest largest")
 """`which rate learns fastest?` claims nothing of any of them, `is 3 the best of 1, 2 and 3?` nothing of 1 against 2."""
 _TO_SCALES = words("that which by a factor of as many much long high large")
@@ -48,12 +56,13 @@ class Stated:
 def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     """Tokens of comparing that belong to this name: `higher` in "a higher learning rate", "the rate is higher".
 
-    Never a step from one name to the next: "higher lr, lower accuracy" has one each.
+    Not `fall` in "does accuracy fall as the temperature rises". Never a step from one name to the next: "higher lr, lower accuracy" has one each.
     """
     result = []
     for i in range(mention.start - 1, max(-1, mention.start - 6), -1):
         key = found[i].key
-        if found[i].kind != "mark" and (key in MORE | LESS or key in SCALES or found[i].kind == "times"):
+        scales = key in SCALES or found[i].kind == "times"
+        if found[i].kind != "mark" and (scales or (key in MORE | LESS and found[i + 1].key != "as")):
             result.append(i)
         elif key not in ARTICLES | {"of", "time", "fold", "as", "many", "much", "number", "amount", "count"}:
             break
@@ -70,10 +79,17 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     return result
 
 
-def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, opposition_at: Sequence[int]) -> Stated:
+def claimed(
+    found: Sequence[Token],
+    named: Sequence[Mention],
+    metric: Metric,
+    opposition_at: Sequence[int],
+    asked_at: Sequence[int] = (),
+) -> Stated:
     """The direction in which the treatment is said to move the metric.
 
-    opposition_at: tokens that are levels, never claims.
+    opposition_at: tokens that are levels, never claims. asked_at: those of the levels that are compared; what is claimed in
+    their sentence comes first.
     """
     taken = set(opposition_at)
     for mention in named:
@@ -85,12 +101,16 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
         return Stated(None)
     if (at_least := _at_least(found, metric.direction)) is not None:
         return at_least
+    own = _own_sentences(found, asked_at)
+    order = [*(i for i in range(len(found)) if i in own), *(i for i in range(len(found)) if i not in own)]
     open_question = bool(_OPEN & {token.key for token in found}) or len(opposition_at) > 2
-    for i in range(len(found)):
+    for i in order:
         superlative = open_question and found[i].key in _SUPERLATIVES
         said = None if i in taken or superlative else _direction_at(found, i, metric.direction)
         if said is not None:
             return _denied(found, i, said, metric.direction)
+    if (scaled := _scales_metric(found, named)) is not None:
+        return scaled
     if (scaled := _times_as(found, metric.direction)) is not None:
         return scaled
     if _says_equal(found):
@@ -100,6 +120,17 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
             None, "The topic claims that nothing differs: equivalent bears it out, supported and refuted deny it."
         )
     return Stated(None)
+
+
+def _own_sentences(found: Sequence[Token], at: Sequence[int]) -> set[int]:
+    """The tokens of the sentences in which these stand."""
+    own: set[int] = set()
+    start = 0
+    for end in [*(i for i, token in enumerate(found) if token.key in _SENTENCE_ENDS), len(found)]:
+        if any(start <= i < end for i in at):
+            own |= set(range(start, end))
+        start = end + 1
+    return own
 
 
 def favours_none(found: Sequence[Token]) -> bool:
@@ -117,6 +148,26 @@ def _at_least(found: Sequence[Token], better: Direction) -> Stated | None:
             said = "increase" if keys[i + 3] in MORE else "decrease" if keys[i + 3] in LESS else better
             return Stated(
                 said, "'At least as' is tested as more: supported and equivalent both bear it out, refuted does not."
+            )
+    return None
+
+
+def _scales_metric(found: Sequence[Token], named: Sequence[Mention]) -> Stated | None:
+    """`LoRA doubles the wall time`, `halve the reward`: more, or less, and not how much."""
+    for mention in named:
+        i = mention.start - 1
+        while i >= 0 and found[i].key in ARTICLES:
+            i -= 1
+        if (
+            isinstance(mention.what, Metric)
+            and not mention.weak
+            and i > 0
+            and found[i].key in SCALES
+            and found[i].key not in _AMOUNTS
+        ):
+            return Stated(
+                "increase" if SCALES[found[i].key] > 1 else "decrease",
+                f"{found[i].text!r} is tested as a difference, whatever its size.",
             )
     return None
 
@@ -170,6 +221,10 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
         return better
     if key in _DIFFICULTY and key_at(found, i + 1) in _TASKS:
         return None  # `training on harder sums`: which they are, and not how they fare
+    if key in MORE | LESS and key_at(found, i + 1) in _BADLY:
+        return opposite(better) if key in MORE else better
+    if key in _LESSENING and any(key_at(found, j) in _HARMS for j in (i + 1, i + 2, i + 3)):
+        return better
     if key == "lose" and key_at(found, i + 1) == "to":
         return opposite(better)
     if key in _BEATEN or key in WORSE or (key == "take" and key_at(found, i + 1) == "longer"):
@@ -188,7 +243,9 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
 
 def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:
     """`no worse than` claims the good direction; `not better` is tested as the claim that it denies."""
-    near = [key_at(found, j) for j in (i - 1, i - 2)]
+    near = [
+        "not" if key_at(found, j).endswith("n't") and _denies(found, j) else key_at(found, j) for j in (i - 1, i - 2)
+    ]
     if said != better and (any(key in _DENIALS for key in near) or near[0] == "without"):
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
@@ -203,7 +260,7 @@ def _denies(found: Sequence[Token], j: int) -> bool:
     """`does not`, `never`, `fails to`; but for `isn't 16 better?`, which expects a yes, and `not using LoRA`, a level."""
     key, following = found[j].key, key_at(found, j + 1)
     if key.endswith("n't"):
-        return j > 0 and following not in SWITCHED_ON
+        return j > 0 and found[j - 1].key not in _SENTENCE_ENDS and following not in SWITCHED_ON
     fails = key in ("fail", "failed") and following == "to"
     return fails or (key in ("not", "never", "cannot") and following not in SWITCHED_ON)
 
@@ -224,7 +281,9 @@ def _idle(found: Sequence[Token], i: int) -> bool:
     """`most`, `large` and the like in passing: "at most", "up to", "more than 3", "low variance"."""
     before, after = key_at(found, i - 1), key_at(found, i + 1)
     if found[i].key in ("up", "down"):
-        return before not in ("go", "goe", "going", "come", "move")
+        goes = before in ("go", "goe", "going", "come", "move")
+        levels = after in ("to", "from") and (before == "going" or key_at(found, i - 2) in _SPEAKERS)
+        return not goes or levels  # `going down to 0.7 from 1.0`: where the factor goes
     if found[i].key in ("high", "low", "large", "small", "big"):
         return before != "too"
     return before == "at" and found[i].key in ("most", "least") and after != "?"

@@ -42,12 +42,15 @@ from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import (
     is_english,
     refuse_benchmarks,
+    refuse_cut_sampling,
     refuse_idle,
     refuse_missing_data,
     refuse_other_methods,
     refuse_other_owners,
     refuse_quotients,
+    refuse_schedules,
     refuse_shifts,
+    refuse_two_claims,
     refuse_unknown_names,
     unread,
 )
@@ -72,6 +75,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     sizes.refuse_models(written.topic, instrument)
     found = tokens(written.topic)
     named = mentions(instrument, found, written.levels)
+    refuse_cut_sampling(found, named)
     _refuse_misspelt(topic, instrument, found, named)
     refuse_other_methods(instrument, found, named)
     if not any(isinstance(m.what, Metric) and not m.weak for m in named):
@@ -86,6 +90,8 @@ def read(topic: str, instrument: Instrument) -> Reading:
     if not written.levels:
         refuse_benchmarks(instrument, found, named)
     refuse_other_owners(instrument, found, named)
+    refuse_schedules(found, named)
+    refuse_two_claims(found)
     refuse_missing_data(instrument, placed)
     refuse_unmeasured(instrument, found, named)
     control = untrained.asked_for(instrument, found, named, factors, placed)
@@ -267,7 +273,8 @@ def _reading(
     elif favours_none(found):
         stated = Stated(None)
     else:
-        stated = claimed(found, named, metric, [level.at for level in placed.levels])
+        asked_at = [level.at for level in placed.of(factor)]
+        stated = claimed(found, named, metric, [level.at for level in placed.levels], asked_at)
         if stated.direction is not None and speaks_of_baseline(found, opposition):
             stated = replace(stated, direction=opposite(stated.direction))
     if stated.note is not None:

@@ -13,7 +13,9 @@ LEVEL = rf"{NUMBER}(?:e[-+]?\d+)?"
 
 
 def reworded(text: str) -> str:
-    """The topic, in the words that are read."""
+    """The topic, in the words that are read. Marks that hug a number or word, as in Markdown, are no part of it."""
+    text = re.sub(r"(?<!\w)(\*\*|\*|`|\$)([^\s*`$]+)\1(?!\w)", r"\2", text)
+    text = re.sub(rf"(?<!\w)([\"'])({LEVEL})\1(?!\w)", r"\2", text)
     for said, meant in (*_BOUNDED, *_SAID_OTHERWISE):
         text = re.sub(said, meant, text)
     return text
@@ -25,6 +27,35 @@ def _kl_places(match: re.Match[str]) -> str:
     if all(re.search(rf"\b(?:in|inside|from) (?:the )?{place}s?\b", text) for place in ("loss", "reward")):
         text = re.sub(r"\b(?:kl )?(?:in|inside|from) (?:the )?(loss|reward)s?\b", r"kl in \1", text)
     return text
+
+
+_PARTS = {"quarter": 0.25, "third": 0.333, "fifth": 0.2, "tenth": 0.1}
+
+
+def _averaging(match: re.Match[str]) -> str:
+    """`averaging the loss over tokens`, `a sequence-level loss`, `per-token averaging`: what the loss is averaged over first."""
+    text = match.group()
+    unit = r"(token|call|timeline|episode|sequence)s?"
+    if not re.search(
+        rf"averag\w+ (?:the )?loss|loss averag|\bper[ -]{unit} (?:averag|loss)|\b{unit}[ -](?:mean|level|wise) (?:mean |policy |pg )?loss",
+        text,
+    ):
+        return text
+    text = re.sub(
+        rf"\b(?:averag\w+ (?:of )?(?:the )?loss )?over (?:all )?(?:the )?{unit}\b", r"loss aggregation \1", text
+    )
+    text = re.sub(rf"\bper[ -]{unit}(?: (?:loss )?averag\w+| loss(?:es)?)?\b", r"loss aggregation \1", text)
+    text = re.sub(
+        rf"\b{unit}[ -](?:mean|level|wise)\b(?: (?:mean|policy|pg))?(?: loss(?:es)?)?(?: agg\w+)?",
+        r"loss aggregation \1",
+        text,
+    )
+    return text.replace("aggregation sequence", "aggregation episode")
+
+
+def _reused(match: re.Match[str]) -> str:
+    """`reusing each batch 4 times`."""
+    return f"{match[1] or 2} epochs"
 
 
 def _async(match: re.Match[str]) -> str:
@@ -42,7 +73,7 @@ def _symmetric_clipping(match: re.Match[str]) -> str:
     if not re.search(r"\d*\.\d", text):
         text = re.sub(r"\bclip[ -]higher\b", "clip high 0.28", text)
     return re.sub(
-        r"\b(?:symmetric(?:al)?|standard|ordinary|usual|vanilla|plain|normal) (?:ppo )?clip(?:ping)?(?: range)?\b",
+        r"\b(?:symmetric(?:al)?|standard|ordinary|usual|vanilla|plain|normal) (?:ppo )?clip(?:ping)?(?: range)?\b|\bsymmetric(?:al)?(?: one)?(?=[?.]|$)",
         "the default clip high",
         text,
     )
@@ -54,6 +85,11 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         r"|\b(?:training |tuning |updating )?all (?:the |model )*(?:weights|parameters)\b",
         "parameters full",
     ),
+    (
+        r"\b(?:swap(?:s|ping)?|trad(?:e|es|ing)|exchang(?:e|es|ing)) "
+        r"(?!off\b|accuracy|reward|speed|time|quality)((?:[^\s,.;?]+ ){1,4}?)for (?=\w)",
+        r"from \1to ",
+    ),
     (rf"\bnot ({LEVEL}),? but ({LEVEL})", r"\2 rather than \1"),
     (rf"\b({LEVEL}),? (?:and )?not ({LEVEL})", r"\1 rather than \2"),
     (r"\b(\w+) steps? (?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
@@ -64,16 +100,39 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\bclip(?:ping)? (?:the )?gradients?\b", "gradient clipping"),
     (r"\bsaves? (?:any |much |training |wall[ -]?(?:clock )?)*time\b", "reduce wall time"),
     (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b(?! ?(?:factorial|design|experiment))", r"size \1"),
+    (r"^.*\b(?:averag\w+|loss)\b.*$", _averaging),
+    (r"\b(?:re-?us|us|pass|go)(?:e|es|ing) (?:over )?(?:each|every|a|the) batch (?:(\w+) times|twice)\b", _reused),
+    (r"\bstale (?:samples|rollouts|episodes|data|experience|weights)\b", "max staleness"),
+    (
+        r"\b(?:leav|keep|hold|kept|held)(?:e|ing)? (?:the )?(?:learning[ -]?rate|lr) (?:constant|fixed|flat)\b(?! (?:at|to|of)\b| ?[\d(])",
+        "constant schedule",
+    ),
+    (r"(?<= )(?:decaying|annealing) it\b", "learning rate schedule"),
     (r"\b(token|call|timeline|episode)[ -](?:level|wise)\b", r"\1"),
     (r"\b(token|call|timeline|episode) (?:policy |pg )?loss\b(?! (?:agg|averag|mean|normali))", r"loss aggregation \1"),
     (r"\badvantages? (?:be |are )?normali[sz]ed\b", "need advantage normalization"),
     (r"\b(lora|adapters?) (r|rank|alpha) ?[= ]", r"\1 \2 "),
     (r"\b(lora)(?: with)? r (?=\d)", r"\1 rank "),
     (r"\b[tτ] ?= ?(?=\d\.\d)", "temperature "),
+    (r"\bnon[ -]?inferior(?:ity)?(?: to)?\b", "no worse than"),
+    (r"\b(?:the |a )?(?:lack|absence) of\b", "without"),
+    (r"\bw/o\b", "without"),
+    (r"\bw/(?= ?\w)", "with "),
+    (r"(?<=po|oo) minus (?=(?:the |its |an? )?[a-z])", " without "),
+    (r"\bablate (?=(?:the |a |an |its )?[a-z](?!.*\d))", "removing "),
     (r"\b(?:preferable|superior) to\b", "better than"),
     (r"\binferior to\b", "worse than"),
     (r"\blinearly\b", "linear"),
-    (r"\bbest[ -]of[ -](?:n|\d+)\b", "bestofn"),
+    (r"\bbest[ -]of[ -](?:n|\d+)\b(?!,? ?(?:or |and )?\d)", "bestofn"),
+    (r"\bpass ?@ ?1\b", "accuracy"),
+    (
+        r"\ba (quarter|third|fifth|tenth) of (?=(?:the |our |its )?(?:default |usual )?(?:learning|lr|group|batch|temp|rollout|sample|step|token|rank|kl))",
+        lambda match: f"{_PARTS[match[1]]} times ",
+    ),
+    (
+        r"\b(?:asymmetric(?:al)?|decoupled) clip(?:ping)?(?: range)? ?\(?(?:low(?:er)?|below)?:? ?(\d*\.\d+),? (?:and )?(?:high(?:er)?|upper|above):? ?(\d*\.\d+)\)?",
+        r"clip low \1 and clip high \2",
+    ),
     (r"\bwith (?:respect|regard) to\b", "in terms of"),
     (r"\b(?:sweep(?:s|ing)?|ablat(?:ions?|e)|grid search)\b", " "),
     (r"\bablating\b", "removing"),
@@ -101,6 +160,17 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         lambda match: f"clip low {match[1] or match[3]} and clip high {match[2] or match[4]}",
     ),
     (r"\bcosts? (?:more )?(?=wall|time)", "raise "),
+    (r"\bcosts? (more|less)(?= than\b| with\b| at\b|\?|\.|$)", r"take \1 time"),
+    (
+        r"\b(?:tak(?:e|es|ing)|lasts?|trains?|runs?|needs?) (twice|half|\w+ times) as long(?: as)?\b|\b(twice|half|\w+ times) as (?:expensive|costly)(?: as)?\b",
+        lambda match: f"take {'less' if 'half' in match.groups() else 'more'} time than",
+    ),
+    (r"\btak(?:e|es|ing) longer(?! to\b| in\b)(?=.)", "take more time"),
+    (r"\bhow long (?=(?:do|does|did|will|would)\b[^?.]*\b(?:take|last|run)s?\b(?! to\b))", "how much training time "),
+    (
+        r"\bhow many (?:more |fewer )?(?:training |optimi[sz]er )?steps (?=(?:are|is|do|does|did|will|would)\b[^?.]*\b(?:needed|need|takes?|required?)\b)",
+        "what steps needed ",
+    ),
     (r"\bcosts? (?=(?:any )?(?:accuracy|reward|final|held|performance))", "lower "),
     (
         r"\b(?:learning[ -]?rate|lr) (?:that )?(?:start|begin)(?:s|ing)? (?:at|from|with)\b",

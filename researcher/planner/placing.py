@@ -18,7 +18,7 @@ from researcher.planner.switches import settle_default, settle_switches
 from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, phrase, words
 
 SEPARATORS = words(
-    ", / ; - or and vs versus v than to against compared & nor over beat dominate overtake either both only -> => > < >= <="
+    ", / ; - or and vs versus v than to through against compared & nor over beat dominate overtake either both only -> => > < >= <="
 )
 _LISTING = words(", / ; - or and vs versus v to & than against -> => > < >= <=")
 _OPPOSING = words("than vs versus or against")
@@ -138,7 +138,7 @@ class _Placing:
             value, following = self.found[i].value or 0.0, self._key(i + 1)
             if following == "random" and self._key(i + 2) == "seed":
                 following = "seed"
-            limits = any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
+            limits = self._key(i + 2) == "budget" or any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
             behind = self._key(i - 2) if self._key(i - 1) in ("=", ":") else self._key(i - 1)
             if following == "seed" or (behind == "seed" and i in self.numbers):
                 bound = _BOUNDS.get(self._key(i - 1), "seeds")
@@ -150,7 +150,7 @@ class _Placing:
             (self.numbers if i in self.numbers else self.spelled).remove(i)
         for i, token in enumerate(self.found):
             short = _SHORT_TIME.match(token.text)
-            if short and any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3)):
+            if short and (self._key(i + 1) == "budget" or any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))):
                 self.placed.budget_s = float(short.group(1)) * _SHORT_UNITS[short.group(2)]
 
     def _is_word_only(self, i: int) -> bool:

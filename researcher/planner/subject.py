@@ -16,7 +16,7 @@ _SCENE = words("with at on over for given when under in while keeping holding us
 """Before a level these make it the scene, not the question, where something else is asked about."""
 
 
-TOGETHER = words("interact interacts interaction interplay factorial crossed")
+TOGETHER = words("interact interacts interaction interplay factorial crossed moderate modulate mediate")
 _NEEDED = words("need require necessary")
 """`does PPO need a KL penalty?`"""
 _EFFECTS = words("effect impact influence role")
@@ -101,7 +101,12 @@ def refuse_two_subjects(found: Sequence[Token], factor: Factor, factors: Sequenc
         asked = asked or any(
             found[end].key in _DEPENDING for end in effects if end < start
         )  # `change with the temperature`
-        if asked or of[-1:] == ["than"] or (behind and behind[0] in ("matter", "affect", "influence")):
+        if (
+            asked
+            or of[-1:] == ["than"]
+            or of == ["than", "on"]
+            or (behind and behind[0] in ("matter", "affect", "influence"))
+        ):
             raise _several_asked([factor, other])
         if any(_moved_together(found, m, mention) or _either(found, m, mention) for m in factors if m.what == factor):
             raise _several_asked([factor, other])

@@ -170,5 +170,5 @@ def _only_scenes(found: Sequence[Token], named: Sequence[Mention], placed: Place
 
 def _is_length(found: Sequence[Token], level: Level) -> bool:
     """`within 15 steps`, `after 15 steps`: how long is trained, which is not what is asked."""
-    before = {token.key for token in found[max(0, level.at - 2) : max(0, level.at)]}
+    before = {token.key for token in found[max(0, level.at - 4) : max(0, level.at)]}
     return level.factor.target == STUDY_STEPS and bool(before & _SPANS)
