@@ -54,7 +54,7 @@ def set_aside(topic: str, instrument: Instrument) -> tuple[str, list[str]]:
 def put_plainly(topic: str, instrument: Instrument) -> str:
     """`freezing the planner` sets its learning rate to 0.
 
-    Raises: PlanningRefused for what no plan holds: seeds that begin somewhere, arms of equal cost, a model that cannot be frozen.
+    Raises: PlanningRefused for what no plan holds: seeds that begin somewhere, arms of equal cost, decimals with a comma, a model that cannot be frozen.
     """
     matched = _AT_EQUAL_COST.search(topic)
     if matched is not None:
@@ -69,6 +69,12 @@ def put_plainly(topic: str, instrument: Instrument) -> str:
             f"{begun.group()!r} says which seeds to take, which the topic cannot: leave it out, and give "
             f"`--first-seed {begun[1]}`",
             [f"--first-seed {begun[1]}"],
+        )
+    comma = re.search(r"(?<![\w,.])0,(\d+)(?![\d,.]*\d)", topic)
+    if comma is not None:
+        raise PlanningRefused(
+            f"{comma.group()!r} may be one number or two: decimals take a point (0.{comma[1]}), and levels a space behind the comma",
+            [f"0.{comma[1]}"],
         )
     named = {factor.name for factor in instrument.factors}
     for role in instrument.roles:

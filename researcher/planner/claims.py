@@ -28,7 +28,7 @@ _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
 _EQUAL = words(
-    "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched"
+    "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched identically irrelevant"
 )
 _COSTS = words("long much many expensive slow costly")
 """`takes twice as long as` says what it costs."""
@@ -225,7 +225,7 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
         return opposite(better) if key in MORE else better
     if key in _LESSENING and any(key_at(found, j) in _HARMS for j in (i + 1, i + 2, i + 3)):
         return better
-    if key == "lose" and key_at(found, i + 1) == "to":
+    if key == "lose":
         return opposite(better)
     if key in _BEATEN or key in WORSE or (key == "take" and key_at(found, i + 1) == "longer"):
         return opposite(better)

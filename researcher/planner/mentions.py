@@ -78,6 +78,8 @@ def mentions(
             passing = passing or (length == 1 and (_is_a_thing(found, at) or _is_a_letter(found, at)))
             if keys in dictionary and not passing and not _voided(found, at + length, dictionary):
                 what, choice = dictionary[keys]
+                if isinstance(what, Factor) and choice is None and _is_moved(found, at + length):
+                    what = _metric_called(instrument, keys) or what
                 weak = isinstance(what, Metric) and all(key in COMPARING for key in keys)
                 result.append(Mention(at, at + length, what, choice, weak))
                 at += length
@@ -103,6 +105,15 @@ def mentions(
         or _several_choices(result, m)
         or _is_method(found, m)
     ]
+
+
+def _is_moved(found: Sequence[Token], end: int) -> bool:
+    """`is the reward higher with …`, `does the reward rise`: what is measured, where a factor is called so too."""
+    return end < len(found) and found[end].key in MORE | LESS and found[end].kind == "word"
+
+
+def _metric_called(instrument: Instrument, keys: tuple[str, ...]) -> Metric | None:
+    return next((metric for metric in instrument.metrics if keys in _phrases(metric)), None)
 
 
 def _own_name(instrument: Instrument, found: Sequence[Token]) -> set[int]:
@@ -206,6 +217,7 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
                     # A name in full that was not taken for it: it is part of another thing, which is shown with it.
                     end = at + len(keys) + (1 if likeness == 1 else 0)
                     result.append((likeness, " ".join(token.text for token in found[at:end]), thing.name))
+    result += _nearly_in_two_words(instrument, found, named)
     result += [
         hit
         for factor in instrument.factors
@@ -224,6 +236,23 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
     for hit in sorted(result, reverse=True):
         best.setdefault(hit[1], hit)
     return [(text, name) for _, text, name in best.values()]
+
+
+def _nearly_in_two_words(
+    instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]
+) -> Iterable[tuple[float, str, str]]:
+    """`weigth decay`, whose second word is a name by itself."""
+    for mention in named:
+        at = mention.start - 1
+        if mention.end - mention.start > 1 or at < 0 or found[at].kind != "word" or mention.choice is not None:
+            continue
+        written = (found[at].key, found[at + 1].key)
+        for factor in instrument.factors:
+            for keys in _phrases(factor):
+                near = len(keys) == 2 and keys[1] == written[1] and keys[0] != written[0] and len(keys[0]) > 4
+                likeness = _likeness(written, keys) if near and _alike(written[0], keys[0], _RESEMBLES) else 0.0
+                if likeness:
+                    yield likeness, " ".join(token.text for token in found[at : mention.end]), factor.name
 
 
 def _nearly_chosen(factor: Factor, found: Sequence[Token], taken: set[int]) -> Iterable[tuple[float, str, str]]:
@@ -418,5 +447,8 @@ def _looks_like_a_model(text: str) -> bool:
     return bool(
         re.match(r"(?i)(?:[a-z]{3,}-?\d+(?:\.\d+)?(?:-\w[\w.]*)+|[a-z]{4,}-?\d+(?:\.\d+)?-?\d*[bm]?)$", text)
     ) and (
-        not re.match(r"(?i)(?:steps?|seeds?|lr|top|size|group|batch|digits?|temp\w*|rate|tokens?|written)-?\d", text)
+        not re.match(
+            r"(?i)(?:steps?|seeds?|lr|top|size|group|batch|digits?|temp\w*|rate|tokens?|written|rank|alpha|adapter)-?\d",
+            text,
+        )
     )

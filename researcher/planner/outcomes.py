@@ -38,6 +38,7 @@ _GENERALISING = words(
     "generalise generalises generalize generalizes generalising generalizing generalisation generalization"
 )
 _ACCURACIES = ("heldout_accuracy", "heldout_reward")
+_HELD_OUT = words("held heldout unseen new test")
 _LOSS_OF = words("training train validation eval evaluation test heldout")
 _LOSS_MOVES = words("fall drop decrease decline shrink converge diverge curve value")
 
@@ -125,7 +126,7 @@ def _refuse_other_outcomes(
             continue  # `the runs looked noisy. Does …`: why it is asked
         if token.key in _OTHER_OUTCOMES - declared:
             raise _no_metric(instrument, found, token.text)
-        if token.key in _GENERALISING and "to" in {each.key for each in found[i + 1 : i + 3]}:
+        if token.key in _GENERALISING and _is_elsewhere(found, i):
             raise _no_metric(instrument, found, f"{token.text} to")
         if token.key == "shaping" and i and found[i - 1].key == "reward":
             raise PlanningRefused(
@@ -147,6 +148,12 @@ def _refuse_other_needs(instrument: Instrument, found: Sequence[Token], named: S
         ends = j + 1 >= len(found) or found[j + 1].key in _AFTER_OBJECT | {"to", "for", "if"}
         if ends and found[j].kind == "word" and found[j].key not in _COUNTED:
             raise _no_metric(instrument, found, found[j].text)
+
+
+def _is_elsewhere(found: Sequence[Token], i: int) -> bool:
+    """`generalises to two-digit sums`; not `to held-out sums`, which is what accuracy says."""
+    behind = [each.key for each in found[i + 1 : i + 7]]
+    return "to" in behind[:2] and not set(behind) & _HELD_OUT
 
 
 def _is_measured_loss(found: Sequence[Token], i: int) -> bool:

@@ -29,6 +29,18 @@ def _kl_places(match: re.Match[str]) -> str:
     return text
 
 
+_PERCENT = {
+    "five": 5,
+    "ten": 10,
+    "fifteen": 15,
+    "twenty": 20,
+    "thirty": 30,
+    "forty": 40,
+    "fifty": 50,
+    "eighty": 80,
+    "ninety": 90,
+    "hundred": 100,
+}
 _PARTS = {"quarter": 0.25, "third": 0.333, "fifth": 0.2, "tenth": 0.1}
 
 
@@ -56,6 +68,11 @@ def _averaging(match: re.Match[str]) -> str:
 def _reused(match: re.Match[str]) -> str:
     """`reusing each batch 4 times`."""
     return f"{match[1] or 2} epochs"
+
+
+def _off_policy(match: re.Match[str]) -> str:
+    """`does off-policy training hurt?`, of which the topic says no more."""
+    return re.sub(r"\boff[ -]policy (?:training|learning|rollouts|data|samples)\b", "max staleness 1", match.group())
 
 
 def _async(match: re.Match[str]) -> str:
@@ -92,7 +109,21 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     ),
     (rf"\bnot ({LEVEL}),? but ({LEVEL})", r"\2 rather than \1"),
     (rf"\b({LEVEL}),? (?:and )?not ({LEVEL})", r"\1 rather than \2"),
-    (r"\b(\w+) steps? (?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
+    (r"\b(\w+)[ -]steps?[ -](?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
+    (r"^(?!.*stale).*\boff[ -]policy (?:training|learning|rollouts|data|samples)\b.*$", _off_policy),
+    (r"\bproximal policy optimi[sz]ation\b(?: \(ppo\))?", "ppo"),
+    (r"\bgroup[ -]relative policy optimi[sz]ation\b(?: \(grpo\))?", "grpo"),
+    (r"\b(cosine|linear) annealing\b", r"\1 schedule"),
+    (r"\b(?:lags? behind|trails?)\b", "underperform"),
+    (r"\b(accuracy|reward) decays?\b", r"\1 drop"),
+    (r"\blimits? (?=(?:the )?(?:accuracy|final reward|held))", "lower "),
+    (r"\bneeds? the (?:fewest|least) (?:training )?steps\b", "steps needed"),
+    (rf"\b({'|'.join(_PERCENT)}) per ?cent\b", lambda match: f"{_PERCENT[match[1]]}%"),
+    (r"(?<=\d) ?per ?cent\b", "%"),
+    (
+        r"\badvantages? (?:are |were )?(?:not |un)-?normali[sz]ed\b|\bunnormali[sz]ed advantages\b",
+        "without advantage normalization",
+    ),
     (r"^.*\basync.*$", _async),
     (r"^(?=.* ).*\b(?:clip[ -]high|decoupled clip|asymmetric clip).*$", _symmetric_clipping),
     (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous)\b", "max staleness 0"),

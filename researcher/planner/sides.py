@@ -13,7 +13,7 @@ from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Toke
 
 COPULAS = words("is are be was were get become becoming becomes goe go stay remain end")
 AGAINST = words(
-    "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing overtake dominate instead rather over > < >= <="
+    "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing underperform underperforming overtake dominate instead rather over > < >= <="
 )
 BESIDE = words("against vs versus compared compare relative")
 _BEATING = AGAINST - words("instead rather over")

@@ -44,19 +44,20 @@ NUMBER_WORDS = {
 BETTER = words(
     "better best faster fastest quicker quickest sooner earlier easier easiest improve improved improving improvement help "
     "helped helping helpful beat beating outperform outperformed outperforming superior benefit benefited beneficial boost "
-    "boosted boosting speed accelerate accelerated accelerating win overtake dominate preferable cheaper worth exceed surpass gain good well"
+    "boosted boosting speed accelerate accelerated accelerating win overtake enhance enhanced enhancing hasten strengthen strengthened steeper dominate preferable cheaper worth exceed surpass gain good well"
 )
 WORSE = words(
     "worse worst slower slowest hurt hurting harm harmed harming harmful degrade degraded degrading degradation impair "
-    "impaired damage damaged damaging inferior insufficient slow later harder hinder hindered bad badly collapse collapsing break breaking suffer suffering losing"
+    "worsen worsened worsening deteriorate deteriorated deteriorating underperform underperforming undermine undermining impede "
+    "impeding ruin ruining weaken weakening inhibit inhibiting impaired damage damaged damaging inferior insufficient slow later harder hinder hindered bad badly collapse collapsing break breaking suffer suffering losing"
 )
 MORE = words(
     "higher highest high increase increased increasing raise raised raising more most greater greatest larger largest large "
-    "bigger biggest big longer grow growing rise rising up > >="
+    "bigger biggest big longer grow growing rise rising lift lifting elevate elevated soar soaring jump up > >="
 )
 LESS = words(
     "lower lowest low lowering lowered decrease decreased decreasing reduce reduced reducing reduction less least fewer fewest "
-    "smaller smallest small shorter drop dropping shrink shrinking fall falling decline declining cut cutting down < <="
+    "smaller smallest small shorter drop dropping shrink shrinking fall falling decline declining cut cutting diminish diminished diminishing plummet plummeting down < <="
 )
 QUALITIES = words(
     "efficient efficiency fast quick quickly speed performance stable stability quality robust effective reliable reliability"
@@ -133,7 +134,7 @@ def _normalised(text: str) -> str:
     # Superscripts first: NFKC would turn 10⁻⁵ into 10-5.
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda m: "^" + m.group().translate(_SUPERSCRIPTS), text)
     text = unicodedata.normalize("NFKC", text.translate(_DASHES)).translate(_DASHES).lower().translate(_GREEK)
-    text = re.sub(r"\breinforce ?\+\+", "reinforce pp", re.sub(r"\bdr\. ?(?=grpo)", "dr ", text))
+    text = re.sub(r"\breinforce ?\+\+", "reinforce pp", re.sub(r"\bdr[. ]* ?(?=grpo)", "dr ", text))
     text = reworded(text)
     text = text.replace("**", "^").replace("_", " ")
     text = re.sub(r"(?<=[a-z])(?<!\de)-(?=[a-z0-9.])", " ", text)

@@ -10,7 +10,7 @@ from researcher.planner.instruments import read_instrument
 from researcher.planner.matching import read
 from researcher.planner.refusals import PlanningRefused
 from tests.contracts.planner_contract import ARITHMETIC, ROOT
-from tests.researcher.planner.test_topics import ACC, AUC, DOWN, REWARD, UP, sides
+from tests.researcher.planner.test_topics import ACC, AUC, DOWN, REWARD, STEPS, UP, sides
 
 TEAM = read_instrument(ROOT / "studies" / "team")
 
@@ -154,3 +154,104 @@ def test_one_of_two_models_by_itself(
 def test_a_model_without_settings_of_its_own_is_refused(topic: str, says: str) -> None:
     with pytest.raises(PlanningRefused, match=says):
         read(topic, TEAM.instrument)
+
+
+@pytest.mark.parametrize(
+    ("topic", "metric", "direction"),
+    [
+        ("Does LoRA take less time than full fine-tuning?", "wall_s", DOWN),
+        ("Which optimizer takes less time?", "wall_s", DOWN),
+        ("Does a group size of 16 take twice as long as 8?", "wall_s", UP),
+        ("Is a group size of 4 half as expensive as 8?", "wall_s", DOWN),
+        ("Does a group size of 16 cost more than 4?", "wall_s", UP),
+        ("Does LoRA double the wall time?", "wall_s", UP),
+        ("How long does training take with 4 rollouts vs 16?", "wall_s", DOWN),
+        ("Does lr 1e-5 take longer to learn than 1e-4?", AUC, DOWN),
+        ("How many steps are needed with lr 1e-4 vs 1e-5?", STEPS, DOWN),
+        ("Which group size needs the fewest steps, 4 or 16?", STEPS, DOWN),
+        ("Does lr 1e-4 cross the reward threshold sooner than 1e-5?", STEPS, DOWN),
+        ("test acc of lr 1e-4 vs 1e-5", ACC, UP),
+        ("pass@1 of RLOO vs GRPO", ACC, UP),
+    ],
+)
+def test_a_metric_by_other_words(topic: str, metric: str, direction: str) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (reading.metric.name, reading.direction) == (metric, direction)
+
+
+@pytest.mark.parametrize(
+    ("says", "direction"),
+    [
+        *((verb, DOWN) for verb in ("worsen", "diminish", "undermine", "weaken", "limit", "lose")),
+        *((verb, UP) for verb in ("enhance", "lift", "elevate", "strengthen")),
+    ],
+)
+def test_verbs_of_better_and_worse(says: str, direction: str) -> None:
+    reading = read(f"Does a KL penalty of 0.05 {says} accuracy?", ARITHMETIC.instrument)
+    assert (reading.metric.name, reading.direction, reading.direction_assumed) == (ACC, direction, False)
+
+
+@pytest.mark.parametrize(
+    ("topic", "treatments", "baselines", "direction"),
+    [
+        ("Does temperature 1.3 underperform 1.0?", [1.3], [1.0], DOWN),
+        ("Does RLOO lag behind GRPO?", ["rloo"], ["grpo"], DOWN),
+        ("Do we lose accuracy by using LoRA instead of full fine-tuning?", ["lora"], ["full"], DOWN),
+        ("Do small batches learn faster than large batches?", [4], [16], UP),
+        ("Is low temperature better than high?", [0.55], [1.5], UP),
+        ("Do long answers beat short answers?", [32], [8], UP),
+        ("Do long rollouts help?", [32], [16], UP),
+        ("Does a tighter gradient clipping help?", [0.25], [1.0], UP),
+        ("Does a quarter of the learning rate hurt?", [1e-5], [4e-5], DOWN),
+        ("Is asymmetric clipping (low 0.2, high 0.28) better than symmetric?", [0.28], [0.2], UP),
+        ("Group size 16 is the best of 4, 8 and 16", [16, 4], [8], UP),
+        ("Is a learning rate of `1e-4` better than **1e-5**?", [1e-4], [1e-5], UP),
+        ("Is a learning rate of $10^{-4}$ better than $10^{-5}$?", [1e-4], [1e-5], UP),
+        ('Is a group size of "16" better than "4"?', [16], [4], UP),
+        ("The runs looked noisy. Does a group size of 16 learn faster than 4?", [16], [4], UP),
+        ("People say PPO is more stable. Does PPO beat GRPO in accuracy?", ["ppo"], ["grpo"], UP),
+        ("Does a lower temperature improve accuracy (0.5, 0.7, 1.0)?", [0.5, 0.7], [1.0], UP),
+        ("Does accuracy fall as temperature rises from 0.7 through 1.0 to 1.3?", [1.0, 1.3], [0.7], DOWN),
+        ("lr in the range 1e-5 to 1e-4", [1e-5], [1e-4], UP),
+        ("Will a bigger learning rate, say 1e-4, learn faster than 4e-5?", [1e-4], [4e-5], UP),
+        ("Is accuracy after 20 steps higher than after 10?", [20], [10], UP),
+        ("Does dividing advantages by the std hurt accuracy?", ["std"], ["none"], DOWN),
+        ("Is it worse if advantages are not normalised?", ["none"], ["std"], DOWN),
+        ("Does cosine annealing help?", ["cosine"], ["constant"], UP),
+        ("Does off-policy training hurt?", [1], [0], DOWN),
+        ("Does one-step off-policy training hurt?", [1], [0], DOWN),
+        ("Is a rank-4 adapter worse than a rank-32 adapter?", [4], [32], DOWN),
+        ("Does raising the learning rate by ten percent help?", [4.4e-5], [4e-5], UP),
+        ("Does proximal policy optimization beat GRPO?", ["ppo"], ["grpo"], UP),
+        ("Does DrGRPO beat GRPO?", ["dr_grpo"], ["grpo"], UP),
+    ],
+)
+def test_levels_by_other_words(topic: str, treatments: list[Any], baselines: list[Any], direction: str) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (*sides(reading), reading.direction) == (treatments, baselines, direction)
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [
+        ("Does held-out accuracy exceed 0.5 sooner with lr 1e-4 than with 1e-5?", "a threshold of 0.5 of heldout_accuracy"),
+        ("Is RLOO better than GRPO but worse than PPO?", "two claims that go opposite ways"),
+        ("Training is unstable at lr 1e-3. Is lr 1e-4 more accurate than 1e-5?", "'unstable' is no metric"),
+        ("Is temperature 0,7 better than 1,0?", "decimals take a point"),
+        ("Does weigth decay 0.1 help?", "did you mean weight_decay"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_surely_is_refused(topic: str, says: str) -> None:
+    with pytest.raises(PlanningRefused, match=says):
+        read(topic, ARITHMETIC.instrument)
+
+
+@pytest.mark.parametrize("said", ["6h budget", "a 6 hour budget", "within 6 hours"])
+def test_a_budget_may_stand_before_its_word(said: str) -> None:
+    assert read(f"Compare GRPO and RLOO, {said}", ARITHMETIC.instrument).budget_s == 21600.0
+
+
+def test_a_reward_that_is_higher_is_measured_and_not_chosen() -> None:
+    dataset = read_instrument(ROOT / "studies" / "dataset").instrument
+    reading = read("On data/train.jsonl, is the reward higher with lr 1e-4 than with 1e-5?", dataset)
+    assert (reading.factor.name, reading.metric.name, reading.direction) == ("learning_rate", REWARD, UP)
