@@ -225,7 +225,7 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
         return opposite(better) if key in MORE else better
     if key in _LESSENING and any(key_at(found, j) in _HARMS for j in (i + 1, i + 2, i + 3)):
         return better
-    if key == "lose":
+    if key in ("lose", "lost"):
         return opposite(better)
     if key in _BEATEN or key in WORSE or (key == "take" and key_at(found, i + 1) == "longer"):
         return opposite(better)

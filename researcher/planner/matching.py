@@ -23,17 +23,7 @@ from researcher.planner.claims import (
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text
-from researcher.planner.mentions import (
-    Mention,
-    a_few,
-    inflected,
-    is_given,
-    mentions,
-    misspelt,
-    nearest_factors,
-    nearest_metrics,
-    resembled,
-)
+from researcher.planner.mentions import Mention, is_given, mentions
 from researcher.planner.notes import Notes, better, settings_of
 from researcher.planner.opposing import moved_from_default, opposition_of, oriented
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes, refuse_unmeasured
@@ -56,6 +46,7 @@ from researcher.planner.remainder import (
 )
 from researcher.planner.several import crossed_reading, sequenced_reading
 from researcher.planner.sides import Opposition, speaks_of_baseline
+from researcher.planner.spelling import a_few, inflected, misspelt, nearest_factors, nearest_metrics, resembled
 from researcher.planner.subject import asked_about, crossed_factors, distinct, keys_of, refuse_two_subjects
 from researcher.planner.wording import (
     Token,

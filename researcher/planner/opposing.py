@@ -219,6 +219,8 @@ def oriented(
     if len(opposition.treatments) != 1 or len(opposition.baselines) != 1:
         return opposition
     treatment, baseline = opposition.treatments[0], opposition.baselines[0]
+    if treatment.at < 0 and baseline.at < 0:
+        return opposition
     wrong = told_apart(treatment.value, baseline.value, ways)
     if wrong is None:
         return opposition

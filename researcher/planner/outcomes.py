@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from researcher.models import Factor, Instrument, Metric
 from researcher.planner.levels import Placed
-from researcher.planner.mentions import LENGTHS, SAID, Mention, a_few, covered, nearest_factors, nearest_metrics
+from researcher.planner.mentions import LENGTHS, SAID, Mention, covered
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.spelling import a_few, nearest_factors, nearest_metrics
 from researcher.planner.wording import BETTER, LESS, MORE, WORSE, Token, number_text, tokens, words
 
 _MOVED = words("improve hurt affect increase decrease reduce lower raise boost influence harm degrade impact")

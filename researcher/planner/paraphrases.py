@@ -16,6 +16,8 @@ def reworded(text: str) -> str:
     """The topic, in the words that are read. Marks that hug a number or word, as in Markdown, are no part of it."""
     text = re.sub(r"(?<!\w)(\*\*|\*|`|\$)([^\s*`$]+)\1(?!\w)", r"\2", text)
     text = re.sub(rf"(?<!\w)([\"'])({LEVEL})\1(?!\w)", r"\2", text)
+    text = re.sub(rf"“({LEVEL})”", r"\1", text)
+    text = re.sub(r"(?<!\w)\*\*([^*]+)\*\*(?!\w)", r"\1", text)
     for said, meant in (*_BOUNDED, *_SAID_OTHERWISE):
         text = re.sub(said, meant, text)
     return text
@@ -113,6 +115,7 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"^(?!.*stale).*\boff[ -]policy (?:training|learning|rollouts|data|samples)\b.*$", _off_policy),
     (r"\bproximal policy optimi[sz]ation\b(?: \(ppo\))?", "ppo"),
     (r"\bgroup[ -]relative policy optimi[sz]ation\b(?: \(grpo\))?", "grpo"),
+    (r"\bnot (dividing|normali[sz]ing) (?=(?:the )?(?:advantages?|rewards?|by)\b)", r"without \1 "),
     (r"\b(cosine|linear) annealing\b", r"\1 schedule"),
     (r"\b(?:lags? behind|trails?)\b", "underperform"),
     (r"\b(accuracy|reward) decays?\b", r"\1 drop"),
@@ -196,7 +199,7 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         r"\b(?:tak(?:e|es|ing)|lasts?|trains?|runs?|needs?) (twice|half|\w+ times) as long(?: as)?\b|\b(twice|half|\w+ times) as (?:expensive|costly)(?: as)?\b",
         lambda match: f"take {'less' if 'half' in match.groups() else 'more'} time than",
     ),
-    (r"\btak(?:e|es|ing) longer(?! to\b| in\b)(?=.)", "take more time"),
+    (r"\btak(?:e|es|ing) longer(?! to (?:learn|reach|converge|improve|get|solve)\b| in\b)(?=.)", "take more time"),
     (r"\bhow long (?=(?:do|does|did|will|would)\b[^?.]*\b(?:take|last|run)s?\b(?! to\b))", "how much training time "),
     (
         r"\bhow many (?:more |fewer )?(?:training |optimi[sz]er )?steps (?=(?:are|is|do|does|did|will|would)\b[^?.]*\b(?:needed|need|takes?|required?)\b)",

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from researcher.models import Factor, Instrument, Scalar
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Placed, as_level
-from researcher.planner.mentions import COMPARING, Mention, a_few, covered, nearest_factors
+from researcher.planner.mentions import COMPARING, Mention, covered
 from researcher.planner.placing import KNOWN_WORDS
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.spelling import a_few, nearest_factors
 from researcher.planner.wording import (
     ARTICLES,
     BENCHMARKS,
@@ -38,6 +39,7 @@ _OWNERS = words("critic value teacher embedding head encoder")
 _MODELS = words("planner solver")
 """What models are called where a task has several."""
 _CUT_SAMPLING = {("top", "p"), ("top", "k"), ("min", "p")}
+_SCHEDULES = words("decay annealing schedule scheduler")
 _SCHEDULING = words("anneal annealing annealed decaying scheduling ramping")
 _FRAMES = words("for in of under")
 _ORDINARY = words(
@@ -58,7 +60,7 @@ _ORDINARY = words(
     "against across around best better worse quite consequence significant significantly noticeably measurably substantially "
     "small little bit lot least equal equally equivalent identical differ differs similar good great high low end ends final "
     "finally start starts begin mean average curve reward task prompt outperform obtain achieve perform performance score "
-    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample converge convergence evaluate hypothesis leave vary varies depend depends changing losing unchanged unaffected untouched interchangeable indistinguishable comparable sufficient null margin always steeply turned switched dropped omitted removed slowly poorly unlike currently monotonically identically irrelevant adapter believe prove sensitive necessary solve fail size rate number amount count budget hour minute second day spend minimum maximum"
+    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample converge convergence evaluate hypothesis leave vary varies depend depends changing losing unchanged unaffected untouched interchangeable indistinguishable comparable sufficient null margin always steeply turned switched dropped omitted removed slowly poorly unlike currently monotonically identically irrelevant believe prove sensitive necessary solve fail size rate number amount count budget hour minute second day spend minimum maximum"
 )
 
 
@@ -198,12 +200,9 @@ def refuse_schedules(found: Sequence[Token], named: Sequence[Mention]) -> None:
         i = mention.start - 1
         while i >= 0 and found[i].key in ARTICLES:
             i -= 1
-        if (
-            isinstance(mention.what, Factor)
-            and i >= 0
-            and found[i].key in _SCHEDULING
-            and mention.what.type != "choice"
-        ):
+        behind = found[mention.end].key if mention.end < len(found) else ""
+        scheduled = behind in _SCHEDULES or (i >= 0 and found[i].key in _SCHEDULING)
+        if isinstance(mention.what, Factor) and scheduled and mention.what.type != "choice":
             raise PlanningRefused(
                 f"{mention.what.name} stays as it is in the course of a run, and only the learning rate has a schedule; compare "
                 f"two levels of {mention.what.name}",

@@ -148,7 +148,8 @@ def _is_in_use(found: Sequence[Token], first: int, last: int) -> bool:
     start = max((i + 1 for i in range(first) if found[i].key in _CLOSED), default=0)
     keys = {token.key for token in found[start:end]}
     asks = {token.key for token in found[end:]} & (BETTER | WORSE | MORE | LESS | {"?"})
-    return bool(keys & _IN_USE and asks) and not keys & (BETTER | WORSE | AGAINST | BESIDE)
+    taken_up = {token.key for token in found[end:last]} & AGAINST  # `we have 8; is it better than 4?`
+    return bool(keys & _IN_USE and asks) and not taken_up and not keys & (BETTER | WORSE | AGAINST | BESIDE)
 
 
 def _opens(found: Sequence[Token], first: int) -> bool:
