@@ -18,7 +18,7 @@ _UNHARMED = rf"(?:,\s*)?\b(?:without|while not|but not|with no|at no)\s+{_LOSING
 _FREEZING = (
     r"\b(?:with\s+)?(?:(?:freez(?:e|es|ing)|(?:not|without) training)\s+(?:the\s+)?|(?:(?:an?|the)\s+)?frozen\s+)"
 )
-_FROZEN = r"(?:(?:is|was|being|kept|held|stays?)\s+)*(?:frozen|fixed|untrained)\b"
+_FROZEN = r"(?:(?:is|was|being|kept|held|stays?)\s+)*(?:frozen|fixed|untrained)\b(?!\s+at\b)"
 _A_MODEL = r"(solver|model|agent|policy|network|actor|critic)\b"
 _ONLY_THE = r"(?:only\s+(?:the\s+)?|just\s+(?:the\s+)?)"
 _AT_EQUAL_COST = re.compile(
@@ -83,15 +83,16 @@ def put_plainly(topic: str, instrument: Instrument) -> str:
     frozen = (
         re.search(rf"{_FREEZING}{_A_MODEL}", topic, re.IGNORECASE)
         or re.search(rf"\b{_A_MODEL}\s+{_FROZEN}", topic, re.IGNORECASE)
-        or re.search(rf"\btraining\s+{_ONLY_THE}{_spelled(instrument.roles)}\b", topic, re.IGNORECASE)
         if instrument.roles
         else None
     )
-    if frozen is not None:
+    alone = re.search(rf"\btraining\s+{_ONLY_THE}(?:{_spelled(instrument.roles)})\b", topic, re.IGNORECASE)
+    if frozen is not None or (instrument.roles and alone is not None):
         can = [role for role in instrument.roles if f"{role}_learning_rate" in named]
-        alone = "".join(f"{role}_learning_rate 0 freezes the {role} alone, " for role in can)
+        freezing = "".join(f"{role}_learning_rate 0 freezes the {role} alone, " for role in can)
+        what = frozen[1] if frozen is not None else "what else is trained"
         raise PlanningRefused(
-            f"{frozen[0]!r}: only some models can be frozen by themselves in {instrument.name}: {alone}learning_rate 0 freezes all models",
+            f"{what!r} cannot be frozen by itself in {instrument.name}: {freezing}learning_rate 0 freezes all models",
             [*(f"{role}_learning_rate" for role in can), "learning_rate"],
         )
     return topic

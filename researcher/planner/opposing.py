@@ -75,8 +75,8 @@ def opposition_of(
         )
         return Opposition((default,), (Level(-1, factor, factor.off),))
     if (apart := _apart(found, factor, own)) is not None:
-        shown = level_text(apart.treatments[0].value), level_text(apart.baselines[0].value)
-        notes.add(f"The topic names no level of {factor.name}: {shown[0]} against {shown[1]}.")
+        treatment, baseline = level_text(apart.treatments[0].value), level_text(apart.baselines[0].value)
+        notes.add(f"The topic names no level of {factor.name}: {treatment} against {baseline}.")
         return apart
     chosen = _chosen(found, factor, own)
     shown = ", ".join(level_text(value) for value in chosen)
@@ -260,7 +260,7 @@ def _ways(found: Sequence[Token], factor: Factor, factors: Sequence[Mention]) ->
 
 def _goes_on(keys: Sequence[str], i: int) -> bool:
     """`as temperature rises from 0.7`, behind the verb."""
-    return keys[i + 1 : i + 2] in ([each] for each in ("from", "over", "through", "across"))
+    return bool(set(keys[i + 1 : i + 2]) & {"from", "over", "through", "across"})
 
 
 def _trend(found: Sequence[Token], opposition: Opposition, ways: Sequence[str]) -> Opposition:

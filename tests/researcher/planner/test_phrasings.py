@@ -148,7 +148,7 @@ def test_one_of_two_models_by_itself(
         ("Does a solver lr of 1e-4 learn faster than 1e-5?", "'solver lr' is nothing that team can vary"),
         ("Does a learning rate of the solver of 1e-4 beat 1e-5?", "is all models'"),
         ("Does training only the planner help?", "planner_learning_rate 0 freezes the planner alone"),
-        ("With the solver frozen, is planner lr 1e-4 better than 1e-5?", "only some models can be frozen"),
+        ("With the solver frozen, is planner lr 1e-4 better than 1e-5?", "'solver' cannot be frozen by itself"),
     ],
 )
 def test_a_model_without_settings_of_its_own_is_refused(topic: str, says: str) -> None:
