@@ -102,7 +102,8 @@ def _is_moved(found: Sequence[Token], end: int) -> bool:
 
 
 def _metric_called(instrument: Instrument, keys: tuple[str, ...]) -> Metric | None:
-    return next((metric for metric in instrument.metrics if keys in phrases_of(metric)), None)
+    """`reward`, which is the final reward where nothing says which."""
+    return next((metric for metric in instrument.metrics if ("final", *keys) in phrases_of(metric)), None)
 
 
 def _own_name(instrument: Instrument, found: Sequence[Token]) -> set[int]:
