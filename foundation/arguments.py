@@ -29,3 +29,10 @@ def whole(first: int, last: int | None = None) -> Callable[[str], int]:
 
 count = whole(1)
 port = whole(0, 65_535)
+
+
+def said(text: str) -> str:
+    """Words of a person. Raises: ArgumentTypeError where they are none."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("say it in words: it is empty")
+    return text

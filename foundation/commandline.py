@@ -39,7 +39,11 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {message}{self._hint(message)}; see `{self.prog} --help`\n")
+        guess = self._nearest(message)
+        hint = f" (did you mean {guess}?)" if guess else ""
+        if guess in message.split():
+            hint = f" (write it behind the command: {self.prog} {guess})"
+        sys.stderr.write(f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
         raise SystemExit(2)
 
     def options(self) -> list[str]:
@@ -70,14 +74,12 @@ class Parser(argparse.ArgumentParser):
             if _LONG_OPTION.fullmatch(name) and name not in known and nearest(name, chosen.options()):
                 chosen.error(f"unrecognized arguments: {word}")
 
-    def _hint(self, message: str) -> str:
+    def _nearest(self, message: str) -> str | None:
         if (unknown := _UNKNOWN.search(message)) is not None:
-            guess = nearest(unknown.group(1).split()[0].split("=")[0], self.options())
-        elif (choice := _CHOICE.search(message)) is not None:
-            guess = nearest(choice.group(1), self.commands())
-        else:
-            guess = None
-        return f" (did you mean {guess}?)" if guess else ""
+            return nearest(unknown.group(1).split()[0].split("=")[0], self.options())
+        if (choice := _CHOICE.search(message)) is not None:
+            return nearest(choice.group(1), self.commands())
+        return None
 
 
 def _with_negatives(words: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from foundation.arguments import count, port, whole
+from foundation.arguments import count, port, said, whole
 from foundation.commandline import Parser
 from foundation.imports import uncollected
 
@@ -45,7 +45,7 @@ def parser() -> Parser:
         command.add_argument("study", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
         _json(command)
         if name in ("approve", "reject", "amend"):
-            command.add_argument("--because", metavar="TEXT", required=name != "approve", help="your reason")
+            command.add_argument("--because", type=said, metavar="TEXT", required=name != "approve", help="your reason")
         if name == "amend":
             command.add_argument("--seeds", type=count, metavar="N", help="seeds per arm")
             command.add_argument("--budget", metavar="TIME", help="wall time such as 90m or 8h")

@@ -65,5 +65,4 @@ def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, rewo
 
 def _own_copy(folder: Path, recorded: Path) -> Path:
     """A home that was copied or moved has its reports in its own folders, wherever they were when they were recorded."""
-    own = folder / recorded.name
-    return own if own.is_file() else recorded
+    return folder / recorded.name if folder.is_dir() else recorded

@@ -18,7 +18,9 @@ _UNHARMED = rf"(?:,\s*)?\b(?:without|while not|but not|with no|at no)\s+{_LOSING
 _FREEZING = (
     r"\b(?:with\s+)?(?:(?:freez(?:e|es|ing)|(?:not|without) training)\s+(?:the\s+)?|(?:(?:an?|the)\s+)?frozen\s+)"
 )
+_FROZEN = r"(?:(?:is|was|being|kept|held|stays?)\s+)*(?:frozen|fixed|untrained)\b(?!\s+at\b)"
 _A_MODEL = r"(solver|model|agent|policy|network|actor|critic)\b"
+_ONLY_THE = r"(?:only\s+(?:the\s+)?|just\s+(?:the\s+)?)"
 _AT_EQUAL_COST = re.compile(
     r"\b(?:(?:at|for|with|given|under)\s+(?:an?\s+|the\s+)?(?:equal|same|fixed|matched|identical|constant)\s+"
     r"(?:(?:amount|number|total|budget)\s+of\s+|total\s+|training\s+)?"
@@ -52,7 +54,7 @@ def set_aside(topic: str, instrument: Instrument) -> tuple[str, list[str]]:
 def put_plainly(topic: str, instrument: Instrument) -> str:
     """`freezing the planner` sets its learning rate to 0.
 
-    Raises: PlanningRefused for what no plan holds: seeds that begin somewhere, arms of equal cost, a model that cannot be frozen.
+    Raises: PlanningRefused for what no plan holds: seeds that begin somewhere, arms of equal cost, decimals with a comma, a model that cannot be frozen.
     """
     matched = _AT_EQUAL_COST.search(topic)
     if matched is not None:
@@ -68,21 +70,47 @@ def put_plainly(topic: str, instrument: Instrument) -> str:
             f"`--first-seed {begun[1]}`",
             [f"--first-seed {begun[1]}"],
         )
+    comma = re.search(r"(?<![\w,.])0,(\d+)(?![\d,.]*\d)", topic)
+    if comma is not None:
+        raise PlanningRefused(
+            f"{comma.group()!r} may be one number or two: decimals take a point (0.{comma[1]}), and levels a space behind the comma",
+            [f"0.{comma[1]}"],
+        )
     named = {factor.name for factor in instrument.factors}
     for role in instrument.roles:
         if f"{role}_learning_rate" in named:
-            topic = re.sub(
-                rf"{_FREEZING}{_spelled((role,))}\b", f"with {role} learning rate 0", topic, flags=re.IGNORECASE
-            )
-    frozen = re.search(rf"{_FREEZING}{_A_MODEL}", topic, re.IGNORECASE) if instrument.roles else None
-    if frozen is not None:
+            topic = _without_training(topic, role, instrument)
+    frozen = (
+        re.search(rf"{_FREEZING}{_A_MODEL}", topic, re.IGNORECASE)
+        or re.search(rf"\b{_A_MODEL}\s+{_FROZEN}", topic, re.IGNORECASE)
+        if instrument.roles
+        else None
+    )
+    alone = re.search(rf"\btraining\s+{_ONLY_THE}(?:{_spelled(instrument.roles)})\b", topic, re.IGNORECASE)
+    if frozen is not None or (instrument.roles and alone is not None):
         can = [role for role in instrument.roles if f"{role}_learning_rate" in named]
-        alone = "".join(f"{role}_learning_rate 0 freezes the {role} alone, " for role in can)
+        freezing = "".join(f"{role}_learning_rate 0 freezes the {role} alone, " for role in can)
+        what = frozen[1] if frozen is not None else "what else is trained"
         raise PlanningRefused(
-            f"{frozen[1]!r} cannot be frozen by itself in {instrument.name}: {alone}learning_rate 0 freezes all models",
+            f"{what!r} cannot be frozen by itself in {instrument.name}: {freezing}learning_rate 0 freezes all models",
             [*(f"{role}_learning_rate" for role in can), "learning_rate"],
         )
     return topic
+
+
+def _without_training(topic: str, role: str, instrument: Instrument) -> str:
+    """`with the planner frozen`, `training the solver alone`, against `training both`: the learning rate of that role."""
+    name = _spelled((role,))
+    own = next(factor for factor in instrument.factors if factor.name == f"{role}_learning_rate")
+    frozen, trained = f"with {role} learning rate 0", f"{role} learning rate {own.default}"
+    topic = re.sub(rf"{_FREEZING}{name}\b", frozen, topic, flags=re.IGNORECASE)
+    topic = re.sub(rf"\b(?:with\s+)?(?:the\s+)?{name}\s+{_FROZEN}", frozen, topic, flags=re.IGNORECASE)
+    other = rf"(?!{name}\b){_A_MODEL}"
+    alone = rf"\btraining\s+(?:{_ONLY_THE}{other}|(?:the\s+)?{other}\s+(?:only|alone))"
+    both = rf"\btraining\s+(?:both(?:\s+models)?|(?:the\s+)?{name}\s+too|both)(?:\s+(?:of\s+)?(?:the\s+)?\w+\s+and\s+(?:the\s+)?{_A_MODEL})?"
+    return re.sub(
+        both, trained, re.sub(alone, frozen.removeprefix("with "), topic, flags=re.IGNORECASE), flags=re.IGNORECASE
+    )
 
 
 def _spelled(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What a topic claims: on which metric, in which direction, and which levels it sets against which.
+"""What a topic claims: on which metric, in which direction, and which words of comparing belong to which name.
 
 Works on tokens, mentions and levels that are already known; refuses nothing.
 """
@@ -9,43 +9,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from researcher.models import Direction, Factor, Metric
-from researcher.planner.levels import Level
 from researcher.planner.mentions import Mention
+from researcher.planner.sides import AGAINST, BESIDE, COPULAS, key_at
 from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, QUALITIES, SCALES, SWITCHED_ON, WORSE, Token, words
 
-_COPULAS = words("is are be was were get become becoming becomes goe go stay remain end")
-_AGAINST = words(
-    "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing overtake dominate instead rather over > < >= <="
-)
-_BESIDE = words("against vs versus compared compare relative")
-_BEATING = _AGAINST - words("instead rather over")
-_AHEAD = words("compared relative instead rather against")
-"""Before the first level, with a comma behind it: `compared to 8, is 16 better?`"""
-_CHANGES = words(
-    "from change changing switch switching go going move moving replace replacing raise raising increase increasing lower "
-    "lowering reduce reducing decrease decreasing drop dropping"
-)
 _BEATEN = words("beaten outperformed surpassed exceeded")
 _AVERTED = words("prevent prevents avoid avoids avert averts stop stops delay delays against")
 """Before what is worse these claim the better: `prevent collapse`."""
+_BADLY = words("slowly poorly badly")
+_LESSENING = words("reduce reduced reducing lower lowering decrease decreasing less fewer lessen limit")
+_HARMS = words("collapse collapses degradation harm damage")
+"""What is better where there is less of it."""
+_SPEAKERS = words("i we you to when by and if")
+"""Who goes up or down to a level, and when."""
 _DIFFICULTY = words("harder easier")
 _TASKS = words("sum task problem question one example puzzle")
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
 _EQUAL = words(
-    "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched"
+    "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched identically irrelevant"
 )
 _COSTS = words("long much many expensive slow costly")
 """`takes twice as long as` says what it costs."""
+_AMOUNTS = words("twice half")
 _MATTERS = words("difference differ effect change affect alter move matter impact influence")
 """Where these are denied nothing differs."""
 CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
 """`difference between A and B` names two levels; `between A and B` alone may mean a range."""
 _OPEN = words("which what find choose pick select tune optimise optimize")
+_SENTENCE_ENDS = words(". ? ! ;")
 _SUPERLATIVES = words("best fastest quickest easiest highest greatest largest")
 """`which rate learns fastest?` claims nothing of any of them, `is 3 the best of 1, 2 and 3?` nothing of 1 against 2."""
-_SUFFICING = words("suffice enough sufficient adequate")
 _TO_SCALES = words("that which by a factor of as many much long high large")
 """Between a factor's name and what it is multiplied by, or the other way round."""
 
@@ -58,23 +53,16 @@ class Stated:
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Opposition:
-    """Which levels are treatments and which are baselines, in the order of the topic."""
-
-    treatments: tuple[Level, ...]
-    baselines: tuple[Level, ...]
-
-
 def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     """Tokens of comparing that belong to this name: `higher` in "a higher learning rate", "the rate is higher".
 
-    Never a step from one name to the next: "higher lr, lower accuracy" has one each.
+    Not `fall` in "does accuracy fall as the temperature rises". Never a step from one name to the next: "higher lr, lower accuracy" has one each.
     """
     result = []
     for i in range(mention.start - 1, max(-1, mention.start - 6), -1):
         key = found[i].key
-        if found[i].kind != "mark" and (key in MORE | LESS or key in SCALES or found[i].kind == "times"):
+        scales = key in SCALES or found[i].kind == "times"
+        if found[i].kind != "mark" and (scales or (key in MORE | LESS and found[i + 1].key != "as")):
             result.append(i)
         elif key not in ARTICLES | {"of", "time", "fold", "as", "many", "much", "number", "amount", "count"}:
             break
@@ -82,7 +70,7 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     if scaled:
         return [*result, *scaled]
     end = mention.end
-    while end < len(found) and found[end].key in _COPULAS:
+    while end < len(found) and found[end].key in COPULAS:
         end += 1
     if end < len(found) and (end > mention.end or _ends_there(found, end)):
         key = found[end].key
@@ -91,10 +79,17 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     return result
 
 
-def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, opposition_at: Sequence[int]) -> Stated:
+def claimed(
+    found: Sequence[Token],
+    named: Sequence[Mention],
+    metric: Metric,
+    opposition_at: Sequence[int],
+    asked_at: Sequence[int] = (),
+) -> Stated:
     """The direction in which the treatment is said to move the metric.
 
-    opposition_at: tokens that are levels, never claims.
+    opposition_at: tokens that are levels, never claims. asked_at: those of the levels that are compared; what is claimed in
+    their sentence comes first.
     """
     taken = set(opposition_at)
     for mention in named:
@@ -106,12 +101,16 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
         return Stated(None)
     if (at_least := _at_least(found, metric.direction)) is not None:
         return at_least
+    own = _own_sentences(found, asked_at)
+    order = [*(i for i in range(len(found)) if i in own), *(i for i in range(len(found)) if i not in own)]
     open_question = bool(_OPEN & {token.key for token in found}) or len(opposition_at) > 2
-    for i in range(len(found)):
+    for i in order:
         superlative = open_question and found[i].key in _SUPERLATIVES
         said = None if i in taken or superlative else _direction_at(found, i, metric.direction)
         if said is not None:
             return _denied(found, i, said, metric.direction)
+    if (scaled := _scales_metric(found, named)) is not None:
+        return scaled
     if (scaled := _times_as(found, metric.direction)) is not None:
         return scaled
     if _says_equal(found):
@@ -123,11 +122,22 @@ def claimed(found: Sequence[Token], named: Sequence[Mention], metric: Metric, op
     return Stated(None)
 
 
+def _own_sentences(found: Sequence[Token], at: Sequence[int]) -> set[int]:
+    """The tokens of the sentences in which these stand."""
+    own: set[int] = set()
+    start = 0
+    for end in [*(i for i, token in enumerate(found) if token.key in _SENTENCE_ENDS), len(found)]:
+        if any(start <= i < end for i in at):
+            own |= set(range(start, end))
+        start = end + 1
+    return own
+
+
 def favours_none(found: Sequence[Token]) -> bool:
     """`which reaches a higher reward, 8 or 16?`"""
     keys = [token.key for token in found]
     heads = [i for i, key in enumerate(keys) if key == "which" and (i == 0 or found[i - 1].kind == "mark")]
-    return bool(heads) and not set(keys[heads[0] :]) & (_AGAINST | _BESIDE)
+    return bool(heads) and not set(keys[heads[0] :]) & (AGAINST | BESIDE)
 
 
 def _at_least(found: Sequence[Token], better: Direction) -> Stated | None:
@@ -138,6 +148,26 @@ def _at_least(found: Sequence[Token], better: Direction) -> Stated | None:
             said = "increase" if keys[i + 3] in MORE else "decrease" if keys[i + 3] in LESS else better
             return Stated(
                 said, "'At least as' is tested as more: supported and equivalent both bear it out, refuted does not."
+            )
+    return None
+
+
+def _scales_metric(found: Sequence[Token], named: Sequence[Mention]) -> Stated | None:
+    """`LoRA doubles the wall time`, `halve the reward`: more, or less, and not how much."""
+    for mention in named:
+        i = mention.start - 1
+        while i >= 0 and found[i].key in ARTICLES:
+            i -= 1
+        if (
+            isinstance(mention.what, Metric)
+            and not mention.weak
+            and i > 0
+            and found[i].key in SCALES
+            and found[i].key not in _AMOUNTS
+        ):
+            return Stated(
+                "increase" if SCALES[found[i].key] > 1 else "decrease",
+                f"{found[i].text!r} is tested as a difference, whatever its size.",
             )
     return None
 
@@ -187,19 +217,23 @@ def _says_equal(found: Sequence[Token]) -> bool:
 def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Direction | None:
     """What one token claims."""
     key = found[i].key
-    if key in WORSE and any(_key(found, j) in _AVERTED for j in (i - 1, i - 2, i - 3)):
+    if key in WORSE and any(key_at(found, j) in _AVERTED for j in (i - 1, i - 2, i - 3)):
         return better
-    if key in _DIFFICULTY and _key(found, i + 1) in _TASKS:
+    if key in _DIFFICULTY and key_at(found, i + 1) in _TASKS:
         return None  # `training on harder sums`: which they are, and not how they fare
-    if key == "lose" and _key(found, i + 1) == "to":
+    if key in MORE | LESS and key_at(found, i + 1) in _BADLY:
+        return opposite(better) if key in MORE else better
+    if key in _LESSENING and any(key_at(found, j) in _HARMS for j in (i + 1, i + 2, i + 3)):
+        return better
+    if key in ("lose", "lost"):
         return opposite(better)
-    if key in _BEATEN or key in WORSE or (key == "take" and _key(found, i + 1) == "longer"):
+    if key in _BEATEN or key in WORSE or (key == "take" and key_at(found, i + 1) == "longer"):
         return opposite(better)
     if key in BETTER and not _is_quality_object(found, i):
         return better
     if key not in MORE | LESS or _idle(found, i):
         return None
-    if _key(found, i - 1) == "too":
+    if key_at(found, i - 1) == "too":
         return opposite(better)
     rises = key in MORE
     if _quality_follows(found, i):
@@ -209,7 +243,9 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
 
 def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:
     """`no worse than` claims the good direction; `not better` is tested as the claim that it denies."""
-    near = [_key(found, j) for j in (i - 1, i - 2)]
+    near = [
+        "not" if key_at(found, j).endswith("n't") and _denies(found, j) else key_at(found, j) for j in (i - 1, i - 2)
+    ]
     if said != better and (any(key in _DENIALS for key in near) or near[0] == "without"):
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
@@ -222,63 +258,11 @@ def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) 
 
 def _denies(found: Sequence[Token], j: int) -> bool:
     """`does not`, `never`, `fails to`; but for `isn't 16 better?`, which expects a yes, and `not using LoRA`, a level."""
-    key, following = found[j].key, _key(found, j + 1)
+    key, following = found[j].key, key_at(found, j + 1)
     if key.endswith("n't"):
-        return j > 0 and following not in SWITCHED_ON
+        return j > 0 and found[j - 1].key not in _SENTENCE_ENDS and following not in SWITCHED_ON
     fails = key in ("fail", "failed") and following == "to"
     return fails or (key in ("not", "never", "cannot") and following not in SWITCHED_ON)
-
-
-def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> Opposition:
-    """Set levels against each other.
-
-    What follows `than`, `beat`, `instead of` is the baseline; `from A to B` makes A the baseline; of two levels without such
-    a word the second is the baseline, but for `does A do, or is B better`; of more the default is, else the first.
-    """
-    first, last = levels[0].at, levels[-1].at
-    marked = _marked_baseline(found, levels)
-    if marked is not None:
-        return Opposition(tuple(level for level in levels if level is not marked), (marked,))
-    if len(levels) == 2 and (_is_change(found, first, last) or _is_arrow(found, first, last)):
-        return Opposition((levels[1],), (levels[0],))
-    for markers, repeatable in ((_AGAINST, False), (_BESIDE, len(levels) > 2)):
-        cuts = [i for i in range(first, last) if found[i].key in markers]
-        if cuts and not (repeatable and len(cuts) > 1):
-            before = tuple(level for level in levels if level.at < cuts[-1])
-            return Opposition(before, tuple(level for level in levels if level.at > cuts[-1]))
-    ahead = {token.key for token in found[max(0, first - 8) : first]}
-    if ahead & _AHEAD and _comma_between(found, levels):
-        return Opposition(tuple(levels[1:]), (levels[0],))
-    if len(levels) == 2:
-        asked_last = _asks_of_last(found, first, last)
-        return Opposition((levels[asked_last],), (levels[not asked_last],))
-    baseline = next((level for level in levels if level.value == default), levels[0])
-    return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
-
-
-def speaks_of_baseline(found: Sequence[Token], opposition: Opposition) -> bool:
-    """`is the baseline of 8 worse than 16?`: what is claimed is claimed of the baseline."""
-    if len(opposition.treatments) != 1 or len(opposition.baselines) != 1:
-        return False
-    treatment, baseline = opposition.treatments[0], opposition.baselines[0]
-    between = {token.key for token in found[max(0, baseline.at) : max(0, treatment.at)]}
-    return _marked_baseline(found, [baseline]) is not None and bool(between & _BEATING)
-
-
-def _asks_of_last(found: Sequence[Token], first: int, last: int) -> bool:
-    """`do 15 steps suffice, or are 25 better?`, `is 8 enough, or does 16 learn faster?`: the claim is the second level's."""
-    compares = BETTER | WORSE | MORE | LESS
-    if _key(found, last - 1) in _COPULAS and _key(found, last + 1) in compares:
-        return True
-    sufficing = any(token.key in _SUFFICING for token in found[first:last])
-    return sufficing and any(_key(found, i) in compares for i in range(last + 1, last + 6))
-
-
-def is_set_against(found: Sequence[Token], first: int, last: int, *, listed: bool = True) -> bool:
-    """Whether a word of comparing stands between two tokens, or one of listing."""
-    between = {token.key for token in found[first:last]}
-    lists = {"and", "or", "/", ",", "to", "be", "->", "=>", "equal", "match", "as"} if listed else set()
-    return bool(between & (_AGAINST | _BESIDE | lists))
 
 
 def _own_modifiers(found: Sequence[Token], named: Sequence[Mention], mention: Mention) -> list[int]:
@@ -295,49 +279,30 @@ def _ends_there(found: Sequence[Token], i: int) -> bool:
 
 def _idle(found: Sequence[Token], i: int) -> bool:
     """`most`, `large` and the like in passing: "at most", "up to", "more than 3", "low variance"."""
-    before, after = _key(found, i - 1), _key(found, i + 1)
+    before, after = key_at(found, i - 1), key_at(found, i + 1)
     if found[i].key in ("up", "down"):
-        return before not in ("go", "goe", "going", "come", "move")
+        goes = before in ("go", "goe", "going", "come", "move")
+        levels = after in ("to", "from") and (before == "going" or key_at(found, i - 2) in _SPEAKERS)
+        return not goes or levels  # `going down to 0.7 from 1.0`: where the factor goes
     if found[i].key in ("high", "low", "large", "small", "big"):
         return before != "too"
     return before == "at" and found[i].key in ("most", "least") and after != "?"
 
 
 def _quality_follows(found: Sequence[Token], i: int) -> bool:
-    return any(_key(found, j) in QUALITIES for j in (i + 1, i + 2))
+    return any(key_at(found, j) in QUALITIES for j in (i + 1, i + 2))
 
 
 def _is_quality_object(found: Sequence[Token], i: int) -> bool:
     """`speed` as a thing ("higher learning speed", "effect on speed") claims nothing by itself; "speeds learning up" does."""
-    moves = {_key(found, j) for j in range(i + 1, i + 4)} & {"up", "upward"}
+    moves = {key_at(found, j) for j in range(i + 1, i + 4)} & {"up", "upward"}
     return found[i].key in ("speed", "good", "well") and not moves
-
-
-def _marked_baseline(found: Sequence[Token], levels: Sequence[Level]) -> Level | None:
-    for level in levels:
-        near = [_key(found, level.at + step) for step in (-3, -2, -1, 1)]
-        if any(key in ("baseline", "control", "reference") for key in near):
-            return level
-    return None
-
-
-def _is_change(found: Sequence[Token], first: int, last: int) -> bool:
-    """`from 4 to 8`, `raise the group size 4 to 8`, `replace 4 by 8`."""
-    between = [token.key for token in found[first:last]]
-    if not set(between) & {"to", "by", "with"} or set(between) & (_AGAINST | _BESIDE | {"and", "or"}):
-        return False
-    return any(token.key in _CHANGES for token in found[:first])
-
-
-def _is_arrow(found: Sequence[Token], first: int, last: int) -> bool:
-    """`4 -> 8`."""
-    return any(token.key in ("->", "=>") for token in found[first:last])
 
 
 def _scaled_behind(found: Sequence[Token], end: int) -> list[int]:
     """`learning rate ten times larger`, `the group size by a factor of 2`: the multiplier behind a name, and its direction."""
     i = end
-    while i < len(found) and found[i].key in _COPULAS | _TO_SCALES:
+    while i < len(found) and found[i].key in COPULAS | _TO_SCALES:
         i += 1
     if i >= len(found) or not (found[i].kind == "times" or (found[i].key in SCALES and i > end)):
         return []
@@ -350,13 +315,5 @@ def _scaled_behind(found: Sequence[Token], end: int) -> list[int]:
     return result
 
 
-def _comma_between(found: Sequence[Token], levels: Sequence[Level]) -> bool:
-    return any(found[i].key == "," for i in range(levels[0].at, levels[1].at))
-
-
 def opposite(direction: Direction) -> Direction:
     return "decrease" if direction == "increase" else "increase"
-
-
-def _key(found: Sequence[Token], i: int) -> str:
-    return found[i].key if 0 <= i < len(found) else ""

@@ -203,7 +203,7 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int) -> int:
 
     base = plan.stages[0].seeds
     each = wall_s(base + 1) - wall_s(base)
-    return floor((plan.budget.wall_s - wall_s(base)) / each + 1e-9) + base if each > 0 else base
+    return math.floor((plan.budget.wall_s - wall_s(base)) / each + 1e-9) + base if each > 0 else base
 
 
 def checked(plan: Plan) -> Plan:

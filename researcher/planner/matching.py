@@ -15,27 +15,15 @@ from researcher.planner import balance, sequence, sizes, untrained
 from researcher.planner.asides import put_plainly, set_aside
 from researcher.planner.claims import (
     CHOICES_BETWEEN,
-    Opposition,
     Stated,
     claimed,
     favours_none,
     opposite,
-    speaks_of_baseline,
 )
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text
-from researcher.planner.mentions import (
-    Mention,
-    a_few,
-    inflected,
-    is_given,
-    mentions,
-    misspelt,
-    nearest_factors,
-    nearest_metrics,
-    resembled,
-)
+from researcher.planner.mentions import Mention, is_given, mentions
 from researcher.planner.notes import Notes, better, settings_of
 from researcher.planner.opposing import moved_from_default, opposition_of, oriented
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes, refuse_unmeasured
@@ -44,16 +32,21 @@ from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import (
     is_english,
     refuse_benchmarks,
+    refuse_cut_sampling,
     refuse_idle,
     refuse_missing_data,
     refuse_other_methods,
     refuse_other_owners,
     refuse_quotients,
+    refuse_schedules,
     refuse_shifts,
+    refuse_two_claims,
     refuse_unknown_names,
     unread,
 )
 from researcher.planner.several import crossed_reading, sequenced_reading
+from researcher.planner.sides import Opposition, speaks_of_baseline
+from researcher.planner.spelling import a_few, inflected, misspelt, nearest_factors, nearest_metrics, resembled
 from researcher.planner.subject import asked_about, crossed_factors, distinct, keys_of, refuse_two_subjects
 from researcher.planner.wording import (
     Token,
@@ -73,6 +66,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     sizes.refuse_models(written.topic, instrument)
     found = tokens(written.topic)
     named = mentions(instrument, found, written.levels)
+    refuse_cut_sampling(found, named)
     _refuse_misspelt(topic, instrument, found, named)
     refuse_other_methods(instrument, found, named)
     if not any(isinstance(m.what, Metric) and not m.weak for m in named):
@@ -87,6 +81,8 @@ def read(topic: str, instrument: Instrument) -> Reading:
     if not written.levels:
         refuse_benchmarks(instrument, found, named)
     refuse_other_owners(instrument, found, named)
+    refuse_schedules(found, named)
+    refuse_two_claims(found)
     refuse_missing_data(instrument, placed)
     refuse_unmeasured(instrument, found, named)
     control = untrained.asked_for(instrument, found, named, factors, placed)
@@ -268,7 +264,8 @@ def _reading(
     elif favours_none(found):
         stated = Stated(None)
     else:
-        stated = claimed(found, named, metric, [level.at for level in placed.levels])
+        asked_at = [level.at for level in placed.of(factor)]
+        stated = claimed(found, named, metric, [level.at for level in placed.levels], asked_at)
         if stated.direction is not None and speaks_of_baseline(found, opposition):
             stated = replace(stated, direction=opposite(stated.direction))
     if stated.note is not None:

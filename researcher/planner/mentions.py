@@ -1,6 +1,6 @@
 """What a topic mentions: factors, choices of factors, metrics and models, found by their names and aliases.
 
-The longest phrase wins. Misspelt names are found too, and never taken for what they resemble: see `misspelt`.
+The longest phrase wins. Misspelt names are none of them: see `spelling`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
 from researcher.models import Factor, Instrument, Metric, Scalar
 from researcher.planner.wording import (
@@ -20,28 +19,18 @@ from researcher.planner.wording import (
     WORSE,
     Token,
     is_method,
-    names_training,
     phrase,
     words,
 )
 
-ALIKE = 0.85
-_RESEMBLES = 0.7
-"""From here on a word is shown what it looks like, though it may not be meant."""
-_PROBABLY = 0.75
-"""From here on it is asked whether that was meant."""
 _VOID = words("schedule scheduler decay warmup warm annealing estimator normalisation normalization distribution")
 """After a factor's name these make another thing of it: a learning rate schedule is no learning rate."""
-_SMALL = words("the with within which when where what that than then there their these those over under from into")
-"""Ordinary words, however much they look like a name: `with` is no misspelt `width`."""
 COMPARING = BETTER | WORSE | MORE | LESS | QUALITIES | words("how learn learning train training")
 _MODEL_NAME = re.compile(r"\b(?=[\w.\-]*\d)[A-Za-z]{3,}[\w.]*(?:-[\w.]+)*")
 _MADE = words("rollout sample completion generation episode")
 SAID = words("answer response reply output completion generation rollout sample")
 LENGTHS = words("longer shorter longest shortest long short lengthy brief")
 _OCCASIONS = words("during in while within throughout")
-_FEW = 8
-"""Names that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +67,8 @@ def mentions(
             passing = passing or (length == 1 and (_is_a_thing(found, at) or _is_a_letter(found, at)))
             if keys in dictionary and not passing and not _voided(found, at + length, dictionary):
                 what, choice = dictionary[keys]
+                if isinstance(what, Factor) and choice is None and _is_moved(found, at + length):
+                    what = _metric_called(instrument, keys) or what
                 weak = isinstance(what, Metric) and all(key in COMPARING for key in keys)
                 result.append(Mention(at, at + length, what, choice, weak))
                 at += length
@@ -103,6 +94,16 @@ def mentions(
         or _several_choices(result, m)
         or _is_method(found, m)
     ]
+
+
+def _is_moved(found: Sequence[Token], end: int) -> bool:
+    """`is the reward higher with …`, `does the reward rise`: what is measured, where a factor is called so too."""
+    return end < len(found) and found[end].key in MORE | LESS and found[end].kind == "word"
+
+
+def _metric_called(instrument: Instrument, keys: tuple[str, ...]) -> Metric | None:
+    """`reward`, which is the final reward where nothing says which."""
+    return next((metric for metric in instrument.metrics if ("final", *keys) in phrases_of(metric)), None)
 
 
 def _own_name(instrument: Instrument, found: Sequence[Token]) -> set[int]:
@@ -168,6 +169,14 @@ def covered(named: Iterable[Mention]) -> set[int]:
     return {i for mention in named for i in range(mention.start, mention.end)}
 
 
+def in_passing(instrument: Instrument, found: Sequence[Token]) -> set[int]:
+    """Tokens that name nothing, though they may look like names: `per prompt`, `during rollouts`, the instrument's own name."""
+    passing = {
+        i for i in range(len(found)) if _is_unit(found, i) or _is_occasion(found, i, i + 1) or _is_a_thing(found, i)
+    }
+    return passing | _own_name(instrument, found)
+
+
 def words_before(found: Sequence[Token], mention: Mention) -> frozenset[str]:
     """The three before a name, which say whether it is added, taken away or set."""
     return frozenset(token.key for token in found[max(0, mention.start - 3) : mention.start])
@@ -182,105 +191,6 @@ def words_over(found: Sequence[Token], at: int) -> frozenset[str]:
 def is_given(factor: Factor) -> bool:
     """Whether one level of it says what is worked on, and not what is asked: a family of tasks, a file."""
     return factor.proper or factor.type in ("text", "data")
-
-
-def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> list[tuple[str, str]]:
-    """Phrases of the topic that are nearly the name of a factor or metric: (as written, the name it resembles).
-
-    A metric's name in another form (`accurate`) is no misspelling; `inflected` finds those.
-    """
-    taken = covered(named) | _own_name(instrument, found)
-    taken |= {
-        i for i in range(len(found)) if _is_unit(found, i) or _is_occasion(found, i, i + 1) or _is_a_thing(found, i)
-    }
-    mentioned = {mention.what.name for mention in named}
-    has_metric = any(isinstance(mention.what, Metric) for mention in named)
-    result: list[tuple[float, str, str]] = []
-    for thing in _things(instrument):
-        if thing.name in mentioned or (isinstance(thing, Metric) and has_metric):
-            continue
-        for keys in _phrases(thing):
-            for at, written in _windows(found, len(keys), taken):
-                likeness = _likeness(written, keys)
-                if likeness and not (isinstance(thing, Metric) and _same_root(written, keys)):
-                    # A name in full that was not taken for it: it is part of another thing, which is shown with it.
-                    end = at + len(keys) + (1 if likeness == 1 else 0)
-                    result.append((likeness, " ".join(token.text for token in found[at:end]), thing.name))
-    result += [
-        hit
-        for factor in instrument.factors
-        if factor.name not in mentioned
-        for hit in _nearly_chosen(factor, found, taken)
-    ]
-    result += [
-        (1.0, token.text, str(choice))
-        for factor in instrument.factors
-        for choice in factor.choices
-        if names_training(str(choice))
-        for i, token in enumerate(found)
-        if i not in taken and not names_training(token.key) and _slipped(token.key, str(choice))
-    ]
-    best: dict[str, tuple[float, str, str]] = {}
-    for hit in sorted(result, reverse=True):
-        best.setdefault(hit[1], hit)
-    return [(text, name) for _, text, name in best.values()]
-
-
-def _nearly_chosen(factor: Factor, found: Sequence[Token], taken: set[int]) -> Iterable[tuple[float, str, str]]:
-    """Words that are nearly one of a factor's proper names: `chan_sum`, `chainsum`."""
-    for choice in factor.choices if factor.proper else ():
-        name = phrase(str(choice))
-        for length in {1, len(name)}:
-            for at, written in _windows(found, length, taken):
-                likeness = _likeness(("".join(written),), ("".join(name),))
-                if likeness and not set(written) <= COMPARING:
-                    yield likeness, " ".join(token.text for token in found[at : at + length]), str(choice)
-
-
-def inflected(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> Mention | None:
-    """A metric named in another form of its word: `accurate` for accuracy."""
-    taken = covered(named)
-    for metric in instrument.metrics:
-        for keys in _phrases(metric):
-            for at, written in _windows(found, len(keys), taken):
-                if not set(written) <= COMPARING and _same_root(written, keys):
-                    return Mention(at, at + len(keys), metric)
-    return None
-
-
-def nearest_factors(instrument: Instrument, found: Sequence[Token]) -> list[str]:
-    """All of them: first those that a word of the topic resembles, the most alike first, then the others as declared."""
-    return _nearest(instrument.factors, found)
-
-
-def nearest_metrics(instrument: Instrument, found: Sequence[Token]) -> list[str]:
-    """The same of metrics."""
-    return _nearest(instrument.metrics, found)
-
-
-def a_few(names: Sequence[str], instrument: Instrument) -> str:
-    """The first of them, and where to find the rest."""
-    more = len(names) - _FEW
-    rest = f" and {more} more (`researcher instruments {instrument.name}`)" if more > 0 else ""
-    return ", ".join(names[:_FEW]) + rest
-
-
-def resembled(instrument: Instrument, written: Sequence[str]) -> tuple[str, str] | None:
-    """Of the words in question the one that is most like the name of a factor, and that name; None where none is."""
-    alike = [(_closeness(factor, [word]), word, factor.name) for word in written for factor in instrument.factors]
-    best = max(alike, default=(0.0, "", ""))
-    return best[1:] if best[0] >= _PROBABLY else None
-
-
-def _nearest(things: Sequence[Factor | Metric], found: Sequence[Token]) -> list[str]:
-    written = [token.key for token in found if token.kind == "word"]
-    return [thing.name for thing in sorted(things, key=lambda thing: _closeness(thing, written), reverse=True)]
-
-
-def _closeness(thing: Factor | Metric, written: Sequence[str]) -> float:
-    """0 where no word resembles any of its names, written apart or in one word."""
-    names = {gap.join(keys) for keys in _phrases(thing) for gap in (" ", "")}
-    return max((_alike(word, name, _RESEMBLES) for word in written for name in names), default=0.0)
 
 
 def keyword_hits(instrument: Instrument, found: Sequence[Token]) -> int:
@@ -320,24 +230,24 @@ def split_models(
 
 def _dictionary(instrument: Instrument) -> dict[tuple[str, ...], tuple[Factor | Metric, Scalar | None]]:
     dictionary: dict[tuple[str, ...], tuple[Factor | Metric, Scalar | None]] = {}
-    for thing in _things(instrument):
-        for keys in _phrases(thing):
+    for thing in things_of(instrument):
+        for keys in phrases_of(thing):
             dictionary.setdefault(keys, (thing, None))
     for factor in instrument.factors:
         for choice in factor.choices:
             if factor.type == "choice" and (keys := phrase(str(choice))):
                 taken = dictionary.setdefault(keys, (factor, choice)) != (factor, choice)
-                for name in _phrases(factor) if taken else ():  # `token loss`, where tokens are counted too
+                for name in phrases_of(factor) if taken else ():  # `token loss`, where tokens are counted too
                     dictionary.setdefault(keys + name, (factor, choice))
                     dictionary.setdefault(name + keys, (factor, choice))
     return dictionary
 
 
-def _things(instrument: Instrument) -> list[Factor | Metric]:
+def things_of(instrument: Instrument) -> list[Factor | Metric]:
     return [*instrument.factors, *instrument.metrics]
 
 
-def _phrases(thing: Factor | Metric) -> list[tuple[str, ...]]:
+def phrases_of(thing: Factor | Metric) -> list[tuple[str, ...]]:
     return [keys for keys in dict.fromkeys(phrase(name) for name in (thing.name, *thing.aliases)) if keys]
 
 
@@ -359,52 +269,6 @@ def _is_method(found: Sequence[Token], mention: Mention) -> bool:
     return any(is_method(token.key) for token in found[mention.start : mention.end])
 
 
-def _windows(found: Sequence[Token], length: int, taken: set[int]) -> Iterable[tuple[int, tuple[str, ...]]]:
-    for at in range(len(found) - length + 1):
-        window = found[at : at + length]
-        if not taken & set(range(at, at + length)) and all(token.kind == "word" for token in window):
-            yield at, tuple(token.key for token in window)
-
-
-def _likeness(written: tuple[str, ...], keys: tuple[str, ...]) -> float:
-    """0 where they are not alike. Short names and words of comparing resemble nothing: too much else looks like them."""
-    one, other = " ".join(written), " ".join(keys)
-    if len(other) < 5 or set(written) <= COMPARING | _SMALL:
-        return 0.0
-    return _alike(one, other, ALIKE)
-
-
-def _alike(written: str, name: str, least: float) -> float:
-    """How alike they are, and 0 below this least: most differ by so much that their lengths or letters alone say so."""
-    if 2 * min(len(written), len(name)) / (len(written) + len(name)) < least:
-        return 0.0
-    matcher = SequenceMatcher(None, written, name)
-    likeness = matcher.ratio() if matcher.quick_ratio() >= least else 0.0
-    return likeness if likeness >= least else 0.0
-
-
-def _slipped(written: str, name: str) -> bool:
-    """Whether one letter is missing, too many or another, or two have changed places: `grop`. Short names are not asked."""
-    if len(name) < 4 or abs(len(written) - len(name)) > 1 or written == name:
-        return False
-    same = next(
-        (i for i, (a, b) in enumerate(zip(written, name, strict=False)) if a != b), min(len(written), len(name))
-    )
-    rest, wanted = written[same:], name[same:]
-    swapped = rest[1::-1] + rest[2:] if len(rest) > 1 else rest
-    return wanted in (swapped, rest[1:]) or rest == wanted[1:] or rest[1:] == wanted[1:]
-
-
-def _same_root(written: tuple[str, ...], keys: tuple[str, ...]) -> bool:
-    """Whether each word is the other's, or another form of it: `held-out accurate` for held-out accuracy."""
-    return all(one == other or _same_stem(one, other) for one, other in zip(written, keys, strict=True))
-
-
-def _same_stem(one: str, other: str) -> bool:
-    common = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return common >= 6 and common >= 0.6 * max(len(one), len(other))
-
-
 def _contains(keys: Sequence[str], wanted: tuple[str, ...]) -> bool:
     return any(tuple(keys[at : at + len(wanted)]) == wanted for at in range(len(keys) - len(wanted) + 1))
 
@@ -418,5 +282,8 @@ def _looks_like_a_model(text: str) -> bool:
     return bool(
         re.match(r"(?i)(?:[a-z]{3,}-?\d+(?:\.\d+)?(?:-\w[\w.]*)+|[a-z]{4,}-?\d+(?:\.\d+)?-?\d*[bm]?)$", text)
     ) and (
-        not re.match(r"(?i)(?:steps?|seeds?|lr|top|size|group|batch|digits?|temp\w*|rate|tokens?|written)-?\d", text)
+        not re.match(
+            r"(?i)(?:steps?|seeds?|lr|top|size|group|batch|digits?|temp\w*|rate|tokens?|written|rank|alpha|adapter)-?\d",
+            text,
+        )
     )

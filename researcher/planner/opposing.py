@@ -9,15 +9,26 @@ from collections.abc import Sequence
 
 from researcher.models import STUDY_MODEL, Factor, Scalar
 from researcher.planner import sizes
-from researcher.planner.claims import Opposition, is_set_against, modifiers, oppose
+from researcher.planner.claims import modifiers
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text, off_level, on_level, rounded
 from researcher.planner.mentions import Mention, words_before
 from researcher.planner.notes import Notes
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import told_apart
+from researcher.planner.sides import Opposition, is_named, is_set_against, oppose
 from researcher.planner.subject import distinct, keys_of
-from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, Token
+from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, Token, words
+
+_TURNED = words("is are be being was were gets got turned switched set")
+_TAKEN_AWAY = words("off removed disabled dropped omitted")
+
+_STRETCHED = words("long lengthy short brief loose looser tight tighter")
+_UP = MORE | words("long lengthy loose looser")
+_DOWN = LESS | words("short brief tight tighter")
+_EXTREMES = words("small large low high big long short tight loose smaller larger shorter longer")
+_VARYING = words("rise rising grow growing increase increasing improve fall falling drop decrease decline")
+"""With a factor, or of one: `accuracy rises with the group size`, `as temperature falls from …`."""
 
 
 def opposition_of(
@@ -63,15 +74,41 @@ def opposition_of(
             f"The topic names no level of {factor.name}: {level_text(factor.default)} against {level_text(factor.off)}, without it."
         )
         return Opposition((default,), (Level(-1, factor, factor.off),))
+    if (apart := _apart(found, factor, own)) is not None:
+        treatment, baseline = level_text(apart.treatments[0].value), level_text(apart.baselines[0].value)
+        notes.add(f"The topic names no level of {factor.name}: {treatment} against {baseline}.")
+        return apart
     chosen = _chosen(found, factor, own)
     shown = ", ".join(level_text(value) for value in chosen)
     notes.add(f"The topic names no level of {factor.name}: {shown} against the default, {level_text(factor.default)}.")
     return Opposition(tuple(Level(-1, factor, value) for value in chosen), (default,))
 
 
+def _is_stretched(found: Sequence[Token], mention: Mention) -> bool:
+    """`long rollouts`, `tighter clipping`."""
+    return mention.start > 0 and found[mention.start - 1].key in _STRETCHED
+
+
+def _apart(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> Opposition | None:
+    """`small batches against large ones`, `low temperature better than high`: the first side is the treatment."""
+    down, up = moved_from_default(factor, -1), moved_from_default(factor, 1)
+    sides = [i for i, token in enumerate(found) if token.key in _EXTREMES]
+    if len(sides) != 2 or down is None or up is None:
+        return None
+    first, second = sides
+    opposed = (found[first].key in _UP) != (found[second].key in _UP)
+    near = any(m.start - 1 in sides or m.start - 2 == first for m in own)
+    if not (opposed and near and is_set_against(found, first, second, listed=False)):
+        return None
+    treatment, baseline = (up, down) if found[first].key in _UP else (down, up)
+    return Opposition((Level(-1, factor, treatment),), (Level(-1, factor, baseline),))
+
+
 def _asks_for_a_level(found: Sequence[Token], own: Sequence[Mention]) -> bool:
     """`a tighter gradient clipping`, `which clipping norm`; not `does gradient clipping help`."""
-    return any(modifiers(found, m) for m in own) or any(token.key in ("which", "what") for token in found)
+    return any(modifiers(found, m) or _is_stretched(found, m) for m in own) or any(
+        token.key in ("which", "what") for token in found
+    )
 
 
 def _is_lowered(found: Sequence[Token], own: Sequence[Mention]) -> bool:
@@ -110,8 +147,9 @@ def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> l
         return [_in_range(factor, _as_type(factor, rounded(factor.default * _inverse(scaled, keys))))]
     if factor.default == off_level(factor):
         return [on_level(factor)]
-    down = any(token.key in LESS for token in keys)
-    up = any(token.key in MORE for token in keys)
+    keys += [found[m.start - 1] for m in own if _is_stretched(found, m)]
+    down = any(token.key in _DOWN for token in keys)
+    up = any(token.key in _UP for token in keys)
     signs = [1] if up and not down else [-1] if down and not up else [-1, 1]
     moved = [level for level in (moved_from_default(factor, sign) for sign in signs) if level is not None]
     if not moved:
@@ -124,8 +162,15 @@ def _is_switched_off(found: Sequence[Token], own: Sequence[Mention]) -> bool:
     if any(found[i].kind == "times" or found[i].key in SCALES for m in own for i in modifiers(found, m)):
         return False
     before = {key for m in own for key in words_before(found, m)}
-    after = {token.key for m in own for token in found[m.end : m.end + 1]}
-    return bool(before & SWITCHED_OFF or after & {"off", "removed", "disabled"})
+    return bool(before & SWITCHED_OFF) or any(_is_taken_away(found, m.end) for m in own)
+
+
+def _is_taken_away(found: Sequence[Token], i: int) -> bool:
+    """`off`, `is turned off`, `were removed`, behind a name; not `is dropped to 0.01`."""
+    while i < len(found) and found[i].key in _TURNED:
+        i += 1
+    away = i < len(found) and found[i].key in _TAKEN_AWAY
+    return away and not (i + 1 < len(found) and found[i + 1].key in ("to", "from", "by"))
 
 
 def _inverse(scale: float, keys: Sequence[Token]) -> float:
@@ -168,10 +213,14 @@ def oriented(
 
     Raises: PlanningRefused when the topic says that the factor moves one way, and names levels that go the other.
     """
+    ways = _ways(found, factor, factors)
+    if len(opposition.treatments) > 1 and len(opposition.baselines) == 1:
+        return _trend(found, opposition, ways)
     if len(opposition.treatments) != 1 or len(opposition.baselines) != 1:
         return opposition
     treatment, baseline = opposition.treatments[0], opposition.baselines[0]
-    ways = [found[i].key for m in factors if m.what == factor for i in modifiers(found, m)]
+    if treatment.at < 0 and baseline.at < 0:
+        return opposition
     wrong = told_apart(treatment.value, baseline.value, ways)
     if wrong is None:
         return opposition
@@ -184,3 +233,41 @@ def oriented(
         )
     notes.add(f"The topic has {factor.name} {wrong}: {level_text(baseline.value)} is the treatment.")
     return Opposition(opposition.baselines, opposition.treatments)
+
+
+def _ways(found: Sequence[Token], factor: Factor, factors: Sequence[Mention]) -> list[str]:
+    """What the topic says of how the factor moves: `a larger group`, `is more better?`, `rises with the group size`."""
+    own = [m for m in factors if m.what == factor]
+    ways = [found[i].key for m in own for i in modifiers(found, m)]
+    keys = [token.key for token in found]
+    ways += [
+        each
+        for before, each, after in zip(keys, keys[1:], keys[2:], strict=False)
+        if (before in ("is", "are") or keys[1:2] == ["is"])
+        and each in MORE | LESS
+        and after in ("better", "worse", "faster")
+    ]
+    ways += [
+        keys[m.end]
+        for m in own
+        if keys[m.end : m.end + 1] and keys[m.end] in _VARYING & (MORE | LESS) and _goes_on(keys, m.end)
+    ]
+    with_it = [
+        m for m in own if "with" in words_before(found, m) and _VARYING & set(keys[max(0, m.start - 4) : m.start])
+    ]
+    return ways or ["more"] * bool(with_it and {"and", "or"}.isdisjoint(words_before(found, with_it[0])))
+
+
+def _goes_on(keys: Sequence[str], i: int) -> bool:
+    """`as temperature rises from 0.7`, behind the verb."""
+    return bool(set(keys[i + 1 : i + 2]) & {"from", "over", "through", "across"})
+
+
+def _trend(found: Sequence[Token], opposition: Opposition, ways: Sequence[str]) -> Opposition:
+    """`larger groups learn faster: 2, 4, 8, 16`: each is set against the lowest, or of smaller ones against the highest."""
+    levels = sorted((*opposition.treatments, *opposition.baselines), key=lambda level: level.at)
+    up, down = bool(set(ways) & MORE), bool(set(ways) & LESS)
+    if up == down or any(isinstance(level.value, str | bool) for level in levels) or is_named(found, levels):
+        return opposition
+    baseline = (min if up else max)(levels, key=lambda level: float(level.value))
+    return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from researcher.models import Factor, Instrument, Metric
 from researcher.planner.levels import Placed
-from researcher.planner.mentions import LENGTHS, SAID, Mention, covered, nearest_metrics
+from researcher.planner.mentions import LENGTHS, SAID, Mention, covered
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.wording import LESS, MORE, Token, number_text, tokens, words
+from researcher.planner.spelling import a_few, nearest_factors, nearest_metrics
+from researcher.planner.wording import BETTER, LESS, MORE, WORSE, Token, number_text, tokens, words
 
 _MOVED = words("improve hurt affect increase decrease reduce lower raise boost influence harm degrade impact")
 _YIELDING = words("make give produce yield generate get become cause lead write")
@@ -22,15 +23,23 @@ _EFFECTS = words("effect impact influence")
 _BEFORE_OBJECT = words("the a an its on of to final mean average")
 _AFTER_OBJECT = words("? . , than more when with or and compared vs")
 _ANYTHING = words(
-    "learning training performance result outcome model agent policy grpo rl it thing anything quality the learner generalise"
+    "learning training collapse performance result outcome model agent policy grpo rl it thing anything quality the learner generalise"
 )
 _OTHER_OUTCOMES = words(
     "forgetting forget overfitting overfit overfits underfit diverge diverging divergence explode exploding unstable "
     "instability stable stability stabilise stabilize biased bias transfer drift drifting robust robustness reliable reliability entropy variance perplexity hallucinate "
     "hallucination memory vram exploration explore diversity diverse calibration calibrated hacking toxicity safety safer "
-    "latency throughput energy noise noisy gradient crash crashing"
+    "latency throughput energy noise noisy gradient crash crashing error mistake"
 )
 """Outcomes that people ask about, and that none of our kinds of metrics measures. An instrument may declare one by name."""
+_NEEDING = words("need require use consume demand")
+_AMOUNTS = words("more less fewer")
+_COUNTED = words("than of to a an the seed step time")
+_GENERALISING = words(
+    "generalise generalises generalize generalizes generalising generalizing generalisation generalization"
+)
+_ACCURACIES = ("heldout_accuracy", "heldout_reward")
+_HELD_OUT = words("held heldout unseen new test")
 _LOSS_OF = words("training train validation eval evaluation test heldout")
 _LOSS_MOVES = words("fall drop decrease decline shrink converge diverge curve value")
 
@@ -42,9 +51,12 @@ def metric_of(
 
     Raises: PlanningRefused when the topic wants something measured that is no metric here.
     """
-    _refuse_other_outcomes(instrument, found, named)
+    _refuse_other_outcomes(instrument, found, named, placed)
     if placed.threshold is not None:
-        return _with_threshold(instrument, placed.threshold)
+        accuracy = [
+            m.what.name for m in named if isinstance(m.what, Metric) and not m.weak and m.what.kind in _ACCURACIES
+        ]
+        return _with_threshold(instrument, placed.threshold, accuracy[0] if accuracy else None)
     said = sorted((m for m in named if isinstance(m.what, Metric)), key=lambda m: (m.weak, m.start))
     if said and isinstance(said[0].what, Metric):
         chosen, notes = said[0].what, []
@@ -55,6 +67,7 @@ def metric_of(
             written = " ".join(token.text for token in found[said[0].start : said[0].end])
             notes.append(f"The topic names no metric: {written!r} is measured as {chosen.name}.")
         return chosen, notes
+    _refuse_other_needs(instrument, found, named)
     unknown = _unknown_object(instrument, found, named)
     if unknown:
         raise _no_metric(instrument, found, unknown)
@@ -72,29 +85,76 @@ def refuse_effect_sizes(placed: Placed, metric: Metric) -> None:
         )
 
 
-def _with_threshold(instrument: Instrument, threshold: float) -> tuple[Metric, list[str]]:
+def _with_threshold(instrument: Instrument, threshold: float, of: str | None) -> tuple[Metric, list[str]]:
+    """of: the metric that is said to reach it, where that is none that steps are counted for."""
     counted = [metric for metric in instrument.metrics if metric.kind == "steps_to_threshold"]
-    fits = [metric for metric in counted if metric.threshold == threshold]
+    fits = [metric for metric in counted if metric.threshold == threshold and of is None]
     if fits:
         return fits[0], []
     offered = " or ".join(f"{metric.threshold:g} ({metric.name})" for metric in counted)
     raise PlanningRefused(
         f"{instrument.name} counts no steps to a threshold of {threshold:g}"
-        + (f"; it does to {offered}" if offered else ""),
+        + (f" of {of}" if of else "")
+        + (f"; of the training reward it does, to {offered}" if offered else ""),
         [metric.name for metric in counted] or [metric.name for metric in instrument.metrics],
     )
 
 
-def _refuse_other_outcomes(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
+def _question_from(found: Sequence[Token], named: Sequence[Mention], placed: Placed) -> int:
+    """Where the first sentence begins that holds a level or asks something, if it says what is measured, or what is claimed."""
+    starts = [0, *(i + 1 for i, token in enumerate(found) if token.key in (".", "!", "?") and i + 1 < len(found))]
+    for start, end in zip(starts, [*starts[1:], len(found)], strict=True):
+        keys = {token.key for token in found[start:end]}
+        own = {(level.factor.name, level.value) for level in placed.levels if start <= level.at < end}
+        later = {(level.factor.name, level.value) for level in placed.levels if level.at >= end}
+        if "?" not in keys and own <= later:
+            continue
+        measured = any(isinstance(m.what, Metric) and start <= m.start < end for m in named)
+        return start if measured or keys & (BETTER | WORSE) else 0
+    return 0
+
+
+def _refuse_other_outcomes(
+    instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], placed: Placed
+) -> None:
     owned = covered(named)
     declared = {token.key for word in instrument.keywords for token in tokens(word)}
+    asked_from = _question_from(found, named, placed)
     for i, token in enumerate(found):
-        if i in owned:
+        if i in owned and token.key not in _GENERALISING | {"shaping"}:
             continue
+        if i < asked_from:
+            continue  # `the runs looked noisy. Does …`: why it is asked
         if token.key in _OTHER_OUTCOMES - declared:
             raise _no_metric(instrument, found, token.text)
+        if token.key in _GENERALISING and _is_elsewhere(found, i):
+            raise _no_metric(instrument, found, f"{token.text} to")
+        if token.key == "shaping" and i and found[i - 1].key == "reward":
+            raise PlanningRefused(
+                f"'reward shaping' is nothing that {instrument.name} can vary; its factors: "
+                f"{a_few(nearest_factors(instrument, found), instrument)}",
+                nearest_factors(instrument, found),
+            )
         if token.key == "loss" and "loss" not in declared and _is_measured_loss(found, i):
             raise _no_metric(instrument, found, "loss")
+
+
+def _refuse_other_needs(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
+    """Raises: PlanningRefused where something is said to need more or less of what nothing counts: `need less data`."""
+    owned = covered(named)
+    for i, token in enumerate(found[:-2]):
+        j = i + 2
+        if token.key not in _NEEDING or found[i + 1].key not in _AMOUNTS or {i + 1, j} & owned:
+            continue
+        ends = j + 1 >= len(found) or found[j + 1].key in _AFTER_OBJECT | {"to", "for", "if"}
+        if ends and found[j].kind == "word" and found[j].key not in _COUNTED:
+            raise _no_metric(instrument, found, found[j].text)
+
+
+def _is_elsewhere(found: Sequence[Token], i: int) -> bool:
+    """`generalises to two-digit sums`; not `to held-out sums`, which is what accuracy says."""
+    behind = [each.key for each in found[i + 1 : i + 7]]
+    return "to" in behind[:2] and not set(behind) & _HELD_OUT
 
 
 def _is_measured_loss(found: Sequence[Token], i: int) -> bool:

@@ -18,14 +18,14 @@ from researcher.planner.switches import settle_default, settle_switches
 from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, phrase, words
 
 SEPARATORS = words(
-    ", / ; - or and vs versus v than to against compared & nor over beat dominate overtake either both only -> => > < >= <="
+    ", / ; - or and vs versus v than to through against compared & nor over beat underperform dominate overtake either both only -> => > < >= <="
 )
 _LISTING = words(", / ; - or and vs versus v to & than against -> => > < >= <=")
 _OPPOSING = words("than vs versus or against")
 _SCENES = words("with at for in using by")
 _QUESTIONS = words("which what find compare tune does do")
 _GLUE = words(
-    "of = : is are be was were at to set ( ) { } [ ] from between among in with using being value level equal like into for at by"
+    "of = : is are be was were at to set ( ) { } [ ] from between among in with using being value level equal like into for at by range say"
 )
 _LINKS = SEPARATORS | _GLUE | ARTICLES
 _BRIDGES = words("of = : ( { [ a an the to")
@@ -35,7 +35,7 @@ _PLAIN = (
     | LESS
     | words(
         "is are was were test testing need require doe do will can should would could compare use using try choose prefer if when whether with from "
-        "between at beat than as first then afterward thereafter value setting sampling relative : level one instead rather outperform exceed by better worse faster slower "
+        "between at beat than as after first then afterward thereafter value setting sampling relative : level one instead rather outperform exceed by better worse faster slower "
         "matter differ change relative while which what among best baseline control reference treatment equivalent equal identical "
         "similar comparable match"
     )
@@ -138,7 +138,7 @@ class _Placing:
             value, following = self.found[i].value or 0.0, self._key(i + 1)
             if following == "random" and self._key(i + 2) == "seed":
                 following = "seed"
-            limits = any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
+            limits = self._key(i + 2) == "budget" or any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
             behind = self._key(i - 2) if self._key(i - 1) in ("=", ":") else self._key(i - 1)
             if following == "seed" or (behind == "seed" and i in self.numbers):
                 bound = _BOUNDS.get(self._key(i - 1), "seeds")
@@ -150,7 +150,7 @@ class _Placing:
             (self.numbers if i in self.numbers else self.spelled).remove(i)
         for i, token in enumerate(self.found):
             short = _SHORT_TIME.match(token.text)
-            if short and any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3)):
+            if short and (self._key(i + 1) == "budget" or any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))):
                 self.placed.budget_s = float(short.group(1)) * _SHORT_UNITS[short.group(2)]
 
     def _is_word_only(self, i: int) -> bool:
@@ -263,7 +263,7 @@ class _Placing:
         """`8 or 16`, `with 32 than with 16`."""
         keys = [self._key(j) for j in between]
         return all(key in _LISTING for key in keys) or (
-            all(key in _LISTING | _SCENES for key in keys) and bool(set(keys) & _OPPOSING)
+            all(key in _LISTING | _SCENES | {"after"} for key in keys) and bool(set(keys) & _OPPOSING)
         )
 
     def _asked(self, i: int) -> Factor | None:
@@ -327,6 +327,9 @@ class _Placing:
             j -= 1
         if self._key(j) in _IS and j > 0 and j - 1 not in self.owner and self.found[j - 1].kind == "word":
             j -= 1  # `when dropout is 16` has its own name, one word further off
+        mention = self.owner.get(j)
+        if mention is not None and isinstance(mention.what, Metric) and self._key(i - 1) in ("(", "["):
+            return True  # `improve accuracy (0.5, 0.7, 1.0)`: what is measured has no levels
         return j < 0 or self._key(j) in _PLAIN | own | _PRONOUNS or self.found[j].value is not None
 
     def _fits(self, factor: Factor, i: int) -> bool:

@@ -6,22 +6,26 @@ Nothing is passed over in silence: a word that was not understood stands among t
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Sequence
 
 from researcher.models import Factor, Instrument, Scalar
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Placed, as_level
-from researcher.planner.mentions import COMPARING, Mention, a_few, covered, nearest_factors
+from researcher.planner.mentions import COMPARING, Mention, covered
 from researcher.planner.placing import KNOWN_WORDS
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.spelling import a_few, nearest_factors
 from researcher.planner.wording import (
     ARTICLES,
     BENCHMARKS,
+    BETTER,
     LESS,
     MORE,
     SCALES,
     SWITCHED_OFF,
     SWITCHED_ON,
+    WORSE,
     Token,
     is_method,
     number_text,
@@ -32,6 +36,11 @@ from researcher.planner.wording import (
 
 _ANYWHERE = words("grpo rl llm model so was in die es du la test policy")
 _OWNERS = words("critic value teacher embedding head encoder")
+_MODELS = words("planner solver")
+"""What models are called where a task has several."""
+_CUT_SAMPLING = {("top", "p"), ("top", "k"), ("min", "p")}
+_SCHEDULES = words("decay annealing schedule scheduler")
+_SCHEDULING = words("anneal annealing annealed decaying scheduling ramping")
 _FRAMES = words("for in of under")
 _ORDINARY = words(
     "a about above actually after again all already also am among an and answer any anything are as asked ask at be because "
@@ -51,7 +60,7 @@ _ORDINARY = words(
     "against across around best better worse quite consequence significant significantly noticeably measurably substantially "
     "small little bit lot least equal equally equivalent identical differ differs similar good great high low end ends final "
     "finally start starts begin mean average curve reward task prompt outperform obtain achieve perform performance score "
-    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample converge convergence evaluate hypothesis leave vary varies depend depends changing losing unchanged unaffected untouched interchangeable indistinguishable comparable sufficient null margin always steeply believe prove sensitive necessary solve fail size rate number amount count budget hour minute second day spend minimum maximum"
+    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample converge convergence evaluate hypothesis leave vary varies depend depends changing losing unchanged unaffected untouched interchangeable indistinguishable comparable sufficient null margin always steeply turned switched dropped omitted removed slowly poorly unlike currently monotonically identically irrelevant believe prove sensitive necessary solve fail size rate number amount count budget hour minute second day spend minimum maximum"
 )
 
 
@@ -129,15 +138,75 @@ def refuse_unknown_names(instrument: Instrument, found: Sequence[Token], named: 
 
 
 def refuse_other_owners(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:
-    """Raises: PlanningRefused where a setting is said to be another's than the model's: `the critic's learning rate`."""
+    """Raises: PlanningRefused where a setting is said to be another's than the model's: `the critic's learning rate`, `the
+    learning rate of the solver`; of several models none has settings of its own but by a factor that says so.
+    """
     owned = covered(named)
+    owners = _OWNERS | (_MODELS if instrument.roles else frozenset())
+    for mention in named:
+        if not isinstance(mention.what, Factor) or mention.choice is not None:
+            continue
+        start, end = mention.start - 1, mention.end
+        before = start >= 0 and start not in owned and found[start].key in owners
+        while end < len(found) and found[end].key in ARTICLES | {"of"}:
+            end += 1
+        behind = end > mention.end and end < len(found) and found[end].key in owners - {"value"}
+        if before or behind:
+            written = " ".join(
+                token.text for token in found[mention.start - before : end + 1 if behind else mention.end]
+            )
+            whose = "all models'" if instrument.roles else "the model's own"
+            own = [each.name for each in instrument.factors if each.target.startswith("roles.")]
+            hint = f"; of one model alone it can vary {', '.join(own)}" if own else ""
+            raise PlanningRefused(
+                f"{written!r} is nothing that {instrument.name} can vary, and {mention.what.name} is {whose}{hint}",
+                [mention.what.name, *own],
+            )
+
+
+def refuse_cut_sampling(found: Sequence[Token], named: Sequence[Mention]) -> None:
+    """Raises: PlanningRefused for top-p, top-k and min-p: a study of them would have nothing to train on."""
+    owned = covered(named)
+    for i, token in enumerate(found):
+        following = found[i + 1].key if i + 1 < len(found) else ""
+        if i not in owned and (token.key == "nucleus" or (token.key, following) in _CUT_SAMPLING):
+            raise PlanningRefused(
+                "calls that are sampled with top-p, top-k or min-p are recorded but never trained on, since the trainer "
+                "cannot recompute their probabilities: ask about the temperature instead",
+                ["temperature"],
+            )
+
+
+def refuse_two_claims(found: Sequence[Token]) -> None:
+    """Raises: PlanningRefused for `better than A but worse than B`: two claims, of which a study tests one."""
+    keys = [token.key for token in found]
+    cuts = [i for i, key in enumerate(keys) if key == "than"]
+    for one, other in itertools.pairwise(cuts):
+        first, second = keys[max(0, one - 4) : one], keys[max(one, other - 3) : other]
+        opposed = any(
+            set(first) & a and set(second) & b
+            for a, b in ((BETTER, WORSE), (WORSE, BETTER), (MORE, LESS), (LESS, MORE))
+        )
+        if opposed and {"but", "and", "yet"} & set(keys[one:other]):
+            raise PlanningRefused(
+                "the topic makes two claims that go opposite ways, and a study tests one of them: ask each by itself",
+                ["learning_rate"],
+            )
+
+
+def refuse_schedules(found: Sequence[Token], named: Sequence[Mention]) -> None:
+    """Raises: PlanningRefused where something else than the learning rate is said to change in the course of a run."""
     for mention in named:
         i = mention.start - 1
-        if isinstance(mention.what, Factor) and i >= 0 and i not in owned and found[i].key in _OWNERS:
-            written = " ".join(token.text for token in found[i : mention.end])
+        while i >= 0 and found[i].key in ARTICLES:
+            i -= 1
+        behind = found[mention.end].key if mention.end < len(found) else ""
+        scheduled = behind in _SCHEDULES or (i >= 0 and found[i].key in _SCHEDULING)
+        if isinstance(mention.what, Factor) and scheduled and mention.what.type != "choice":
             raise PlanningRefused(
-                f"{written!r} is nothing that {instrument.name} can vary, and {mention.what.name} is the model's own",
-                [mention.what.name],
+                f"{mention.what.name} stays as it is in the course of a run, and only the learning rate has a schedule; compare "
+                f"two levels of {mention.what.name}",
+                [mention.what.name, "schedule"],
             )
 
 

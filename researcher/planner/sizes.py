@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from foundation.nearest import nearest
 from researcher.models import STUDY_MODEL, Factor, Instrument
-from researcher.planner.claims import Opposition
 from researcher.planner.instruments import parameters, size_of
 from researcher.planner.levels import Level
 from researcher.planner.mentions import split_models
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.sides import Opposition
 
 ALIKE = 0.02
 """Sizes this near to each other are one, as in `80M` for 81 million."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from researcher.models import STUDY_MODEL, Factor, Instrument, Scalar
-from researcher.planner.claims import is_set_against, modifiers
+from researcher.planner.claims import modifiers
 from researcher.planner.levels import Level, Placed, off_level
 from researcher.planner.mentions import Mention, words_before, words_over
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.sides import is_set_against
 from researcher.planner.wording import ARTICLES, SWITCHED_OFF, SWITCHED_ON, Token, words
 
 _SCENE = words("with at on over for given when under in while keeping holding using")
 """Before a level these make it the scene, not the question, where something else is asked about."""
 
 
-TOGETHER = words("interact interacts interaction interplay factorial crossed")
+TOGETHER = words("interact interacts interaction interplay factorial crossed moderate modulate mediate")
 _NEEDED = words("need require necessary")
 """`does PPO need a KL penalty?`"""
 _EFFECTS = words("effect impact influence role")
@@ -100,7 +101,12 @@ def refuse_two_subjects(found: Sequence[Token], factor: Factor, factors: Sequenc
         asked = asked or any(
             found[end].key in _DEPENDING for end in effects if end < start
         )  # `change with the temperature`
-        if asked or of[-1:] == ["than"] or (behind and behind[0] in ("matter", "affect", "influence")):
+        if (
+            asked
+            or of[-1:] == ["than"]
+            or of == ["than", "on"]
+            or (behind and behind[0] in ("matter", "affect", "influence"))
+        ):
             raise _several_asked([factor, other])
         if any(_moved_together(found, m, mention) or _either(found, m, mention) for m in factors if m.what == factor):
             raise _several_asked([factor, other])

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from researcher.models import LEARNING_RATE, STUDY_STEPS, Factor, Instrument, Metric, Scalar
-from researcher.planner.claims import Opposition
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention, words_over
 from researcher.planner.notes import is_present
 from researcher.planner.outcomes import unmeasured
 from researcher.planner.remainder import unread
+from researcher.planner.sides import Opposition
 from researcher.planner.subject import varied
 from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Token, phrase, words
 
@@ -170,5 +170,5 @@ def _only_scenes(found: Sequence[Token], named: Sequence[Mention], placed: Place
 
 def _is_length(found: Sequence[Token], level: Level) -> bool:
     """`within 15 steps`, `after 15 steps`: how long is trained, which is not what is asked."""
-    before = {token.key for token in found[max(0, level.at - 2) : max(0, level.at)]}
+    before = {token.key for token in found[max(0, level.at - 4) : max(0, level.at)]}
     return level.factor.target == STUDY_STEPS and bool(before & _SPANS)

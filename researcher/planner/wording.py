@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
+
+from researcher.planner.paraphrases import LEVEL, NUMBER, reworded
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _DASHES = str.maketrans({"−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "’": "'", "→": " -> ", "≥": ">", "≤": "<"})
 _GREEK = str.maketrans({"β": " beta ", "η": " learning rate "})
 
-_NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+(?:\.\d+)?|\.\d+)"
-_LEVEL = rf"{_NUMBER}(?:e[-+]?\d+)?"
 _TOKEN = re.compile(
     rf"""
-      (?P<power>(?:{_NUMBER}\s*[x×*·]\s*)?10\s*\^\s*[({{]?\s*[-+]?\d+[)}}]?|{_NUMBER}\s*[x×*·]\s*10[-+]\d+)(?![\w.]*[a-z])
-    | (?P<times>{_NUMBER}(?:x|×)(?![a-z0-9]))
-    | (?P<number>(?:(?<![\w)])-)?{_LEVEL})(?P<percent>\s?%)?(?!\w)
+      (?P<power>(?:{NUMBER}\s*[x×*·]\s*)?10\s*\^\s*[({{]?\s*[-+]?\d+[)}}]?|{NUMBER}\s*[x×*·]\s*10[-+]\d+)(?![\w.]*[a-z])
+    | (?P<times>{NUMBER}(?:x|×)(?![a-z0-9]))
+    | (?P<number>(?:(?<![\w)])-)?{LEVEL})(?P<percent>\s?%)?(?!\w)
     | (?P<word>[a-z]+'[a-z]+|\d*[a-z][a-z0-9]*)
     | (?P<mark>->|=>|>=|<=|[^\s\w])
     """,
@@ -45,19 +44,20 @@ NUMBER_WORDS = {
 BETTER = words(
     "better best faster fastest quicker quickest sooner earlier easier easiest improve improved improving improvement help "
     "helped helping helpful beat beating outperform outperformed outperforming superior benefit benefited beneficial boost "
-    "boosted boosting speed accelerate accelerated accelerating win overtake dominate preferable cheaper worth exceed surpass gain good well"
+    "boosted boosting speed accelerate accelerated accelerating win overtake enhance enhanced enhancing hasten strengthen strengthened steeper dominate preferable cheaper worth exceed surpass gain good well"
 )
 WORSE = words(
     "worse worst slower slowest hurt hurting harm harmed harming harmful degrade degraded degrading degradation impair "
-    "impaired damage damaged damaging inferior insufficient slow later harder hinder hindered bad badly collapse collapsing break breaking suffer suffering losing"
+    "worsen worsened worsening deteriorate deteriorated deteriorating underperform underperforming undermine undermining impede "
+    "impeding ruin ruining weaken weakening inhibit inhibiting impaired damage damaged damaging inferior insufficient slow later harder hinder hindered bad badly collapse collapsing break breaking suffer suffering losing"
 )
 MORE = words(
     "higher highest high increase increased increasing raise raised raising more most greater greatest larger largest large "
-    "bigger biggest big longer grow growing rise rising up > >="
+    "bigger biggest big longer grow growing rise rising lift lifting elevate elevated soar soaring jump up > >="
 )
 LESS = words(
     "lower lowest low lowering lowered decrease decreased decreasing reduce reduced reducing reduction less least fewer fewest "
-    "smaller smallest small shorter drop dropping shrink shrinking fall falling decline declining cut cutting down < <="
+    "smaller smallest small shorter drop dropping shrink shrinking fall falling decline declining cut cutting diminish diminished diminishing plummet plummeting down < <="
 )
 QUALITIES = words(
     "efficient efficiency fast quick quickly speed performance stable stability quality robust effective reliable reliability"
@@ -130,123 +130,12 @@ def number_text(value: float) -> str:
     return re.sub(r"e([+-]?)0*(\d)", lambda m: f"e{m.group(1).replace('+', '')}{m.group(2)}", text)
 
 
-def _kl_places(match: re.Match[str]) -> str:
-    """`a KL penalty in the reward or in the loss`: where the penalty stands, and no metric."""
-    text = match.group()
-    if all(re.search(rf"\b(?:in|inside|from) (?:the )?{place}s?\b", text) for place in ("loss", "reward")):
-        text = re.sub(r"\b(?:kl )?(?:in|inside|from) (?:the )?(loss|reward)s?\b", r"kl in \1", text)
-    return text
-
-
-def _async(match: re.Match[str]) -> str:
-    """`does asynchronous training help?`, where the topic says no more of staleness, and of nothing that goes with it."""
-    text = match.group()
-    if re.search(r"stale|behind|correction|importance|policy", text):
-        return text
-    text = re.sub(r"\b(?:fully )?async(?:hronous(?:ly)?)?\b", "max staleness 1", text)
-    return re.sub(r"\bsync (?=training|updates)", "max staleness 0 ", text)
-
-
-def _symmetric_clipping(match: re.Match[str]) -> str:
-    """`clip-higher against symmetric clipping`: DAPO's 0.28 where no number says otherwise, against the range as ever."""
-    text = match.group()
-    if not re.search(r"\d*\.\d", text):
-        text = re.sub(r"\bclip[ -]higher\b", "clip high 0.28", text)
-    return re.sub(
-        r"\b(?:symmetric(?:al)?|standard|ordinary|usual|vanilla|plain|normal) (?:ppo )?clip(?:ping)?(?: range)?\b",
-        "the default clip high",
-        text,
-    )
-
-
-_SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
-    (
-        r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
-        r"|\b(?:training |tuning |updating )?all (?:the |model )*(?:weights|parameters)\b",
-        "parameters full",
-    ),
-    (rf"\bnot ({_LEVEL}),? but ({_LEVEL})", r"\2 rather than \1"),
-    (rf"\b({_LEVEL}),? (?:and )?not ({_LEVEL})", r"\1 rather than \2"),
-    (r"\b(\w+) steps? (?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
-    (r"^.*\basync.*$", _async),
-    (r"^(?=.* ).*\b(?:clip[ -]high|decoupled clip|asymmetric clip).*$", _symmetric_clipping),
-    (r"\b(?:fully |strictly )?(?:on[ -]policy|synchronous)\b", "max staleness 0"),
-    (r"\bclip(?:ping)? (?:the )?gradients?(?: norms?)? (?:at|to)\b", "gradient clipping of"),
-    (r"\bclip(?:ping)? (?:the )?gradients?\b", "gradient clipping"),
-    (r"\bsaves? (?:any |much |training |wall[ -]?(?:clock )?)*time\b", "reduce wall time"),
-    (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b(?! ?(?:factorial|design|experiment))", r"size \1"),
-    (r"\b(token|call|timeline|episode)[ -](?:level|wise)\b", r"\1"),
-    (r"\b(token|call|timeline|episode) (?:policy |pg )?loss\b(?! (?:agg|averag|mean|normali))", r"loss aggregation \1"),
-    (r"\badvantages? (?:be |are )?normali[sz]ed\b", "need advantage normalization"),
-    (r"\b(lora|adapters?) (r|rank|alpha) ?[= ]", r"\1 \2 "),
-    (r"\b(lora)(?: with)? r (?=\d)", r"\1 rank "),
-    (r"\b[tτ] ?= ?(?=\d\.\d)", "temperature "),
-    (r"\b(?:preferable|superior) to\b", "better than"),
-    (r"\binferior to\b", "worse than"),
-    (r"\blinearly\b", "linear"),
-    (r"\bbest[ -]of[ -](?:n|\d+)\b", "bestofn"),
-    (r"\bwith (?:respect|regard) to\b", "in terms of"),
-    (r"\b(?:sweep(?:s|ing)?|ablat(?:ions?|e)|grid search)\b", " "),
-    (r"\bablating\b", "removing"),
-    (rf"({_LEVEL}) ?(?:\.\.+|…) ?({_LEVEL})", r"\1 to \2"),
-    ("∈", " in "),
-    (r"^.*\bkl\b.*$", _kl_places),
-    (r"\b(?:leaving out|leave out|skipping|skip|getting rid of|turning off|switching off)\b", "removing"),
-    (
-        r"\b(linear|cosine)(?:ly)?[ -](?:decaying|annealed|annealing|decayed) (?:of )?(?:the |a )?(?:learning[ -]?rate|lr)\b",
-        r"\1 schedule",
-    ),
-    (r"\b(?:decaying|annealing|annealed|decayed) (?:the |a )?(?:learning[ -]?rate|lr)\b", "learning rate schedule"),
-    (
-        r"\b(?:decreasing|lowering|reducing) (?:the )?(?:learning[ -]?rate|lr) (?:over|during|throughout|along|in the course of)\b",
-        "learning rate schedule over",
-    ),
-    (r"\bconstant (?:learning[ -]?rate|lr)\b(?! (?:schedule|decay|of|at)\b|\s*[=\d(])", "constant schedule"),
-    (
-        r"\brewards? (?:rise|grow|increase|climb|improve|go up)s? (faster|quicker|sooner|slower)\b",
-        r"learn \1",
-    ),
-    (
-        r"\b(?:decoupled clip(?:ping)?|clip[ -]higher)(?: range)? "
-        r"(?:\(?(\d*\.\d+) ?/ ?(\d*\.\d+)\)?|\((\d*\.\d+), ?(\d*\.\d+)\))",
-        lambda match: f"clip low {match[1] or match[3]} and clip high {match[2] or match[4]}",
-    ),
-    (r"\bcosts? (?:more )?(?=wall|time)", "raise "),
-    (r"\bcosts? (?=(?:any )?(?:accuracy|reward|final|held|performance))", "lower "),
-    (
-        r"\b(?:learning[ -]?rate|lr) (?:that )?(?:start|begin)(?:s|ing)? (?:at|from|with)\b",
-        "learning rate schedule from",
-    ),
-    (r"\bwarm(?:ing|ed)?[ -]?up (?:the )?(?:learning[ -]?rate|lr)\b", "warmup"),
-    (r"\bwarm[ -]?up (?:for|over|of|during|lasting|in) (?:the first )?(\w+) steps?\b", r"warmup \1"),
-    (r"\b(\w+)[ -]steps? (?:of )?(?:linear )?(?:(?:learning[ -]?rate|lr) )?warm[ -]?up\b", r"warmup \1"),
-)
-"""How people say a level without its factor's name, and what else a plainer word stands for."""
-_LIMIT = r"(?:no more than|not more than|at most|at the most|less than|fewer than|no longer than|not longer than|under|up to|a maximum of)"
-_BOUNDED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
-    (r"\bhalf an hour\b", "30 minutes"),
-    (r"\b(?:an|one) hour and a half\b", "90 minutes"),
-    (r"\ban? (hour|day)\b", r"1 \1"),
-    (rf"\b(?:(?:in|within|taking|takes|using|use|spending|spend) )*{_LIMIT} (\d+(?:\.\d+)?) ?(hours?|hrs?|h|minutes?|mins?|days?)\b", r"within \1 \2"),
-    (r"\b(?:at least|not less than|no less than|no fewer than|not fewer than|a minimum of) (\w+) (?:random )?seeds?\b", r"minimum \1 seeds"),
-    (r"\b(\w+) or more (?:random )?seeds?\b", r"minimum \1 seeds"),
-    (r"\b(\w+) or (?:fewer|less) (?:random )?seeds?\b", r"maximum \1 seeds"),
-    (r"\b(?:between (\d+) and|(?:from )?(\d+) ?(?:to|-)) ?(\d+) (?:random )?seeds?\b", r"minimum \1\2 seeds maximum \3 seeds"),
-    (r"\bseeds (\d+(?:, ?\d+)*,? and \d+)\b", lambda m: f"{len(re.findall(r'[0-9]+', m[1]))} seeds"),
-    (r"\b(?:fewer|less) than (\d+) (?:random )?seeds?\b", lambda m: f"maximum {int(m[1]) - 1} seeds"),
-    (rf"\b{_LIMIT} (\w+) (?:random )?seeds?\b", r"maximum \1 seeds"),
-    (r"\bmore than (\d+) (?:random )?seeds?\b", lambda m: f"minimum {int(m[1]) + 1} seeds"),
-)  # fmt: skip
-"""Limits that sound like claims: `in less than half an hour`, `with no more than 6 seeds`."""
-
-
 def _normalised(text: str) -> str:
     # Superscripts first: NFKC would turn 10⁻⁵ into 10-5.
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda m: "^" + m.group().translate(_SUPERSCRIPTS), text)
     text = unicodedata.normalize("NFKC", text.translate(_DASHES)).translate(_DASHES).lower().translate(_GREEK)
-    text = re.sub(r"\breinforce ?\+\+", "reinforce pp", re.sub(r"\bdr\. ?(?=grpo)", "dr ", text))
-    for said, meant in (*_BOUNDED, *_SAID_OTHERWISE):
-        text = re.sub(said, meant, text)
+    text = re.sub(r"\breinforce ?\+\+", "reinforce pp", re.sub(r"\bdr[. ]* ?(?=grpo)", "dr ", text))
+    text = reworded(text)
     text = text.replace("**", "^").replace("_", " ")
     text = re.sub(r"(?<=[a-z])(?<!\de)-(?=[a-z0-9.])", " ", text)
     return re.sub(r"(?<=\d)-(?=[a-z])", " ", text)

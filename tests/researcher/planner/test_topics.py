@@ -126,7 +126,6 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("Does max staleness 1 hurt compared with 0?", "max_staleness", [1], [0], AUC, DOWN),
     ("Will 3 epochs per batch learn faster than 1?", "epochs", [3], [1], AUC, UP),
     ("Does an entropy bonus of 0.01 increase accuracy?", "entropy", [0.01], [0.0], ACC, UP),
-    ("Does nucleus sampling with top-p 0.9 hurt?", "top_p", [0.9], [1.0], AUC, DOWN),
     ("Which LoRA rank learns two-digit sums fastest, 4 or 8?", "lora_rank", [4], [8], AUC, UP),
     ("How does group size affect learning of one-digit sums: 2 or 4?", "group_size", [2], [4], AUC, UP),
     ("Impact of epochs on two-digit sums: 1 vs 2 vs 4", "epochs", [2, 4], [1], AUC, UP),

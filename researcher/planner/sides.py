@@ -1,0 +1,180 @@
+"""Which of a topic's levels are treatments, and which are baselines.
+
+Works on tokens and levels that are already known; refuses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from researcher.planner.levels import Level
+from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Token, phrase, words
+
+COPULAS = words("is are be was were get become becoming becomes goe go stay remain end")
+AGAINST = words(
+    "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing underperform underperforming overtake dominate instead rather over > < >= <="
+)
+BESIDE = words("against vs versus compared compare relative")
+_BEATING = AGAINST - words("instead rather over")
+_AHEAD = words("compared relative instead rather against")
+_OPENING = words("unlike versus vs")
+"""As the first word of a topic or sentence these do the same."""
+_MARKS = words("baseline control reference")
+"""What a level is called that the others are set against."""
+_TO_MARK = words("( [ , as for is be was")
+_CLOSED = words(". ? ! ; ) ]")
+_ENDS = words(". ;")
+_IN_USE = words("use using have now currently today default usual usually normally train")
+"""In a sentence of its own these say what is done so far: `we use RLOO. Would GRPO learn faster?`"""
+_MODELS = words("model policy")
+_FURTHEST_MARK = 8
+"""Before the first level, with a comma behind it: `compared to 8, is 16 better?`"""
+_CHANGES = words(
+    "from change changing switch switching go going move moving replace replacing raise raising increase increasing lower "
+    "lowering reduce reducing decrease decreasing drop dropping"
+)
+_SUFFICING = words("suffice enough sufficient adequate")
+
+
+@dataclass(frozen=True, slots=True)
+class Opposition:
+    """Which levels are treatments and which are baselines, in the order of the topic."""
+
+    treatments: tuple[Level, ...]
+    baselines: tuple[Level, ...]
+
+
+def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> Opposition:
+    """Set levels against each other.
+
+    What follows `than`, `beat`, `instead of` is the baseline; `from A to B` makes A the baseline; of two levels without such
+    a word the second is the baseline, but for `does A do, or is B better`; of more the default is, else the first.
+    """
+    first, last = levels[0].at, levels[-1].at
+    marked = _marked_baseline(found, levels)
+    if marked is not None:
+        return Opposition(tuple(level for level in levels if level is not marked), (marked,))
+    if len(levels) == 2 and _is_in_use(found, first, last):
+        return Opposition((levels[1],), (levels[0],))
+    if len(levels) == 2 and (_is_change(found, first, last) or _is_arrow(found, first, last)):
+        return Opposition((levels[1],), (levels[0],))
+    for markers, repeatable in ((AGAINST, False), (BESIDE, len(levels) > 2)):
+        cuts = [i for i in range(first, last) if found[i].key in markers]
+        if cuts and not (repeatable and len(cuts) > 1):
+            before = tuple(level for level in levels if level.at < cuts[-1])
+            return Opposition(before, tuple(level for level in levels if level.at > cuts[-1]))
+    ahead = {token.key for token in found[max(0, first - 8) : first]}
+    if (ahead & _AHEAD or _opens(found, first)) and _comma_between(found, levels):
+        return Opposition(tuple(levels[1:]), (levels[0],))
+    if len(levels) == 2:
+        asked_last = _asks_of_last(found, first, last)
+        return Opposition((levels[asked_last],), (levels[not asked_last],))
+    baseline = next((level for level in levels if level.value == default), levels[0])
+    return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
+
+
+def is_named(found: Sequence[Token], levels: Sequence[Level]) -> bool:
+    """Whether the topic says which of these is the baseline."""
+    between = {token.key for token in found[max(0, levels[0].at) : levels[-1].at]}
+    return (
+        min(level.at for level in levels) < 0
+        or bool(between & (AGAINST | BESIDE))
+        or _marked_baseline(found, levels) is not None
+    )
+
+
+def speaks_of_baseline(found: Sequence[Token], opposition: Opposition) -> bool:
+    """`is the baseline of 8 worse than 16?`: what is claimed is claimed of the baseline."""
+    if len(opposition.treatments) != 1 or len(opposition.baselines) != 1:
+        return False
+    treatment, baseline = opposition.treatments[0], opposition.baselines[0]
+    between = {token.key for token in found[max(0, baseline.at) : max(0, treatment.at)]}
+    return _marked_baseline(found, [baseline]) is not None and bool(between & _BEATING)
+
+
+def _asks_of_last(found: Sequence[Token], first: int, last: int) -> bool:
+    """`do 15 steps suffice, or are 25 better?`, `is 8 enough, or does 16 learn faster?`: the claim is the second level's."""
+    compares = BETTER | WORSE | MORE | LESS
+    if key_at(found, last - 1) in COPULAS and key_at(found, last + 1) in compares:
+        return True
+    sufficing = any(token.key in _SUFFICING for token in found[first:last])
+    return sufficing and any(key_at(found, i) in compares for i in range(last + 1, last + 6))
+
+
+def is_set_against(found: Sequence[Token], first: int, last: int, *, listed: bool = True) -> bool:
+    """Whether a word of comparing stands between two tokens, or one of listing."""
+    between = {token.key for token in found[first:last]}
+    lists = {"and", "or", "/", ",", "to", "be", "->", "=>", "equal", "match", "as"} if listed else set()
+    return bool(between & (AGAINST | BESIDE | lists))
+
+
+def _marked_baseline(found: Sequence[Token], levels: Sequence[Level]) -> Level | None:
+    """`4, 8 (baseline) and 16`, `with GRPO as the baseline`, `our baseline uses 8`: the level nearest to the mark."""
+    places = {level.at for level in levels}
+    marked = [
+        (distance, level)
+        for level in levels
+        if level.at >= 0 and (distance := _to_mark(found, level, places)) is not None
+    ]
+    return min(marked, key=lambda each: each[0])[1] if marked else None
+
+
+def _to_mark(found: Sequence[Token], level: Level, places: Container[int]) -> int | None:
+    """How far a mark stands from its level: behind it over little words, before it within its sentence and no other level."""
+    end = j = level.at + (len(phrase(level.value)) if isinstance(level.value, str) else 1)
+    while key_at(found, j) in _TO_MARK | ARTICLES | {"my"} and j not in places:
+        j += 1
+    if _is_mark(found, j) and j not in places:
+        return j - end
+    for i in range(level.at - 1, max(-1, level.at - 1 - _FURTHEST_MARK), -1):
+        if i in places or key_at(found, i) in _CLOSED:
+            return None
+        if _is_mark(found, i):
+            return level.at - i
+    return None
+
+
+def _is_mark(found: Sequence[Token], i: int) -> bool:
+    """`the baseline`; not `the reference model`, to which a KL penalty keeps."""
+    return key_at(found, i) in _MARKS and key_at(found, i + 1) not in _MODELS
+
+
+def _is_in_use(found: Sequence[Token], first: int, last: int) -> bool:
+    """`right now lr is 1e-5. Should I raise it to 1e-4?`: a sentence that says what is done, and asks for nothing."""
+    end = next((i for i in range(first, last) if found[i].key in _ENDS and found[i - 1].key != "vs"), None)
+    if end is None:
+        return False
+    start = max((i + 1 for i in range(first) if found[i].key in _CLOSED), default=0)
+    keys = {token.key for token in found[start:end]}
+    asks = {token.key for token in found[end:]} & (BETTER | WORSE | MORE | LESS | {"?"})
+    taken_up = {token.key for token in found[end:last]} & AGAINST  # `we have 8; is it better than 4?`
+    return bool(keys & _IN_USE and asks) and not taken_up and not keys & (BETTER | WORSE | AGAINST | BESIDE)
+
+
+def _opens(found: Sequence[Token], first: int) -> bool:
+    """`unlike with lr 1e-5, does …`, `versus GRPO, how …`."""
+    start = max((i + 1 for i in range(max(0, first)) if found[i].key in _CLOSED), default=0)
+    return first >= 0 and key_at(found, start) in _OPENING
+
+
+def _is_change(found: Sequence[Token], first: int, last: int) -> bool:
+    """`from 4 to 8`, `raise the group size 4 to 8`, `replace 4 by 8`."""
+    between = [token.key for token in found[first:last]]
+    if not set(between) & {"to", "by", "with"} or set(between) & (AGAINST | BESIDE | {"and", "or"}):
+        return False
+    return any(token.key in _CHANGES for token in found[:first])
+
+
+def _is_arrow(found: Sequence[Token], first: int, last: int) -> bool:
+    """`4 -> 8`."""
+    return any(token.key in ("->", "=>") for token in found[first:last])
+
+
+def _comma_between(found: Sequence[Token], levels: Sequence[Level]) -> bool:
+    return any(found[i].key == "," for i in range(levels[0].at, levels[1].at))
+
+
+def key_at(found: Sequence[Token], i: int) -> str:
+    """A token's key; nothing beyond either end."""
+    return found[i].key if 0 <= i < len(found) else ""
