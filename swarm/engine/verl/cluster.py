@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ class Cluster:
     def send_weights(self, step: int) -> str:
         """From the ranks to the replicas; returns their digest. Weights that arrived changed must not be sampled from."""
         limit_s = self.settings.sync_limit_s
-        sent = self._got(self._ranks.send_weights(step), limit_s)
+        sent = self._got(self._ranks.send_weights(step, secrets.token_hex(8)), limit_s)
         received = self._got([server.forget.remote() for server in self._servers], limit_s)
         if len({*sent, *received}) != 1:
             raise ClusterLost(f"the weights of step {step} did not reach the replicas as they were trained")
