@@ -22,7 +22,6 @@ from foundation.imports import uncollected
 from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB, available_memory, trainer_memory
 from swarm.engine.local.wire import (
-    HEADER_BYTES,
     READY,
     Export,
     Failure,
@@ -32,7 +31,7 @@ from swarm.engine.local.wire import (
     Request,
     Train,
     frame,
-    length,
+    received,
 )
 from swarm.engine.seam import EngineError, TrainingRefused
 from swarm.protocol.runspec import AS_STORED, ComputeType
@@ -103,19 +102,8 @@ def touch(size: int) -> None:
 
 def _receive(connection: socket.socket) -> Request | None:
     """The next request; None when the other side is gone."""
-    header = _read(connection, HEADER_BYTES)
-    data = _read(connection, length(header)) if header is not None else None
+    data = received(connection)
     return None if data is None else Request.model_validate_json(data, context=AS_STORED)
-
-
-def _read(connection: socket.socket, size: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < size:
-        part = connection.recv(min(size - len(parts), 1 << 20))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
 
 
 def _answer(workshop: Workshop, request: Request) -> Reply:

@@ -6,6 +6,7 @@ belongs and not lost on the way.
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +16,7 @@ from swarm.engine.seam import StepOutcome, TrainBatch
 from swarm.protocol.runspec import RunSpec
 
 HEADER_BYTES = 8
+_READ_BYTES = 1 << 20
 READY = -1
 """Number of the reply that nobody asked for: the trainer is ready."""
 
@@ -96,3 +98,19 @@ def frame(message: BaseModel) -> bytes:
 
 def length(header: bytes) -> int:
     return int.from_bytes(header, "big")
+
+
+def received(connection: socket.socket) -> bytes | None:
+    """The content of the next frame, however the system cuts it; None when the other side is gone."""
+    header = _exactly(connection, HEADER_BYTES)
+    return None if header is None else _exactly(connection, length(header))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(min(size - len(parts), _READ_BYTES))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

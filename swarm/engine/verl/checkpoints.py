@@ -52,9 +52,7 @@ def write(
         unfinished.mkdir(parents=True)
         save(unfinished)
         _seal(unfinished, state, ranks)
-        if final.exists():
-            final.rename(directory / f"{_UNFINISHED}replaced-{state.step}")
-        unfinished.rename(final)
+        _take_the_name(unfinished, final)
         _sync(directory)
     finally:
         for left in directory.glob(f"{_UNFINISHED}*"):
@@ -63,6 +61,20 @@ def write(
         doomed = directory / f"{_UNFINISHED}removed-{old}"
         folder(directory, old).rename(doomed)
         shutil.rmtree(doomed)
+
+
+def _take_the_name(unfinished: Path, final: Path) -> None:
+    """Where there is one of this step already it goes, but keeps its name when that cannot be given away. Raises: OSError."""
+    replaced = final.with_name(f"{_UNFINISHED}replaced-{final.name}")
+    if not final.exists():
+        unfinished.rename(final)
+        return
+    final.rename(replaced)
+    try:
+        unfinished.rename(final)
+    except OSError:
+        replaced.rename(final)
+        raise
 
 
 def newest(directory: Path, ranks: int) -> TrainerState | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -69,6 +71,7 @@ class Cluster:
         if settings.ranks_per_node > there:
             raise EngineError(f"{settings.ranks_per_node} ranks were asked for; this machine has {there} device(s)")
         ray.init(
+            address="local",  # whatever other cluster the environment or this machine knows
             num_cpus=2 * settings.ranks_per_node + 2,
             num_gpus=settings.ranks_per_node,
             object_store_memory=_OBJECT_STORE_BYTES,
@@ -93,9 +96,26 @@ class Cluster:
     # -- training -------------------------------------------------------------------------------------------------
 
     def all_ranks(self, method: str, *values: Any) -> list[Any]:
-        """Call a method on every rank and wait for all of them. Raises also: OSError, of a rank's own."""
+        """Call a method on every rank and wait for all of them."""
         workers = self._ranks.workers
         return self._got([getattr(worker, method).remote(*values) for worker in workers], self.settings.work_limit_s)
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Every rank writes its part into the folder. Raises also: OSError, of a rank's own."""
+        self._over_files("save_checkpoint", folder)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Every rank reads its part. Raises also: OSError, of a rank's own."""
+        self._over_files("load_checkpoint", folder)
+
+    def _over_files(self, method: str, folder: Path) -> None:
+        try:
+            self.all_ranks(method, str(folder))
+        except ClusterLost as error:
+            cause = error.__cause__.cause if isinstance(error.__cause__, RayTaskError) else None
+            if isinstance(cause, OSError):
+                raise OSError(cause.errno, cause.strerror, cause.filename) from error
+            raise
 
     def over_rows(self, method: str, rows: TensorDict) -> TensorDict:
         """Call a method on all ranks, each with its share of the rows; the answers in the order of the rows."""
@@ -115,7 +135,7 @@ class Cluster:
     def send_weights(self, step: int) -> str:
         """From the ranks to the replicas; returns their digest. Weights that arrived changed must not be sampled from."""
         limit_s = self.settings.sync_limit_s
-        sent = self._got(self._ranks.send_weights(step), limit_s)
+        sent = self._got(self._ranks.send_weights(step, secrets.token_hex(8)), limit_s)
         received = self._got([server.forget.remote() for server in self._servers], limit_s)
         if len({*sent, *received}) != 1:
             raise ClusterLost(f"the weights of step {step} did not reach the replicas as they were trained")
@@ -129,9 +149,5 @@ class Cluster:
             return list(ray.get(list(references), timeout=limit_s))
         except GetTimeoutError as error:
             raise ClusterLost(f"a part of the cluster has not answered for {limit_s:.0f} s") from error
-        except RayTaskError as error:
-            if isinstance(error.cause, OSError):
-                raise OSError(error.cause.errno, error.cause.strerror, error.cause.filename) from error
-            raise ClusterLost(f"a part of the cluster failed: {error}") from error
         except RayError as error:
             raise ClusterLost(f"a part of the cluster failed: {error}") from error

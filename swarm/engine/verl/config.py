@@ -22,8 +22,7 @@ def verl_config(settings: VerlSettings) -> Any:
         config = compose("ppo_trainer")
     OmegaConf.set_struct(config, False)
     part = config.actor_rollout_ref
-    packed = importlib.util.find_spec("flash_attn") is not None
-    part.model = OmegaConf.merge(part.model, _model(settings, packed))
+    part.model = OmegaConf.merge(part.model, _model(settings))
     part.actor = OmegaConf.merge(part.actor, _actor(settings))
     part.rollout = OmegaConf.merge(part.rollout, _rollout(settings))
     config.trainer = OmegaConf.merge(
@@ -38,13 +37,21 @@ def on_cpu() -> bool:
     return bool(get_platform().device_name == "cpu")
 
 
-def _model(settings: VerlSettings, packed: bool) -> dict[str, Any]:
-    """Rows lie one behind the other where flash attention is installed, else side by side and padded."""
+def packed(settings: VerlSettings) -> bool:
+    """Whether rows lie one behind the other in a rank's memory, else side by side and padded.
+
+    Flash attention does the former: where it is installed, and in bfloat16, the only type of ours that it computes in.
+    """
+    return settings.dtype == "bfloat16" and importlib.util.find_spec("flash_attn") is not None
+
+
+def _model(settings: VerlSettings) -> dict[str, Any]:
+    flash = packed(settings)
     return {
         "path": str(settings.model_dir),
-        "use_remove_padding": packed,
+        "use_remove_padding": flash,
         "enable_gradient_checkpointing": not on_cpu(),
-        "override_config": {"attn_implementation": "flash_attention_2" if packed else "sdpa"},
+        "override_config": {"attn_implementation": "flash_attention_2" if flash else "sdpa"},
     }
 
 

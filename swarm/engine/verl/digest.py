@@ -10,6 +10,8 @@ from torch import Tensor
 
 _STRIDE = 1_000_003
 """Positions weigh differently, so that exchanged values show."""
+_SLICE = 1 << 22
+"""Numbers of a tensor that are looked at at a time: as 64-bit integers they take eight bytes each, on the device that trains."""
 
 
 class WeightsDigest:
@@ -35,6 +37,12 @@ class WeightsDigest:
 def _sums(tensor: Tensor) -> tuple[int, int]:
     """Sums of the bits as integers, plain and weighted by position; they wrap alike on every device."""
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    bits = tensor.detach().contiguous().reshape(-1).view(width).to(torch.int64)
-    places = torch.arange(len(bits), device=bits.device, dtype=torch.int64) % _STRIDE + 1
-    return int(bits.sum()), int((bits * places).sum())
+    bits = tensor.detach().contiguous().reshape(-1).view(width)
+    sums = torch.zeros(2, device=bits.device, dtype=torch.int64)
+    for first in range(0, len(bits), _SLICE):
+        some = bits[first : first + _SLICE].to(torch.int64)
+        places = torch.arange(first, first + len(some), device=bits.device, dtype=torch.int64)
+        sums[0] += some.sum()
+        sums[1] += places.remainder_(_STRIDE).add_(1).mul_(some).sum()
+    plain, weighted = sums.tolist()
+    return plain, weighted

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from foundation import logs
 from foundation.clock import SystemClock
-from swarm.engine.local.wire import HEADER_BYTES, READY, Failure, OpenRun, Train, WriteCheckpoint, frame, length
+from swarm.engine.local.wire import READY, Failure, OpenRun, Train, WriteCheckpoint, frame, received
 from swarm.engine.seam import EngineError, TrainingRefused
 from swarm.engine.verl.settings import VerlSettings
 from swarm.engine.verl.wire import Place, Publish, Reply, Request
@@ -73,14 +73,8 @@ def _next_request(connection: socket.socket, cluster: Cluster) -> Request | None
     """
     while not select.select([connection], [], [], _LOOK_EVERY_S)[0]:
         cluster.check()
-    header = _exactly(connection, HEADER_BYTES)
-    data = _exactly(connection, length(header)) if header is not None else None
+    data = received(connection)
     return None if data is None else Request.model_validate_json(data, context=AS_STORED)
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes | None:
-    data = connection.recv(size, socket.MSG_WAITALL)
-    return data if len(data) == size else None
 
 
 def _answer(workshop: Workshop, request: Request) -> Reply:
@@ -118,7 +112,7 @@ def _carry_out(workshop: Workshop, request: Request) -> Reply:
 def _pad_token(settings: VerlSettings) -> int:
     """Any token will do, since attention never looks at padding; the model's own where it names one."""
     config = json.loads((settings.model_dir / "config.json").read_bytes())
-    return int(config.get("pad_token_id") or 0)
+    return max(0, int(config.get("pad_token_id") or 0))  # some say -1 for none
 
 
 if __name__ == "__main__":

@@ -14,6 +14,13 @@ from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 _EXTENSION = "swarm.engine.verl.worker_extension.ReplicaWorker"
+_DOORKEEPER = "swarm.engine.verl.doorkeeper.Doorkeeper"
+
+
+def ask_for(key: str, args: argparse.Namespace) -> None:
+    """Have vLLM's server, built with these arguments, ask for the key."""
+    args.api_key = [key]
+    args.middleware = [*args.middleware, _DOORKEEPER]
 
 
 class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
@@ -24,7 +31,7 @@ class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
     async def run_server(self, args: argparse.Namespace) -> None:
         """Serve with a key made here, which stands in no log, no environment and no command line."""
         self._key = secrets.token_urlsafe(32)
-        args.api_key = [self._key]
+        ask_for(self._key, args)
         await super().run_server(args)
 
     async def key(self) -> str:

@@ -16,6 +16,7 @@ from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
 from swarm.engine.verl.digest import WeightsDigest
+from swarm.engine.verl.transfer_socket import meeting
 
 
 class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
@@ -77,13 +78,14 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
         return None if output is None else output.cpu()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
-    async def send_weights(self, step: int) -> str:
-        """Send the weights to this rank's replica; returns the digest of what was sent."""
+    async def send_weights(self, step: int, word: str) -> str:
+        """Send the weights to this rank's replica; returns the digest of what was sent. word: of this change alone."""
         weights, _ = self.actor.engine.get_per_tensor_param(base_sync_done=True)
         digest = WeightsDigest()
-        await self.rollout.update_weights(
-            digest.over(weights), peft_config=None, base_sync_done=True, global_steps=step
-        )
+        with meeting(self.rollout, word):
+            await self.rollout.update_weights(
+                digest.over(weights), peft_config=None, base_sync_done=True, global_steps=step, word=word
+            )
         return digest.hexdigest()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]

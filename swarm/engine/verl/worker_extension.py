@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 
 from swarm.engine.local import output_layer
 from swarm.engine.verl.digest import WeightsDigest
+from swarm.engine.verl.transfer_socket import of_this_change
 
 
 class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
@@ -22,6 +23,7 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
 
     model_runner: Any
     _digest: WeightsDigest
+    _word: str
 
     def sampled_counts(self) -> dict[str, int]:
         """Sampled tokens of every request that the worker holds, by vLLM's internal request id."""
@@ -32,14 +34,23 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
         return self._digest.hexdigest()
 
     def update_weights_from_ipc(
-        self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = False
+        self,
+        peft_config: dict[str, Any] | None = None,
+        base_sync_done: bool = False,
+        use_shm: bool = False,
+        *,
+        word: str,
     ) -> None:
-        """Receive the ranks' weights and load them."""
+        """Receive the ranks' weights and load them. word: of this change of weights alone."""
+        self._word = word
         self._digest = WeightsDigest()
         if current_platform.is_cpu():
             self._reload(use_shm)
         else:
             super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
+
+    def _get_zmq_handle(self) -> str:
+        return of_this_change(super()._get_zmq_handle(), self._word)
 
     def _update_weights(self, weights: Iterable[tuple[str, Tensor]], **fields: Any) -> None:
         received = list(weights)

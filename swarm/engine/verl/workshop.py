@@ -85,7 +85,7 @@ class Workshop:
                 random_state=random_state(),
             )
             ranks, keep = self._cluster.settings.ranks, run.spec.checkpoint.keep
-            checkpoints.write(run.directory, state, self._save, ranks=ranks, keep=keep, best=best)
+            checkpoints.write(run.directory, state, self._cluster.save_checkpoint, ranks=ranks, keep=keep, best=best)
         return run.step
 
     def publish(self, step: int) -> dict[str, int]:
@@ -106,16 +106,20 @@ class Workshop:
         """Sampling goes on."""
         self._cluster.go_on()
 
-    def _save(self, folder: Path) -> None:
-        self._cluster.all_ranks("save_checkpoint", str(folder))
-
     def _restore(self, directory: Path, found: TrainerState) -> None:
         if found.fingerprint != self._fingerprint:
             raise EngineError(
                 f"the checkpoint of step {found.step} began with model {found.fingerprint[:12]}, but "
                 f"{self._fingerprint[:12]} is hosted; serve the model that the run was started with"
             )
-        self._cluster.all_ranks("load_checkpoint", str(checkpoints.folder(directory, found.step)))
+        folder = checkpoints.folder(directory, found.step)
+        try:
+            self._cluster.load_checkpoint(folder)
+        except OSError as error:  # the driver could read it just now
+            raise EngineError(
+                f"a rank cannot read its part of {folder}: {error}; the state directory must lie on a file system that "
+                "every node of the Ray cluster mounts under the same path"
+            ) from error
 
     def _refuse_what_is_not_here(self, spec: RunSpec) -> None:
         if spec.parameters != "full":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,3 +62,21 @@ def test_the_local_engine_names_the_engine_that_wrote_it(tmp_path: Path) -> None
     for read in (lambda: of_one_process.newest(tmp_path), lambda: of_one_process.fingerprint(tmp_path, 1)):
         with pytest.raises(EngineError, match="--engine verl"):
             read()
+
+
+def test_the_checkpoint_of_a_step_is_there_until_another_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.name == ".unfinished-1":
+            raise OSError(errno.EIO, "Input/output error", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        write(tmp_path, 1)
+    assert checkpoints.verified(tmp_path, 1, RANKS).step == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]

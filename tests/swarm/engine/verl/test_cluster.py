@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
+import types
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +45,55 @@ def test_the_nodes_of_a_cluster_that_runs_already_hear_what_vllm_is_told_here(
 
 def test_a_cluster_of_this_machines_own_inherits_it(cpu_platform: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "runtime_env" not in connected(monkeypatch)
+
+
+def test_a_cluster_of_its_own_is_no_other_that_the_machine_knows(
+    cpu_platform: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert connected(monkeypatch)["address"] == "local"
+
+
+class Rank:
+    """One whose every method fails."""
+
+    def __init__(self, cause: Exception) -> None:
+        self._cause = cause
+
+    def __getattr__(self, method: str) -> Any:
+        from ray.exceptions import RayTaskError
+
+        return types.SimpleNamespace(remote=lambda *_: RayTaskError(method, "its traceback", self._cause))
+
+
+@pytest.fixture
+def failing(cpu_platform: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A cluster of one rank whose methods fail with this."""
+    from swarm.engine.verl import cluster
+
+    def get(references: list[Exception], timeout: float) -> None:
+        raise references[0]
+
+    def made(cause: Exception) -> cluster.Cluster:
+        one = cluster.Cluster(VerlSettings(model_dir=Path("/m"), model_name="m", max_model_len=64))
+        one._ranks = types.SimpleNamespace(workers=[Rank(cause)])
+        return one
+
+    monkeypatch.setattr(cluster.ray, "get", get)
+    return made
+
+
+def test_a_file_that_a_rank_cannot_write_is_told_as_such(failing: Any) -> None:
+    one = failing(OSError(errno.ENOSPC, "No space left on device", "/state/x.pt"))
+    for use in (one.save_checkpoint, one.load_checkpoint):
+        with pytest.raises(OSError, match="No space left") as refused:
+            use(Path("/state"))
+        assert (refused.value.errno, refused.value.filename) == (errno.ENOSPC, "/state/x.pt")
+
+
+def test_a_rank_that_fails_otherwise_is_lost_whatever_its_error_is(failing: Any) -> None:
+    from swarm.engine.verl.cluster import ClusterLost
+
+    with pytest.raises(ClusterLost, match="a part of the cluster failed"):
+        failing(ConnectionError("reset by peer")).all_ranks("descend", 0.1, 0.0, 1.0)
+    with pytest.raises(ClusterLost, match="a part of the cluster failed"):
+        failing(ValueError("a shape")).load_checkpoint(Path("/state"))

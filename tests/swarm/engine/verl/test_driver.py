@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 
 from foundation.clock import SystemClock
 from swarm.engine.seam import EngineDown, EngineError
+from swarm.engine.verl.driver_process import _pad_token
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
+from swarm.engine.verl.settings import VerlSettings
 from swarm.models.folder import ModelFolder
 
 pytestmark = [
@@ -48,3 +51,10 @@ async def test_a_driver_that_is_not_booted_samples_and_trains_nothing(tiny_llama
         await engine.render("completions", {"prompt": "One"})
     with pytest.raises(EngineDown, match="open it"):
         await engine.checkpoint()
+
+
+async def test_a_model_that_names_no_padding_is_padded_all_the_same(tmp_path: Path) -> None:
+    settings = VerlSettings(model_dir=tmp_path, model_name="m", max_model_len=64)
+    for named, token in ((7, 7), (None, 0), (-1, 0)):
+        (tmp_path / "config.json").write_text(json.dumps({"pad_token_id": named}))
+        assert _pad_token(settings) == token

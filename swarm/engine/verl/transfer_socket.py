@@ -1,0 +1,46 @@
+"""Where a rank and its part of a replica meet, on one machine, to hand over weights.
+
+verl names these sockets after numbers that every cluster of one machine's own shares, in a directory that everyone writes to:
+two servers would meet each other's. So each change of weights has a word of its own, and each of its sockets a directory.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+_SCHEME = "ipc://"
+
+
+class Sender(Protocol):
+    """A rank's side, as verl has it; the handle is read when weights are sent."""
+
+    zmq_handle: str
+
+
+def of_this_change(handle: str, word: str) -> str:
+    """verl's handle (`ipc:///tmp/NAME.sock`), moved into the directory that it has for this change of weights."""
+    named = Path(handle.removeprefix(_SCHEME))
+    return f"{_SCHEME}{named.with_name(f'swarm-{word}-{named.stem}') / 's'}"
+
+
+@contextmanager
+def meeting(sender: Sender, word: str) -> Iterator[None]:
+    """Inside, the rank sends over a socket in a directory that it alone may enter, and that is gone afterwards.
+
+    Raises: FileExistsError when someone made the directory before.
+    """
+    usual = sender.zmq_handle
+    sender.zmq_handle = of_this_change(usual, word)
+    folder = Path(sender.zmq_handle.removeprefix(_SCHEME)).parent
+    try:
+        folder.mkdir(mode=0o700)
+        try:
+            yield
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        sender.zmq_handle = usual
