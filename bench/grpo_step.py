@@ -30,6 +30,7 @@ from statistics import median
 from typing import Any
 
 from bench import train_floor, turns_step
+from bench.command import run
 from bench.sums import GROUP_SIZE, MAX_TOKENS, PRECISIONS, STILL, TASKS, Sum, score, sums
 from bench.workloads import of_groups
 from foundation.clock import SystemClock
@@ -307,4 +308,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))
