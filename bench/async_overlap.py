@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 
+from bench.command import run
 from bench.run_switch import wait_for
 from bench.serving import ServerProcess
 from bench.sums import LEARNING_RATE
@@ -188,4 +189,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from bench.command import run
 from foundation.clock import SystemClock
 from swarm.engine.local.inference import VllmInference
 from swarm.engine.local.supervisor import ChildCommand
@@ -90,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

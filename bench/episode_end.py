@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -24,10 +24,12 @@ from dataclasses import dataclass, field
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
 
+from bench.command import run
 from bench.connection import Connection
+from bench.crowd import portion, together
 from bench.serving import ServerProcess
+from foundation.arguments import count, whole
 
 PHASES = ("claim", "call", "end")
 GROUP_SIZE = 8
@@ -93,8 +95,8 @@ class Client:
 
 
 def run_clients(
-    index: int, address: tuple[str, int], run_id: str, counts: tuple[int, int], barrier: Barrier, results: Any
-) -> None:
+    index: int, address: tuple[str, int], run_id: str, counts: tuple[int, int], barrier: Barrier
+) -> dict[str, PhaseTimes]:
     """One client process: `counts` are its clients, and the episodes of each."""
 
     async def main() -> dict[str, PhaseTimes]:
@@ -113,34 +115,25 @@ def run_clients(
             await connection.close()
         return times
 
-    results.put(asyncio.run(main()))
+    return asyncio.run(main())
 
 
 def measure(server: ServerProcess, clients: int, processes: int, episodes: int) -> dict[str, dict[str, float]]:
     """Seconds and latencies of each phase, over all processes."""
-    each = clients // processes
     total = clients * episodes
+    groups = clients * -(-episodes // GROUP_SIZE)
     with server.client() as http:
         spec = {
-            "batch": {"tasks": total // GROUP_SIZE + 1, "group_size": GROUP_SIZE, "max_pool_episodes": 10 * total},
+            "batch": {"tasks": groups + 1, "group_size": GROUP_SIZE, "max_pool_episodes": 10 * total},
             "sampling": {"max_tokens": 32},
         }
         created = http.post("/swarm/v1/runs", json={"spec": spec}).raise_for_status()
         run_id = created.json()["run_id"]
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(processes), context.Queue()
     host, port = server.url.removeprefix("http://").split(":")
-    workers = [
-        context.Process(
-            target=run_clients, args=(index, (host, int(port)), run_id, (each, episodes), barrier, results), daemon=True
-        )
-        for index in range(processes)
+    shares = [
+        (index, (host, int(port)), run_id, (portion(clients, processes, index), episodes)) for index in range(processes)
     ]
-    for worker in workers:
-        worker.start()
-    gathered: list[dict[str, PhaseTimes]] = [results.get(timeout=600) for _ in workers]
-    for worker in workers:
-        worker.join()
+    gathered: list[dict[str, PhaseTimes]] = together(run_clients, shares)
     return {name: _summed([times[name] for times in gathered]) for name in PHASES}
 
 
@@ -159,23 +152,26 @@ def _summed(times: list[PhaseTimes]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--episodes", type=int, default=128, help="per client")
+    parser.add_argument("--clients", type=count, default=32)
+    parser.add_argument(
+        "--processes", type=count, default=4, help="that the clients are in; no more than there are clients"
+    )
+    parser.add_argument("--episodes", type=whole(2), default=128, help="per client")
     parser.add_argument("--state-dir", type=Path, help="default: a fresh folder in the temporary directory")
     args = parser.parse_args()
+    processes = min(args.processes, args.clients)
     with (
         tempfile.TemporaryDirectory() as scratch,
         ServerProcess(args.state_dir or Path(scratch) / "state", "--log-level", "warning") as server,
     ):
-        phases = measure(server, args.clients, args.processes, args.episodes)
+        phases = measure(server, args.clients, processes, args.episodes)
     for name in PHASES:
         print(json.dumps({"phase": name, **phases[name]}))
-    n = args.clients // args.processes * args.processes * args.episodes
+    n = args.clients * args.episodes
     seconds = phases["claim"]["seconds"] + phases["end"]["seconds"]
     summary = {"bench": "episode_end", "n": n, "seconds": round(seconds, 3), "per_s": round(n / seconds)}
-    print(json.dumps(summary | {"clients": args.clients, "processes": args.processes, "calls_per_episode": CALLS}))
+    print(json.dumps(summary | {"clients": args.clients, "processes": processes, "calls_per_episode": CALLS}))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

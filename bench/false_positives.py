@@ -23,6 +23,7 @@ import asyncio
 import json
 import math
 import secrets
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import stats
 
+from bench.command import run
 from bench.made_up_studies import Ending, Laboratory, World, instrument, simulate
 from researcher.models import Plan, Verdict
 from researcher.planner.graph import PlanOptions, plan_study
@@ -232,4 +234,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(run(main))

@@ -24,6 +24,7 @@ import asyncio
 import json
 import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from typing import Any
 import httpx
 from scipy import stats
 
+from bench.command import run
 from bench.connection import Connection
 from bench.serving import ServerProcess
 from swarm.engine.local.recorded_answer import chat_body
@@ -314,4 +316,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -9,6 +9,10 @@ side to learn to answer in fewer tokens, so that all steps are of the same model
 trl_sampled_tokens): at a rate that it learns at, ours answers in half the tokens after five steps, and TRL's in bfloat16 does
 not learn. All of these are medians.
 
+TRL samples with transformers' own `generate`, not with vLLM, and runs in its environment as it was installed: without the memory
+allocator and the OpenMP settings that our server and our trainer run with. Ours stay in memory, idle, while TRL makes a step, and
+TRL while ours do. dtype is what ours compute in, which TRL's precision may not be; cpu is what both ran on.
+
 ratio is of that step; ratio_turns of the *turns* step (`bench.turns_step`: 4 episodes of 8 turns over a prompt of 780 tokens),
 where TRL computes in the precision that was its fastest on sums. ratio_at_floor and ratio_turns_at_floor are what they would be if
 our steps were nothing but the matrix products that they cannot do without (`bench.train_floor --whole`): no more can be had
@@ -20,18 +24,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench import train_floor, turns_step
+from bench.command import run
 from bench.sums import GROUP_SIZE, MAX_TOKENS, PRECISIONS, STILL, TASKS, Sum, score, sums
 from bench.workloads import of_groups
+from foundation.arguments import count
 from foundation.clock import SystemClock
 from foundation.ids import derived_seed
 from swarm.engine.local.engine import LocalEngine
@@ -131,7 +139,7 @@ class Trl:
             self._process = subprocess.Popen(
                 [
                     *(str(_ENVIRONMENT / "bin" / "python"), "-m", "bench.trl_grpo"),
-                    *("--model", str(model), "--precision", precision, "--task", task),
+                    *("--model", str(model), "--precision", precision, "--task", task, "--scratch", str(logs)),
                 ],
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
@@ -141,6 +149,7 @@ class Trl:
             )
 
     def close(self) -> None:
+        """At any moment, also again: a step that is being made comes to nothing."""
         self._process.kill()
         self._process.communicate()
 
@@ -174,12 +183,12 @@ def ensure_trl() -> None:
     marker.write_bytes(_LOCK.read_bytes())
 
 
-def fastest_trl(task: str, model: Path, precisions: Sequence[str], logs: Path) -> Trl:
-    """TRL in the fastest of the precisions, after a step that warmed it up."""
+async def fastest_trl(task: str, model: Path, precisions: Sequence[str], logs: Path, opened: ExitStack) -> Trl:
+    """TRL in the fastest of the precisions, after a step that warmed it up. `opened` closes it; slower ones are closed at once."""
     best: tuple[float, Trl] | None = None
     for precision in precisions:
-        trl = Trl(task, model, precision, logs)
-        made = trl.step()
+        trl = opened.enter_context(closing(Trl(task, model, precision, logs)))
+        made = await asyncio.to_thread(trl.step)
         seconds = made["seconds"]
         say(task=task, side="trl", precision=precision, warm_up=True, **made)
         if best is not None:
@@ -233,15 +242,13 @@ async def side_by_side(
     """A step of each side that is not counted, then steps in turns. step: makes ours."""
     ours, theirs = [], []
     say(task=task, side="ours", warm_up=True, **await step(FIRST - 1))
-    trl = await asyncio.to_thread(fastest_trl, task, model, precisions, logs)
-    try:
+    with ExitStack() as opened:
+        trl = await fastest_trl(task, model, precisions, logs, opened)
         for number in range(FIRST, FIRST + steps):
             ours.append(await step(number))
             say(task=task, side="ours", step=number, **ours[-1])
             theirs.append(await asyncio.to_thread(trl.step))
             say(task=task, side="trl", step=number, precision=trl.precision, **theirs[-1])
-    finally:
-        trl.close()
     return Compared(ours, theirs, trl.precision)
 
 
@@ -265,7 +272,9 @@ async def measure(
         **by_sums.summary(),
         "ratio": round(by_sums.ratio, 2),
         "ratio_at_floor": round(by_sums.ratio_at(step_floor(model_name, str(middle))), 2),
+        "dtype": engine.info.dtype,
         "trl_precision": by_sums.precision,
+        "cpu": cpu(),
         "steps": steps,
         **by_turns.summary("turns_"),
         "ratio_turns": round(by_turns.ratio, 2),
@@ -287,6 +296,13 @@ def floor_share(model_name: str) -> dict[str, float]:
     return {"train_share_of_floor": found["train_share_of_floor"]}
 
 
+def cpu() -> str:
+    """What Linux calls this machine's processor, and how many cores this process may use."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'unnamed'}, {len(os.sched_getaffinity(0))} cores"
+
+
 def say(**fields: Any) -> None:
     rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
     print(json.dumps(rounded), flush=True)
@@ -295,8 +311,8 @@ def say(**fields: Any) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.grpo_step", description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--steps", type=int, default=7, help="measured steps of each side")
-    parser.add_argument("--turns-steps", type=int, default=3, help="measured steps of each side on *turns*")
+    parser.add_argument("--steps", type=count, default=7, help="measured steps of each side")
+    parser.add_argument("--turns-steps", type=count, default=3, help="measured steps of each side on *turns*")
     parser.add_argument("--trl-precision", nargs="+", default=PRECISIONS, choices=PRECISIONS, metavar="PRECISION")
     args = parser.parse_args()
     ensure_trl()
@@ -307,4 +323,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

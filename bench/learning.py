@@ -33,6 +33,7 @@ from typing import Any
 
 from scipy import stats
 
+from bench.command import run
 from bench.serving import ServerProcess
 from foundation.paths import visible_files
 from researcher.executor.collection import collect_whole
@@ -232,4 +233,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

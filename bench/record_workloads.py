@@ -13,6 +13,7 @@ import asyncio
 import json
 import random
 import re
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Any
 import httpx
 
 from bench.clerk import EPISODES, MAX_TOKENS, TOWNS, TURNS, Clerk, goods, ledger
+from bench.command import run
 from bench.run_switch import wait_for
 from bench.serving import ServerProcess
 from bench.workloads import Workload, of_traces, path_of
@@ -164,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

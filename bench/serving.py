@@ -44,13 +44,13 @@ class ServerProcess:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=inherited | dict(environ or {})
             )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
+        try:
+            self.url = self._said_url()
+        except BaseException:  # a signal, too: nobody else knows of the process yet
+            self.process.terminate()
             self.process.wait()
-            self.process.stdout.close()
-            raise DidNotStart(self.log_path.read_text()[-4000:])
-        self.url: str = json.loads(line)["url"]
+            self._close()
+            raise
         self.pid = int(json.loads((state_dir / "server.json").read_text())["pid"])
         """The server's own, whatever wraps it."""
 
@@ -80,6 +80,14 @@ class ServerProcess:
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60.0, trust_env=False, **options)
+
+    def _said_url(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            raise DidNotStart(self.log_path.read_text()[-4000:])
+        return str(json.loads(line)["url"])
 
     def _close(self) -> None:
         assert self.process.stdout is not None

@@ -1,8 +1,9 @@
 """How many episodes per second does one server manage with 10 to 5,000 clients at once, and what does its memory grow with?
 
 A client is one keep-alive connection that claims an episode, makes a call through /v1/chat/completions (echo engine) and
-ends it with a reward, again and again. Eight episodes share a task, and the server trains on them meanwhile. At each level
-a fresh server is timed from the first claim to the last end; its memory is read with nobody connected, and at its highest.
+ends it with a reward, again and again. Eight episodes share a task, and the server trains on them meanwhile; every process
+makes whole tasks, so that none is left half done, and episodes are rounded up to that. At each level a fresh server is
+timed from the first claim to the last end; its memory is read with nobody connected, and at its highest.
 
 Then a soak on one more server: --soak episodes by 100 clients. Memory should grow with what is open, not with what has
 passed: rss_growth_mb is what the server has at the end beyond what it had after the first tenth, which fills its caches.
@@ -13,8 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import resource
+import sys
 import tempfile
 import threading
 import time
@@ -22,17 +23,20 @@ from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from queue import Empty
 from statistics import quantiles
 from typing import Any, Self
 
+from bench.command import run
 from bench.connection import Connection
+from bench.crowd import portion, together
 from bench.serving import ServerProcess
+from foundation import arguments
 
 LEVELS = (10, 100, 1000, 5000)
 GROUP_SIZE = 8
 SOAK_CLIENTS = 100
-WARM_SHARE = 0.1
+SOAK_PARTS = 10
+"""The first of them fills the caches."""
 ACTIONS = ("claim", "call", "end")
 _SAMPLE_S = 0.25
 _OPENED_AT_ONCE = 64
@@ -115,9 +119,7 @@ class Crew:
         return answer
 
 
-def run_clients(
-    index: int, address: tuple[str, int], run_id: str, counts: tuple[int, int], barrier: Barrier, results: Any
-) -> None:
+def run_clients(index: int, address: tuple[str, int], run_id: str, counts: tuple[int, int], barrier: Barrier) -> Share:
     """One client process: `counts` are its clients, and the episodes of all of them."""
 
     async def main() -> Share:
@@ -137,19 +139,18 @@ def run_clients(
         await asyncio.gather(*(connection.close() for connection in connections))
         return crew.share
 
-    results.put(asyncio.run(main()))
+    return asyncio.run(main())
 
 
 class Load:
     """A server's run, and processes of clients on it."""
 
     def __init__(self, server: ServerProcess, clients: int, processes: int) -> None:
-        self._server = server
         self._clients = clients
         self._processes = min(processes, clients)
         host, port = server.url.removeprefix("http://").split(":")
         self._address = host, int(port)
-        groups = -(-clients // GROUP_SIZE) + self._processes
+        groups = whole_groups(clients) + self._processes
         spec = {
             "batch": {"tasks": groups, "group_size": GROUP_SIZE, "max_pool_episodes": 4 * groups * GROUP_SIZE},
             "sampling": {"max_tokens": 32},
@@ -158,32 +159,20 @@ class Load:
             self._run_id = http.post("/swarm/v1/runs", json={"spec": spec}).raise_for_status().json()["run_id"]
         self._parts = 0
 
-    def work(self, episodes: int) -> list[Share]:
-        """So many more episodes, to their last end. Raises: RuntimeError when a client process fails."""
-        context = multiprocessing.get_context("spawn")
-        barrier, results = context.Barrier(self._processes), context.Queue()
-        workers = []
-        for share in range(self._processes):
-            counts = _part(self._clients, self._processes, share), _part(episodes, self._processes, share)
-            arguments = (self._parts, self._address, self._run_id, counts, barrier, results)
-            workers.append(context.Process(target=run_clients, args=arguments, daemon=True))
+    def work(self, groups: int) -> list[Share]:
+        """So many more groups of episodes, to their last end. Raises: RuntimeError when a client process fails."""
+        shares = []
+        for index in range(self._processes):
+            clients = portion(self._clients, self._processes, index)
+            episodes = GROUP_SIZE * portion(groups, self._processes, index)
+            shares.append((self._parts, self._address, self._run_id, (clients, episodes)))
             self._parts += 1
-        for worker in workers:
-            worker.start()
-        found: list[Share] = []
-        while len(found) < len(workers):
-            try:
-                found.append(results.get(timeout=1.0))
-            except Empty:
-                if any(worker.exitcode for worker in workers):
-                    raise RuntimeError(f"a client process failed; the server's log: {self._server.log_path}") from None
-        for worker in workers:
-            worker.join()
-        return found
+        return together(run_clients, shares)
 
 
-def _part(whole: int, parts: int, index: int) -> int:
-    return whole // parts + (index < whole % parts)
+def whole_groups(episodes: int) -> int:
+    """The fewest groups that hold so many episodes."""
+    return -(-episodes // GROUP_SIZE)
 
 
 def summed(shares: list[Share]) -> dict[str, float]:
@@ -201,16 +190,17 @@ def level(clients: int, processes: int, episodes: int, state_dir: Path) -> dict[
     """A fresh server under so many clients at once."""
     with ServerProcess(state_dir, "--log-level", "warning") as server, Memory(server.pid) as memory:
         idle_mb = memory.now_mb()
-        found = summed(Load(server, clients, processes).work(episodes))
+        found = summed(Load(server, clients, processes).work(whole_groups(episodes)))
     return {"clients": clients} | found | {"rss_idle_mb": round(idle_mb, 1), "rss_peak_mb": round(memory.peak_mb, 1)}
 
 
 def soak(episodes: int, clients: int, processes: int, state_dir: Path) -> dict[str, float]:
-    """Ten parts on one server, with its memory after each."""
+    """Parts on one server, of a group each at least, with its memory after each."""
+    groups = max(SOAK_PARTS, whole_groups(episodes))
     with ServerProcess(state_dir, "--log-level", "warning") as server, Memory(server.pid) as memory:
         load, done, warm_mb = Load(server, clients, processes), 0, 0.0
-        for part in range(round(1 / WARM_SHARE)):
-            share = summed(load.work(_part(episodes, round(1 / WARM_SHARE), part)))
+        for part in range(SOAK_PARTS):
+            share = summed(load.work(portion(groups, SOAK_PARTS, part)))
             done += int(share["n"])
             now_mb = memory.now_mb()
             warm_mb = warm_mb or now_mb
@@ -233,10 +223,12 @@ def allow_open_files(wanted: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--levels", type=int, nargs="*", default=LEVELS, help="clients at once")
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--episodes", type=int, default=2000, help="at each level at least; two per client where more")
-    parser.add_argument("--soak", type=int, default=100_000, help="episodes; 0 for none")
+    parser.add_argument("--levels", type=arguments.count, nargs="*", default=LEVELS, help="clients at once")
+    parser.add_argument("--processes", type=arguments.count, default=4)
+    parser.add_argument(
+        "--episodes", type=arguments.count, default=2000, help="at each level at least; two per client where more"
+    )
+    parser.add_argument("--soak", type=arguments.whole(0), default=100_000, help="episodes; 0 for none")
     args = parser.parse_args()
     allow_open_files(max([*args.levels, SOAK_CLIENTS]) + 512)
     rates: dict[int, float] = {}
@@ -254,4 +246,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.command import run
 from bench.workloads import NAMES, Workload, path_of
 from foundation.clock import SystemClock
 from swarm.engine.lesson import branches, select
@@ -192,4 +193,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from bench.command import run
 from bench.workloads import NAMES, Workload, path_of
 from swarm.engine.lesson import branches, select
 from swarm.engine.local.forward import Policy
@@ -307,4 +308,4 @@ def summary(rows: dict[str, dict[str, Any]], dtype: ComputeType) -> dict[str, An
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

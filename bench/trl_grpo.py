@@ -1,7 +1,10 @@
 """TRL's GRPOTrainer, one optimiser step per line on standard input; answers each with its seconds and the tokens that it sampled,
 as a JSON line.
 
-Runs in an environment of its own (requirements/trl.txt): python -m bench.trl_grpo --model DIR --precision float32 --task sums
+Runs in an environment of its own (requirements/trl.txt):
+
+    python -m bench.trl_grpo --model DIR --precision float32 --task sums --scratch DIR
+
 Turns are taken as TRL's own loop over tools takes them: the whole conversation is read again at each turn, by its token ids,
 and is trained as one sequence in which only the model's tokens count.
 """
@@ -28,25 +31,28 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--precision", choices=PRECISIONS, required=True)
     parser.add_argument("--task", choices=("sums", "turns"), required=True)
+    parser.add_argument("--scratch", required=True, help="a folder for what TRL may write; it saves no model")
     args = parser.parse_args()
-    trainer = _sums(args.model, args.precision) if args.task == "sums" else _turns(args.model, args.precision)
+    make = _sums if args.task == "sums" else _turns
+    trainer = make(args.model, args.precision, args.scratch)
     _say(ready=True)
     trainer.train()
 
 
-def _sums(model: str, precision: str) -> Any:
+def _sums(model: str, precision: str, scratch: str) -> Any:
     def reward(completions: list[Any], completion_ids: list[list[int]], total: list[int], **_: Any) -> list[float]:
         _SAMPLED.append(sum(map(len, completion_ids)))
         return [score(made[0]["content"], right) for made, right in zip(completions, total, strict=True)]
 
     rows = [
         {"prompt": [{"role": "user", "content": task.question}], "total": task.total}
-        for step in range(_STEPS)
+        for step in range(1, _STEPS + 1)
         for task in sums(step)
     ]
     return _trainer(
         model,
         precision,
+        scratch,
         rows,
         reward,
         per_device_train_batch_size=16,
@@ -56,13 +62,14 @@ def _sums(model: str, precision: str) -> Any:
     )
 
 
-def _turns(model: str, precision: str) -> Any:
+def _turns(model: str, precision: str, scratch: str) -> Any:
     def reward(coins: list[float], **_: Any) -> list[float]:
         return coins
 
     trainer = _trainer(
         model,
         precision,
+        scratch,
         [{"prompt": [{"role": "user", "content": str(step)}]} for step in range(1, _STEPS + 1)],
         reward,
         rollout_func=_played,
@@ -105,7 +112,14 @@ def _played(prompts: list[Any], trainer: Any) -> dict[str, Any]:
 
 
 def _trainer(
-    model: str, precision: str, rows: list[dict[str, Any]], reward: Any, *, rollout_func: Any = None, **shape: int
+    model: str,
+    precision: str,
+    scratch: str,
+    rows: list[dict[str, Any]],
+    reward: Any,
+    *,
+    rollout_func: Any = None,
+    **shape: int,
 ) -> Any:
     from datasets import Dataset  # type: ignore[import-not-found,unused-ignore]  # in its own environment
     from transformers import TrainerCallback
@@ -126,7 +140,7 @@ def _trainer(
             _SAMPLED.clear()
 
     config = GRPOConfig(
-        output_dir="/tmp/trl-grpo-is-not-saved",
+        output_dir=scratch,
         use_cpu=True,
         bf16=precision == "autocast",
         model_init_kwargs={"dtype": "bfloat16" if precision == "bfloat16" else "float32"},
