@@ -21,7 +21,9 @@ check: $(VENV)/.dev-ready  ## format, lint, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: $(VENV)/.dev-ready  ## every benchmark; JSON lines
+# Not among them: `learning` (hours; `python -m bench.learning --what NAME`) and `train_floor`, which grpo_step runs itself.
+# grpo_step makes .venv-trl from requirements/trl.txt at its first run, and downloads what is pinned there.
+bench: $(VENV)/.dev-ready  ## the benchmarks of BENCHES, one after the other; JSON lines
 	@for name in $(BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
 
 setup: $(VENV)/.dev-ready

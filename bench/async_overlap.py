@@ -4,7 +4,8 @@ One real server (vLLM and the trainer), one agent: it is asked for a one-digit s
 with what the tool said, and hands that answer to the tool. A tool takes log-normal time, median 2 s and sigma 1, the same for
 each episode in both arms. An arm is a run of its own: `max_staleness` 0 waits for each step's weights before the next episode
 begins, 1 goes on with the weights that are there. Timed is from an arm's start until its last step is made; then its final
-weights answer held-out sums. The difference of the two held-out rewards is set against its own noise: two standard errors.
+weights answer held-out sums. 0 comes first, after a run of one step that is not counted. not_worse says that 1's held-out
+reward is not below 0's by more than the noise of their difference: two standard errors.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bench.command import run
 from bench.run_switch import wait_for
 from bench.serving import ServerProcess
 from bench.sums import LEARNING_RATE
+from foundation.arguments import count
 from foundation.ids import derived_seed
 from studies.arithmetic.reward import score
 from studies.arithmetic.workflow import tasks
@@ -91,7 +93,14 @@ class Agent:
         return str(answer.json()["choices"][0]["message"]["content"] or "")
 
 
-async def run_arm(url: str, staleness: int, steps: int) -> Arm:
+def run_arm(url: str, http: httpx.Client, staleness: int, steps: int) -> Arm:
+    """A run, until the server is idle again."""
+    arm = asyncio.run(train_and_answer(url, staleness, steps))
+    wait_for(http, lambda status: status["phase"] == "idle", "the stop")
+    return arm
+
+
+async def train_and_answer(url: str, staleness: int, steps: int) -> Arm:
     """Train, then evaluate the final weights."""
     async with SwarmClient(url) as client, httpx.AsyncClient(timeout=300, trust_env=False, limits=_LIMITS) as http:
         agent = Agent(http)
@@ -152,7 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="bench.async_overlap", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=8, help="of each arm")
+    parser.add_argument("--steps", type=count, default=8, help="of each arm")
     parser.add_argument("--engine", choices=("local", "echo"), default="local")
     args = parser.parse_args()
     model = "smollm2-135m" if args.engine == "local" else "echo"
@@ -163,9 +172,9 @@ def main() -> int:
         server.client() as http,
     ):
         wait_for(http, lambda status: status["engine"]["warm"], "the engine")
+        run_arm(server.url, http, staleness=0, steps=1)
         for staleness in (0, 1):
-            arm = arms[staleness] = asyncio.run(run_arm(server.url, staleness, args.steps))
-            wait_for(http, lambda status: status["phase"] == "idle", "the stop")
+            arm = arms[staleness] = run_arm(server.url, http, staleness, args.steps)
             say(
                 max_staleness=staleness,
                 episodes=arm.episodes,
@@ -181,7 +190,7 @@ def main() -> int:
         ratio=arms[1].per_hour / arms[0].per_hour,
         reward_difference=difference,
         noise_floor=floor,
-        within_noise=difference >= -floor,
+        not_worse=difference >= -floor,
         heldout_sums=len(arms[0].rewards),
         steps=args.steps,
     )

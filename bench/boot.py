@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.command import run
+from foundation.arguments import count
 from foundation.clock import SystemClock
 from swarm.engine.local.inference import VllmInference
 from swarm.engine.local.supervisor import ChildCommand
@@ -76,7 +77,7 @@ def forks(model: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=count, default=3)
     args = parser.parse_args()
     kinds = ["spawned", "forked"] if forks(args.model) else ["spawned"]
     boots: dict[str, list[float]] = {kind: [] for kind in kinds}

@@ -34,6 +34,7 @@ from scipy import stats
 
 from bench.command import run
 from bench.made_up_studies import Ending, Laboratory, World, instrument, simulate
+from foundation.arguments import count, whole
 from researcher.models import Plan, Verdict
 from researcher.planner.graph import PlanOptions, plan_study
 
@@ -225,8 +226,8 @@ async def measure(studies: int, seed: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=2000, help="default %(default)s")
-    parser.add_argument("--seed", type=int, default=None, help="drawn when not given, and printed")
+    parser.add_argument("--studies", type=count, default=2000, help="default %(default)s; one of each kind at least")
+    parser.add_argument("--seed", type=whole(0), default=None, help="drawn when not given, and printed")
     args = parser.parse_args()
     seed = secrets.randbits(31) if args.seed is None else args.seed
     print(json.dumps({"seed": seed, "studies": args.studies}), flush=True)

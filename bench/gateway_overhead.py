@@ -11,7 +11,7 @@ streaming, and not. The ways take turns in rounds, each first in every other one
 Every answer has the same number of tokens (ignore_eos). The first round of each setting is not counted: prompts are cached
 after it. A machine's own pace drifts by more than the gateway costs, so a setting's ratio is the median over rounds of
 gateway's tokens per second ÷ direct's *in the same round*, with the 95 % interval that the order of the rounds' ratios gives
-(no assumption on how they are distributed). ratio is the worst over all settings, with that setting's interval;
+(no assumption on how they are distributed; it takes six rounds at least, which --seconds does not cut short). ratio is the worst over all settings, with that setting's interval;
 ttft_added_ms is the median over calls of what the gateway adds to the time to the first event of a stream, at the worst
 number of agents. control_ms is processor time of the server's own process for one call: on a machine whose cores all sample,
 that is what the gateway takes from vLLM, and it is the same however busy the machine is.
@@ -39,9 +39,12 @@ from scipy import stats
 from bench.command import run
 from bench.connection import Connection
 from bench.serving import ServerProcess
+from foundation import arguments
 from swarm.engine.local.recorded_answer import chat_body
 
 AGENTS = (1, 16, 64)
+LEAST_ROUNDS = 6
+"""Between the least and the greatest of five values the median lies in 94 % of cases only."""
 PATH = "/v1/chat/completions"
 CLIENT = "bench"
 _BOOT_LIMIT_S = 600.0
@@ -196,10 +199,11 @@ async def make_call(
 
 
 async def compare(setting: Setting, ways: dict[str, Any], seconds: float, max_tokens: int) -> dict[str, Tally]:
-    """All ways in turns, the order turned round each time; the first round warms up. Whole pairs of rounds, for `seconds`."""
+    """All ways in turns, the order turned round each time; the first round warms up. Whole pairs of rounds, for `seconds`, and
+    no fewer than an interval needs."""
     tallies = {name: Tally() for name in ways}
     number, until = 0, math.inf
-    while number % 2 == 0 or time.monotonic() < until:
+    while number % 2 == 0 or number <= LEAST_ROUNDS or time.monotonic() < until:
         order = list(ways)
         for name in order if number % 2 == 0 else reversed(order):
             taken = await ways[name].turn(setting, max_tokens)
@@ -212,9 +216,14 @@ async def compare(setting: Setting, ways: dict[str, Any], seconds: float, max_to
 
 
 def middle(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and the 95 % interval between two of the values in order (binomial, as in a sign test)."""
+    """The median, and the 95 % interval between two of the values in order (binomial, as in a sign test).
+
+    Raises: ValueError when there are fewer values than such an interval takes.
+    """
+    if len(values) < LEAST_ROUNDS:
+        raise ValueError(f"a 95 % interval takes {LEAST_ROUNDS} values, got {len(values)}")
     inner = sorted(values)
-    cut = max(1, int(stats.binom.ppf(0.025, len(inner), 0.5)))
+    cut = int(stats.binom.ppf(0.025, len(inner), 0.5))
     return median(inner), inner[cut - 1], inner[-cut]
 
 
@@ -270,10 +279,10 @@ def socket_of(state_dir: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--agents", type=int, nargs="+", default=AGENTS)
-    parser.add_argument("--calls", type=int, default=1, help="of each agent in a turn, one after the other")
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--seconds", type=float, default=120.0, help="that each setting is measured for")
+    parser.add_argument("--agents", type=arguments.count, nargs="+", default=AGENTS)
+    parser.add_argument("--calls", type=arguments.count, default=1, help="of each agent in a turn, one after the other")
+    parser.add_argument("--max-tokens", type=arguments.count, default=48)
+    parser.add_argument("--seconds", type=arguments.number, default=120.0, help="that each setting is measured for")
     parser.add_argument("--plain", action="store_true", help="also as a bare client that wants no log-probabilities")
     args = parser.parse_args()
     lines = []

@@ -7,7 +7,8 @@ equal for every seed. They come in turn (the first seed, then its control, then 
 conditions; what trains nothing is the same for all algorithms, which share their controls.
 
 One JSON line per trial, kept in DIR/learning-INSTRUMENT.jsonl; what stands there already, for the same instrument and settings,
-is not run again, so that the whole may be done in pieces (`--limit-s`: no trial begins after that). The last line sums up:
+by the same engine and model, on the same device and in the same number type, is not run again, so that the whole may be done in
+pieces (`--limit-s`: no trial begins after that). The echo engine learns nothing: it needs a DIR of its own. The last line sums up:
 gain is held-out reward after training less before, mean over seeds; against is the mean of gain less the control's gain at
 the same seed, with its 95 % t interval over seeds.
 """
@@ -20,30 +21,34 @@ import hashlib
 import io
 import json
 import math
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from pydantic import ValidationError
 from scipy import stats
 
 from bench.command import run
 from bench.serving import ServerProcess
+from foundation.arguments import count, number
 from foundation.paths import visible_files
+from foundation.strict import explain
 from researcher.executor.collection import collect_whole
 from researcher.planner.instruments import DECLARATION, InstrumentFolder, read_instrument
 from swarm.client import RunSpec, SwarmClient
 from swarm.client.trial import client_id, run_blueprint
+from swarm.engine.local.device import compute_type, device_for
 from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
 from swarm.protocol.runspec import merge_patch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
 _SUMS = "arithmetic"
 WHAT: dict[str, tuple[str, dict[str, Any]]] = {
     "mix": ("cocktail", {}),
@@ -59,6 +64,28 @@ ARMS = ("learning", "control")
 CONTROL = {"optimizer": {"learning_rate": 0.0}}
 MAIN = ""
 """The role of an instrument's own model, beside its further roles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What carries trials out: an engine and its model, a device, and the number type that is computed in."""
+
+    engine: str
+    model: str
+    device: str
+    dtype: str
+
+    @classmethod
+    def here(cls, trial: Trial, engine: str) -> Setting:
+        """What a server of this machine takes for a trial."""
+        device = device_for(None) if engine == "local" else "cpu"
+        default = compute_type(device) if engine == "local" else "float32"
+        dtype = trial.spec(MAIN).computed_in(default).dtype
+        return cls(engine, model_of(trial.folder, engine), device, dtype)
+
+    def made(self, line: dict[str, Any]) -> bool:
+        """Whether it carried out the trial of a line."""
+        return asdict(self).items() <= line.items()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,59 +204,104 @@ def trials(
             yield Trial(folder, arm, seed, changes if arm == "control" else merge_patch(changes, learning or {}))
 
 
-def serve(folder: InstrumentFolder, engine: str, scratch: Path, stack: ExitStack) -> dict[str, str]:
+def model_of(folder: InstrumentFolder, engine: str) -> str:
+    return folder.instrument.model if engine == "local" else "echo"
+
+
+def serve(folder: InstrumentFolder, setting: Setting, scratch: Path, stack: ExitStack) -> dict[str, str]:
     """A server for every model of the instrument, by role; one after the other, so that each sees what memory is left."""
     urls: dict[str, str] = {}
     longest = folder.instrument.defaults.run.get("max_model_len")
     arguments = ["--log-level", "warning", *(["--max-model-len", str(longest)] if longest else [])]
     for role in (MAIN, *folder.instrument.roles):
-        model = folder.instrument.model if engine == "local" else "echo"
-        server = ServerProcess(scratch / f"server-{role}", *arguments, engine=engine, model=model)
+        server = ServerProcess(scratch / f"server-{role}", *arguments, engine=setting.engine, model=setting.model)
         urls[role] = stack.enter_context(server).url
-        asyncio.run(_ready(urls[role]))
+        asyncio.run(_ready(urls[role], setting))
     return urls
 
 
-async def _ready(url: str) -> None:
+async def _ready(url: str, setting: Setting) -> None:
     async with SwarmClient(url) as swarm:
         async for status in swarm.statuses():
             if status.phase == "failed":
                 raise SystemExit(f"{url}: {status.failed.reason if status.failed else 'its engine failed'}")
             if status.phase != "booting":
+                if status.engine.device != setting.device:
+                    raise SystemExit(
+                        f"{url}: computes on {status.engine.device}, and was to compute on {setting.device}"
+                    )
                 return
 
 
-def main() -> None:
+def as_changes(text: str) -> dict[str, Any]:
+    """A JSON object. Raises: ArgumentTypeError."""
+    try:
+        changes = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from error
+    if not isinstance(changes, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return changes
+
+
+def faults(wanted: Sequence[Trial]) -> str:
+    """What is wrong with the runs of these trials; empty when nothing is."""
+    try:
+        for trial in wanted:
+            for role in (MAIN, *trial.folder.instrument.roles):
+                trial.spec(role)
+    except ValidationError as error:
+        return "; ".join(str(fault) for fault in explain(error, RunSpec))
+    return ""
+
+
+def parsed() -> tuple[argparse.Namespace, list[Trial]]:
+    """The options, and the trials that they ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", choices=sorted(WHAT), required=True)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=count, default=3)
     parser.add_argument("--engine", choices=("local", "echo"), default="local")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no trial after that")
-    parser.add_argument("--set", type=json.loads, default={}, metavar="JSON", help="changes to the run's defaults")
-    parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results")
+    parser.add_argument("--limit-s", type=number, default=math.inf, help="begin no trial after that")
+    parser.add_argument("--set", type=as_changes, default={}, metavar="JSON", help="changes to the run's defaults")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that its servers end with it
-    began = time.monotonic()
+    if args.engine == "echo" and args.results.resolve() == RESULTS:
+        parser.error(
+            "--engine echo: its figures do not belong among the measured ones; name another folder by --results"
+        )
     study, learning = WHAT[args.what]
-    folder = read_instrument(ROOT / "studies" / study)
-    wanted = list(trials(folder, args.seeds, args.set, learning))
+    wanted = list(trials(read_instrument(ROOT / "studies" / study), args.seeds, args.set, learning))
+    if wrong := faults(wanted):
+        parser.error(f"--set: {wrong}")
+    return args, wanted
+
+
+def kept(file: Path, setting: Setting) -> dict[str, dict[str, Any]]:
+    """The lines of a file that were measured in this setting, by their keys."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {line["key"]: line for line in lines if setting.made(line)}
+
+
+def main() -> None:
+    args, wanted = parsed()
+    began, folder = time.monotonic(), wanted[0].folder
+    setting = Setting.here(wanted[0], args.engine)
     args.results.mkdir(parents=True, exist_ok=True)
-    file = args.results / f"learning-{study}.jsonl"
-    known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    lines = {line["key"]: line for line in known if line["key"] in {trial.key for trial in wanted}}
+    file = args.results / f"learning-{folder.path.name}.jsonl"
+    known = kept(file, setting)
+    lines = {trial.key: known[trial.key] for trial in wanted if trial.key in known}
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         urls: dict[str, str] = {}
         for trial in wanted:
             if trial.key in lines or time.monotonic() - began > args.limit_s:
                 continue
-            urls = urls or serve(folder, args.engine, Path(scratch), stack)
-            lines[trial.key] = line = asyncio.run(carry_out(trial, urls))
-            with file.open("a") as kept:
-                kept.write(json.dumps(line) + "\n")
-            sys.stdout.write(json.dumps(line) + "\n")
-            sys.stdout.flush()
+            urls = urls or serve(folder, setting, Path(scratch), stack)
+            lines[trial.key] = line = asyncio.run(carry_out(trial, urls)) | asdict(setting)
+            with file.open("a") as results:
+                results.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
     for role in (MAIN, *folder.instrument.roles):
-        sys.stdout.write(json.dumps(summary(args.what, list(lines.values()), role)) + "\n")
+        print(json.dumps(summary(args.what, list(lines.values()), role) | asdict(setting)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """How long after a second run is posted on a warm server is its first claim granted?
 
 The first run trains one step, so that the weights have to be put back, and is stopped. Timed: from before
-`POST /swarm/v1/runs` of the second run to the 200 of a claim that was sent right after it.
+`POST /swarm/v1/runs` of the second run to the 200 of a claim that was sent right after it. seconds is the slowest of all
+switches, median_s the median.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import httpx
 
 from bench.command import run
 from bench.serving import ServerProcess
+from foundation.arguments import count
 
 _BOOT_LIMIT_S = 300
 _SPEC = {
@@ -73,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("local", "echo"), default="local")
     parser.add_argument("--model", default=None, help="default: smollm2-135m, or echo")
-    parser.add_argument("--switches", type=int, default=3)
+    parser.add_argument("--switches", type=count, default=3)
     args = parser.parse_args()
     model = args.model or ("smollm2-135m" if args.engine == "local" else "echo")
     seconds = []

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from bench.command import run
 from bench.workloads import NAMES, Workload, path_of
+from foundation.arguments import count
 from foundation.clock import SystemClock
 from swarm.engine.lesson import branches, select
 from swarm.engine.local.device import compute_type
@@ -173,7 +174,7 @@ def main() -> int:
     )
     parser.add_argument("--workload", default="groups", help=f"{', '.join(NAMES)}, or a file that holds one")
     parser.add_argument("--model", default="smollm2-135m", help="name, or path of a folder")
-    parser.add_argument("--steps", type=int, default=4, help="measured steps; with --whole, rounds")
+    parser.add_argument("--steps", type=count, default=4, help="measured steps; with --whole, rounds")
     parser.add_argument("--whole", action="store_true", help="the floor of sampling and training together")
     parser.add_argument("--here", action="store_true", help="in this process, whatever its memory settings")
     args = parser.parse_args()
@@ -183,12 +184,12 @@ def main() -> int:
         return 0
     model = Path(args.model) if Path(args.model).is_dir() else resolve(args.model).path
     workload = Workload.load(path_of(args.workload) if args.workload in NAMES else Path(args.workload))
-    bench, tried = ("step_floor", measure_whole) if args.whole else ("train_floor", measure)
+    tried = measure_whole if args.whole else measure
     found = {
         name: round(value, 3)
         for name, value in tried(model, workload.batch(dtype=compute_type("cpu"), **_SPEC), args.steps).items()
     }
-    print(json.dumps({"bench": bench, "workload": workload.name, **found}))
+    print(json.dumps({"bench": "train_floor", "whole": args.whole, "workload": workload.name, **found}))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,20 @@ ROOT = Path(__file__).parents[2]
 ENDLESS = {
     "run_switch": ["--engine", "echo", "--switches", "1000000"],
     "swarm_scale": ["--levels", *["2"] * 1000, "--episodes", "16"],
+}
+
+BAD = {
+    "run_switch": ["--switches", "0"],
+    "swarm_scale": ["--levels", "0"],
+    "episode_end": ["--processes", "0"],
+    "false_positives": ["--studies", "0"],
+    "boot": ["--rounds", "0"],
+    "gateway_overhead": ["--agents", "0"],
+    "async_overlap": ["--steps", "0"],
+    "tree_training": ["--repeats", "0"],
+    "train_floor": ["--steps", "0"],
+    "grpo_step": ["--turns-steps", "0"],
+    "learning": ["--what", "mix", "--seeds", "0"],
 }
 
 
@@ -51,3 +66,13 @@ def test_a_bench_that_a_signal_ends_leaves_no_process_and_no_folder(
     assert (bench.returncode, errors) == (code, f"{said}\n")
     assert list(tmp_path.iterdir()) == []
     assert running_with(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_count_of_none_is_refused_in_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *BAD[name]])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module(f"bench.{name}").main()
+    assert "must be a whole number, at least 1" in capsys.readouterr().err
