@@ -38,6 +38,13 @@ class Amendment:
         if self.seeds == 1:
             raise ValueError("1 seed per arm shows no spread: at least 2 are needed, 3 or more are better")
 
+    @property
+    def told(self) -> str:
+        """What changes, in words."""
+        seeds = "" if self.seeds is None else f"{self.seeds} seeds per arm"
+        budget = "" if self.wall_s is None else f"budget {self.wall_s:g} s"
+        return ", ".join(filter(None, (seeds, budget)))
+
 
 def answer_gate(store: Store, checkpoints: str, study_id: str, answer: Answer, *, gate: str | None = None) -> str:
     """Answer where the study waits; returns the gate's name.
@@ -91,7 +98,8 @@ def amend(
     _check_budget(amended, study.options)
     with owned_now(store, study_id) as mine:
         mine.save_plan(study_id, amended)
-        mine.record_event(study_id, "amended", {"version": amended.version, "because": because, "by": by})
+        told = {"version": amended.version, "hash": amended.digest(), "because": because, "by": by}
+        mine.record_event(study_id, "amended", told | {"changed": change.told})
         if open_gate(mine, study_id) is not None:  # what was asked about is no more: ask about what is now
             gates = Gates(mine, lambda name, asked: Gate(checkpoints, study_id, name).ask(asked))
             with suppress(Halted):

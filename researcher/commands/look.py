@@ -183,7 +183,7 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
     worker = worker_of(home, study.id)
     lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", study.topic]
     lines += [_trial_line(trial) for trial in home.store.trials(study.id)]
-    for kind in ("repaired", "decision"):
+    for kind in ("amended", "repaired", "decision"):
         lines += [event_text(event) for event in home.store.events(study.id, limit=100_000, kind=kind)]
     for record in home.store.verdicts(study.id):
         effect = record.effect
@@ -230,6 +230,9 @@ def event_text(event: Event) -> str:
     if event.kind == "repaired":
         files = ", ".join(detail.get("files", ()))
         return f"the code was mended by {detail['by']} ({files}) after {detail['trial']}: {detail['reason']}"
+    if event.kind == "amended":
+        changed = f" ({detail['changed']})" if detail.get("changed") else ""
+        return f"the plan was amended by {detail['by']} to version {detail['version']}{changed}: {detail['because']}"
     if event.kind == MODELS_KEPT:
         return f"{detail['models']} models are kept in {detail['in']}"
     if event.kind == MODELS_NOT_KEPT:

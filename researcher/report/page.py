@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from researcher.analysis.censoring import censored
 from researcher.analysis.knowledge import trained_models
@@ -86,6 +87,11 @@ class Page:
     def only(self) -> HypothesisPart | None:
         """The hypothesis, where the plan has one."""
         return self.hypotheses[0] if len(self.hypotheses) == 1 else None
+
+    @property
+    def amendments(self) -> list[dict[str, Any]]:
+        """What was made of the first plan, by whom and why: the journal's details, in order."""
+        return [event.detail for event in self.data.events if event.kind == "amended"]
 
     @property
     def stood_in(self) -> list[str]:

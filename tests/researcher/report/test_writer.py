@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from researcher.models import Branch, Condition, Factor, HostedModel, StudyData, TrialEvidence
+from researcher.models import Branch, Condition, Event, Factor, HostedModel, StudyData, TrialEvidence
 from researcher.report.verify import verify
 from researcher.report.writer import TEMPLATES, Written, write_report
 from tests.fakes.concluded_study import (
@@ -99,6 +99,20 @@ def test_an_engine_that_stood_in_for_the_model_is_named(tmp_path: Path) -> None:
         told = TrialEvidence(model=HostedModel(name=data.plan.model.name, engine=engine))
         ran = replace(data, trials=tuple(each.model_copy(update={"evidence": told}) for each in data.trials))
         assert (markdown(ran, tmp_path / engine).count("in whose place `echo` was served") == 2) == said
+
+
+def test_a_report_says_who_amended_the_plan_to_what_and_why(tmp_path: Path) -> None:
+    data = supported()
+    detail = {"version": 2, "hash": "ab", "because": "more <seeds>", "by": "ada", "changed": "4 seeds per arm"}
+    event = Event(seq=0, study_id="st-1", at=0.0, kind="amended", detail=detail)
+    written = write_report(replace(data, events=(event, *data.events)), tmp_path)
+    told = "by ada to version 2 (4 seeds per arm): more"
+    assert f"- Amended {told} \\<seeds>\n" in Path(written.files["markdown"]).read_text()
+    assert f"<dd>{told} &lt;seeds&gt;</dd>" in Path(written.files["html"]).read_text()
+    event = event.model_copy(update={"detail": {"version": 2, "because": "more", "by": "ada"}})  # of an earlier version
+    assert "- Amended by ada to version 2: more\n" in markdown(
+        replace(data, events=(event, *data.events)), tmp_path / "old"
+    )
 
 
 def test_a_report_says_what_was_computed_in(tmp_path: Path) -> None:
