@@ -56,11 +56,14 @@ def _model(settings: VerlSettings) -> dict[str, Any]:
 
 
 def _engine(settings: VerlSettings) -> dict[str, Any]:
+    """Entropies are computed again for the backward pass: most runs only look at them, and have none."""
     narrow = _NARROW[settings.dtype]
     return {
         "strategy": "fsdp2",
         "model_dtype": "fp32",
         "use_torch_compile": not on_cpu(),
+        "entropy_checkpointing": True,
+        "entropy_from_logits_with_chunking": True,
         "mixed_precision": {"param_dtype": narrow, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
     }
 

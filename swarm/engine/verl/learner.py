@@ -21,8 +21,9 @@ from swarm.engine.minibatches import minibatches
 from swarm.engine.schedule import learning_rate_at
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.tree import Branch
+from swarm.engine.verl.config import packed
 from swarm.engine.verl.rows import measured, tensors_of, trained, with_column
-from swarm.engine.verl.timelines import Row, filled_up, merged
+from swarm.engine.verl.timelines import Row, filled_up, merged, side_by_side
 from swarm.engine.verl.token_loss import TokenLoss
 from swarm.protocol.runspec import RunSpec
 
@@ -107,16 +108,18 @@ class Learner:
         self._cluster.all_ranks("set_loss_fn", TokenLoss(spec.algorithm))
         for epoch in range(spec.optimizer.epochs):
             for part in ready:
-                loss = self._accumulate(part, seen, first=epoch == 0)
+                loss = sum(self._accumulate(one, seen, first=epoch == 0) for one in part)
                 seen.loss += loss / len(parts) if epoch == 0 else 0.0
                 self._move(spec, rate, batch.step, seen)
         return seen
 
-    def _made_ready(self, rows: Sequence[Row], spec: RunSpec, seen: _Seen) -> TensorDict:
-        """A minibatch, with the log-probabilities that its loss compares with."""
-        batch = self._tensors(rows)
+    def _made_ready(self, rows: Sequence[Row], spec: RunSpec, seen: _Seen) -> list[TensorDict]:
+        """A minibatch in its passes, with the log-probabilities that its loss compares with."""
         seen.computed += sum(len(row.ids) for row in rows)
-        bare = batch
+        return [self._with_references(one, spec) for one in self._passes(rows)]
+
+    def _with_references(self, bare: TensorDict, spec: RunSpec) -> TensorDict:
+        batch = bare
         if spec.optimizer.epochs * spec.optimizer.minibatches > 1:
             batch = with_column(batch, "old", self._read("compute_log_prob", bare))
         if spec.algorithm.kl:
@@ -124,7 +127,7 @@ class Learner:
         return batch
 
     def _accumulate(self, batch: TensorDict, seen: _Seen, *, first: bool) -> float:
-        """The gradient of one minibatch; returns its loss. Raises: TrainingRefused."""
+        """The gradient of one pass; returns its part of the minibatch's loss. Raises: TrainingRefused."""
         answer = self._cluster.over_rows("forward_backward", batch.copy())
         told = measured(answer)
         loss = float(told["loss"])
@@ -163,8 +166,8 @@ class Learner:
                 names.append(episode.episode_id)
         rows = merged(made, names)
         if rows:
-            tensors = self._tensors(rows)
-            seen.look(tensors, self._read("compute_log_prob", tensors))
+            for one in self._passes(rows):
+                seen.look(one, self._read("compute_log_prob", one))
             self._sample_kl(rows, batch.spec, batch.step, seen)
         return seen
 
@@ -176,12 +179,19 @@ class Learner:
             chosen.append(row)
             if sum(sum(other.mask) for other in chosen) >= KL_SAMPLE:
                 break
-        tensors = self._tensors(chosen)
-        now, start = (self._read(method, tensors) for method in ("compute_log_prob", "compute_start_log_prob"))
-        seen.kls.append(kl_to_start(trained(tensors, now, "log_probs"), trained(tensors, start, "log_probs")))
+        for one in self._passes(chosen):
+            now, start = (self._read(method, one) for method in ("compute_log_prob", "compute_start_log_prob"))
+            seen.kls.append(kl_to_start(trained(one, now, "log_probs"), trained(one, start, "log_probs")))
 
-    def _tensors(self, rows: Sequence[Row]) -> TensorDict:
-        return tensors_of(filled_up(rows, self._cluster.settings.ranks), pad_token=self._pad_token)
+    def _passes(self, rows: Sequence[Row]) -> list[TensorDict]:
+        """What the ranks are given at a time, as many rows to each.
+
+        verl itself cuts rows that are packed; of rows that are padded it counts the tokens without their padding.
+        """
+        settings = self._cluster.settings
+        whole = packed(settings)
+        parts = [rows] if whole else side_by_side(rows, ranks=settings.ranks, tokens=settings.tokens_per_rank)
+        return [tensors_of(filled_up(part, settings.ranks), pad_token=self._pad_token) for part in parts]
 
     def _read(self, method: str, batch: TensorDict) -> TensorDict:
         """What the current weights, or the first ones, say of the rows; no gradient."""

@@ -80,3 +80,18 @@ def filled_up(rows: Sequence[Row], multiple: int) -> list[Row]:
     lacking = -len(rows) % multiple
     blank = Row(temperature=1.0, ids=[0, 0], advantage=[0.0] * 2, weight=[0.0] * 2, recorded=[0.0] * 2, mask=[0.0] * 2)
     return [*rows, *[blank] * lacking]
+
+
+def side_by_side(rows: Sequence[Row], *, ranks: int, tokens: int) -> list[list[Row]]:
+    """The rows in parts, of which each rank computes its share at once, padded to the longest.
+
+    tokens: so many a rank computes at once, padding included; a row that is longer is computed alone. Rows of about one length
+    come together, the longest first.
+    """
+    ordered = sorted(rows, key=lambda row: -len(row.ids))
+    parts: list[list[Row]] = []
+    while ordered:
+        count = ranks * max(1, tokens // len(ordered[0].ids))
+        parts.append(ordered[:count])
+        ordered = ordered[count:]
+    return parts

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
@@ -26,6 +27,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     def init_model(self) -> None:
         """Build the parts, and remember this rank's share of the hosted weights."""
         super().init_model()
+        _drop_nothing(self.actor.engine.module)
         self._start = {name: weight.detach().cpu().clone() for name, weight in self._shards().items()}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
@@ -96,6 +98,25 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
         """This rank's part of each weight."""
         named: dict[str, Any] = dict(self.actor.engine.module.named_parameters())
         return {name: getattr(weight, "_local_tensor", weight).detach() for name, weight in named.items()}
+
+
+def _drop_nothing(model: nn.Module) -> None:
+    """No dropout while it trains: the replicas have none, and what they sampled would have another log-probability.
+
+    verl computes steps in training mode, which gradient checkpointing needs. Modules read their rates from attributes of their
+    own or of their configuration.
+    """
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        for owner in (module, getattr(module, "config", None)):
+            rates = (
+                [name for name, value in vars(owner).items() if "drop" in name and isinstance(value, float)]
+                if owner
+                else []
+            )
+            for name in rates:
+                setattr(owner, name, 0.0)
 
 
 def _squared(tensor: Tensor) -> float:

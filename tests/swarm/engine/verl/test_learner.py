@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from foundation.clock import SystemClock
 from swarm.engine.seam import TrainBatch, TrainingRefused
@@ -23,11 +27,16 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def learner(tiny_llama: ModelFolder, cpu_platform: None) -> Iterator[Any]:
+def learner(tiny_llama: ModelFolder, cpu_platform: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Of a model that was made with dropout, which whoever samples from it leaves out."""
     from swarm.engine.verl.learner import Learner
     from tests.swarm.engine.verl.one_rank import OneRank
 
-    with OneRank(tiny_llama.path) as cluster:
+    dropping = tmp_path_factory.mktemp("models") / "tiny-llama"
+    shutil.copytree(tiny_llama.path, dropping)
+    config = json.loads((dropping / "config.json").read_bytes())
+    (dropping / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
+    with OneRank(dropping) as cluster:
         yield Learner(cluster, SystemClock(), pad_token=0)
 
 
@@ -50,6 +59,40 @@ def test_a_step_is_that_of_plain_grpo(fresh: Any, tiny_llama: ModelFolder, algor
     assert outcome.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert outcome.metrics["loss"] == pytest.approx(plain.loss, abs=1e-5)
     assert outcome.metrics["weights_change"] > 0
+
+
+def test_a_long_row_beside_short_ones_is_the_same_step_in_bounded_parts(fresh: Any, tiny_llama: ModelFolder) -> None:
+    calls = [call("long", [1, 30], [40 + at % 50 for at in range(400)])]
+    calls += [call(f"short-{at}", [1, 30, 31], [40 + at, 41, 2]) for at in range(60)]
+    made = batch(group("a", *(episode(one.call_id, float(at % 3), one) for at, one in enumerate(calls))))
+    shapes: list[tuple[int, int]] = []
+    model = fresh._cluster.rank.actor.engine.module
+    hook = model.register_forward_pre_hook(lambda *told: shapes.append(told[2]["input_ids"].shape), with_kwargs=True)
+    try:
+        outcome = fresh.learn(made)
+    finally:
+        hook.remove()
+    most = fresh._cluster.settings.tokens_per_rank
+    assert all(rows * longest <= most for rows, longest in shapes), shapes
+    plain = PlainGrpo(tiny_llama.path).step(made)
+    norm = math.sqrt(sum(float(part.norm()) ** 2 for part in plain.gradient.values()))
+    assert outcome.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert outcome.metrics["loss"] == pytest.approx(plain.loss, abs=1e-5)
+
+
+def test_an_entropy_that_is_only_looked_at_keeps_no_distribution(fresh: Any) -> None:
+    kept: list[int] = []
+
+    def look(tensor: Tensor) -> Tensor:
+        if tensor.ndim > 1 and not tensor.is_nested and tensor.is_floating_point() and bool((tensor >= 0).all()):
+            rows = tensor.detach().float().flatten(0, -2)
+            kept.append(int(rows.shape[-1] > 100 and torch.allclose(rows.sum(-1), torch.ones(len(rows)))))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
+        outcome = fresh.learn(branching_batch())
+    assert outcome.metrics["entropy"] > 0
+    assert not sum(kept)
 
 
 def test_turns_are_computed_once_and_shared_prompts_are_not(fresh: Any) -> None:

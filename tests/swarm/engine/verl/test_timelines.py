@@ -9,7 +9,7 @@ import pytest
 from swarm.engine.lesson import branches, select
 from swarm.engine.seam import TrainCall, TrainingRefused
 from swarm.engine.tree import Branch
-from swarm.engine.verl.timelines import Row, filled_up, merged
+from swarm.engine.verl.timelines import Row, filled_up, merged, side_by_side
 from tests.swarm.engine.batches import branching_batch, call
 
 
@@ -88,3 +88,20 @@ def test_rows_are_filled_up_with_rows_that_train_nothing() -> None:
     rows = filled_up(row_of(call("a", [1], [3])), 2)
     assert len(rows) == 2
     assert sum(rows[1].mask) == sum(rows[1].weight) == 0
+
+
+def test_padded_rows_are_cut_so_that_no_rank_computes_more_than_its_tokens() -> None:
+    sizes = [200] * 60 + [4000] + [1, 30_000]
+    rows = [Row(temperature=1.0, ids=[0] * size) for size in sizes]
+    parts = side_by_side(rows, ranks=2, tokens=16_384)
+    assert sorted(map(id, rows)) == sorted(id(row) for part in parts for row in part)
+    for part in parts:
+        share, longest = -(-len(part) // 2), max(len(row.ids) for row in part)
+        assert share * longest <= 16_384 or share == 1
+    assert [len(part) for part in parts] == [2, 61]
+
+
+def test_rows_of_one_length_are_one_part() -> None:
+    rows = [Row(temperature=1.0, ids=[0] * 512) for _ in range(64)]
+    assert side_by_side(rows, ranks=2, tokens=16_384) == [rows]
+    assert side_by_side([], ranks=2, tokens=16_384) == []
