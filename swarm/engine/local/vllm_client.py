@@ -36,7 +36,10 @@ _JSON = {"content-type": "application/json"}
 _CONNECT_S = 10.0
 _PATIENT = ClientTimeout(total=None, sock_connect=_CONNECT_S)
 """An answer may take as long as it takes."""
-_CONTROL = ClientTimeout(total=30.0)
+_CONTROL_S = 30.0
+_CONTROL = ClientTimeout(total=_CONTROL_S)
+_READ_S_PER_GB = 30.0
+"""Patience with weights that are read, beside that of any request: as a slow disk under a busy processor takes."""
 _MOVE = ClientTimeout(total=60.0)
 """All weights go from the device to the machine's memory, or back."""
 _PROBE = ClientTimeout(total=5.0)
@@ -145,7 +148,11 @@ class VllmClient:
 
     async def replace_weights(self, weights_dir: Path) -> None:
         """Read safetensors from `weights_dir` into the running model."""
-        await self._control("/collective_rpc", {"method": "replace_weights", "kwargs": {"folder": str(weights_dir)}})
+        await self._control(
+            "/collective_rpc",
+            {"method": "replace_weights", "kwargs": {"folder": str(weights_dir)}},
+            limit=_reading(weights_dir),
+        )
 
     async def replace_adapter(self, name: str, folder: Path) -> None:
         """Read the adapter that is served under this name anew, from `folder`. Raises: EngineError."""
@@ -186,6 +193,11 @@ class VllmClient:
         if status != 200:
             _raise_for(status, content)
         return orjson.loads(content)
+
+
+def _reading(weights_dir: Path) -> ClientTimeout:
+    size = sum(file.stat().st_size for file in weights_dir.glob("*.safetensors"))
+    return ClientTimeout(total=_CONTROL_S + _READ_S_PER_GB * size / 1e9)
 
 
 def _raise_for(status: int, content: bytes) -> None:

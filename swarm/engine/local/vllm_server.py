@@ -81,6 +81,20 @@ class ServedAdapter:
         return next(rank for rank in _RANKS if rank >= self.rank)
 
 
+def _longest(config: dict[str, Any]) -> int:
+    """Tokens that the model holds.
+
+    Of a LongRoPE model those that it was first trained for: beyond, vLLM turns all positions by other angles, transformers only those of
+    passes that are longer, and what is trained is not what was sampled.
+    """
+    longest = int(config.get("max_position_embeddings", _DEFAULT_MODEL_LEN))
+    turning = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if turning.get("rope_type", turning.get("type")) not in ("longrope", "su"):
+        return longest
+    named = "original_max_position_embeddings"
+    return min(longest, int(config.get(named) or turning.get(named) or longest))
+
+
 @dataclass(frozen=True, kw_only=True)
 class VllmSettings:
     """What is hosted, and how. max_model_len None: the model's own, at most 4096."""
@@ -106,7 +120,7 @@ class VllmSettings:
     @cached_property
     def model_len(self) -> int:
         """Longest prompt and answer together, in tokens. Raises: EngineError when the model cannot hold max_model_len."""
-        longest = int(self.config.get("max_position_embeddings", _DEFAULT_MODEL_LEN))
+        longest = _longest(self.config)
         if self.max_model_len is None:
             return min(longest, _DEFAULT_MODEL_LEN)
         if self.max_model_len > longest:

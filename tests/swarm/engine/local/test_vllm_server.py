@@ -23,7 +23,7 @@ def settings(
     folder: Path,
     template: str = "",
     tokenizer: dict[str, Any] | None = None,
-    config: dict[str, int] = CONFIG,
+    config: dict[str, Any] = CONFIG,
     **fields: Any,
 ) -> VllmSettings:
     (folder / "config.json").write_text(json.dumps(config))
@@ -44,6 +44,22 @@ def test_the_context_is_the_models_own_at_most(tmp_path: Path) -> None:
     assert settings(tmp_path, max_model_len=8192).model_len == 8192
     with pytest.raises(EngineError, match="8192 tokens at most"):
         _ = settings(tmp_path, max_model_len=9000).model_len
+
+
+@pytest.mark.parametrize(
+    "turning",
+    [
+        {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096},
+        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096}},
+    ],
+)
+def test_a_longrope_model_holds_what_it_was_first_trained_for(tmp_path: Path, turning: dict[str, Any]) -> None:
+    config = CONFIG | {"max_position_embeddings": 131_072} | turning
+    assert settings(tmp_path, config=config, max_model_len=4096).model_len == 4096
+    with pytest.raises(EngineError, match="4096 tokens at most"):
+        _ = settings(tmp_path, config=config, max_model_len=4097).model_len
+    other = CONFIG | {"max_position_embeddings": 131_072, "rope_scaling": {"rope_type": "llama3"}}
+    assert settings(tmp_path, config=other, max_model_len=100_000).model_len == 100_000
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
