@@ -121,6 +121,7 @@ async def test_series_come_from_steps_and_ledger_in_the_order_of_the_tasks() -> 
     assert (found.evidence.train_tasks, found.evidence.heldout_tasks) == (["t"], ["a", "b"])
     assert (found.evidence.changes, found.evidence.parameters) == ([], {"digits": 1})
     assert (found.evidence.model.name, found.evidence.model.fingerprint) == ("smollm2-135m", "abc")
+    assert found.evidence.model.engine == "local"
 
 
 async def test_an_episode_too_many_is_left_out_and_an_aborted_one_does_not_count() -> None:
