@@ -25,6 +25,8 @@ from researcher.report.writer import PRINTED, claims_digest, digest, render, wor
 
 _PROGRESS = ("trial_", "attempt_", "decision", "amended", "repaired")
 """How kinds of events begin that change what a report says."""
+_ANSWERS = (".diff", ".low", ".high")
+"""How claims end that every report prints which has them: effects with their intervals."""
 _MISSING = "the file is missing; `researcher report` writes it again"
 
 
@@ -102,10 +104,10 @@ def _as_sealed(claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSe
 
 
 def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Difference]:
-    """Numbers that stand nowhere in the file, whatever words stand around them."""
+    """Numbers of the answers that stand nowhere in the file, whatever words stand around them. (Others are not printed in each case.)"""
     text = path.read_text(errors="replace")
     for claim in claims:
-        if isinstance(claim.value, int | float) and PRINTED[kind](claim) not in text:
+        if claim.name.endswith(_ANSWERS) and isinstance(claim.value, int | float) and PRINTED[kind](claim) not in text:
             yield Difference(
                 claim=claim.name, expression=claim.expression, reported=claim.text, problem=f"{path.name} says another"
             )
@@ -230,7 +232,7 @@ def _findings(records: Records) -> Iterator[Difference]:
             yield Difference(claim=f"finding {name}", problem=problem)
             continue
         old, new = (found[name].model_dump(mode="json", exclude={"at"}) for found in (then, now))
-        for field in (field for field in new if old[field] != new[field]):
+        for field in (field for field in new if not _alike(old[field], new[field])):
             told = {"reported": _shown(old[field]), "recomputed": _shown(new[field])}
             problem = "the recorded finding does not follow from the study"
             yield Difference(claim=f"finding {name}", expression=field, **told, problem=problem)
@@ -292,6 +294,15 @@ def _first_difference(then: str, now: str) -> tuple[str, str, int]:
     shared = min(len(old), len(new))
     at = next((number for number in range(shared) if old[number] != new[number]), shared)
     return ("".join(old[at : at + 1])[:200], "".join(new[at : at + 1])[:200], at + 1)
+
+
+def _alike(one: object, other: object) -> bool:
+    """`_same`, of all that they hold."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return _same(one, other)
 
 
 def _same(one: object, other: object) -> bool:
