@@ -73,6 +73,33 @@ def test_a_misspelt_option_is_named_before_what_is_missing(
     assert f"(did you mean {meant}?)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said", "nearest"),
+    [
+        (["lst", "--json"], "invalid choice", ["list"]),
+        (["list", "--json", "--9"], "unrecognized arguments: --9", []),
+        (["start", "--json", "--budgte", "8h"], "did you mean --budget?", ["--budget"]),
+        (["findings", "export", "--json"], "required: FILE", []),
+        (["--json", "list"], "write it behind the command: researcher list --json", ["--json"]),
+    ],
+)
+def test_a_command_line_that_asks_for_json_is_refused_in_json(
+    arguments: list[str], said: str, nearest: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == USAGE
+    told = json.loads(capsys.readouterr().err)
+    assert said in told["error"]
+    assert told["nearest"] == nearest
+
+
+def test_what_stands_behind_two_dashes_asks_for_no_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["lst", "--", "--json"])
+    assert capsys.readouterr().err.startswith("researcher: ")
+
+
 def test_what_writing_an_instrument_cost_counts_against_the_cap_of_its_planning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
