@@ -22,7 +22,7 @@ from researcher.report.expressions import BadExpression, Evaluator
 from researcher.report.page import Page, page
 from researcher.report.records import Records, same_number
 from researcher.report.vocabulary import UnknownName, Value
-from researcher.report.writer import PRINTED, claims_digest, digest, render, wording
+from researcher.report.writer import PRINTED, claims_digest, digest, marked_claims, render, wording
 
 _PROGRESS = ("trial_", "attempt_", "decision", "amended", "repaired")
 """How kinds of events begin that change what a report says."""
@@ -110,6 +110,11 @@ def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Differen
             yield Difference(
                 claim=claim.name, expression=claim.expression, reported=claim.text, problem=f"{path.name} says another"
             )
+    known = {(claim.expression, claim.text) for claim in claims}
+    for expression, said in dict.fromkeys(marked_claims(text)):
+        if (expression, said) not in known:
+            problem = "it is marked as a claim, and is none"
+            yield Difference(claim=f"file {path.name}", expression=expression, reported=said, problem=problem)
 
 
 def _plan(records: Records) -> Iterator[Difference]:

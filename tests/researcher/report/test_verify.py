@@ -161,7 +161,7 @@ def test_a_report_that_another_version_worded_is_held_against_what_that_version_
     assert named(verify(data, report.claims, report.files, report.seal)) == {"file report.md"}
     assert verify(data, report.claims, report.files, seal) == []
     assert "H1.diff" in named(verify(changed(data, 0, finals={"auc": 0.9}), report.claims, report.files, seal))
-    assert named(verify(data, report.claims[1:], report.files, seal)) == {"report"}
+    assert named(verify(data, report.claims[1:], report.files, seal)) == {"report", "file report.html"}
     assert named(verify(data, report.claims, {"markdown": str(path)}, seal)) >= {"file html"}
     path.write_text(path.read_text() + "It holds everywhere.")
     assert named(verify(data, report.claims, report.files, seal)) == {"file report.md"}
@@ -177,6 +177,18 @@ def test_a_report_of_another_version_has_to_say_its_claims(data: StudyData, repo
     files = {**report.seal.files, kind: digest(path.read_bytes())}
     seal = report.seal.model_copy(update={"wording": "another", "files": files})
     assert "H1.diff" in named(verify(data, report.claims, report.files, seal))
+
+
+def test_a_page_of_another_version_says_its_claims_wherever_it_says_them(data: StudyData, report: Written) -> None:
+    path = Path(report.files["html"])
+    claim = next(claim for claim in report.claims if claim.name == "H1.diff")
+    marked = f">{claim.text}</data>"
+    assert path.read_text().count(marked) > 1
+    path.write_text(path.read_text().replace(marked, ">+0.9999</data>", 1))
+    files = {**report.seal.files, "html": digest(path.read_bytes())}
+    seal = report.seal.model_copy(update={"wording": "another", "files": files})
+    (found,) = verify(data, report.claims, report.files, seal)
+    assert (found.claim, found.expression, found.reported) == ("file report.html", claim.expression, "+0.9999")
 
 
 def test_findings_that_the_study_does_not_leave_are_named(data: StudyData, report: Written) -> None:
