@@ -143,9 +143,12 @@ class Branch(StrictModel):
 
 
 class Budget(StrictModel):
+    """What is enforced: of the work on trials, and how many there may be. An LLM's tokens and cost have caps of their own."""
+
     wall_s: Annotated[float, Field(gt=0)]
     trials: Annotated[int, Field(ge=1)]
-    tokens: int | None = None
+    tokens: None = None
+    """Nothing caps what agents' calls take. It stays for the hashes of plans, which have it."""
 
 
 class PlanModel(StrictModel):

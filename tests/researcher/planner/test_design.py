@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from researcher.models import Arm, Effect, Finding, Known, Plan, Verdict
+from researcher.models import Arm, Budget, Effect, Finding, Known, Plan, Verdict
 from researcher.planner.design import checked
 from researcher.planner.graph import NO_LLM, plan_study
 from researcher.planner.refusals import PlanningRefused
@@ -256,3 +257,10 @@ async def test_numbers_that_no_plan_takes_are_refused_by_name(tmp_path: Path) ->
     topic = "Does a learning rate of 1e-3 cook better than 1e-5 with steps=0?"
     with pytest.raises(PlanningRefused, match="makes no plan: steps: should be greater than or equal to 1, got 0"):
         await plan_study(topic, PlanOptions(instrument=str(folder)))
+
+
+async def test_a_budget_promises_no_cap_that_nothing_enforces() -> None:
+    budget = (await planned()).budget
+    assert budget.model_dump() == {"wall_s": budget.wall_s, "trials": budget.trials, "tokens": None}  # as it is hashed
+    with pytest.raises(ValidationError):
+        Budget.model_validate(budget.model_dump() | {"tokens": 2_000_000})
