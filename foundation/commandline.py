@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -22,20 +23,24 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that refuses abbreviations and names what was probably meant. Exits with 2 and one line on errors."""
+    """argparse that refuses abbreviations and names what was probably meant. Exits with 2 and one line on errors, which is
+    JSON where `--json` was given: `{"error", "nearest"}`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        self._as_json = False
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         given = _with_negatives(sys.argv[1:] if args is None else args)
+        for each in self._named(given):
+            each._as_json = "--json" in _before_dashes(given)
         self._refuse_misspelt(given)
         parsed, unknown = self.parse_known_args(given, namespace)
         if unknown:
-            self._chosen(given).error(f"unrecognized arguments: {' '.join(unknown)}")
+            self._named(given)[-1].error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -43,7 +48,10 @@ class Parser(argparse.ArgumentParser):
         hint = f" (did you mean {guess}?)" if guess else ""
         if guess in message.split():
             hint = f" (write it behind the command: {self.prog} {guess})"
-        sys.stderr.write(f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
+        if self._as_json:
+            sys.stderr.write(json.dumps({"error": message + hint, "nearest": [guess] if guess else []}) + "\n")
+        else:
+            sys.stderr.write(f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
         raise SystemExit(2)
 
     def options(self) -> list[str]:
@@ -58,18 +66,18 @@ class Parser(argparse.ArgumentParser):
             for name, parser in action.choices.items()
         }
 
-    def _chosen(self, given: Sequence[str]) -> Parser:
-        """The innermost command that was named, to which misspelt options belong."""
-        for word in given:
+    def _named(self, given: Sequence[str]) -> list[Parser]:
+        """This one, and the commands in it that were named, the innermost last: misspelt options belong to that."""
+        for number, word in enumerate(given):
             if word in self.commands():
-                return self.commands()[word]._chosen(given[given.index(word) + 1 :])
-        return self
+                return [self, *self.commands()[word]._named(given[number + 1 :])]
+        return [self]
 
     def _refuse_misspelt(self, given: Sequence[str]) -> None:
         """Before argparse says that the option, rightly spelt, is missing."""
-        chosen = self._chosen(given)
+        chosen = self._named(given)[-1]
         known = {*self.options(), *chosen.options()}
-        for word in itertools.takewhile(lambda word: word != "--", given):
+        for word in _before_dashes(given):
             name = word.partition("=")[0]
             if _LONG_OPTION.fullmatch(name) and name not in known and nearest(name, chosen.options()):
                 chosen.error(f"unrecognized arguments: {word}")
@@ -80,6 +88,11 @@ class Parser(argparse.ArgumentParser):
         if (choice := _CHOICE.search(message)) is not None:
             return nearest(choice.group(1), self.commands())
         return None
+
+
+def _before_dashes(words: Sequence[str]) -> list[str]:
+    """Those that may be options."""
+    return list(itertools.takewhile(lambda word: word != "--", words))
 
 
 def _with_negatives(words: Sequence[str]) -> list[str]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from foundation.paths import user_data_dir
-from researcher.gates import Gates, Halted, open_gate
-from researcher.models import Plan
+from researcher.gates import GIVEN, Gates, Halted, open_gate
+from researcher.models import Plan, StudyStatus
 from researcher.ownership import owned_now
 from researcher.planner.gate import Answer, Gate
-from researcher.store.errors import WrongState
+from researcher.store.errors import LeaseHeld, WrongState
 from researcher.store.store import Store
 
 _WORDS = {"approve": "approved", "reject": "rejected"}
@@ -67,6 +67,7 @@ def answer_gate(store: Store, checkpoints: str, study_id: str, answer: Answer, *
             asked.give(answer)
         except LookupError as error:  # its process died between the journal and the question
             raise WrongState(f"{name} of {study_id} is not asked yet; `researcher resume {study_id}` asks") from error
+    _note(store, study_id, name, answer)
     return name
 
 
@@ -102,8 +103,7 @@ def amend(
         mine.record_event(study_id, "amended", told | {"changed": change.told})
         if open_gate(mine, study_id) is not None:  # what was asked about is no more: ask about what is now
             gates = Gates(mine, lambda name, asked: Gate(checkpoints, study_id, name).ask(asked))
-            with suppress(Halted):
-                gates.before_plan(study_id, amended)
+            _ask_again(mine, gates, study_id, amended)
     return amended
 
 
@@ -111,6 +111,22 @@ def answer_text(answer: Answer) -> str:
     """`approved by ada: go ahead`."""
     by = f" by {answer.by}" if answer.by else ""
     return f"{_WORDS[answer.verdict]}{by}{f': {answer.words}' if answer.words else ''}"
+
+
+def _ask_again(mine: Store, gates: Gates, study_id: str, plan: Plan) -> None:
+    try:
+        gates.before_plan(study_id, plan)
+    except Halted as halt:
+        if mine.study(study_id).status is halt.status:
+            mine.set_study_status(study_id, halt.status, halt.reason)
+
+
+def _note(store: Store, study_id: str, gate: str, answer: Answer) -> None:
+    """Have the records say that the answer is there, unless somebody works on the study, who says so when he meets it."""
+    with suppress(LeaseHeld), owned_now(store, study_id) as mine:
+        mine.record_event(study_id, GIVEN, {"gate": gate, **answer.model_dump()})
+        if store.study(study_id).status is StudyStatus.WAITING:
+            mine.set_study_status(study_id, StudyStatus.WAITING, answer_text(answer))
 
 
 def _amended(plan: Plan, change: Amendment) -> Plan:

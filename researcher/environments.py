@@ -138,14 +138,21 @@ def rehearsed(
     heldout: int,
     *,
     thorough: bool = False,
+    names: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Tasks for each of these sets of parameters, drawn in a process of their own (swarm/client/rehearsal.py): in the sandbox where
     an LLM wrote the instrument, which no person need have read by then.
 
+    names: parameters that `tasks` has to take, whether these sets give them or not.
     Raises: PlanningRefused with what the instrument says, or the last line of its traceback.
     """
     name = folder.instrument.name
-    asked = {"parameters": [dict(each) for each in parameters], "heldout": heldout, "thorough": thorough}
+    asked = {
+        "parameters": [dict(each) for each in parameters],
+        "heldout": heldout,
+        "thorough": thorough,
+        "names": [*names],
+    }
     with tempfile.TemporaryDirectory(prefix="tasks-") as place:
         code, out, said = _carried_out(folder, python, json.dumps(asked), Path(place))
     if code is None:

@@ -15,6 +15,9 @@ APPROVE = ("never", "plan", "stage")
 STOPPED_ON_REQUEST = "stopped on request; `researcher resume` goes on with it"
 STOPPED_UNPLANNED = "stopped on request, before it had a plan; `researcher start` asks anew"
 
+GIVEN = "answer_given"
+"""The event of an answer that a person gives while nobody works on the study; `answered` follows once it is met."""
+
 Ask = Callable[[str, dict[str, Any]], Answer | None]
 """(gate's name, question) → a person's answer, None while there is none."""
 
@@ -86,6 +89,13 @@ def open_gate(store: Store, study_id: str) -> str | None:
     asked = [event.detail["gate"] for event in store.events(study_id, limit=100_000, kind="asked")]
     answered = {event.detail["gate"] for event in store.events(study_id, limit=100_000, kind="answered")}
     return asked[-1] if asked and asked[-1] not in answered else None
+
+
+def unanswered_gate(store: Store, study_id: str) -> str | None:
+    """The same, None also where the answer is there and nobody went on with it yet."""
+    gate = open_gate(store, study_id)
+    given = {event.detail["gate"] for event in store.events(study_id, limit=100_000, kind=GIVEN)}
+    return None if gate in given else gate
 
 
 def _by(answer: Answer) -> str:

@@ -39,7 +39,8 @@ def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
         return DONE
     defaults = folder.instrument.defaults
     python = interpreter(folder, user_data_dir())
-    (found,) = rehearsed(folder, python, [defaults.task], defaults.heldout_tasks, thorough=True)
+    names = _task_parameters(folder.instrument)
+    (found,) = rehearsed(folder, python, [defaults.task], defaults.heldout_tasks, thorough=True, names=names)
     if args.json:
         say_json({"instrument": folder.instrument.name, "python": python, **found})
         return DONE
@@ -50,6 +51,12 @@ def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
         say(f"    {what:9} {task['id']}: {task['query']}")
     say(f"    ask       {example(folder.instrument)}")
     return DONE
+
+
+def _task_parameters(instrument: Instrument) -> list[str]:
+    """What factors give to `tasks`."""
+    targets = [target for factor in instrument.factors for target in factor.targets]
+    return [target.removeprefix("task.") for target in targets if target.startswith("task.")]
 
 
 def _say(instrument: Instrument) -> None:

@@ -10,6 +10,7 @@ from foundation.commandline import UsageError
 from researcher.analysis.knowledge import told
 from researcher.commands import DONE, FAILED, OUT_OF_BUDGET, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
+from researcher.gates import unanswered_gate
 from researcher.models import (
     MODELS_KEPT,
     MODELS_NOT_KEPT,
@@ -206,7 +207,10 @@ def unattended(home: Home, study: StudyRecord) -> str:
     if study.plan_version is None:
         return "nobody works on it, and it has no plan: `researcher start` asks anew, `researcher stop` ends this one"
     detail = home.store.schedule(study.id)
-    if study.pause_requested or detail is None or not detail.get("carried"):
+    carried = detail is not None and detail.get("carried") and not study.pause_requested
+    if unanswered_gate(home.store, study.id) is not None:
+        return f"{'the daemon goes on with it once' if carried else 'nobody works on it until'} there is an answer"
+    if detail is None or not carried:
         return "nobody works on it; `researcher resume` goes on"
     now = time.time()
     opening = Timetable.of_record(detail).next_opening(now)

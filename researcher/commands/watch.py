@@ -12,7 +12,7 @@ from foundation.clock import SystemClock
 from researcher.commands import WAITING
 from researcher.commands.home import Home, open_home, say
 from researcher.commands.look import event_text, exit_code, status_command, unattended, when, worker_of
-from researcher.gates import open_gate
+from researcher.gates import unanswered_gate
 from researcher.models import StudyRecord, TrialRecord
 from researcher.schedule.daemon import daemon_lives
 from researcher.store.journal import Journal
@@ -60,7 +60,7 @@ class _Watch:
         """Whether a daemon goes on by itself with a study that nobody works on: at once, or when its window opens."""
         store, now = self._home.store, self._clock.monotonic()
         carried = (store.schedule(study.id) or {}).get("carried") and study.plan_version is not None
-        if not carried or study.pause_requested or open_gate(store, study.id) is not None:
+        if not carried or study.pause_requested or unanswered_gate(store, study.id) is not None:
             return False
         if daemon_lives():
             self._daemon_seen = now

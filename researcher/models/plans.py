@@ -143,9 +143,12 @@ class Branch(StrictModel):
 
 
 class Budget(StrictModel):
+    """What is enforced: of the work on trials, and how many there may be. An LLM's tokens and cost have caps of their own."""
+
     wall_s: Annotated[float, Field(gt=0)]
     trials: Annotated[int, Field(ge=1)]
-    tokens: int | None = None
+    tokens: None = None
+    """Nothing caps what agents' calls take. It stays for the hashes of plans, which have it."""
 
 
 class PlanModel(StrictModel):
@@ -266,7 +269,7 @@ class Plan(StrictModel):
     def settings(self) -> dict[str, object]:
         """What is set for all arms, by factors' targets; an arm's own levels come on top."""
         roles = {name: role.run for name, role in self.roles.items()}
-        return dict([*_leaves("run", self.run), *_leaves("roles", roles), *_leaves("task", self.task)])
+        return dict(leaves({"run": self.run, "roles": roles, "task": self.task}))
 
     @property
     def held(self) -> list[tuple[str, object]]:
@@ -333,13 +336,13 @@ def trial_key(plan_hash: str, arm: str, seed: int) -> str:
     return f"{plan_hash[:16]}/{arm}/{seed}"
 
 
-def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
+def leaves(settings: Mapping[str, object], beneath: str = "") -> Iterator[tuple[str, object]]:
     """Settings that hold no further ones, by dotted name."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _leaves(f"{name}.{key}", inner)
-    else:
-        yield name, value
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{beneath}{key}.")
+        else:
+            yield f"{beneath}{key}", value
 
 
 def _has_adapters(fields: Mapping[str, Any], target: str, level: Scalar) -> bool:

@@ -230,6 +230,10 @@ class StudyData:
     """What a reader must know and the records do not say: amendments, a server that was replaced."""
     altered: Mapping[str, Sequence[tuple[str, Any, Any]]] = field(default_factory=dict)
     """Of rows of hypotheses and stages that do not say what the plan says: columns, as stored, as planned, by `hypothesis H1`."""
+    decided: Mapping[str, Sequence[str]] | None = None
+    """Stages after which each hypothesis has a verdict on record. None: not asked."""
+    attempts: Mapping[str, Sequence[AttemptRecord]] | None = None
+    """By the trial's key, the first one first. None: not asked."""
     findings: tuple[Finding, ...] = ()
     """Which the study left behind."""
 

@@ -103,7 +103,15 @@ def _refuse_lengths(instrument: Instrument, reading: Reading) -> None:
 
 
 def design(topic: str, model: str, folder: InstrumentFolder, reading: Reading, options: PlanOptions) -> Plan:
-    """The plan, not yet priced or checked."""
+    """The plan, not yet priced or checked. Raises: PlanningRefused, also for numbers that no plan takes."""
+    try:
+        return _designed(topic, model, folder, reading, options)
+    except ValidationError as error:
+        problems = [str(problem) for problem in explain(error, Plan)]
+        raise PlanningRefused(f"this makes no plan: {'; '.join(problems)}", problems) from error
+
+
+def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading, options: PlanOptions) -> Plan:
     instrument, defaults = folder.instrument, folder.instrument.defaults
     _refuse_lengths(instrument, reading)
     reading = _with_effect(instrument, reading)

@@ -210,15 +210,24 @@ def _inconsistencies(instrument: Instrument) -> Iterable[str]:
 
 
 def _wrong_targets(instrument: Instrument) -> Iterable[str]:
-    """Targets that nothing answers to. A run target is tried on a RunSpec."""
+    """Targets that nothing answers to. A run target is tried on a RunSpec, once the runs without it are right."""
+    wrong_runs = list(_wrong_runs(instrument))
+    yield from wrong_runs
     for factor in instrument.factors:
         for target in factor.targets:
-            yield from _wrong_target(factor, target, instrument)
-    for name, further in instrument.roles.items():
-        yield from _wrong_run(f"roles.{name}.run", instrument.defaults.run, further.run)
+            if not (wrong_runs and target.startswith(("run.", "roles."))):
+                yield from _wrong_target(factor, target, instrument)
     for metric in instrument.metrics:
         if metric.role is not None and metric.role not in instrument.roles:
             yield f"metrics.{metric.name}.role: there is no role {metric.role!r}"
+
+
+def _wrong_runs(instrument: Instrument) -> Iterable[str]:
+    """What is wrong with the runs that the instrument declares: its own first, which those of its roles are laid over."""
+    own = list(_wrong_run("defaults.run", instrument.defaults.run, {}))
+    yield from own
+    for name, further in instrument.roles.items() if not own else ():
+        yield from _wrong_run(f"roles.{name}.run", instrument.defaults.run, further.run)
 
 
 def _wrong_target(factor: Factor, target: str, instrument: Instrument) -> Iterable[str]:

@@ -131,7 +131,7 @@ def page(records: Records) -> Page:
         outcome=_outcome(records),
         rule=_rule(records),
         study=study,
-        budget=_budget(ledger, plan),
+        budget=_budget(ledger),
         stages=[(stage, _stage(ledger, stage)) for stage in plan.stages],
         known=[_known(ledger, known) for known in plan.known if isinstance(known, Known)],
         hypotheses=hypotheses,
@@ -202,14 +202,9 @@ def _study(ledger: Ledger) -> Claims:
     return {name: ledger.claim(f"study.{name}", text, style) for name, (text, style) in asked.items()}
 
 
-def _budget(ledger: Ledger, plan: Plan) -> Claims:
-    styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT, "tokens": Style.COUNT}
-    limits = plan.budget.model_dump()
-    return {
-        kind: ledger.claim(f"budget.{kind}", call("budget", kind), style)
-        for kind, style in styles.items()
-        if limits[kind] is not None
-    }
+def _budget(ledger: Ledger) -> Claims:
+    styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT}
+    return {kind: ledger.claim(f"budget.{kind}", call("budget", kind), style) for kind, style in styles.items()}
 
 
 def _stage(ledger: Ledger, stage: Stage) -> Claims:

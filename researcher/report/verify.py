@@ -1,7 +1,7 @@
 """Does a report still follow from the records? Every claim is computed again, offline; each difference is named.
 
-Checked: the plan's hash and its rows in SQL, the recorded verdicts, findings and decisions, every claim's value and text, and the files byte
-for byte.
+Checked: the plan's hash and its rows in SQL, the recorded attempts, verdicts, findings and decisions, every claim's value and text, and the
+files byte for byte.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from pydantic import BaseModel
 
 from researcher.analysis.decide import Decision
 from researcher.analysis.knowledge import findings_of
-from researcher.models import Claim, Effect, ReportSeal, StudyData, VerdictRecord
+from researcher.models import Claim, Effect, ReportSeal, StudyData, TrialRecord, TrialStatus, VerdictRecord
+from researcher.models.plans import leaves
 from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator
 from researcher.report.page import Page, page
 from researcher.report.records import Records, same_number
 from researcher.report.vocabulary import UnknownName, Value
-from researcher.report.writer import PRINTED, claims_digest, digest, render, wording
+from researcher.report.writer import PRINTED, claims_digest, digest, marked_claims, render, wording
 
 _PROGRESS = ("trial_", "attempt_", "decision", "amended", "repaired")
 """How kinds of events begin that change what a report says."""
@@ -66,7 +67,7 @@ def verify(
     found = [*_plan(records), *_claims(records, claims)]
     try:
         whole = page(records)
-        found += [*_verdicts(records), *_findings(records), *_decisions(records)]
+        found += [*_attempts(records), *_verdicts(records), *_findings(records), *_decisions(records)]
         if seal is not None and reworded(seal):
             found += _as_sealed(claims, files, seal)
         else:
@@ -111,6 +112,11 @@ def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Differen
             yield Difference(
                 claim=claim.name, expression=claim.expression, reported=claim.text, problem=f"{path.name} says another"
             )
+    known = {(claim.expression, claim.text) for claim in claims}
+    for expression, said in dict.fromkeys(marked_claims(text)):
+        if (expression, said) not in known:
+            problem = "it is marked as a claim, and is none"
+            yield Difference(claim=f"file {path.name}", expression=expression, reported=said, problem=problem)
 
 
 def _plan(records: Records) -> Iterator[Difference]:
@@ -185,6 +191,50 @@ def _over(records: Records) -> bool:
     return bool(records.path) and records.path[-1].action != "stage"
 
 
+_OUTCOMES = {
+    TrialStatus.DONE: ("done",),
+    TrialStatus.FAILED: ("failed", "withdrawn"),
+    TrialStatus.PLANNED: ("failed", "withdrawn"),
+}
+"""Of the last attempt at a trial; of any other trial it is open."""
+_SETTLED_BY_SERVERS = ("dtype", "checkpoint.keep")
+"""Fields of a spec that a server may hold otherwise than they were sent."""
+
+
+def _attempts(records: Records) -> Iterator[Difference]:
+    """What was tried against what came of it."""
+    recorded = records.data.attempts
+    if recorded is None:
+        return
+    for trial in records.data.trials:
+        tried = recorded.get(trial.key, ())
+        numbers, outcomes = [each.number for each in tried], [each.outcome for each in tried]
+        wanted = _OUTCOMES.get(trial.status, ("open",))
+        subject = f"attempts {trial.key}"
+        if numbers != list(range(1, trial.attempt + 1)):
+            told = {"reported": trial.attempt, "recomputed": len(numbers)}
+            yield Difference(claim=subject, **told, problem="the trial counts other attempts than are on record")
+        elif outcomes and (outcomes[-1] not in wanted or {"done", "open"} & {*outcomes[:-1]}):
+            problem = f"their outcomes ({', '.join(outcomes)}) are not those of a trial that is {trial.status}"
+            yield Difference(claim=subject, problem=problem)
+        elif tried and trial.status is TrialStatus.DONE:
+            yield from _spec(subject, trial, tried[-1].spec)
+
+
+def _spec(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Iterator[Difference]:
+    """What the last attempt was to run, against what its server says was run; a change on the way is a sentinel's."""
+    held = trial.evidence.spec if trial.evidence and not trial.evidence.changes else None
+    if held is None:
+        return
+    ran = dict(leaves(held))
+    for path, value in leaves(sent):
+        if path in ran and path not in _SETTLED_BY_SERVERS and not _same(value, ran[path]):
+            told = {"reported": _shown(value), "recomputed": _shown(ran[path])}
+            yield Difference(
+                claim=subject, expression=path, **told, problem="the server ran another spec than was sent"
+            )
+
+
 def _verdicts(records: Records) -> Iterator[Difference]:
     recorded = {record.hypothesis: record for record in records.data.verdicts}
     for name in recorded.keys() - {now.hypothesis for now in records.conclusions.verdicts}:
@@ -206,6 +256,18 @@ def _verdicts(records: Records) -> Iterator[Difference]:
             )
         else:
             yield from _effect(subject, then, now)
+            yield from _decided_after(records, subject, now.hypothesis)
+
+
+def _decided_after(records: Records, subject: str, hypothesis: str) -> Iterator[Difference]:
+    """A verdict is given once, after the last stage: no other one stands beside it."""
+    decided = records.data.decided
+    if decided is None or not _over(records):
+        return
+    stages, last = list(decided.get(hypothesis, ())), records.path[-1].after
+    if stages != [last]:
+        problem = "the stages after which it was given are not the last one, once"
+        yield Difference(claim=subject, reported=", ".join(stages), recomputed=last, problem=problem)
 
 
 def _effect(subject: str, then: VerdictRecord, now: VerdictRecord) -> Iterator[Difference]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import unescape
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -25,6 +26,7 @@ from researcher.report.records import Records
 
 TEMPLATES = Path(__file__).parent / "templates"
 _MARKS = re.compile(r"([\\`*\[\]<|])")
+_MARKED = re.compile(r'<data value="[^"]*" title="([^"]*)">([^<]*)</data>')
 _LONGEST_QUOTATION = 600
 
 
@@ -126,6 +128,11 @@ def _marked_claim(claim: Claim) -> Markup:
 
 PRINTED: Mapping[str, Callable[[Claim], str]] = {"markdown": _plain_claim, "html": lambda claim: escape(claim.text)}
 """How the files of these kinds say a claim."""
+
+
+def marked_claims(text: str) -> list[tuple[str, str]]:
+    """What an HTML report marks as claims, in its order: expression and text."""
+    return [(unescape(expression), unescape(said)) for expression, said in _MARKED.findall(text)]
 
 
 def _code(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -59,6 +60,15 @@ class Conclusions(Sessions):
                 )
                 for row in newest.values()
             ]
+
+    def decided(self, study_id: str) -> dict[str, list[str]]:
+        """The stages after which each hypothesis has a verdict on record, whichever is the newest."""
+        with self._reading() as session:
+            chosen = select(VerdictRow.hypothesis, VerdictRow.stage).where(VerdictRow.study_id == study_id)
+            found: dict[str, list[str]] = defaultdict(list)
+            for hypothesis, stage in session.execute(chosen.order_by(VerdictRow.plan_version, VerdictRow.position)):
+                found[hypothesis].append(stage)
+        return dict(found)
 
     # -- the report's numbers -----------------------------------------------------------------------------------------
 

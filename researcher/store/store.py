@@ -68,8 +68,10 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             altered = self.altered_rows(study_id, plan)
         with readable("the rows of trials and their metrics"):
             trials = self.trials(study_id, plan_version=plan.version)
+        with readable("the rows of attempts"):
+            attempts = self.attempts_of_study(study_id)
         with readable("the rows of verdicts and findings"):
-            verdicts = self.verdicts(study_id)
+            verdicts, decided = self.verdicts(study_id), self.decided(study_id)
             findings = [each for each in self.findings(study_id=study_id) if each.recomputable]
         with readable("the rows of events and repairs"):
             events, repairs = self.events(study_id, limit=100_000), self.repairs(study_id)
@@ -83,6 +85,8 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             events=tuple(events),
             repairs=tuple(repairs),
             altered=altered,
+            decided=decided,
+            attempts=attempts,
             findings=tuple(findings),
         )
 

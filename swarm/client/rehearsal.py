@@ -1,7 +1,7 @@
 """An instrument's tasks, drawn before anything is run: `python -m swarm.client.rehearsal FOLDER WORKFLOW`.
 
 Reads a JSON object on standard input (`parameters`: a list of parameters for `tasks`; `heldout`: how many held-out tasks are
-wanted; `thorough`; perhaps `modules` that have to be there) and answers with one on standard output: `problem`, or `tasks` as they were found. Draws tasks only:
+wanted; `thorough`; perhaps `modules` that have to be there, and `names` of parameters that `tasks` has to take) and answers with one on standard output: `problem`, or `tasks` as they were found. Draws tasks only:
 no model is asked and no reward given. In a process of its own, since it runs the instrument's code.
 
 Exit codes: 0 answered, with or without a problem; 1 the instrument's code broke down (the traceback is on standard error).
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from foundation.nearest import nearest
 from swarm.client.errors import WorkflowFault
 from swarm.client.tasks import Task, each
 from swarm.client.workflow import Workflow, load_workflow
@@ -24,6 +26,8 @@ from swarm.protocol.errors import SwarmError
 
 _FEW, _MANY = 3, 200
 """Train tasks that are drawn; thoroughly, and not."""
+_POSITIONAL = 3
+"""What `tasks` is given beside its parameters: split, seed, count."""
 
 
 async def rehearse(
@@ -73,6 +77,18 @@ def _require(modules: Sequence[str]) -> None:
         raise WorkflowFault(f"this Python ({sys.executable}) has no {', '.join(missing)}, which the instrument imports")
 
 
+def _require_parameters(workflow: Workflow, names: Sequence[str]) -> None:
+    """Raises: WorkflowFault naming one that `tasks` does not take."""
+    known = inspect.signature(workflow.tasks).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values()):
+        return
+    own = list(known)[_POSITIONAL:]
+    for name in names:
+        if name not in own:
+            guess = nearest(name, own)
+            raise WorkflowFault(f"tasks takes no {name!r}" + (f"; did you mean {guess!r}?" if guess else ""))
+
+
 def _shown(task: Task) -> dict[str, str]:
     return {"id": task.id, "query": task.query}
 
@@ -84,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _require(asked.get("modules", []))
         workflow = load_workflow(Path(folder), file)
+        _require_parameters(workflow, asked.get("names", []))
         for parameters in asked["parameters"]:
             wanted = rehearse(workflow, parameters, asked["heldout"], thorough=asked["thorough"])
             found.append(asyncio.run(wanted))

@@ -106,6 +106,19 @@ def test_what_is_wrong_with_an_instrument_is_said_in_one_line(folder: Path, old:
     assert "\n" not in str(refused.value)
 
 
+def test_parameters_that_factors_set_have_to_be_there(folder: Path) -> None:
+    sound = with_code(folder, SOUND)
+    rehearsed(sound, sys.executable, [{}], 8, names=["syllables"])
+    for name, says in (
+        ("sylables", "repeat: tasks takes no 'sylables'; did you mean 'syllables'?"),
+        ("seed", "no 'seed'"),
+    ):
+        with pytest.raises(PlanningRefused, match=says):
+            rehearsed(sound, sys.executable, [{}], 8, names=[name])
+    anything = with_code(folder, SOUND.replace("*, syllables=2", "**parameters"))
+    rehearsed(anything, sys.executable, [{}], 8, names=["sylables"])
+
+
 @pytest.mark.anyio
 async def test_every_arm_of_a_plan_is_tried(folder: Path) -> None:
     code = SOUND.replace("    names", "    if syllables == 3: raise ValueError('three are too many')\n    names", 1)

@@ -33,7 +33,7 @@ from swarm.client.sync import SwarmClient
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS, example_plan
 from tests.fakes.repeat_study import FOLDER
-from tests.fakes.shown_study import at_gate, opened
+from tests.fakes.shown_study import at_gate, meet_gate, opened
 
 TOPIC = "Does a learning rate of 4e-5 learn sums faster than 1e-5?"
 
@@ -71,6 +71,33 @@ def test_a_misspelt_option_is_named_before_what_is_missing(
         main(["start", given, "x"])
     assert stopped.value.code == 2
     assert f"(did you mean {meant}?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "nearest"),
+    [
+        (["lst", "--json"], "invalid choice", ["list"]),
+        (["list", "--json", "--9"], "unrecognized arguments: --9", []),
+        (["start", "--json", "--budgte", "8h"], "did you mean --budget?", ["--budget"]),
+        (["findings", "export", "--json"], "required: FILE", []),
+        (["--json", "list"], "write it behind the command: researcher list --json", ["--json"]),
+    ],
+)
+def test_a_command_line_that_asks_for_json_is_refused_in_json(
+    arguments: list[str], said: str, nearest: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == USAGE
+    told = json.loads(capsys.readouterr().err)
+    assert said in told["error"]
+    assert told["nearest"] == nearest
+
+
+def test_what_stands_behind_two_dashes_asks_for_no_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["lst", "--", "--json"])
+    assert capsys.readouterr().err.startswith("researcher: ")
 
 
 def test_what_writing_an_instrument_cost_counts_against_the_cap_of_its_planning(
@@ -409,6 +436,48 @@ def test_a_person_who_answers_for_a_study_that_was_stopped_is_told_that_it_is(
     said = capsys.readouterr()
     assert "the daemon goes on" not in said.out + said.err
     assert "researcher resume" in said.out + said.err
+    found.store.close()
+
+
+@pytest.mark.parametrize(("carried", "goes_on"), [(True, "the daemon goes on"), (False, "`researcher resume` goes on")])
+def test_an_answer_is_told_from_the_moment_it_is_given(
+    carried: bool, goes_on: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "_STARTING_S", 0.0)
+    found, url = opened(user_data_dir())
+    waiting = at_gate(found.store, url)
+    found.store.save_schedule(waiting, {"timetable": {"zone": "UTC"}, "carried": carried})
+
+    def told(command: str) -> str:
+        main([command, waiting])
+        return capsys.readouterr().out
+
+    before = told("status")
+    assert "waits for a person's word on the plan" in before
+    assert "there is an answer" in before
+    assert "`researcher resume` goes on" not in before
+    main(["approve", waiting, "--because", "worth it"])
+    assert goes_on in capsys.readouterr().out
+    after = told("status")
+    assert "waiting (approved by" in after
+    assert ": worth it)" in after
+    assert "waits for a person's word" not in after
+    assert goes_on in after
+    assert "answer given: gate plan/1, verdict approve, words worth it" in told("watch")
+    assert meet_gate(found.store, url, waiting) is StudyStatus.RUNNING
+    found.store.close()
+
+
+def test_a_plan_that_is_amended_after_its_answer_waits_for_another(capsys: pytest.CaptureFixture[str]) -> None:
+    found, url = opened(user_data_dir())
+    waiting = at_gate(found.store, url)
+    main(["approve", waiting])
+    assert main(["amend", waiting, "--seeds", "4", "--because", "more"]) == 0
+    capsys.readouterr()
+    main(["status", waiting])
+    said = capsys.readouterr().out
+    assert "waits for a person's word on the plan" in said
+    assert "nobody works on it until there is an answer" in said
     found.store.close()
 
 

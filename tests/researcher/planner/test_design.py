@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import shutil
+from pathlib import Path
 
-from researcher.models import Arm, Effect, Finding, Known, Plan, Verdict
+import pytest
+from pydantic import ValidationError
+
+from researcher.models import Arm, Budget, Effect, Finding, Known, Plan, Verdict
 from researcher.planner.design import checked
 from researcher.planner.graph import NO_LLM, plan_study
 from researcher.planner.refusals import PlanningRefused
@@ -243,3 +247,20 @@ async def test_a_clip_range_is_the_same_below_and_above() -> None:
     }
     assert {item for arm in plan.arms for item in plan.levels_of(arm).items()} == both
     assert plan.run_fields(plan.levels_of(plan.arms[0]))["algorithm"] == {"clip_high": 0.3, "clip_low": 0.3}
+
+
+async def test_numbers_that_no_plan_takes_are_refused_by_name(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(KITCHEN.path, tmp_path / "kitchen"))
+    text = (folder / "study.toml").read_text()
+    steps = '[[factors]]\nname = "steps"\nlow = 0\n\n[[metrics]]'
+    (folder / "study.toml").write_text(text.replace("[[metrics]]", steps, 1))
+    topic = "Does a learning rate of 1e-3 cook better than 1e-5 with steps=0?"
+    with pytest.raises(PlanningRefused, match="makes no plan: steps: should be greater than or equal to 1, got 0"):
+        await plan_study(topic, PlanOptions(instrument=str(folder)))
+
+
+async def test_a_budget_promises_no_cap_that_nothing_enforces() -> None:
+    budget = (await planned()).budget
+    assert budget.model_dump() == {"wall_s": budget.wall_s, "trials": budget.trials, "tokens": None}  # as it is hashed
+    with pytest.raises(ValidationError):
+        Budget.model_validate(budget.model_dump() | {"tokens": 2_000_000})

@@ -54,6 +54,8 @@ def test_two_instruments_of_one_name_are_refused(folder: Path, tmp_path: Path) -
     [
         ('name = "schedule"\ntarget', 'name = "schedule"\ntarge', "did you mean 'factors.0.target'"),
         ("trial_s = 30.0", "trial = 30.0", "defaults.trial_s"),
+        ("trial_s = 30.0", "trial_s = -1.0", "defaults.trial_s: should be greater than 0"),
+        ("trial_s = 30.0", "trial_s = 30.0\nheldout_temperature = -1.0", "defaults.heldout_temperature"),
         ('metric = "final_reward"', 'metric = "reward"', "defaults.metric"),
         ('default = "constant"', 'default = "steady"', "one of constant, linear, cosine"),
         ("run.optimizer.warmup", "run.optimizer.warm_up", "did you mean 'optimizer.warmup'"),
@@ -72,6 +74,14 @@ def test_a_wrong_declaration_is_refused_naming_the_field(folder: Path, old: str,
         read_instrument(folder)
     assert says in str(refused.value)
     assert "study.toml" in str(refused.value)
+
+
+def test_what_is_misspelt_in_the_run_of_all_trials_is_said_once(folder: Path) -> None:
+    edit(folder, "[defaults]", "[defaults.run.optimizer]\nlearning_rte = 1e-5\n\n[defaults]")
+    with pytest.raises(PlanningRefused) as refused:
+        read_instrument(folder)
+    assert str(refused.value).count("did you mean 'optimizer.learning_rate'") == 1
+    assert "defaults.run: optimizer.learning_rte" in str(refused.value)
 
 
 def test_the_digest_covers_every_file_but_caches(folder: Path) -> None:

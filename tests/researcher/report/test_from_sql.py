@@ -113,6 +113,17 @@ def _changed(database: Path, statement: str) -> None:
             "stage extra",
         ),
         ("UPDATE findings SET verdict = 'refuted'", "finding"),
+        ("UPDATE verdicts SET stage = 'floor'", "verdict H1"),
+        (
+            "INSERT INTO verdicts SELECT study_id, plan_version, 'floor', hypothesis, -1, 'refuted', reason, effect, at FROM verdicts",
+            "reported 'floor, compare', recomputed 'compare'",
+        ),
+        ("DELETE FROM attempts WHERE trial_key LIKE '%lr=base/2'", "lr=base/2: reported 1, recomputed 0"),
+        ("UPDATE attempts SET number = 2 WHERE trial_key LIKE '%lr=base/2'", "lr=base/2: reported 1, recomputed 1"),
+        (
+            "UPDATE attempts SET outcome = 'failed' WHERE trial_key LIKE '%lr=base/2'",
+            "(failed) are not those of a trial that is done",
+        ),
         ("DELETE FROM findings", "finding"),
         ("UPDATE trials SET arm = 'abc' WHERE arm = 'lr=base' AND seed = 0", "the plan has no arm 'abc'"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from researcher.models import StudyData, TrialRecord, TrialStatus, Verdict
+from researcher.models import AttemptRecord, StudyData, TrialEvidence, TrialRecord, TrialStatus, Verdict
 from researcher.report.verify import Difference, verify
 from researcher.report.writer import Written, digest, write_report
 from tests.fakes.concluded_study import STUDIES, concluded, many_arms, supported, with_failures
@@ -161,7 +161,7 @@ def test_a_report_that_another_version_worded_is_held_against_what_that_version_
     assert named(verify(data, report.claims, report.files, report.seal)) == {"file report.md"}
     assert verify(data, report.claims, report.files, seal) == []
     assert "H1.diff" in named(verify(changed(data, 0, finals={"auc": 0.9}), report.claims, report.files, seal))
-    assert named(verify(data, report.claims[1:], report.files, seal)) == {"report"}
+    assert named(verify(data, report.claims[1:], report.files, seal)) == {"report", "file report.html"}
     assert named(verify(data, report.claims, {"markdown": str(path)}, seal)) >= {"file html"}
     path.write_text(path.read_text() + "It holds everywhere.")
     assert named(verify(data, report.claims, report.files, seal)) == {"file report.md"}
@@ -179,6 +179,18 @@ def test_a_report_of_another_version_has_to_say_its_claims(data: StudyData, repo
     assert "H1.diff" in named(verify(data, report.claims, report.files, seal))
 
 
+def test_a_page_of_another_version_says_its_claims_wherever_it_says_them(data: StudyData, report: Written) -> None:
+    path = Path(report.files["html"])
+    claim = next(claim for claim in report.claims if claim.name == "H1.diff")
+    marked = f">{claim.text}</data>"
+    assert path.read_text().count(marked) > 1
+    path.write_text(path.read_text().replace(marked, ">+0.9999</data>", 1))
+    files = {**report.seal.files, "html": digest(path.read_bytes())}
+    seal = report.seal.model_copy(update={"wording": "another", "files": files})
+    (found,) = verify(data, report.claims, report.files, seal)
+    assert (found.claim, found.expression, found.reported) == ("file report.html", claim.expression, "+0.9999")
+
+
 def test_findings_that_the_study_does_not_leave_are_named(data: StudyData, report: Written) -> None:
     [finding] = data.findings
     for found, field in (
@@ -189,6 +201,41 @@ def test_findings_that_the_study_does_not_leave_are_named(data: StudyData, repor
     ):
         told = verify(dataclasses.replace(data, findings=found), report.claims, report.files, report.seal)
         assert [(each.claim[:8], each.expression) for each in told] == [("finding ", field)]
+
+
+def test_what_was_sent_is_what_was_run(data: StudyData, tmp_path: Path) -> None:
+    sent = {"seed": 0, "dtype": "auto", "optimizer": {"learning_rate": 1e-5, "warmup": 0}, "newer": 1}
+    held = {"seed": 0, "dtype": "float32", "optimizer": {"learning_rate": 1e-5, "warmup": 0}}
+    evidence = TrialEvidence(spec=held, changes=[])
+    data = changed(data, 0, attempt=1, evidence=evidence)
+    report = write_report(data, tmp_path)
+
+    def told(spec: dict[str, Any], evidence: TrialEvidence = evidence) -> list[tuple[str, object, object]]:
+        found = changed(data, 0, evidence=evidence)
+        tried = {trial.key: attempts(trial, spec) for trial in found.trials}
+        differences = verify(dataclasses.replace(found, attempts=tried), report.claims, report.files, report.seal)
+        return [(each.expression, each.reported, each.recomputed) for each in differences if "attempts" in each.claim]
+
+    assert told(sent) == []
+    other = sent | {"optimizer": {"learning_rate": 1.0, "warmup": 0}}
+    assert told(other) == [("optimizer.learning_rate", 1.0, 1e-5)]
+    assert told(other, evidence.model_copy(update={"changes": [{"patch": {}}]})) == []
+
+
+def attempts(trial: TrialRecord, spec: dict[str, Any]) -> list[AttemptRecord]:
+    """As many as the trial counts, the last one done."""
+    made = AttemptRecord(
+        study_id="st-1",
+        trial_key=trial.key,
+        number=1,
+        server_url="http://a",
+        idempotency_key="k",
+        spec=spec,
+        outcome="done",
+        intent_at=0.0,
+        heartbeat_at=0.0,
+    )
+    return [made.model_copy(update={"number": number}) for number in range(1, trial.attempt + 1)]
 
 
 def test_verdicts_of_no_hypothesis_and_lost_decisions_are_named(data: StudyData, report: Written) -> None:
