@@ -6,12 +6,17 @@ Runs inside a replica's HTTP server, which loads it by name; the control process
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
 
-from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _OPEN = ("/health", "/version")
+_JSON = [(b"content-type", b"application/json")]
+_POLICY_VIOLATION = 1008
 
 
 class Doorkeeper:
@@ -20,17 +25,21 @@ class Doorkeeper:
     The keys are where vLLM keeps them, in the arguments that its application was built with.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: Application) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["path"] in _OPEN or _knows_a_key(scope):
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in _OPEN or _knows_a_key(scope):
             await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
-            await JSONResponse({"error": "Unauthorized"}, status_code=401)(scope, receive, send)
+            await send({"type": "http.response.start", "status": 401, "headers": _JSON})
+            await send({"type": "http.response.body", "body": b'{"error": "Unauthorized"}'})
 
 
-def _knows_a_key(scope: Scope) -> bool:
-    scheme, _, told = Headers(scope=scope).get("authorization", "").partition(" ")
-    keys = [str(key).encode() for key in scope["app"].state.args.api_key]
-    return scheme.lower() == "bearer" and any(secrets.compare_digest(told.encode(), key) for key in keys)
+def _knows_a_key(scope: Message) -> bool:
+    told: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, key = told.partition(b" ")
+    keys = [str(one).encode() for one in scope["app"].state.args.api_key]
+    return scheme.lower() == b"bearer" and any(secrets.compare_digest(key, one) for one in keys)
