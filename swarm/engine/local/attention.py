@@ -34,7 +34,8 @@ _SCORES = 1 << 20
 _LANES = 32
 """Numbers that a vector instruction holds: rows of scores are whole ones, and a softmax over them takes two thirds of the time."""
 
-
+_BLOCK = 128
+"""Queries, and keys, to a block of FlexAttention's."""
 _OTHER_SCORES = ("softcap", "s_aux")
 """What models give their attention that changes its weights: capped scores, and sinks beside the keys."""
 
@@ -109,11 +110,16 @@ class MicroBatch:
     def block_mask(self, window: int | None) -> Any:
         """The same rule for FlexAttention."""
         if window not in self._block_masks:
-            from torch.nn.attention.flex_attention import create_block_mask
+            from torch.nn.attention.flex_attention import BlockMask
 
             count = len(self.token_T)
-            self._block_masks[window] = create_block_mask(
-                self._rule(window), B=None, H=None, Q_LEN=count, KV_LEN=count, device=self.token_T.device.type
+            seen_NN, full_NN = _blocks(self.end_T, self.depth_T, window)
+            self._block_masks[window] = BlockMask.from_kv_blocks(
+                *_listed(seen_NN & ~full_NN),
+                *_listed(full_NN),
+                BLOCK_SIZE=_BLOCK,
+                mask_mod=self._rule(window),
+                seq_lengths=(count, count),
             )
         return self._block_masks[window]
 
@@ -131,6 +137,33 @@ class MicroBatch:
             return above(batch, head, query, key) & (depth_T[key] > beyond_T[query])
 
         return near
+
+
+def _blocks(end_T: Tensor, depth_T: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+    """Of all blocks of queries [N, by keys N]: those with a pair that may see each other, and those in which every pair does.
+
+    From the ends of the blocks' subtrees alone. torch's own `create_block_mask` looks at each pair of tokens, ten bytes for each.
+    """
+    lacking = -len(end_T) % _BLOCK
+    end_NB, depth_NB = (
+        torch.cat([row_T, row_T[-1:].expand(lacking)]).view(-1, _BLOCK)  # no value that is not there already
+        for row_T in (end_T, depth_T)
+    )
+    block_N = torch.arange(len(end_NB), device=end_T.device)
+    query_N1, key_1N = block_N[:, None], block_N[None, :]
+    # Keys of blocks before reach at least to a query's block when a subtree ends behind its first token.
+    seen_NN = (key_1N == query_N1) | (key_1N < query_N1) & (end_NB.amax(1) > query_N1 * _BLOCK)
+    full_NN = (key_1N < query_N1) & (end_NB.amin(1) >= (query_N1 + 1) * _BLOCK)
+    if window is not None:
+        seen_NN &= depth_NB.amin(1)[:, None] - depth_NB.amax(1) < window
+        full_NN &= depth_NB.amax(1)[:, None] - depth_NB.amin(1) < window
+    return seen_NN, full_NN
+
+
+def _listed(chosen_NN: Tensor) -> tuple[Tensor, Tensor]:
+    """As BlockMask takes them: how many blocks of keys each block of queries has, and which; for all heads alike."""
+    order_NN = chosen_NN.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen_NN.sum(-1, dtype=torch.int32)[None, None], order_NN.int()[None, None]
 
 
 # -- what transformers calls ----------------------------------------------------------------------------------------------

@@ -20,10 +20,8 @@ _BLOCK_LOGITS = 3_200_000
 _LANES = 32
 """Heads of a chunk and of a block are so many, or a multiple: products of other heights take up to a quarter longer."""
 _CHUNK_GRADIENT = 2_000_000
-"""So many numbers of the output weight's gradient are added at a time on the CPU: their products stay in the cache, and no second gradient
-of its size is made."""
-_CHUNK_GRADIENT_GPU = 64_000_000
-"""The same on a GPU, where few large products are faster: 256 MB in float32."""
+"""So many numbers of the output weight's gradient are added at a time on the CPU, where their products stay in the cache, and
+CHUNK_LOGITS elsewhere: no second gradient of its size is made."""
 
 Price = Callable[[Tensor, Tensor, slice], Tensor]
 """(logp_U, entropy_U, which uses) → their loss, a scalar. Gradients flow into the first two."""
@@ -54,6 +52,11 @@ class Heads:
     def chunks(self, vocabulary: int) -> Iterator[slice]:
         """Heads whose logits are held at once."""
         return _parts(slice(0, len(self.at_H)), CHUNK_LOGITS // vocabulary)
+
+    def gradient_rows(self, grad_VD: Tensor) -> Iterator[slice]:
+        """Rows of the output weight's gradient that are added to together."""
+        size = _CHUNK_GRADIENT if self.at_H.device.type == "cpu" else CHUNK_LOGITS
+        return _parts(slice(0, len(grad_VD)), size // grad_VD.shape[1])
 
     def blocks(self, chunk: slice, vocabulary: int) -> Iterator[tuple[slice, slice]]:
         """Heads of a chunk that are looked at together, and the uses that belong to them."""
@@ -121,8 +124,7 @@ def descend(
             slope_HV = logits_HV  # each block's slopes were written over its logits
             grad_hidden_HD[at] = slope_HV @ weight_VD
             if grad_VD is not None:
-                size = _CHUNK_GRADIENT if grad_VD.device.type == "cpu" else _CHUNK_GRADIENT_GPU
-                for rows in _parts(slice(0, len(grad_VD)), size // grad_VD.shape[1]):
+                for rows in heads.gradient_rows(grad_VD):
                     grad_VD[rows].add_(slope_HV[:, rows].T @ hidden_HD[at])
     return grad_hidden_HD, torch.cat(logps), torch.cat(entropies), loss
 

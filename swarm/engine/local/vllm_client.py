@@ -23,6 +23,7 @@ from aiohttp import (
 
 from foundation import wide_json
 from swarm.engine.local.event_streams import EventStreams, to_address, to_socket
+from swarm.engine.local.memory import weight_bytes
 from swarm.engine.seam import Dialect, EngineDown, EngineError, RequestRefused
 
 PATHS: dict[Dialect, str] = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -38,8 +39,8 @@ _PATIENT = ClientTimeout(total=None, sock_connect=_CONNECT_S)
 """An answer may take as long as it takes."""
 _CONTROL_S = 30.0
 _CONTROL = ClientTimeout(total=_CONTROL_S)
-_READ_S_PER_GB = 30.0
-"""Patience with weights that are read, beside that of any request: as a slow disk under a busy processor takes."""
+_LOADED_BYTES_PER_S = 100_000_000
+"""Weights that a slow machine reads into a running model; two cores with fast memory read five times as many."""
 _MOVE = ClientTimeout(total=60.0)
 """All weights go from the device to the machine's memory, or back."""
 _PROBE = ClientTimeout(total=5.0)
@@ -147,11 +148,11 @@ class VllmClient:
         return {str(name): int(count) for name, count in counts.items()}
 
     async def replace_weights(self, weights_dir: Path) -> None:
-        """Read safetensors from `weights_dir` into the running model."""
+        """Read safetensors from `weights_dir` into the running model. The more there are, the longer it may take."""
         await self._control(
             "/collective_rpc",
             {"method": "replace_weights", "kwargs": {"folder": str(weights_dir)}},
-            limit=_reading(weights_dir),
+            limit=ClientTimeout(total=_CONTROL_S + weight_bytes(weights_dir) / _LOADED_BYTES_PER_S),
         )
 
     async def replace_adapter(self, name: str, folder: Path) -> None:
@@ -193,11 +194,6 @@ class VllmClient:
         if status != 200:
             _raise_for(status, content)
         return orjson.loads(content)
-
-
-def _reading(weights_dir: Path) -> ClientTimeout:
-    size = sum(file.stat().st_size for file in weights_dir.glob("*.safetensors"))
-    return ClientTimeout(total=_CONTROL_S + _READ_S_PER_GB * size / 1e9)
 
 
 def _raise_for(status: int, content: bytes) -> None:

@@ -81,20 +81,6 @@ class ServedAdapter:
         return next(rank for rank in _RANKS if rank >= self.rank)
 
 
-def _longest(config: dict[str, Any]) -> int:
-    """Tokens that the model holds.
-
-    Of a LongRoPE model those that it was first trained for: beyond, vLLM turns all positions by other angles, transformers only those of
-    passes that are longer, and what is trained is not what was sampled.
-    """
-    longest = int(config.get("max_position_embeddings", _DEFAULT_MODEL_LEN))
-    turning = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if turning.get("rope_type", turning.get("type")) not in ("longrope", "su"):
-        return longest
-    named = "original_max_position_embeddings"
-    return min(longest, int(config.get(named) or turning.get(named) or longest))
-
-
 @dataclass(frozen=True, kw_only=True)
 class VllmSettings:
     """What is hosted, and how. max_model_len None: the model's own, at most 4096."""
@@ -119,10 +105,20 @@ class VllmSettings:
 
     @cached_property
     def model_len(self) -> int:
-        """Longest prompt and answer together, in tokens. Raises: EngineError when the model cannot hold max_model_len."""
-        longest = _longest(self.config)
+        """Longest prompt and answer together, in tokens.
+
+        Raises: EngineError when the model cannot hold max_model_len, or would not be trained as it is sampled from.
+        """
+        longest = int(self.config.get("max_position_embeddings", _DEFAULT_MODEL_LEN))
+        one_rotation = _before_other_rotations(self.config)
         if self.max_model_len is None:
-            return min(longest, _DEFAULT_MODEL_LEN)
+            return min(longest, one_rotation or longest, _DEFAULT_MODEL_LEN)
+        if one_rotation is not None and self.max_model_len > one_rotation:
+            raise EngineError(
+                f"{self.model_name} rotates positions otherwise in contexts of more than {one_rotation} tokens (LongRoPE): "
+                "inference would do so in every call and the trainer in some, and their log-probabilities would differ; "
+                f"serve with --max-model-len {one_rotation}"
+            )
         if self.max_model_len > longest:
             raise EngineError(f"{self.model_name} holds {longest} tokens at most; {self.max_model_len} were asked for")
         return self.max_model_len
@@ -275,6 +271,18 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     env = {name: value for name, value in environ.items() if not name.upper().endswith(secret)}
     paths = [str(PACKAGE_ROOT), *filter(None, [env.get("PYTHONPATH")])]
     return thread_settings(env) | VLLM_ANYWHERE | {"PYTHONPATH": os.pathsep.join(paths), "VLLM_SERVER_DEV_MODE": "1"}
+
+
+def _before_other_rotations(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest context of a model with LongRoPE that has its short factors; None: it has one set of factors.
+
+    vLLM chooses by the longest context that is served, transformers by the longest row of each forward pass.
+    """
+    rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not {"short_factor", "long_factor"} <= rotation.keys():
+        return None
+    own = rotation.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    return None if own is None else int(own)
 
 
 def _read_json(file: Path, *, required: bool = False) -> dict[str, Any]:

@@ -9,14 +9,14 @@ import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-"""An application of the ASGI specification, 3.0."""
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _OPEN = ("/health", "/version")
-_REFUSAL = b'{"error":"Unauthorized"}'
+_JSON = [(b"content-type", b"application/json")]
+_POLICY_VIOLATION = 1008
 
 
 class Doorkeeper:
@@ -25,27 +25,21 @@ class Doorkeeper:
     The keys are where vLLM keeps them, in the arguments that its application was built with.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: Application) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["path"] in _OPEN or _knows_a_key(scope):
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in _OPEN or _knows_a_key(scope):
             await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
-            await _refuse(scope["type"], send)
+            await send({"type": "http.response.start", "status": 401, "headers": _JSON})
+            await send({"type": "http.response.body", "body": b'{"error": "Unauthorized"}'})
 
 
-async def _refuse(kind: str, send: Send) -> None:
-    if kind == "websocket":
-        await send({"type": "websocket.close", "code": 1008})
-        return
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(_REFUSAL)).encode())]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": _REFUSAL})
-
-
-def _knows_a_key(scope: Scope) -> bool:
-    said = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    scheme, _, told = said.partition(b" ")
-    keys = [str(key).encode() for key in scope["app"].state.args.api_key]
-    return scheme.lower() == b"bearer" and any(secrets.compare_digest(told, key) for key in keys)
+def _knows_a_key(scope: Message) -> bool:
+    told: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, key = told.partition(b" ")
+    keys = [str(one).encode() for one in scope["app"].state.args.api_key]
+    return scheme.lower() == b"bearer" and any(secrets.compare_digest(key, one) for one in keys)

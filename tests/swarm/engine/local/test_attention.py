@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import Lfm2Config, LlamaConfig, MistralConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -57,6 +61,37 @@ def dense(segment: Segment, query: Tensor, key: Tensor, value: Tensor, window: i
         seen[position, path[-window:] if window else path] = True
     wide = [tensor.double().cpu() for tensor in (query, key, value)]
     return scaled_dot_product_attention(*wide, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+
+
+def long_segment() -> Segment:
+    """A shared prompt of several blocks, then answers of which each fills some: 1,500 tokens, no whole number of blocks."""
+    prompt = [1, *(10 + at % 50 for at in range(399))]
+    made = [call(str(number), prompt, [70 + number, *(10 + at % 40 for at in range(366))]) for number in range(3)]
+    (segment,) = cut(grow([Branch(call=one, advantage=1.0, weight=1.0) for one in made]), 10_000)
+    assert len(segment.token) % 128
+    return segment
+
+
+class Largest(TorchDispatchMode):
+    """Numbers in the largest tensor that was made inside."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.numbers = max([self.numbers, *(one.numel() for one in tree_leaves(made) if isinstance(one, Tensor))])
+        return made
+
+
+def _dense_blocks(mask: BlockMask) -> tuple[Tensor, Tensor]:
+    """[N, N] each: blocks that are looked into, and blocks that are taken whole."""
+    assert mask.full_kv_num_blocks is not None
+    assert mask.full_kv_indices is not None
+    both = []
+    for counts, order in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)):
+        listed = torch.arange(order.shape[-1]) < counts[..., None]
+        both.append(torch.zeros_like(listed).scatter(-1, order.long(), listed)[0, 0])
+    return both[0], both[1]
 
 
 @pytest.mark.parametrize("window", [None, 7])
@@ -108,6 +143,40 @@ def test_flex_attention_follows_the_same_rule(window: int | None) -> None:
         inputs = [tensor.detach() for tensor in inputs]
         ours = attention.flexible(*inputs, MicroBatch.of(segment), WIDTH**-0.5, window)
         assert torch.allclose(ours.double(), dense(segment, *inputs, window), atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 7, 300])
+def test_blocks_of_a_long_tree_leave_out_nothing_that_is_seen(window: int | None) -> None:
+    segment = long_segment()
+    micro = MicroBatch.of(segment)
+    count = len(segment.token)
+    exact = create_block_mask(micro._rule(window), B=None, H=None, Q_LEN=count, KV_LEN=count, device="cpu")
+    (there, whole), (ours, ours_whole) = (_dense_blocks(one) for one in (exact, micro.block_mask(window)))
+    assert (ours | ours_whole)[there | whole].all()
+    assert whole[ours_whole].all()
+    assert not (ours & ours_whole).any()
+    if window is None:
+        assert torch.equal(ours, there)
+        assert torch.equal(ours_whole, whole)
+    assert int(ours.sum() + ours_whole.sum()) < ours.numel() * 0.6
+
+
+def test_a_mask_of_blocks_takes_nothing_that_grows_with_the_pairs_of_tokens() -> None:
+    segment = long_segment()
+    micro = MicroBatch.of(segment)
+    with Largest() as seen:
+        micro.block_mask(None)
+    assert seen.numbers <= len(segment.token) + 128
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [None, 200])
+@torch.no_grad()
+def test_flex_attention_follows_the_rule_over_many_blocks(window: int | None) -> None:
+    segment = long_segment()
+    inputs = [tensor.detach() for tensor in rows(segment)]
+    ours = attention.flexible(*inputs, MicroBatch.of(segment), WIDTH**-0.5, window)
+    assert torch.allclose(ours.double(), dense(segment, *inputs, window), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -126,6 +126,37 @@ async def test_an_answer_nobody_waits_for_any_more_hangs_up() -> None:
         await asyncio.wait_for(server.left.wait(), LIMIT_S)
 
 
+class Patient(Server):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.may_answer.wait()
+        self._parts = (answer(b"200 OK", b"{}"),)
+        await super().serve(reader, writer)
+
+
+async def test_weights_may_take_as_long_to_load_as_there_are_many(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(vllm_client, "_CONTROL_S", 0.1)
+    few, many = tmp_path / "few", tmp_path / "many"
+    for folder, size in ((few, 0), (many, 100 << 30)):
+        folder.mkdir()
+        with (folder / "model.safetensors").open("wb") as file:
+            file.truncate(size)  # takes no room
+    server = Patient()
+    async with serving(server) as client:
+        loading = asyncio.create_task(client.replace_weights(many))
+        with pytest.raises(EngineDown):
+            await client.replace_weights(few)
+        server.may_answer.set()
+        await asyncio.wait_for(loading, LIMIT_S)
+
+
 @pytest.mark.parametrize("parts", [(), (STREAM,), (STREAM, chunk(b'data: {"a": 1}\n\n')), (STREAM, chunk(b""))])
 async def test_a_server_that_breaks_off_is_down(parts: tuple[bytes, ...]) -> None:
     async with serving(Server(*parts, hangs_up=True)) as client:

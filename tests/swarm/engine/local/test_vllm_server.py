@@ -14,7 +14,12 @@ from swarm.engine.local.threads import yielding_threads
 from swarm.engine.local.vllm_server import VllmSettings, child_environment
 from swarm.engine.seam import EngineDown, EngineError
 
-CONFIG = {"max_position_embeddings": 8192, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+CONFIG: dict[str, Any] = {
+    "max_position_embeddings": 8192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_size": 64,
+}
 LONG = {"max_position_embeddings": 1 << 18, "num_hidden_layers": 32, "num_attention_heads": 16, "hidden_size": 2048}
 CHATML = {"added_tokens": [{"content": "<|im_start|>"}, {"content": "<|im_end|>"}]}
 
@@ -46,20 +51,18 @@ def test_the_context_is_the_models_own_at_most(tmp_path: Path) -> None:
         _ = settings(tmp_path, max_model_len=9000).model_len
 
 
-@pytest.mark.parametrize(
-    "turning",
-    [
-        {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096},
-        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096}},
-    ],
-)
-def test_a_longrope_model_holds_what_it_was_first_trained_for(tmp_path: Path, turning: dict[str, Any]) -> None:
-    config = CONFIG | {"max_position_embeddings": 131_072} | turning
-    assert settings(tmp_path, config=config, max_model_len=4096).model_len == 4096
-    with pytest.raises(EngineError, match="4096 tokens at most"):
-        _ = settings(tmp_path, config=config, max_model_len=4097).model_len
-    other = CONFIG | {"max_position_embeddings": 131_072, "rope_scaling": {"rope_type": "llama3"}}
-    assert settings(tmp_path, config=other, max_model_len=100_000).model_len == 100_000
+def test_a_model_with_two_sets_of_rotations_is_served_with_one_of_them(tmp_path: Path) -> None:
+    factors = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    for config in (
+        CONFIG | {"original_max_position_embeddings": 2048, "rope_scaling": factors},
+        CONFIG | {"rope_parameters": factors | {"original_max_position_embeddings": 2048}},
+    ):
+        assert settings(tmp_path, config=config).model_len == 2048
+        assert settings(tmp_path, config=config, max_model_len=2048).model_len == 2048
+        with pytest.raises(EngineError, match="serve with --max-model-len 2048"):
+            _ = settings(tmp_path, config=config, max_model_len=2049).model_len
+    one = CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}}
+    assert settings(tmp_path, config=one).model_len == 4096
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
