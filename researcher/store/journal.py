@@ -15,7 +15,7 @@ _ALL = 1_000_000
 
 
 class Journal:
-    """Nothing in it ever changes, so only its end is read anew. One thread at a time."""
+    """Nothing in it ever changes, so only its end is read anew. Of two threads that look at once the later one's lines stand."""
 
     def __init__(self, store: Store, study_id: str) -> None:
         self._store = store
@@ -25,10 +25,11 @@ class Journal:
 
     def look(self) -> list[Event]:
         """The lines that were not seen before, in their order."""
-        again = self.events[-_AGAIN:]
+        known = self.events
+        again = known[-_AGAIN:]
         after = again[0].seq - 1 if len(again) == _AGAIN else 0
         seen = {event.seq for event in again}
         found = self._store.events(self._study_id, after=after, limit=_ALL)
         new = [event for event in found if event.seq not in seen]
-        self.events = sorted([*self.events, *new], key=lambda event: event.seq)
+        self.events = sorted([*known, *new], key=lambda event: event.seq)
         return new

@@ -15,7 +15,7 @@ LONGEST = 4000
 _NUMBER = re.compile(r"-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d{1,3}(?!\w))?")
 _EQUALS = re.compile(r"(?<![<>!])=")
 """What stands before an answer; no part of another relation."""
-_BRACES = re.compile(r"(?P<box>\\boxed\s*\{)|\\[{}]|(?P<open>\{)|(?P<close>\})")
+_BRACES = re.compile(r"(?P<box>\\boxed\s*\{)|\\\\|\\[{}]|(?P<open>\{)|(?P<close>\})")
 """`\\{` and `\\}` are signs and group nothing."""
 
 
