@@ -70,7 +70,7 @@ def put_plainly(topic: str, instrument: Instrument) -> str:
             f"`--first-seed {begun[1]}`",
             [f"--first-seed {begun[1]}"],
         )
-    comma = re.search(r"(?<![\w,.])0,(\d+)(?![\d,.]*\d)", topic)
+    comma = re.search(r"(?<![\w,.])0,(\d+)(?![\d,.]*\d|e[-+]?\d)", topic)
     if comma is not None:
         raise PlanningRefused(
             f"{comma.group()!r} may be one number or two: decimals take a point (0.{comma[1]}), and levels a space behind the comma",

@@ -193,7 +193,7 @@ def moved_from_default(factor: Factor, sign: int) -> Scalar | None:
     else:
         level = default + sign if bound is None else (default + bound) / 2
     moved = _as_type(factor, rounded(level))
-    return None if moved == factor.default or level_problem(factor, moved) else moved
+    return None if (float(moved) - default) * sign <= 0 or level_problem(factor, moved) else moved
 
 
 def _as_type(factor: Factor, value: float) -> Scalar:
@@ -213,7 +213,7 @@ def oriented(
 
     Raises: PlanningRefused when the topic says that the factor moves one way, and names levels that go the other.
     """
-    ways = _ways(found, factor, factors)
+    ways = _ways(found, factor, factors, opposition)
     if len(opposition.treatments) > 1 and len(opposition.baselines) == 1:
         return _trend(found, opposition, ways)
     if len(opposition.treatments) != 1 or len(opposition.baselines) != 1:
@@ -235,8 +235,11 @@ def oriented(
     return Opposition(opposition.baselines, opposition.treatments)
 
 
-def _ways(found: Sequence[Token], factor: Factor, factors: Sequence[Mention]) -> list[str]:
-    """What the topic says of how the factor moves: `a larger group`, `is more better?`, `rises with the group size`."""
+def _ways(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], opposition: Opposition) -> list[str]:
+    """What the topic says of how the factor moves: `a larger group`, `is more better?`, `rises with the group size`.
+
+    Not `improves with a group size of 4 versus 16`, where what follows is the treatment.
+    """
     own = [m for m in factors if m.what == factor]
     ways = [found[i].key for m in own for i in modifiers(found, m)]
     keys = [token.key for token in found]
@@ -255,6 +258,10 @@ def _ways(found: Sequence[Token], factor: Factor, factors: Sequence[Mention]) ->
     with_it = [
         m for m in own if "with" in words_before(found, m) and _VARYING & set(keys[max(0, m.start - 4) : m.start])
     ]
+    levels = sorted((*opposition.treatments, *opposition.baselines), key=lambda level: level.at)
+    at = {level.at for level in levels}
+    if is_named(found, levels) or any(m.end in at or keys[m.end : m.end + 1] == ["of"] for m in with_it):
+        with_it = []
     return ways or ["more"] * bool(with_it and {"and", "or"}.isdisjoint(words_before(found, with_it[0])))
 
 

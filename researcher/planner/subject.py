@@ -16,7 +16,10 @@ _SCENE = words("with at on over for given when under in while keeping holding us
 """Before a level these make it the scene, not the question, where something else is asked about."""
 
 
-TOGETHER = words("interact interacts interaction interplay factorial crossed moderate modulate mediate")
+_CROSSING = words("interact interacts interaction interplay factorial crossed")
+_BETWEEN = words("moderate modulate mediate")
+"""`does KL moderate the effect of the learning rate?`: with a factor on either side; else `a moderate learning rate`."""
+TOGETHER = _CROSSING | _BETWEEN
 _NEEDED = words("need require necessary")
 """`does PPO need a KL penalty?`"""
 _EFFECTS = words("effect impact influence role")
@@ -31,7 +34,7 @@ def crossed_factors(
 
     Raises: PlanningRefused where it does, and levels are missing or too many.
     """
-    if not any(token.key in TOGETHER for token in found):
+    if not any(_crosses(found, i, factors) for i in range(len(found))):
         return []
     things = list({m.what.name: m.what for m in factors if isinstance(m.what, Factor)}.values())
     levels = {factor.name: [level.value for level in distinct(found, placed.of(factor))] for factor in things}
@@ -47,6 +50,13 @@ def crossed_factors(
             list(levels),
         )
     return [(factor, (levels[factor.name][0], levels[factor.name][1])) for factor in things]
+
+
+def _crosses(found: Sequence[Token], i: int, factors: Sequence[Mention]) -> bool:
+    if found[i].key in _CROSSING:
+        return True
+    between = any(m.end <= i for m in factors) and any(m.start > i for m in factors)
+    return found[i].key in _BETWEEN and between and not (i and found[i - 1].key in ARTICLES)
 
 
 def asked_about(found: Sequence[Token], factors: Sequence[Mention], placed: Placed, instrument: Instrument) -> Factor:

@@ -36,6 +36,16 @@ TEAM = read_instrument(ROOT / "studies" / "team")
         ("Does a lower temperature improve accuracy: 0.5, 0.7, 1.0?", [0.5, 0.7], [1.0]),
         ("Does accuracy increase monotonically with the group size from 2 to 4 to 8 to 16?", [4, 8, 16], [2]),
         ("Does the model learn faster with group sizes 4, 8 or 16?", [4, 16], [8]),
+        ("Does accuracy improve with a temperature of 0.7 versus 1.0?", [0.7], [1.0]),
+        ("Does accuracy improve with a temperature of 0.7 rather than 1.0?", [0.7], [1.0]),
+        ("Does accuracy improve with lr 1e-5 compared to lr 1e-4?", [1e-5], [1e-4]),
+        ("Does accuracy increase with group size 4 instead of 16?", [4], [16]),
+        ("Does the reward increase with LoRA rank 4 compared with rank 64?", [4], [64]),
+        ("Does accuracy drop with a KL penalty of 0.01 vs 0.1?", [0.01], [0.1]),
+        ("Does accuracy increase with group size 4 or 16?", [4], [16]),
+        ("Does a moderate learning rate of 4e-5 beat 1e-4?", [4e-5], [1e-4]),
+        ("Compare learning rates 0,1e-5 on accuracy", [0.0], [1e-5]),
+        ("Is high staleness worse than low staleness?", [2], [0]),
     ],
 )
 def test_what_is_in_use_or_called_so_is_the_baseline(topic: str, treatments: list[Any], baselines: list[Any]) -> None:
