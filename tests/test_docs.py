@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from swarm.protocol.episodes import DropReason
 from swarm.protocol.errors import HTTP_STATUS, ErrorCode
 from swarm.protocol.runspec import TUNABLE, LoraSpec, MixSpec, RunSpec, SamplingSpec
 from swarm.server.gateway.sampling import _ANY_VALUE_BENDS, _NEUTRAL, recorded_sampling, with_defaults
+from tests.page_example import printed_by_example
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -173,14 +172,6 @@ def test_the_table_of_run_has_the_options_of_each_command(words: str) -> None:
 
 
 def test_the_example_on_clients_runs(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", CLIENTS, re.DOTALL)
-    with ServerProcess(tmp_path / "state", "--log-level", "warning") as server:
-        script = tmp_path / "example.py"
-        script.write_text(example.replace("http://127.0.0.1:8642", server.url))
-        ran = subprocess.run(
-            [sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-        )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    trained, evaluated = ran.stdout.splitlines()
+    trained, evaluated = printed_by_example(CLIENTS, tmp_path).splitlines()
     assert "run_over=True" in trained
     assert "ended=20" in evaluated

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from bench.serving import ServerProcess
 from researcher.main import parser as researcher_parser
 from swarm.main import parser as swarm_parser
+from tests.page_example import printed_by_example
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -42,12 +40,4 @@ def test_every_page_and_folder_that_it_names_is_there() -> None:
 
 
 def test_the_example_trains(tmp_path: Path) -> None:
-    (example,) = _blocks("python")
-    with ServerProcess(tmp_path / "state", "--log-level", "warning") as server:
-        script = tmp_path / "example.py"
-        script.write_text(example.replace("http://127.0.0.1:8642", server.url))
-        ran = subprocess.run(
-            [sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-        )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    assert "run_over=True" in ran.stdout
+    assert "run_over=True" in printed_by_example(README, tmp_path)

@@ -10,8 +10,22 @@ from dataclasses import dataclass
 
 from researcher.models import Direction, Factor, Metric
 from researcher.planner.mentions import Mention
-from researcher.planner.sides import AGAINST, BESIDE, COPULAS, key_at
-from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, QUALITIES, SCALES, SWITCHED_ON, WORSE, Token, words
+from researcher.planner.sides import AGAINST, BESIDE, COPULAS
+from researcher.planner.wording import (
+    ARTICLES,
+    BETTER,
+    LESS,
+    MORE,
+    QUALITIES,
+    SCALES,
+    SWITCHED_ON,
+    WORSE,
+    Token,
+    before_articles,
+    key_at,
+    sentences,
+    words,
+)
 
 _BEATEN = words("beaten outperformed surpassed exceeded")
 _AVERTED = words("prevent prevents avoid avoids avert averts stop stops delay delays against")
@@ -124,13 +138,9 @@ def claimed(
 
 def _own_sentences(found: Sequence[Token], at: Sequence[int]) -> set[int]:
     """The tokens of the sentences in which these stand."""
-    own: set[int] = set()
-    start = 0
-    for end in [*(i for i, token in enumerate(found) if token.key in _SENTENCE_ENDS), len(found)]:
-        if any(start <= i < end for i in at):
-            own |= set(range(start, end))
-        start = end + 1
-    return own
+    return {
+        i for sentence in sentences(found, _SENTENCE_ENDS) if any(each in sentence for each in at) for i in sentence
+    }
 
 
 def favours_none(found: Sequence[Token]) -> bool:
@@ -155,9 +165,7 @@ def _at_least(found: Sequence[Token], better: Direction) -> Stated | None:
 def _scales_metric(found: Sequence[Token], named: Sequence[Mention]) -> Stated | None:
     """`LoRA doubles the wall time`, `halve the reward`: more, or less, and not how much."""
     for mention in named:
-        i = mention.start - 1
-        while i >= 0 and found[i].key in ARTICLES:
-            i -= 1
+        i = before_articles(found, mention.start)
         if (
             isinstance(mention.what, Metric)
             and not mention.weak

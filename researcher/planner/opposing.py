@@ -18,7 +18,7 @@ from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import told_apart
 from researcher.planner.sides import Opposition, is_named, is_set_against, oppose
 from researcher.planner.subject import distinct, keys_of
-from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, Token, words
+from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, Token, key_at, words
 
 _TURNED = words("is are be being was were gets got turned switched set")
 _TAKEN_AWAY = words("off removed disabled dropped omitted")
@@ -167,10 +167,9 @@ def _is_switched_off(found: Sequence[Token], own: Sequence[Mention]) -> bool:
 
 def _is_taken_away(found: Sequence[Token], i: int) -> bool:
     """`off`, `is turned off`, `were removed`, behind a name; not `is dropped to 0.01`."""
-    while i < len(found) and found[i].key in _TURNED:
+    while key_at(found, i) in _TURNED:
         i += 1
-    away = i < len(found) and found[i].key in _TAKEN_AWAY
-    return away and not (i + 1 < len(found) and found[i + 1].key in ("to", "from", "by"))
+    return key_at(found, i) in _TAKEN_AWAY and key_at(found, i + 1) not in ("to", "from", "by")
 
 
 def _inverse(scale: float, keys: Sequence[Token]) -> float:

@@ -9,7 +9,7 @@ from researcher.planner.levels import Placed
 from researcher.planner.mentions import LENGTHS, SAID, Mention, covered
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.spelling import a_few, nearest_factors, nearest_metrics
-from researcher.planner.wording import BETTER, LESS, MORE, WORSE, Token, number_text, tokens, words
+from researcher.planner.wording import BETTER, LESS, MORE, WORSE, Token, key_at, number_text, sentences, tokens, words
 
 _MOVED = words("improve hurt affect increase decrease reduce lower raise boost influence harm degrade impact")
 _YIELDING = words("make give produce yield generate get become cause lead write")
@@ -39,6 +39,7 @@ _GENERALISING = words(
     "generalise generalises generalize generalizes generalising generalizing generalisation generalization"
 )
 _ACCURACIES = ("heldout_accuracy", "heldout_reward")
+_SENTENCE_ENDS = words(". ! ?")
 _HELD_OUT = words("held heldout unseen new test")
 _LOSS_OF = words("training train validation eval evaluation test heldout")
 _LOSS_MOVES = words("fall drop decrease decline shrink converge diverge curve value")
@@ -102,15 +103,14 @@ def _with_threshold(instrument: Instrument, threshold: float, of: str | None) ->
 
 def _question_from(found: Sequence[Token], named: Sequence[Mention], placed: Placed) -> int:
     """Where the first sentence begins that holds a level or asks something, if it says what is measured, or what is claimed."""
-    starts = [0, *(i + 1 for i, token in enumerate(found) if token.key in (".", "!", "?") and i + 1 < len(found))]
-    for start, end in zip(starts, [*starts[1:], len(found)], strict=True):
-        keys = {token.key for token in found[start:end]}
-        own = {(level.factor.name, level.value) for level in placed.levels if start <= level.at < end}
-        later = {(level.factor.name, level.value) for level in placed.levels if level.at >= end}
+    for sentence in sentences(found, _SENTENCE_ENDS):
+        keys = {found[i].key for i in sentence}
+        own = {(level.factor.name, level.value) for level in placed.levels if level.at in sentence}
+        later = {(level.factor.name, level.value) for level in placed.levels if level.at >= sentence.stop}
         if "?" not in keys and own <= later:
             continue
-        measured = any(isinstance(m.what, Metric) and start <= m.start < end for m in named)
-        return start if measured or keys & (BETTER | WORSE) else 0
+        measured = any(isinstance(m.what, Metric) and m.start in sentence for m in named)
+        return sentence.start if measured or keys & (BETTER | WORSE) else 0
     return 0
 
 
@@ -159,8 +159,7 @@ def _is_elsewhere(found: Sequence[Token], i: int) -> bool:
 
 def _is_measured_loss(found: Sequence[Token], i: int) -> bool:
     """`training loss`, `the loss falls faster`; not `a loss of accuracy`, `loss aggregation`."""
-    around = found[i - 1].key if i else "", found[i + 1].key if i + 1 < len(found) else ""
-    return around[0] in _LOSS_OF or around[1] in _LOSS_MOVES
+    return key_at(found, i - 1) in _LOSS_OF or key_at(found, i + 1) in _LOSS_MOVES
 
 
 def _no_metric(instrument: Instrument, found: Sequence[Token], written: str) -> PlanningRefused:

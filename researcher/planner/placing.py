@@ -15,7 +15,7 @@ from researcher.planner.levels import Level, Placed, as_level, off_level
 from researcher.planner.mentions import Mention
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.switches import settle_default, settle_switches
-from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, phrase, words
+from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, key_at, phrase, words
 
 SEPARATORS = words(
     ", / ; - or and vs versus v than to through against compared & nor over beat underperform dominate overtake either both only -> => > < >= <="
@@ -215,7 +215,7 @@ class _Placing:
         return j
 
     def _key(self, i: int) -> str:
-        return self.found[i].key if 0 <= i < len(self.found) else ""
+        return key_at(self.found, i)
 
     def _behind(self, i: int) -> Factor | None:
         """`16 steps`, `two-digit`, `16 samples of 4 prompts`; not `4e-5 group size 8`, where the name has a number of its own."""

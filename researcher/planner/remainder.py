@@ -27,7 +27,9 @@ from researcher.planner.wording import (
     SWITCHED_ON,
     WORSE,
     Token,
+    before_articles,
     is_method,
+    key_at,
     number_text,
     phrase,
     tokens,
@@ -168,8 +170,7 @@ def refuse_cut_sampling(found: Sequence[Token], named: Sequence[Mention]) -> Non
     """Raises: PlanningRefused for top-p, top-k and min-p: a study of them would have nothing to train on."""
     owned = covered(named)
     for i, token in enumerate(found):
-        following = found[i + 1].key if i + 1 < len(found) else ""
-        if i not in owned and (token.key == "nucleus" or (token.key, following) in _CUT_SAMPLING):
+        if i not in owned and (token.key == "nucleus" or (token.key, key_at(found, i + 1)) in _CUT_SAMPLING):
             raise PlanningRefused(
                 "calls that are sampled with top-p, top-k or min-p are recorded but never trained on, since the trainer "
                 "cannot recompute their probabilities: ask about the temperature instead",
@@ -197,11 +198,8 @@ def refuse_two_claims(found: Sequence[Token]) -> None:
 def refuse_schedules(found: Sequence[Token], named: Sequence[Mention]) -> None:
     """Raises: PlanningRefused where something else than the learning rate is said to change in the course of a run."""
     for mention in named:
-        i = mention.start - 1
-        while i >= 0 and found[i].key in ARTICLES:
-            i -= 1
-        behind = found[mention.end].key if mention.end < len(found) else ""
-        scheduled = behind in _SCHEDULES or (i >= 0 and found[i].key in _SCHEDULING)
+        before = key_at(found, before_articles(found, mention.start))
+        scheduled = key_at(found, mention.end) in _SCHEDULES or before in _SCHEDULING
         if isinstance(mention.what, Factor) and scheduled and mention.what.type != "choice":
             raise PlanningRefused(
                 f"{mention.what.name} stays as it is in the course of a run, and only the learning rate has a schedule; compare "

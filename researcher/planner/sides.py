@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from researcher.planner.levels import Level
-from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Token, phrase, words
+from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Token, key_at, phrase, words
 
 COPULAS = words("is are be was were get become becoming becomes goe go stay remain end")
 AGAINST = words(
@@ -145,7 +145,7 @@ def _is_in_use(found: Sequence[Token], first: int, last: int) -> bool:
     end = next((i for i in range(first, last) if found[i].key in _ENDS and found[i - 1].key != "vs"), None)
     if end is None:
         return False
-    start = max((i + 1 for i in range(first) if found[i].key in _CLOSED), default=0)
+    start = _begins(found, first)
     keys = {token.key for token in found[start:end]}
     asks = {token.key for token in found[end:]} & (BETTER | WORSE | MORE | LESS | {"?"})
     taken_up = {token.key for token in found[end:last]} & AGAINST  # `we have 8; is it better than 4?`
@@ -154,8 +154,12 @@ def _is_in_use(found: Sequence[Token], first: int, last: int) -> bool:
 
 def _opens(found: Sequence[Token], first: int) -> bool:
     """`unlike with lr 1e-5, does …`, `versus GRPO, how …`."""
-    start = max((i + 1 for i in range(max(0, first)) if found[i].key in _CLOSED), default=0)
-    return first >= 0 and key_at(found, start) in _OPENING
+    return first >= 0 and key_at(found, _begins(found, first)) in _OPENING
+
+
+def _begins(found: Sequence[Token], at: int) -> int:
+    """Where the sentence, or what stands in its brackets, begins."""
+    return max((i + 1 for i in range(at) if found[i].key in _CLOSED), default=0)
 
 
 def _is_change(found: Sequence[Token], first: int, last: int) -> bool:
@@ -173,8 +177,3 @@ def _is_arrow(found: Sequence[Token], first: int, last: int) -> bool:
 
 def _comma_between(found: Sequence[Token], levels: Sequence[Level]) -> bool:
     return any(found[i].key == "," for i in range(levels[0].at, levels[1].at))
-
-
-def key_at(found: Sequence[Token], i: int) -> str:
-    """A token's key; nothing beyond either end."""
-    return found[i].key if 0 <= i < len(found) else ""

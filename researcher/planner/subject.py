@@ -10,7 +10,7 @@ from researcher.planner.levels import Level, Placed, off_level
 from researcher.planner.mentions import Mention, words_before, words_over
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.sides import is_set_against
-from researcher.planner.wording import ARTICLES, SWITCHED_OFF, SWITCHED_ON, Token, words
+from researcher.planner.wording import ARTICLES, SWITCHED_OFF, SWITCHED_ON, Token, before_articles, key_at, words
 
 _SCENE = words("with at on over for given when under in while keeping holding using")
 """Before a level these make it the scene, not the question, where something else is asked about."""
@@ -56,7 +56,7 @@ def _crosses(found: Sequence[Token], i: int, factors: Sequence[Mention]) -> bool
     if found[i].key in _CROSSING:
         return True
     between = any(m.end <= i for m in factors) and any(m.start > i for m in factors)
-    return found[i].key in _BETWEEN and between and not (i and found[i - 1].key in ARTICLES)
+    return found[i].key in _BETWEEN and between and key_at(found, i - 1) not in ARTICLES
 
 
 def asked_about(found: Sequence[Token], factors: Sequence[Mention], placed: Placed, instrument: Instrument) -> Factor:
@@ -102,9 +102,7 @@ def refuse_two_subjects(found: Sequence[Token], factor: Factor, factors: Sequenc
         other = mention.what
         if not isinstance(other, Factor) or other == factor or placed.of(other):
             continue
-        start = mention.start
-        while start > 0 and found[start - 1].key in ARTICLES:
-            start -= 1
+        start = before_articles(found, mention.start) + 1
         of = keys_of(found, start - 2, start)
         behind = keys_of(found, mention.end, mention.end + 1)
         asked = of[-1:] == ["of"] and of[0] in _EFFECTS

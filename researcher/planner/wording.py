@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -97,6 +98,28 @@ class Token:
     value: float | None = None
 
 
+def key_at(found: Sequence[Token], i: int) -> str:
+    """A token's key; nothing beyond either end."""
+    return found[i].key if 0 <= i < len(found) else ""
+
+
+def before_articles(found: Sequence[Token], i: int) -> int:
+    """The last token before `i` that is no article; -1 where there is none."""
+    i -= 1
+    while key_at(found, i) in ARTICLES:
+        i -= 1
+    return i
+
+
+def sentences(found: Sequence[Token], ends: Container[str]) -> Iterator[range]:
+    """Where they stand, each with the mark that ends it."""
+    start = 0
+    for i, token in enumerate(found):
+        if token.key in ends or i + 1 == len(found):
+            yield range(start, i + 1)
+            start = i + 1
+
+
 def tokens(text: str) -> list[Token]:
     """The tokens of a text. Hyphens and underscores inside words count as spaces."""
     found = []
@@ -174,7 +197,7 @@ def _with_times(found: list[Token]) -> list[Token]:
     """`10 times`, `tenfold`, `by a factor of 10`, `50 % higher`: the number is what to multiply by."""
     result: list[Token] = []
     for i, token in enumerate(found):
-        following = found[i + 1].key if i + 1 < len(found) else ""
+        following = key_at(found, i + 1)
         before = [each.key for each in found[max(0, i - 2) : i]]
         if token.value is not None and (following in ("time", "fold", "x") or before == ["factor", "of"]):
             token = Token(token.text, token.key, "times", token.value)

@@ -309,9 +309,9 @@ def _decisions(records: Records) -> Iterator[Difference]:
         str(event.detail.get("after")): event.detail for event in records.data.events if event.kind == "decision"
     }
     conducted = bool(recorded) or any(event.kind.startswith("trial_") for event in records.data.events)
-    computed: dict[str, Decision] = {decision.after: decision for decision in records.path}
     if not conducted or not (recorded or records.data.verdicts):
         return
+    computed: dict[str, Decision] = {decision.after: decision for decision in records.path}
     for after in [*computed, *(name for name in recorded if name not in computed)]:
         subject, now, then = f"decision {after}", computed.get(after), recorded.get(after)
         if now is None or then is None:

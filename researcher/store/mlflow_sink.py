@@ -146,7 +146,8 @@ class MlflowSink(CopySink):
         name = experiment_name(study)
         asked = f"tags.`{_STUDY}` = '{study.id}'"
         found = client.search_experiments(ViewType.ALL, filter_string=asked, order_by=["creation_time ASC"])
-        found = found or [each for each in [client.get_experiment_by_name(name)] if each is not None]
+        if not found and (named := client.get_experiment_by_name(name)) is not None:
+            found = [named]
         if not found:
             return str(client.create_experiment(name, self._artifacts(), {_STUDY: study.id}))
         alive = [each for each in found if each.lifecycle_stage == "active"]

@@ -21,6 +21,8 @@ AS_STORED = {"as": "stored"}
 """Pydantic's context for specs that a server has accepted: what an older version took is read, shown and stopped all the same."""
 _PAIR = 2
 """The least number of episodes that can be compared."""
+UNCUT: dict[str, tuple[int, ...]] = {"top_p": (1,), "top_k": (0, -1)}
+"""Values at which a cut of the distribution leaves it whole. What is drawn from less is not trained."""
 LEAST_TEMPERATURE = 0.01
 """vLLM draws at this one where a lower is asked for, but for 0, at which nothing is drawn."""
 
@@ -123,8 +125,8 @@ class SamplingSpec(StrictModel):
         """Of each default at which no call can be trained: why, and what to do. A run that only evaluates may have it."""
         drawn = {
             "temperature": (self.temperature >= LEAST_TEMPERATURE, "1"),
-            "top_p": (self.top_p == 1, "1"),
-            "top_k": (self.top_k in (0, -1), "-1"),
+            "top_p": (self.top_p in UNCUT["top_p"], "1"),
+            "top_k": (self.top_k in UNCUT["top_k"], "-1"),
         }
         return [
             f"sampling.{name} is {getattr(self, name):g}: calls that do not state another are not trained "

@@ -78,6 +78,7 @@ class Learner:
         self._cluster = cluster
         self._clock = clock
         self._pad_token = pad_token
+        self._packed = packed(cluster.settings)
 
     def learn(self, batch: TrainBatch) -> StepOutcome:
         """Make the step. Raises: TrainingRefused, ClusterLost."""
@@ -189,8 +190,7 @@ class Learner:
         verl itself cuts rows that are packed; of rows that are padded it counts the tokens without their padding.
         """
         settings = self._cluster.settings
-        whole = packed(settings)
-        parts = [rows] if whole else side_by_side(rows, ranks=settings.ranks, tokens=settings.tokens_per_rank)
+        parts = [rows] if self._packed else side_by_side(rows, ranks=settings.ranks, tokens=settings.tokens_per_rank)
         return [tensors_of(filled_up(part, settings.ranks), pad_token=self._pad_token) for part in parts]
 
     def _read(self, method: str, batch: TensorDict) -> TensorDict:

@@ -109,13 +109,9 @@ def _drop_nothing(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
-        for owner in (module, getattr(module, "config", None)):
-            rates = (
-                [name for name, value in vars(owner).items() if "drop" in name and isinstance(value, float)]
-                if owner
-                else []
-            )
-            for name in rates:
+        owned = [module] if (config := getattr(module, "config", None)) is None else [module, config]
+        for owner in owned:
+            for name in [name for name, value in vars(owner).items() if "drop" in name and isinstance(value, float)]:
                 setattr(owner, name, 0.0)
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from swarm.protocol.episodes import RecordedSampling
-from swarm.protocol.runspec import LEAST_TEMPERATURE, SamplingSpec
+from swarm.protocol.runspec import LEAST_TEMPERATURE, UNCUT, SamplingSpec
 
 _LIMITS = ("max_completion_tokens", "max_tokens")
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (None, 1, 1.0),
-    "top_k": (None, 0, -1),
+    **{name: (None, *values) for name, values in UNCUT.items()},
     "min_p": (None, 0, 0.0),
     "presence_penalty": (None, 0, 0.0),
     "frequency_penalty": (None, 0, 0.0),
