@@ -66,7 +66,7 @@ async def supervised(tmp_path: Path, code: str, back_off: BackOff = FAST) -> Asy
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between being opened and being read
         return False
 
 
