@@ -11,6 +11,8 @@ the optimiser taken off. Floor and step are measured in turns. share is floor / 
 
 The floor of a whole step has sampling in it too: each token of the batch's tree once forwards, all of them at once, which no sampler
 can do: it draws one token of each episode at a time. Nothing that computes each token in its context once can be faster.
+
+    python -m bench.train_floor --device cuda
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import torch
 from torch import Tensor
 
 from bench.command import run
+from bench.machine import name_of, path_of_model, seconds, wait_for
 from bench.workloads import NAMES, Workload, path_of
 from foundation.arguments import count
 from foundation.clock import SystemClock
@@ -43,10 +46,11 @@ from swarm.engine.local.reading import Piece, pieces
 from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.seam import TrainBatch
 from swarm.engine.tree import Branch
-from swarm.models import resolve
 
 _WARM_UP = 2
 """Steps that are not counted: what they take of fresh memory is there for those after them."""
+_IN_A_ROW = 10
+"""Products that a GPU is given at once for each trial: the time to give them is not theirs."""
 _SPEC = {"optimizer": {"learning_rate": 4e-5}}
 
 
@@ -56,8 +60,11 @@ class TimedOptimizer(Optimizer):
     seconds = 0.0
 
     def step(self, *arguments: Any, **named: Any) -> Any:
+        device = next(iter(self._weights.values())).device
+        wait_for(device)
         began = time.perf_counter()
         done = super().step(*arguments, **named)
+        wait_for(device)
         self.seconds += time.perf_counter() - began
         return done
 
@@ -75,22 +82,26 @@ class Product:
     def flops(self) -> float:
         return 6.0 * self.tokens * self.inner * self.outer * self.times
 
-    def seconds(self, dtype: torch.dtype, *, trained: bool = True) -> float:
-        """Of all of them: the best of three trials of one, since a floor is what can be reached."""
+    def seconds(self, policy: Policy, *, trained: bool = True) -> float:
+        """Of all of them, in the policy's type on its device: the best of three trials, since a floor is what can be reached."""
         x, weight, slope = (
-            torch.randn(shape).to(dtype)
+            torch.randn(shape, device=policy.device).to(policy.compute_dtype)
             for shape in ((self.tokens, self.inner), (self.outer, self.inner), (self.tokens, self.outer))
         )
-        return self.times * min(_once(x, weight, slope if trained else None) for _ in range(3))
+        in_a_row = 1 if policy.device.type == "cpu" else _IN_A_ROW
+
+        def multiply() -> None:
+            for _ in range(in_a_row):
+                _products_of_one(x, weight, slope if trained else None)
+
+        return self.times * min(seconds(multiply, policy.device) for _ in range(3)) / in_a_row
 
 
-def _once(x: Tensor, weight: Tensor, slope: Tensor | None) -> float:
-    began = time.perf_counter()
+def _products_of_one(x: Tensor, weight: Tensor, slope: Tensor | None) -> None:
     x @ weight.T
     if slope is not None:
         slope @ weight
         slope.T @ x
-    return time.perf_counter() - began
 
 
 def products(policy: Policy, piece: Piece) -> list[Product]:
@@ -125,18 +136,17 @@ def sampling_floor_seconds(policy: Policy, batch: TrainBatch) -> float:
 
 
 def _products_seconds(policy: Policy, made: Sequence[Branch], *, trained: bool) -> float:
-    seconds = flops = attention = 0.0
+    needed = flops = attention = 0.0
     for piece in pieces(made, policy):
         for product in products(policy, piece):
-            seconds += product.seconds(policy.compute_dtype, trained=trained)
+            needed += product.seconds(policy, trained=trained)
             flops += product.flops
         attention += attention_flops(policy, piece)
-    return seconds * (1 + attention / flops)
+    return needed * (1 + attention / flops)
 
 
-def measure_whole(model: Path, batch: TrainBatch, rounds: int) -> dict[str, float]:
+def measure_whole(policy: Policy, batch: TrainBatch, rounds: int) -> dict[str, float]:
     """The floor of a whole step, the least of so many rounds."""
-    policy = Policy.load(model)
     policy.use_dtype(batch.spec.dtype)
     sampling, training = zip(
         *((sampling_floor_seconds(policy, batch), floor_seconds(policy, batch)) for _ in range(rounds)), strict=True
@@ -144,8 +154,7 @@ def measure_whole(model: Path, batch: TrainBatch, rounds: int) -> dict[str, floa
     return {"sample_floor_s": min(sampling), "train_floor_s": min(training), "floor_s": min(sampling) + min(training)}
 
 
-def measure(model: Path, batch: TrainBatch, steps: int) -> dict[str, Any]:
-    policy = Policy.load(model)
+def measure(policy: Policy, batch: TrainBatch, steps: int) -> dict[str, Any]:
     learner = Learner(policy, SystemClock())
     learner.optimizer = timer = TimedOptimizer(dict(policy.model.named_parameters()))
     rows = []
@@ -174,22 +183,25 @@ def main() -> int:
     )
     parser.add_argument("--workload", default="groups", help=f"{', '.join(NAMES)}, or a file that holds one")
     parser.add_argument("--model", default="smollm2-135m", help="name, or path of a folder")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps", type=count, default=4, help="measured steps; with --whole, rounds")
     parser.add_argument("--whole", action="store_true", help="the floor of sampling and training together")
     parser.add_argument("--here", action="store_true", help="in this process, whatever its memory settings")
     args = parser.parse_args()
     if not args.here:
-        arguments = ["--workload", args.workload, "--model", args.model, "--steps", str(args.steps)]
+        arguments = [f"--{name}={getattr(args, name)}" for name in ("workload", "model", "device", "steps")]
         print(json.dumps(in_a_trainer_like_process(*arguments, *(["--whole"] if args.whole else []))))
         return 0
-    model = Path(args.model) if Path(args.model).is_dir() else resolve(args.model).path
+    device = torch.device(args.device)
+    policy = Policy.load(path_of_model(args.model), device)
     workload = Workload.load(path_of(args.workload) if args.workload in NAMES else Path(args.workload))
     tried = measure_whole if args.whole else measure
     found = {
-        name: round(value, 3)
-        for name, value in tried(model, workload.batch(dtype=compute_type("cpu"), **_SPEC), args.steps).items()
+        name: float(f"{value:.4g}")
+        for name, value in tried(policy, workload.batch(dtype=compute_type(args.device), **_SPEC), args.steps).items()
     }
-    print(json.dumps({"bench": "train_floor", "whole": args.whole, "workload": workload.name, **found}))
+    heading = {"bench": "train_floor", "device": name_of(device), "whole": args.whole, "workload": workload.name}
+    print(json.dumps({**heading, **found}))
     return 0
 
 

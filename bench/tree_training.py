@@ -11,7 +11,8 @@ tree    the trainer's own: every token in its context once.
 
 Rows are computed by transformers as it stands (sdpa with a causal mask, no padding, logits only where tokens are trained,
 autograd for everything), which knows nothing of trees: the relative error of the gradient is measured against call by call.
-All three keep freed memory, as the trainer does.
+All three keep freed memory, as the trainer does. On the CPU rows are computed one by one; a GPU (`--device cuda`) takes as many of
+about equal length at a time as are 16,384 tokens, filled up at their ends, since one by one they would leave it idle.
 
 A ratio is another way's seconds ÷ the tree's. Every workload's line has both. The last line takes ratio_vs_calls from *turns*,
 where calls repeat the most, and ratio_vs_merged from *groups*, where merging shares nothing: each is higher there than on
@@ -26,8 +27,7 @@ import json
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,11 +35,12 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bench.command import run
+from bench.machine import name_of, path_of_model, seconds
 from bench.workloads import NAMES, Workload, path_of
 from foundation.arguments import count
 from swarm.engine.lesson import branches, select
@@ -49,12 +50,13 @@ from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces
 from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.tree import Branch, grow
-from swarm.models import resolve
 from swarm.protocol.runspec import ComputeType
 
 _HEADS = 8
 """Distributions of a row are filled up to a multiple of so many: MKL adds the products of one or two rows beyond it up
 naively, all 49,152 of them, which makes the gradient of a row wrong by 1e-4, and whatever is compared with it."""
+_TOGETHER = 16_384
+"""Tokens of the rows that a GPU computes at a time."""
 
 
 @dataclass(slots=True)
@@ -99,6 +101,10 @@ class Plain:
         self._model = model
         self._dtype = dtype
 
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
     def gradient(self, rows: Sequence[Row]) -> float:
         """Fill `grad` of the weights; returns the loss."""
         for weight in self._model.parameters():
@@ -106,23 +112,38 @@ class Plain:
                 weight.grad.zero_()
         loss = 0.0
         with self._autocast():
-            for row in rows:
-                cost = self._cost(row)
+            for some in self._batches(rows):
+                cost = self._cost(some)
                 cost.backward()  # type: ignore[no-untyped-call]
                 loss += float(cost.detach())
         return loss
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cpu", torch.bfloat16) if self._dtype == "bfloat16" else nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16) if self._dtype == "bfloat16" else nullcontext()
 
-    def _cost(self, row: Row) -> Tensor:
-        trained = row.trained + [(row.trained[-1][0], 0.0)] * (-len(row.trained) % _HEADS)
-        positions = torch.tensor([at for at, _ in trained])
-        weights = torch.tensor([weight for _, weight in trained])
-        ids = torch.tensor(row.ids)
-        hidden = self._model.base_model(input_ids=ids[None, :-1], use_cache=False).last_hidden_state[0, positions - 1]
-        logits = self._model.get_output_embeddings()(hidden).float()  # type: ignore[no-untyped-call]
-        surprise: Tensor = cross_entropy(logits, ids[positions], reduction="none")
+    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        if self.device.type == "cpu":
+            yield from ([row] for row in rows)
+            return
+        some: list[Row] = []
+        for row in sorted(rows, key=lambda row: len(row.ids)):
+            if some and (len(some) + 1) * len(row.ids) > _TOGETHER:
+                yield some
+                some = []
+            some.append(row)
+        yield some
+
+    def _cost(self, rows: Sequence[Row]) -> Tensor:
+        """Of rows side by side: what fills one up stands behind it, where none of its tokens looks."""
+        width = max(len(row.ids) for row in rows)
+        ids = torch.tensor([row.ids + [0] * (width - len(row.ids)) for row in rows], device=self.device)
+        trained = [(at, position, weight) for at, row in enumerate(rows) for position, weight in row.trained]
+        trained += [(*trained[-1][:2], 0.0)] * (-len(trained) % _HEADS)
+        row_U, position_U = torch.tensor([place[:2] for place in trained], device=self.device).T
+        weights = torch.tensor([weight for _, _, weight in trained], device=self.device)
+        seen = self._model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+        logits = self._model.get_output_embeddings()(seen[row_U, position_U - 1]).float()  # type: ignore[no-untyped-call]
+        surprise: Tensor = cross_entropy(logits, ids[row_U, position_U], reduction="none")
         return (surprise * weights).sum()
 
     def gradients(self) -> dict[str, Tensor]:
@@ -180,12 +201,6 @@ def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     return math.sqrt(off / sum(float(grad.double().norm() ** 2) for grad in theirs.values()))
 
 
-def timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
 @dataclass(slots=True)
 class Contest:
     """One workload, three ways."""
@@ -208,24 +223,27 @@ class Contest:
 
     def warm_up(self) -> None:
         self.ours.gradient(self.made)
-        self.plain.gradient(self.merged[:1])
+        self.plain.gradient(self.merged[:1] if self.plain.device.type == "cpu" else self.calls)
 
     def cheap_ways(self) -> None:
-        self.tree_s.append(timed(lambda: self.ours.gradient(self.made)))
+        self.tree_s.append(self._timed(partial(self.ours.gradient, self.made)))
         if self.merges:
-            self.merged_s.append(timed(lambda: self.plain.gradient(self.merged)))
+            self.merged_s.append(self._timed(partial(self.plain.gradient, self.merged)))
             self.error = max(self.error, distance(self.ours.gradients(), self.plain.gradients()))
 
     def round(self) -> None:
         """Call by call in two halves, and the cheap ways between and after: a slow spell of the machine meets all."""
-        seconds, sums = 0.0, dict[str, Tensor]()
+        taken, sums = 0.0, dict[str, Tensor]()
         for half in (self.calls[::2], self.calls[1::2]):
-            seconds += timed(partial(self.plain.gradient, half))
+            taken += self._timed(partial(self.plain.gradient, half))
             for name, grad in self.plain.gradients().items():
                 sums[name] = sums[name] + grad if name in sums else grad.clone()
             self.cheap_ways()
-        self.calls_s.append(seconds)
+        self.calls_s.append(taken)
         self.error = max(self.error, distance(self.ours.gradients(), sums))
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        return seconds(work, self.plain.device)
 
 
 def measure(workload: Workload, plain: Plain, ours: Ours, repeats: int) -> dict[str, Any]:
@@ -284,26 +302,28 @@ def main() -> int:
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="what matrices are multiplied in"
     )
     parser.add_argument("--repeats", type=count, default=1, help="times that each workload is computed call by call")
-    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--model", default="smollm2-135m", help="name, or path of a folder")
     args = parser.parse_args()
     if REUSE_MEMORY.items() - os.environ.items():
         os.execve(
             sys.executable, [sys.executable, "-m", "bench.tree_training", *sys.argv[1:]], os.environ | REUSE_MEMORY
         )
-    path = resolve(args.model).path
+    path, device = path_of_model(args.model), torch.device(args.device)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
-    plain, ours = Plain(model.train(False), args.dtype), Ours(Policy.load(path), args.dtype)
+    nn.Module.to(model, device)
+    plain, ours = Plain(model.train(False), args.dtype), Ours(Policy.load(path, device), args.dtype)
     rows = {}
     for name in args.workloads:
         rows[name] = measure(Workload.load(path_of(name)), plain, ours, args.repeats)
         say(**rows[name])
-    say(**summary(rows, args.dtype))
+    say(**summary(rows, args.dtype, name_of(device)))
     return 0
 
 
-def summary(rows: dict[str, dict[str, Any]], dtype: ComputeType) -> dict[str, Any]:
+def summary(rows: dict[str, dict[str, Any]], dtype: ComputeType, device: str) -> dict[str, Any]:
     worst = min(min(row["efficiency_calls"], row["efficiency_merged"]) for row in rows.values())
-    found: dict[str, Any] = {"bench": "tree_training", "dtype": dtype}
+    found: dict[str, Any] = {"bench": "tree_training", "device": device, "dtype": dtype}
     if "turns" in rows:
         found |= {"ratio_vs_calls": rows["turns"]["ratio_vs_calls"], "ratio_vs_calls_on": "turns"}
     if "groups" in rows:

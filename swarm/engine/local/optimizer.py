@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,7 +90,7 @@ class Optimizer:
 
     def grad_norm(self) -> float:
         """Over all weights, before clipping."""
-        return math.sqrt(sum(float(torch.linalg.vector_norm(_grad(weight))) ** 2 for weight in self._weights.values()))
+        return math.sqrt(_squared([torch.linalg.vector_norm(_grad(weight)) for weight in self._weights.values()]))
 
     @torch.no_grad()
     def step(self, spec: OptimizerSpec, learning_rate: float) -> tuple[float, WeightsChange]:
@@ -102,7 +102,7 @@ class Optimizer:
         if not math.isfinite(norm):
             raise TrainingRefused(f"the gradient norm is {norm}; lower optimizer.learning_rate or look at the rewards")
         shrink = min(1.0, spec.max_grad_norm / (norm + 1e-6))
-        change = WeightsChange()
+        before_W, moved_W = [], []
         for name, weight in self._weights.items():
             part = self._parts[name]
             part.param_groups[0]["lr"] = learning_rate
@@ -110,11 +110,11 @@ class Optimizer:
             if shrink < 1.0:
                 _grad(weight).mul_(shrink)
             before = weight.detach().clone()
-            change.before += float(torch.linalg.vector_norm(before)) ** 2
+            before_W.append(torch.linalg.vector_norm(before))
             part.step()
             increment_version(weight)  # fused steps do not, and copies in another type must hear of it
-            change.moved += float(torch.linalg.vector_norm(before.sub_(weight))) ** 2
-        return norm, change
+            moved_W.append(torch.linalg.vector_norm(before.sub_(weight)))
+        return norm, WeightsChange(moved=_squared(moved_W), before=_squared(before_W))
 
     def state(self) -> dict[str, Tensor]:
         """Moments and step counts as `name/exp_avg`, …; empty before the first step."""
@@ -141,6 +141,11 @@ class Optimizer:
             return
         for name, part in self._parts.items():
             part.state[self._weights[name]] = found[name]
+
+
+def _squared(norms_W: Sequence[Tensor]) -> float:
+    """The sum of their squares. A GPU is waited for once, not at each weight."""
+    return float(torch.stack(list(norms_W)).double().square().sum())
 
 
 def _grad(weight: nn.Parameter) -> Tensor:
