@@ -2,7 +2,8 @@
 
 On the CPU in tiles of queries, whose keys are the path above the tile and the tile itself: neither a mask of the tree's size
 squared nor a repeated prefix exists. Scores and what the softmax makes of them are of the compute type, with float32 inside the
-softmax; they are made again for the backward pass instead of being kept. On a GPU it is FlexAttention with the same rule as its mask.
+softmax; they are made again for the backward pass instead of being kept. On a GPU it is FlexAttention, with the same rule as its
+mask (`flex`).
 
 Suffixes of tensors: T tokens of a micro-batch; B tiles of about equal width, with Q queries and K keys each; H query heads,
 G key heads, R query heads to a key head; D width of a head.
@@ -10,10 +11,9 @@ G key heads, R query heads to a key head; D width of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from torch.nn.functional import embedding_bag
 
 from swarm.engine.seam import EngineError
 from swarm.engine.tree import Segment
+
+if TYPE_CHECKING:
+    from swarm.engine.local.flex import FlexPlan
 
 NAME = "prefix_tree"
 """Under which transformers knows it."""
@@ -34,8 +37,6 @@ _SCORES = 1 << 20
 _LANES = 32
 """Numbers that a vector instruction holds: rows of scores are whole ones, and a softmax over them takes two thirds of the time."""
 
-_BLOCK = 128
-"""Queries, and keys, to a block of FlexAttention's."""
 _OTHER_SCORES = ("softcap", "s_aux")
 """What models give their attention that changes its weights: capped scores, and sinks beside the keys."""
 
@@ -79,25 +80,34 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class MicroBatch:
-    """A segment as tensors on one device. Subtrees are contiguous: position i is above j (or j itself) iff i <= j < end[i]."""
+    """A segment as tensors on one device."""
 
     token_T: Tensor
     depth_T: Tensor
-    end_T: Tensor
     tiles: list[Tiles]
+    """On the CPU."""
+    segment: Segment
+    flex: dict[int | None, FlexPlan] = field(default_factory=dict)
+    """By window; on a GPU, once it is `prepared`."""
     _plans: dict[tuple[int, int, int | None], Plan] = field(default_factory=dict)
-    _block_masks: dict[int | None, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, segment: Segment, device: torch.device | None = None) -> MicroBatch:
-        end_T = torch.tensor(segment.end)
         on_cpu = device is None or device.type == "cpu"
         return cls(
             token_T=torch.tensor(segment.token, device=device),
             depth_T=torch.tensor(segment.depth, device=device),
-            end_T=end_T.to(device),
-            tiles=list(_tiles(segment, end_T)) if on_cpu else [],
+            tiles=list(_tiles(segment, torch.tensor(segment.end))) if on_cpu else [],
+            segment=segment,
         )
+
+    def prepare(self, windows: Iterable[int | None]) -> None:
+        """Make what layers with these windows need on a GPU: inside a compiled layer nothing can be made any more."""
+        from swarm.engine.local.flex import planned
+
+        for window in windows:
+            if window not in self.flex:
+                self.flex[window] = planned(self.segment, window, self.token_T.device)
 
     def plan(self, heads: int, kv_heads: int, window: int | None) -> Plan:
         """Made once for all layers that are alike."""
@@ -106,64 +116,6 @@ class MicroBatch:
             depth_T = self.depth_T if window is not None else None
             self._plans[key] = _planned(self.tiles, len(self.token_T), heads, kv_heads, depth_T, window)
         return self._plans[key]
-
-    def block_mask(self, window: int | None) -> Any:
-        """The same rule for FlexAttention."""
-        if window not in self._block_masks:
-            from torch.nn.attention.flex_attention import BlockMask
-
-            count = len(self.token_T)
-            seen_NN, full_NN = _blocks(self.end_T, self.depth_T, window)
-            self._block_masks[window] = BlockMask.from_kv_blocks(
-                *_listed(seen_NN & ~full_NN),
-                *_listed(full_NN),
-                BLOCK_SIZE=_BLOCK,
-                mask_mod=self._rule(window),
-                seq_lengths=(count, count),
-            )
-        return self._block_masks[window]
-
-    def _rule(self, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        end_T, depth_T = self.end_T, self.depth_T
-
-        def above(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (query >= key) & (query < end_T[key])
-
-        if window is None:
-            return above
-        beyond_T = depth_T - window  # a tensor: a number would be compiled as one that may change
-
-        def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return above(batch, head, query, key) & (depth_T[key] > beyond_T[query])
-
-        return near
-
-
-def _blocks(end_T: Tensor, depth_T: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    """Of all blocks of queries [N, by keys N]: those with a pair that may see each other, and those in which every pair does.
-
-    From the ends of the blocks' subtrees alone. torch's own `create_block_mask` looks at each pair of tokens, ten bytes for each.
-    """
-    lacking = -len(end_T) % _BLOCK
-    end_NB, depth_NB = (
-        torch.cat([row_T, row_T[-1:].expand(lacking)]).view(-1, _BLOCK)  # no value that is not there already
-        for row_T in (end_T, depth_T)
-    )
-    block_N = torch.arange(len(end_NB), device=end_T.device)
-    query_N1, key_1N = block_N[:, None], block_N[None, :]
-    # Keys of blocks before reach at least to a query's block when a subtree ends behind its first token.
-    seen_NN = (key_1N == query_N1) | (key_1N < query_N1) & (end_NB.amax(1) > query_N1 * _BLOCK)
-    full_NN = (key_1N < query_N1) & (end_NB.amin(1) >= (query_N1 + 1) * _BLOCK)
-    if window is not None:
-        seen_NN &= depth_NB.amin(1)[:, None] - depth_NB.amax(1) < window
-        full_NN &= depth_NB.amax(1)[:, None] - depth_NB.amin(1) < window
-    return seen_NN, full_NN
-
-
-def _listed(chosen_NN: Tensor) -> tuple[Tensor, Tensor]:
-    """As BlockMask takes them: how many blocks of keys each block of queries has, and which; for all heads alike."""
-    order_NN = chosen_NN.int().argsort(dim=-1, descending=True, stable=True)
-    return chosen_NN.sum(-1, dtype=torch.int32)[None, None], order_NN.int()[None, None]
 
 
 # -- what transformers calls ----------------------------------------------------------------------------------------------
@@ -191,29 +143,12 @@ def tree_attention(
         raise EngineError(f"the trainer cannot recompute this model's attention: it has {', '.join(others)}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.is_cuda:
-        return flexible(query, key, value, micro, scale, sliding_window), None
+        from swarm.engine.local.flex import attend
+
+        dtype = _compute_dtype(query)
+        return attend(query.to(dtype), key.to(dtype), value.to(dtype), micro.flex[sliding_window], scale), None
     plan = micro.plan(query.shape[1], key.shape[1], sliding_window)
     return tiled(query[0], key[0], value[0], plan, scale)[None], None
-
-
-def flexible(
-    query: Tensor, key: Tensor, value: Tensor, micro: MicroBatch, scale: float, window: int | None = None
-) -> Tensor:
-    """FlexAttention; compiled on a GPU. On the CPU it has no backward pass."""
-    dtype = _compute_dtype(query)
-    query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
-    grouped = query.shape[1] != key.shape[1]
-    kernel = _flex_kernel(query.is_cuda)
-    seen = kernel(query, key, value, block_mask=micro.block_mask(window), scale=scale, enable_gqa=grouped)
-    result: Tensor = seen.transpose(1, 2)
-    return result
-
-
-@cache
-def _flex_kernel(compiled: bool) -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return cast(Callable[..., Any], torch.compile(flex_attention, dynamic=True) if compiled else flex_attention)
 
 
 def tiled(query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, plan: Plan, scale: float) -> Tensor:

@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from swarm.engine.local import attention, norms
 from swarm.engine.local.adapters import Adapters, hosted_name
 from swarm.engine.local.attention import MicroBatch
+from swarm.engine.local.compiled import compile_layers
 from swarm.engine.local.memory import segment_tokens
 from swarm.engine.local.recomputation import recomputed_layers
 from swarm.engine.seam import EngineError
@@ -90,7 +91,10 @@ class Policy:
         self.model = model.train(False)  # no dropout: the sampler has none
         self.start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         self.model.float()
-        norms.hasten(model)
+        if self.device.type == "cuda":
+            compile_layers(model)
+        else:
+            norms.hasten(model)
         # A gradient of the rows that were read, not of the whole table.
         model.get_input_embeddings().sparse = True  # type: ignore[assignment]
         self.compute_dtype = torch.float32
@@ -202,14 +206,14 @@ class Policy:
     def hidden(self, micro: MicroBatch) -> Tensor:
         """Last hidden states of the current weights, [T, D]."""
         table = self.model.get_input_embeddings()
-        embedded = table(micro.token_T)
+        embedded_1TD = table(micro.token_T[None])
         casts = {
             name: self._cast(name, weight)
             for name, weight in self._body.named_parameters()
             if self._is_cast(weight) and weight is not table.weight
         }
         with recomputed_layers(self._body, casts) if self.recompute else nullcontext():
-            return self._run(lambda **inputs: functional_call(self._body, casts, (), inputs), micro, embedded)
+            return self._run(lambda **inputs: functional_call(self._body, casts, (), inputs), micro, embedded_1TD)
 
     def _cast(self, name: str, weight: nn.Parameter) -> Tensor:
         """The weight in the compute type, cast once for each state of it; what is its gradient is added to the weight's."""
@@ -224,16 +228,16 @@ class Policy:
         prefix = next(name for name, module in self.model.named_modules() if module is body)
         begun = {name: self._start_of(f"{prefix}.{name}") for name, _ in body.named_parameters()}
         weights = {name: weight if self._is_cast(weight) else weight.float() for name, weight in begun.items()}
-        embedded = self._start_embedded(micro.token_T)
-        return self._run(lambda **inputs: functional_call(body, weights, (), inputs), micro, embedded)
+        embedded_1TD = self._start_embedded(micro.token_T)
+        return self._run(lambda **inputs: functional_call(body, weights, (), inputs), micro, embedded_1TD)
 
     def _start_embedded(self, token_T: Tensor) -> Tensor:
-        """[T, D]. The embedding itself makes it, which may scale its rows; those alone that are read become float32."""
+        """[1, T, D]. The embedding itself makes it, which may scale its rows; those alone that are read become float32."""
         table = copy(self.model.get_input_embeddings())
         table.padding_idx = None  # it names a row of the whole table
         rows_TD = self._start_named(self.model.get_input_embeddings().weight)[token_T].float()
         embedded: Tensor = functional_call(
-            table, {"weight": rows_TD}, (torch.arange(len(token_T), device=self.device),)
+            table, {"weight": rows_TD}, (torch.arange(len(token_T), device=self.device)[None],)
         )
         return embedded
 
@@ -246,15 +250,21 @@ class Policy:
         return weight.ndim > 1 and self.compute_dtype is not torch.float32
 
     @property
+    def _windows(self) -> set[int | None]:
+        """What layers may ask of the attention: all ancestors, or so many of the nearest."""
+        return {None, getattr(self.model.config.get_text_config(), "sliding_window", None)}
+
+    @property
     def _body(self) -> nn.Module:
         body = self.model.base_model
         assert isinstance(body, nn.Module)
         return body
 
-    @staticmethod
-    def _run(body: Callable[..., Any], micro: MicroBatch, embedded_TD: Tensor) -> Tensor:
+    def _run(self, body: Callable[..., Any], micro: MicroBatch, embedded_1TD: Tensor) -> Tensor:
+        if self.device.type == "cuda":
+            micro.prepare(self._windows)
         output = body(
-            inputs_embeds=embedded_TD[None],
+            inputs_embeds=embedded_1TD,
             position_ids=micro.depth_T[None],
             use_cache=False,
             micro=micro,

@@ -28,10 +28,11 @@ _LOGITS_BYTES = 3 * (64 << 20)
 """Logits are made a few at a time; three buffers of them at the peak."""
 _ACTIVATIONS_SHARE = 6
 _ACTIVATIONS_BYTES = (2 * GIB, 16 * GIB)
+_GPU_ACTIVATIONS_BYTES = (2 * GIB, 32 * GIB)
 """What the trainer keeps for its backward pass: so much of the machine's memory, within these bounds. Of all memory, not of
 what is free, so that a step that is made again after a crash is cut into the same pieces and gives the same bits."""
-_TOKENS = (256, 8192)
-"""How many tokens that may be, whatever the model."""
+_TOKENS, _GPU_TOKENS = (256, 8192), (256, 32768)
+"""How many tokens that may be, whatever the model. A GPU is busy only with many at once."""
 _WEIGHT_SLOTS = 2
 """Weights on their way to inference lie in memory twice: those served, and those being written."""
 _HEADER_LIMIT = 100 << 20
@@ -94,13 +95,15 @@ def memory_beside_gpu(model_dir: Path, dtype: ComputeType, *, offload_optimizer:
 def segment_tokens(config: Mapping[str, Any], total: int | None = None) -> int:
     """How many tokens of this model the trainer computes at once.
 
-    config: the model's config.json, of its text. total: bytes of memory that it computes in; None: the machine's.
+    config: the model's config.json, of its text. total: bytes of a GPU's memory; None: it computes in the machine's.
     """
-    low, high = _ACTIVATIONS_BYTES
+    (low, high), (fewest, most) = (
+        (_ACTIVATIONS_BYTES, _TOKENS) if total is None else (_GPU_ACTIVATIONS_BYTES, _GPU_TOKENS)
+    )
     total = total_memory() if total is None else total
     share = low if total is None else min(max(total // _ACTIVATIONS_SHARE, low), high)
-    rounded = share // _token_bytes(config) // _TOKENS[0] * _TOKENS[0]
-    return min(max(rounded, _TOKENS[0]), _TOKENS[1])
+    rounded = share // _token_bytes(config) // fewest * fewest
+    return min(max(rounded, fewest), most)
 
 
 def weight_bytes(model_dir: Path) -> int:

@@ -1,9 +1,12 @@
-"""The optimisers, one weight at a time while it is in the cache: clip, step, measure the change."""
+"""The optimisers, a part of the weights at a time: clip, step, measure the change.
+
+On the CPU a part is one weight, which is in the cache meanwhile; on a GPU it is many, which one kernel takes together.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +19,8 @@ from swarm.engine.seam import TrainingRefused
 from swarm.protocol.runspec import OptimizerSpec
 
 OptimizerName = Literal["adamw", "adafactor"]
+_TOGETHER = 64_000_000
+"""Numbers in a part on a GPU: what they were before a step is held beside them."""
 
 
 @dataclass(slots=True)
@@ -34,6 +39,22 @@ class WeightsChange:
         return math.sqrt(self.moved / self.before) if self.before else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Weights that are stepped together."""
+
+    names: list[str]
+    weights: list[nn.Parameter]
+    optimizer: AdamW | Adafactor
+
+    @property
+    def grads(self) -> list[Tensor]:
+        grads = [weight.grad for weight in self.weights if weight.grad is not None]
+        if len(grads) < len(self.weights):
+            raise ValueError("gradients are made by `begin`")
+        return grads
+
+
 class Optimizer:
     """Moments live as long as the run does; `take` and `forget` begin anew, and so does a step of another optimiser.
 
@@ -42,7 +63,7 @@ class Optimizer:
 
     def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
         self._weights: dict[str, nn.Parameter] = {}
-        self._parts: dict[str, AdamW | Adafactor] = {}
+        self._parts: list[_Part] = []
         self._name: OptimizerName = "adamw"
         self.take(weights)
 
@@ -52,10 +73,11 @@ class Optimizer:
         self.forget()
 
     def forget(self) -> None:
-        self._parts = {
-            name: AdamW([weight], fused=True) if self._name == "adamw" else Adafactor([weight], foreach=False)
-            for name, weight in self._weights.items()
-        }
+        self._parts = []
+        for names in _together(self._weights):
+            weights = [self._weights[name] for name in names]
+            optimizer = AdamW(weights, fused=True) if self._name == "adamw" else Adafactor(weights, foreach=False)
+            self._parts.append(_Part(names, weights, optimizer))
 
     def begin(self, name: OptimizerName) -> None:
         """Zero the gradients, for a step of the optimiser of this name.
@@ -66,31 +88,32 @@ class Optimizer:
         if name != self._name:
             self._name = name
             self.forget()
-        for path, weight in self._weights.items():
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            else:
-                weight.grad.zero_()
-            part = self._parts[path]
-            state = part.state[weight]
-            for key, value in state.items():  # in the machine's memory after `rest` and `restore`
-                state[key] = value.to(weight.device)
-            if isinstance(part, AdamW) and not state:
-                state["step"] = torch.zeros((), device=weight.device)
-                state["exp_avg"] = torch.zeros_like(weight)
-                state["exp_avg_sq"] = torch.zeros_like(weight)
+        for part in self._parts:
+            for weight in part.weights:
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+                else:
+                    weight.grad.zero_()
+                state = part.optimizer.state[weight]
+                for key, value in state.items():  # in the machine's memory after `rest` and `restore`
+                    state[key] = value.to(weight.device)
+                if isinstance(part.optimizer, AdamW) and not state:
+                    state["step"] = torch.zeros((), device=weight.device)
+                    state["exp_avg"] = torch.zeros_like(weight)
+                    state["exp_avg_sq"] = torch.zeros_like(weight)
 
     def rest(self) -> None:
         """Until `begin`, hold no memory of the device: moments move to the machine's, gradients are given up."""
-        for path, weight in self._weights.items():
-            weight.grad = None
-            state = self._parts[path].state[weight]
-            for key, value in state.items():
-                state[key] = value.cpu()
+        for part in self._parts:
+            for weight in part.weights:
+                weight.grad = None
+                state = part.optimizer.state[weight]
+                for key, value in state.items():
+                    state[key] = value.cpu()
 
     def grad_norm(self) -> float:
         """Over all weights, before clipping."""
-        return math.sqrt(_squared([torch.linalg.vector_norm(_grad(weight)) for weight in self._weights.values()]))
+        return math.sqrt(_squared([norm for part in self._parts for norm in torch._foreach_norm(part.grads)]))
 
     @torch.no_grad()
     def step(self, spec: OptimizerSpec, learning_rate: float) -> tuple[float, WeightsChange]:
@@ -102,26 +125,29 @@ class Optimizer:
         if not math.isfinite(norm):
             raise TrainingRefused(f"the gradient norm is {norm}; lower optimizer.learning_rate or look at the rewards")
         shrink = min(1.0, spec.max_grad_norm / (norm + 1e-6))
-        before_W, moved_W = [], []
-        for name, weight in self._weights.items():
-            part = self._parts[name]
-            part.param_groups[0]["lr"] = learning_rate
-            part.param_groups[0]["weight_decay"] = spec.weight_decay
+        before_W: list[Tensor] = []
+        moved_W: list[Tensor] = []
+        for part in self._parts:
+            part.optimizer.param_groups[0]["lr"] = learning_rate
+            part.optimizer.param_groups[0]["weight_decay"] = spec.weight_decay
             if shrink < 1.0:
-                _grad(weight).mul_(shrink)
-            before = weight.detach().clone()
-            before_W.append(torch.linalg.vector_norm(before))
-            part.step()
-            increment_version(weight)  # fused steps do not, and copies in another type must hear of it
-            moved_W.append(torch.linalg.vector_norm(before.sub_(weight)))
+                torch._foreach_mul_(part.grads, shrink)
+            before = [weight.detach().clone() for weight in part.weights]
+            before_W += torch._foreach_norm(before)
+            part.optimizer.step()
+            for weight in part.weights:
+                increment_version(weight)  # fused steps do not, and copies in another type must hear of it
+            torch._foreach_sub_(before, list[Tensor](part.weights))
+            moved_W += torch._foreach_norm(before)
         return norm, WeightsChange(moved=_squared(moved_W), before=_squared(before_W))
 
     def state(self) -> dict[str, Tensor]:
         """Moments and step counts as `name/exp_avg`, …; empty before the first step."""
         return {
             f"{name}/{key}": value
-            for name, part in self._parts.items()
-            for key, value in part.state.get(self._weights[name], {}).items()
+            for part in self._parts
+            for name, weight in zip(part.names, part.weights, strict=True)
+            for key, value in part.optimizer.state.get(weight, {}).items()
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -139,16 +165,25 @@ class Optimizer:
         self.forget()
         if not found:
             return
-        for name, part in self._parts.items():
-            part.state[self._weights[name]] = found[name]
+        for part in self._parts:
+            for name, weight in zip(part.names, part.weights, strict=True):
+                part.optimizer.state[weight] = found[name]
+
+
+def _together(weights: Mapping[str, nn.Parameter]) -> Iterator[list[str]]:
+    """Names of the weights of each part."""
+    names: list[str] = []
+    numbers = 0
+    for name, weight in weights.items():
+        if names and (weight.device.type == "cpu" or numbers + weight.numel() > _TOGETHER):
+            yield names
+            names, numbers = [], 0
+        names.append(name)
+        numbers += weight.numel()
+    if names:
+        yield names
 
 
 def _squared(norms_W: Sequence[Tensor]) -> float:
     """The sum of their squares. A GPU is waited for once, not at each weight."""
     return float(torch.stack(list(norms_W)).double().square().sum())
-
-
-def _grad(weight: nn.Parameter) -> Tensor:
-    if weight.grad is None:
-        raise ValueError("gradients are made by `begin`")
-    return weight.grad

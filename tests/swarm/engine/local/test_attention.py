@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import Lfm2Config, LlamaConfig, MistralConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -63,37 +58,6 @@ def dense(segment: Segment, query: Tensor, key: Tensor, value: Tensor, window: i
     return scaled_dot_product_attention(*wide, attn_mask=seen, enable_gqa=True).transpose(1, 2)
 
 
-def long_segment() -> Segment:
-    """A shared prompt of several blocks, then answers of which each fills some: 1,500 tokens, no whole number of blocks."""
-    prompt = [1, *(10 + at % 50 for at in range(399))]
-    made = [call(str(number), prompt, [70 + number, *(10 + at % 40 for at in range(366))]) for number in range(3)]
-    (segment,) = cut(grow([Branch(call=one, advantage=1.0, weight=1.0) for one in made]), 10_000)
-    assert len(segment.token) % 128
-    return segment
-
-
-class Largest(TorchDispatchMode):
-    """Numbers in the largest tensor that was made inside."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self.numbers = max([self.numbers, *(one.numel() for one in tree_leaves(made) if isinstance(one, Tensor))])
-        return made
-
-
-def _dense_blocks(mask: BlockMask) -> tuple[Tensor, Tensor]:
-    """[N, N] each: blocks that are looked into, and blocks that are taken whole."""
-    assert mask.full_kv_num_blocks is not None
-    assert mask.full_kv_indices is not None
-    both = []
-    for counts, order in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)):
-        listed = torch.arange(order.shape[-1]) < counts[..., None]
-        both.append(torch.zeros_like(listed).scatter(-1, order.long(), listed)[0, 0])
-    return both[0], both[1]
-
-
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize(("scores", "long"), [(1 << 22, 512), (3000, 512), (1 << 22, 1)])
 def test_tiles_compute_what_a_dense_mask_computes_forwards_and_backwards(
@@ -134,88 +98,10 @@ def test_what_is_computed_in_bfloat16_under_autocast_is_near_to_what_is_exact(ro
     assert max(off) < 6e-3  # roundings of scores, probabilities and products to 8 bits
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("window", [None, 7])
-def test_flex_attention_follows_the_same_rule(window: int | None) -> None:
-    segment = segment_of()
-    with torch.no_grad():
-        inputs = rows(segment)
-        inputs = [tensor.detach() for tensor in inputs]
-        ours = attention.flexible(*inputs, MicroBatch.of(segment), WIDTH**-0.5, window)
-        assert torch.allclose(ours.double(), dense(segment, *inputs, window), atol=1e-5)
-
-
-@pytest.mark.parametrize("window", [None, 7, 300])
-def test_blocks_of_a_long_tree_leave_out_nothing_that_is_seen(window: int | None) -> None:
-    segment = long_segment()
-    micro = MicroBatch.of(segment)
-    count = len(segment.token)
-    exact = create_block_mask(micro._rule(window), B=None, H=None, Q_LEN=count, KV_LEN=count, device="cpu")
-    (there, whole), (ours, ours_whole) = (_dense_blocks(one) for one in (exact, micro.block_mask(window)))
-    assert (ours | ours_whole)[there | whole].all()
-    assert whole[ours_whole].all()
-    assert not (ours & ours_whole).any()
-    if window is None:
-        assert torch.equal(ours, there)
-        assert torch.equal(ours_whole, whole)
-    assert int(ours.sum() + ours_whole.sum()) < ours.numel() * 0.6
-
-
-def test_a_mask_of_blocks_takes_nothing_that_grows_with_the_pairs_of_tokens() -> None:
-    segment = long_segment()
-    micro = MicroBatch.of(segment)
-    with Largest() as seen:
-        micro.block_mask(None)
-    assert seen.numbers <= len(segment.token) + 128
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("window", [None, 200])
-@torch.no_grad()
-def test_flex_attention_follows_the_rule_over_many_blocks(window: int | None) -> None:
-    segment = long_segment()
-    inputs = [tensor.detach() for tensor in rows(segment)]
-    ours = attention.flexible(*inputs, MicroBatch.of(segment), WIDTH**-0.5, window)
-    assert torch.allclose(ours.double(), dense(segment, *inputs, window), atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # the compiler's own
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
-@torch.no_grad()
-def test_flex_attention_is_compiled_once_for_all_windows_and_lengths() -> None:
-    kernel = attention._flex_kernel(compiled=True)
-    for window in (7, 9):
-        for branches in (12, 20):
-            segment = segment_of(branches)
-            micro, inputs = MicroBatch.of(segment), [tensor.detach() for tensor in rows(segment)]
-            with torch.compiler.set_stance("default" if (window, branches) == (7, 12) else "fail_on_recompile"):
-                ours = kernel(*inputs, block_mask=micro.block_mask(window), scale=WIDTH**-0.5, enable_gqa=True)
-            assert torch.allclose(ours.transpose(1, 2).double(), dense(segment, *inputs, window), atol=1e-5)
-
-
 def test_scores_that_are_more_than_scaled_products_are_refused() -> None:
     segment = segment_of()
     with pytest.raises(EngineError, match="softcap"):
         attention.tree_attention(torch.nn.Module(), *rows(segment), None, micro=MicroBatch.of(segment), softcap=50.0)
-
-
-@pytest.mark.gpu
-@NEEDS_GPU
-@pytest.mark.parametrize("window", [None, 7])
-def test_flex_attention_on_a_gpu_equals_the_tiles(window: int | None) -> None:
-    segment = segment_of()
-    here, there = rows(segment), rows(segment, device="cuda")
-    ours, _ = attention.tree_attention(
-        torch.nn.Module(), *here, None, micro=MicroBatch.of(segment), sliding_window=window
-    )
-    micro = MicroBatch.of(segment, torch.device("cuda"))
-    theirs, _ = attention.tree_attention(torch.nn.Module(), *there, None, micro=micro, sliding_window=window)
-    assert torch.allclose(ours, theirs.cpu(), atol=1e-5)
-    slope = torch.randn(ours.shape, generator=torch.Generator().manual_seed(2))
-    by_ours, by_theirs = torch.autograd.grad(ours, here, slope), torch.autograd.grad(theirs, there, slope.cuda())
-    for mine, other in zip(by_ours, by_theirs, strict=True):
-        assert torch.allclose(mine, other.cpu(), atol=1e-4)
 
 
 # -- kinds of layers --------------------------------------------------------------------------------------------------------

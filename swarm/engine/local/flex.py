@@ -1,0 +1,174 @@
+"""Attention over a prefix tree on a GPU: FlexAttention, with the tree as its mask.
+
+Its backward pass gives each block of keys to one processor, which meets all queries that see it one after another. A shared
+prefix is seen by all of them, and the GPU would wait for that one block. So a block that many see is there several times,
+each copy for some of them, and what the copies receive is added up.
+
+Suffixes of tensors: T tokens of a micro-batch; N blocks of tokens, B blocks with copies; K rows of keys, those of all B blocks;
+G key heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import embedding_bag
+
+from swarm.engine.tree import Segment
+
+BLOCK = 128
+"""Queries, and keys, to a block."""
+_READERS = 8
+"""So many blocks of queries see one copy of a block of keys at most: fewer would be copied more often, and more waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlexPlan:
+    """Who sees what, for all layers with the same window.
+
+    row_K: which token's key each row of keys is. copy_B, first_N: the blocks of keys, sorted by the block that they are copies of, and
+    where each block's copies begin.
+    """
+
+    mask: BlockMask
+    row_K: Tensor
+    copy_B: Tensor
+    first_N: Tensor
+
+
+def planned(segment: Segment, window: int | None, device: torch.device) -> FlexPlan:
+    """Made on the CPU, where it need not wait for the GPU; takes blocks squared of memory, not tokens squared."""
+    end_T, depth_T = torch.tensor(segment.end), torch.tensor(segment.depth)
+    seen_NN, full_NN = blocks(end_T, depth_T, window)
+    copied_NN, origin_B = _copies(seen_NN, _READERS)
+    seen_NB, full_NB = (_spread(chosen_NN, copied_NN, len(origin_B)) for chosen_NN in (seen_NN, full_NN))
+    count = len(end_T)
+    place_K = (origin_B[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
+    row_K = place_K.clamp(max=count - 1)
+    first_K, last_K = ((BLOCK * bound_B).repeat_interleave(BLOCK) for bound_B in _readers(seen_NB))
+    begin_K = first_K.maximum(place_K)
+    end_K = last_K.minimum(end_T[row_K]).where(place_K < count, 0)  # what fills up the last block is seen by none
+    begin_K, end_K, depth_K, depth_T = (one.to(device) for one in (begin_K, end_K, depth_T[row_K], depth_T))
+    mask = BlockMask.from_kv_blocks(
+        *_listed(seen_NB & ~full_NB),
+        *_listed(full_NB),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_rule(begin_K, end_K, depth_K, depth_T, window),
+        seq_lengths=(count, len(row_K)),
+    )
+    copies_N = torch.bincount(origin_B, minlength=len(seen_NN))
+    return FlexPlan(
+        mask=mask.to(device),
+        row_K=row_K.to(device),
+        copy_B=origin_B.argsort(stable=True).to(device),
+        first_N=(copies_N.cumsum(0) - copies_N).to(device),
+    )
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, plan: FlexPlan, scale: float) -> Tensor:
+    """query [1, H, T, D]; key, value [1, G, T, D]; all in one type. Returns [1, T, H, D]. Compiled on a GPU, where alone it has a backward pass."""
+    key, value = (_Copied.apply(tensor, plan.row_K, plan.copy_B, plan.first_N) for tensor in (key, value))  # type: ignore[no-untyped-call]
+    grouped = query.shape[1] != key.shape[1]
+    attention = kernel(query.is_cuda and not torch.compiler.is_compiling())
+    seen = attention(query, key, value, block_mask=plan.mask, scale=scale, enable_gqa=grouped)
+    result: Tensor = seen.transpose(1, 2)
+    return result
+
+
+@cache
+def kernel(compiled: bool) -> Callable[..., Any]:
+    """FlexAttention by itself, for layers that are not compiled."""
+    return cast(Callable[..., Any], torch.compile(flex_attention, dynamic=True) if compiled else flex_attention)
+
+
+class _Copied(torch.autograd.Function):
+    """[1, G, T, D] → [1, G, K, D]; backwards, what all copies of a row received is added up in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, row_K: Tensor, copy_B: Tensor, first_N: Tensor) -> Tensor:
+        ctx.save_for_backward(copy_B, first_N)
+        ctx.count = tensor.shape[2]
+        return tensor.index_select(2, row_K)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        copy_B, first_N = ctx.saved_tensors
+        _, heads, _, width = grad.shape
+        by_block = grad[0].view(heads, -1, BLOCK, width).transpose(0, 1).reshape(len(copy_B), -1).float()
+        summed = embedding_bag(copy_B, by_block, first_N, mode="sum").view(-1, heads, BLOCK, width)
+        by_row = summed.transpose(0, 1).reshape(1, heads, -1, width)[:, :, : ctx.count]
+        return by_row.to(grad.dtype), None, None, None
+
+
+def blocks(end_T: Tensor, depth_T: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+    """Of all blocks of queries [N, by keys N]: those with a pair that may see each other, and those in which every pair does.
+
+    From the ends of the blocks' subtrees alone. torch's own `create_block_mask` looks at each pair of tokens, ten bytes for each.
+    """
+    lacking = -len(end_T) % BLOCK
+    end_NB, depth_NB = (
+        torch.cat([row_T, row_T[-1:].expand(lacking)]).view(-1, BLOCK)  # no value that is not there already
+        for row_T in (end_T, depth_T)
+    )
+    block_N = torch.arange(len(end_NB))
+    query_N1, key_1N = block_N[:, None], block_N[None, :]
+    # Keys of blocks before reach at least to a query's block when a subtree ends behind its first token.
+    seen_NN = (key_1N == query_N1) | (key_1N < query_N1) & (end_NB.amax(1) > query_N1 * BLOCK)
+    full_NN = (key_1N < query_N1) & (end_NB.amin(1) >= (query_N1 + 1) * BLOCK)
+    if window is not None:
+        seen_NN &= depth_NB.amin(1)[:, None] - depth_NB.amax(1) < window
+        full_NN &= depth_NB.amax(1)[:, None] - depth_NB.amin(1) < window
+    return seen_NN, full_NN
+
+
+def _copies(seen_NN: Tensor, readers: int) -> tuple[Tensor, Tensor]:
+    """(for each block of queries, which block of B it reads where it reads a block of keys [N, by keys N]; of which block each
+    of B is a copy). The first N of B are the blocks themselves."""
+    count = len(seen_NN)
+    part_NN = (seen_NN.cumsum(0) - 1).div(readers, rounding_mode="floor")
+    extra_N = part_NN[-1].clamp(min=0)
+    first_N = count + extra_N.cumsum(0) - extra_N
+    block_NN = torch.arange(count).expand(count, count).where(part_NN <= 0, first_N + part_NN - 1)
+    return block_NN, torch.cat([torch.arange(count), torch.arange(count).repeat_interleave(extra_N)])
+
+
+def _spread(chosen_NN: Tensor, copied_NN: Tensor, count: int) -> Tensor:
+    """[N, B]: the chosen blocks of keys, each at the copy that is read."""
+    return torch.zeros(len(chosen_NN), count, dtype=torch.int32).scatter_add_(1, copied_NN, chosen_NN.int()).bool()
+
+
+def _readers(seen_NB: Tensor) -> tuple[Tensor, Tensor]:
+    """The first block of queries that sees each of B, and the one behind the last."""
+    place_N1 = torch.arange(len(seen_NB))[:, None]
+    first_B = place_N1.where(seen_NB, len(seen_NB)).amin(0)
+    return first_B, (place_N1 + 1).where(seen_NB, 0).amax(0)
+
+
+def _listed(chosen_NB: Tensor) -> tuple[Tensor, Tensor]:
+    """As BlockMask takes them: how many blocks of keys each block of queries has, and which; for all heads alike."""
+    order_NB = chosen_NB.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen_NB.sum(-1, dtype=torch.int32)[None, None], order_NB.int()[None, None]
+
+
+def _rule(
+    begin_K: Tensor, end_K: Tensor, depth_K: Tensor, depth_T: Tensor, window: int | None
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Subtrees are contiguous: those who see a key are all from it on to the end of its subtree, and read one of its copies."""
+
+    def above(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= begin_K[key]) & (query < end_K[key])
+
+    if window is None:
+        return above
+    beyond_T = depth_T - window  # a tensor: a number would be compiled as one that may change
+
+    def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return above(batch, head, query, key) & (depth_K[key] > beyond_T[query])
+
+    return near
