@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 
 pytest_plugins = ["tests.models_fixture", "tests.ray_fixture", "tests.tiny_llama", "tests.vllm_fixture"]
@@ -10,6 +13,14 @@ pytest_plugins = ["tests.models_fixture", "tests.ray_fixture", "tests.tiny_llama
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def root_logger_says_warnings() -> Iterator[None]:
+    """Whatever a test or what it imports makes of the root logger (verl's server sets it to errors alone): the next one hears warnings."""
+    logging.root.setLevel(logging.WARNING)
+    yield
+    logging.root.setLevel(logging.WARNING)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -102,7 +102,7 @@ class MicroBatch:
         )
 
     def prepare(self, windows: Iterable[int | None]) -> None:
-        """Make what layers with these windows need on a GPU: inside a compiled layer nothing can be made any more."""
+        """Make what layers with these windows need on a GPU."""
         from swarm.engine.local.flex import planned
 
         for window in windows:

@@ -43,18 +43,22 @@ class FlexPlan:
 
 
 def planned(segment: Segment, window: int | None, device: torch.device) -> FlexPlan:
-    """Made on the CPU, where it need not wait for the GPU; takes blocks squared of memory, not tokens squared."""
+    """Made on the CPU, which need not wait for the GPU then; takes blocks squared of memory, not tokens squared.
+
+    Without operations that torch spreads over threads: to wake them takes longer than all of this.
+    """
     end_T, depth_T = torch.tensor(segment.end), torch.tensor(segment.depth)
     seen_NN, full_NN = blocks(end_T, depth_T, window)
     copied_NN, origin_B = _copies(seen_NN, _READERS)
     seen_NB, full_NB = (_spread(chosen_NN, copied_NN, len(origin_B)) for chosen_NN in (seen_NN, full_NN))
     count = len(end_T)
-    place_K = (origin_B[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
+    place_K = (torch.tensor(origin_B)[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
     row_K = place_K.clamp(max=count - 1)
-    first_K, last_K = ((BLOCK * bound_B).repeat_interleave(BLOCK) for bound_B in _readers(seen_NB))
+    first_K, last_K = ((BLOCK * bound_B)[:, None].expand(-1, BLOCK).flatten() for bound_B in _readers(seen_NB))
+    end_K, depth_K = end_T.index_select(0, row_K), depth_T.index_select(0, row_K)
     begin_K = first_K.maximum(place_K)
-    end_K = last_K.minimum(end_T[row_K]).where(place_K < count, 0)  # what fills up the last block is seen by none
-    begin_K, end_K, depth_K, depth_T = (one.to(device) for one in (begin_K, end_K, depth_T[row_K], depth_T))
+    end_K = last_K.minimum(end_K).where(place_K < count, 0)  # what fills up the last block is seen by none
+    begin_K, end_K, depth_K, depth_T = (one.to(device) for one in (begin_K, end_K, depth_K, depth_T))
     mask = BlockMask.from_kv_blocks(
         *_listed(seen_NB & ~full_NB),
         *_listed(full_NB),
@@ -62,12 +66,15 @@ def planned(segment: Segment, window: int | None, device: torch.device) -> FlexP
         mask_mod=_rule(begin_K, end_K, depth_K, depth_T, window),
         seq_lengths=(count, len(row_K)),
     )
-    copies_N = torch.bincount(origin_B, minlength=len(seen_NN))
+    order_B = sorted(range(len(origin_B)), key=origin_B.__getitem__)
+    first_N = [0] * len(seen_NN)
+    for place, block in reversed([*enumerate(sorted(origin_B))]):
+        first_N[block] = place
     return FlexPlan(
         mask=mask.to(device),
         row_K=row_K.to(device),
-        copy_B=origin_B.argsort(stable=True).to(device),
-        first_N=(copies_N.cumsum(0) - copies_N).to(device),
+        copy_B=torch.tensor(order_B, device=device),
+        first_N=torch.tensor(first_N, device=device),
     )
 
 
@@ -75,15 +82,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, plan: FlexPlan, scale: flo
     """query [1, H, T, D]; key, value [1, G, T, D]; all in one type. Returns [1, T, H, D]. Compiled on a GPU, where alone it has a backward pass."""
     key, value = (_Copied.apply(tensor, plan.row_K, plan.copy_B, plan.first_N) for tensor in (key, value))  # type: ignore[no-untyped-call]
     grouped = query.shape[1] != key.shape[1]
-    attention = kernel(query.is_cuda and not torch.compiler.is_compiling())
-    seen = attention(query, key, value, block_mask=plan.mask, scale=scale, enable_gqa=grouped)
+    seen = kernel(query.is_cuda)(query, key, value, block_mask=plan.mask, scale=scale, enable_gqa=grouped)
     result: Tensor = seen.transpose(1, 2)
     return result
 
 
 @cache
 def kernel(compiled: bool) -> Callable[..., Any]:
-    """FlexAttention by itself, for layers that are not compiled."""
+    """FlexAttention itself."""
     return cast(Callable[..., Any], torch.compile(flex_attention, dynamic=True) if compiled else flex_attention)
 
 
@@ -127,7 +133,7 @@ def blocks(end_T: Tensor, depth_T: Tensor, window: int | None) -> tuple[Tensor, 
     return seen_NN, full_NN
 
 
-def _copies(seen_NN: Tensor, readers: int) -> tuple[Tensor, Tensor]:
+def _copies(seen_NN: Tensor, readers: int) -> tuple[Tensor, list[int]]:
     """(for each block of queries, which block of B it reads where it reads a block of keys [N, by keys N]; of which block each
     of B is a copy). The first N of B are the blocks themselves."""
     count = len(seen_NN)
@@ -135,7 +141,7 @@ def _copies(seen_NN: Tensor, readers: int) -> tuple[Tensor, Tensor]:
     extra_N = part_NN[-1].clamp(min=0)
     first_N = count + extra_N.cumsum(0) - extra_N
     block_NN = torch.arange(count).expand(count, count).where(part_NN <= 0, first_N + part_NN - 1)
-    return block_NN, torch.cat([torch.arange(count), torch.arange(count).repeat_interleave(extra_N)])
+    return block_NN, [*range(count), *(block for block, extra in enumerate(extra_N.tolist()) for _ in range(extra))]
 
 
 def _spread(chosen_NN: Tensor, copied_NN: Tensor, count: int) -> Tensor:

@@ -20,15 +20,14 @@ from swarm.engine.seam import EngineError
 
 
 class _Bare(nn.Module):
-    """A layer with the forward pass that it had before."""
+    """A layer without what was put in the place of its forward pass."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
-        self._forward = layer.forward
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self._forward(*inputs, **named)
+        return type(self.layer).forward(self.layer, *inputs, **named)
 
 
 @contextmanager
@@ -40,7 +39,6 @@ def recomputed_layers(body: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
     layers = [(name, one) for name, one in body.named_modules() if isinstance(one, GradientCheckpointingLayer)]
     if not layers:
         raise EngineError("activation_checkpointing: this model's layers cannot be computed again; leave it out")
-    compiled = {name: layer.__dict__["forward"] for name, layer in layers if "forward" in layer.__dict__}
     for name, layer in layers:
         prefix = f"{name}."
         own = {f"layer.{key.removeprefix(prefix)}": one for key, one in weights.items() if key.startswith(prefix)}
@@ -48,10 +46,8 @@ def recomputed_layers(body: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
     try:
         yield
     finally:
-        for name, layer in layers:
+        for _, layer in layers:
             del layer.forward
-            if name in compiled:
-                layer.forward = compiled[name]
 
 
 def _forward(bare: _Bare, weights: dict[str, Tensor], *inputs: Any, **named: Any) -> Any:
