@@ -1,6 +1,6 @@
 """Runs the `researcher` command and dies by SIGKILL at a chosen moment: `killed.py MOMENT researcher-arguments...`.
 
-The moments are methods of the product, wrapped from outside. `before:` dies instead of the call, `after:` right after it;
+A few moments only: `tests/researcher/executor/test_kills.py` has nine. They are methods of the product, wrapped from outside. `before:` dies instead of the call, `after:` right after it;
 `@N` waits for the Nth time.
 """
 
@@ -13,10 +13,8 @@ import sys
 from typing import Any
 
 MOMENTS = {
-    "before-submit": ("before", "swarm.client.client", "SwarmClient.start_run", 2),
     "after-submit": ("after", "swarm.client.client", "SwarmClient.start_run", 1),
     "mid-trial": ("after", "researcher.store.trials", "Trials.record_progress", 5),
-    "between-trials": ("after", "researcher.store.trials", "Trials.finish_trial", 2),
     "while-reporting": ("before", "researcher.store.conclusions", "Conclusions.save_claims", 1),
 }
 
