@@ -1,7 +1,7 @@
 """Runs the `researcher` command and dies by SIGKILL at a chosen moment: `killed.py MOMENT researcher-arguments...`.
 
-A few moments only: `tests/researcher/executor/test_kills.py` has nine. They are methods of the product, wrapped from outside. `before:` dies instead of the call, `after:` right after it;
-`@N` waits for the Nth time.
+A few moments only: `tests/researcher/executor/test_kills.py` has nine. They are methods of the product, wrapped from outside.
+`before:` dies instead of the call, `after:` right after it; `@N` waits for the Nth time.
 """
 
 from __future__ import annotations
