@@ -14,7 +14,9 @@ from torch import Tensor
 from swarm.engine.tree import Segment
 
 CHUNK_LOGITS = 32_000_000
-"""So many logits are held at a time, in the compute type: 64 MB in bfloat16; four times as many on a GPU."""
+"""So many logits are held at a time, in the compute type: 64 MB in bfloat16."""
+_GPU_LOGITS = 4 * CHUNK_LOGITS
+"""The same on a GPU, where all of them are looked at together."""
 _BLOCK_LOGITS = 3_200_000
 """So many of them are looked at in float32 at a time on the CPU: what is computed of them stays in the cache."""
 _LANES = 32
@@ -51,7 +53,7 @@ class Heads:
 
     def chunks(self, vocabulary: int) -> Iterator[slice]:
         """Heads whose logits are held at once."""
-        size = CHUNK_LOGITS if self.at_H.device.type == "cpu" else 4 * CHUNK_LOGITS
+        size = CHUNK_LOGITS if self.at_H.device.type == "cpu" else _GPU_LOGITS
         return _parts(slice(0, len(self.at_H)), size // vocabulary)
 
     def gradient_rows(self, grad_VD: Tensor) -> Iterator[slice]:
@@ -61,7 +63,7 @@ class Heads:
 
     def blocks(self, chunk: slice, vocabulary: int) -> Iterator[tuple[slice, slice]]:
         """Heads of a chunk that are looked at together, and the uses that belong to them."""
-        size = (_BLOCK_LOGITS if self.at_H.device.type == "cpu" else 4 * CHUNK_LOGITS) // vocabulary
+        size = (_BLOCK_LOGITS if self.at_H.device.type == "cpu" else _GPU_LOGITS) // vocabulary
         for block in _parts(chunk, size):
             yield block, slice(self.uses_before[block.start], self.uses_before[block.stop])
 

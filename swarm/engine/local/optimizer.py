@@ -6,7 +6,7 @@ On the CPU a part is one weight, which is in the cache meanwhile; on a GPU it is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -184,6 +184,6 @@ def _together(weights: Mapping[str, nn.Parameter]) -> Iterator[list[str]]:
         yield names
 
 
-def _squared(norms_W: Sequence[Tensor]) -> float:
+def _squared(norms_W: list[Tensor]) -> float:
     """The sum of their squares. A GPU is waited for once, not at each weight."""
-    return float(torch.stack(list(norms_W)).double().square().sum())
+    return float(torch.stack(norms_W).double().square().sum())
