@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
+from functools import lru_cache
 
 from researcher.models import Factor, Instrument, Metric
 from researcher.planner.mentions import COMPARING, Mention, covered, in_passing, phrases_of, things_of
@@ -31,12 +32,14 @@ def misspelt(instrument: Instrument, found: Sequence[Token], named: Sequence[Men
     taken = covered(named) | in_passing(instrument, found)
     mentioned = {mention.what.name for mention in named}
     has_metric = any(isinstance(mention.what, Metric) for mention in named)
+    lengths = {len(keys) for thing in things_of(instrument) for keys in phrases_of(thing)}
+    windows = {length: list(_windows(found, length, taken)) for length in lengths}
     result: list[tuple[float, str, str]] = []
     for thing in things_of(instrument):
         if thing.name in mentioned or (isinstance(thing, Metric) and has_metric):
             continue
         for keys in phrases_of(thing):
-            for at, written in _windows(found, len(keys), taken):
+            for at, written in windows[len(keys)]:
                 likeness = _likeness(written, keys)
                 if likeness and not (isinstance(thing, Metric) and _same_root(written, keys)):
                     # A name in full that was not taken for it: it is part of another thing, which is shown with it.
@@ -152,6 +155,7 @@ def _likeness(written: tuple[str, ...], keys: tuple[str, ...]) -> float:
     return _alike(one, other, ALIKE)
 
 
+@lru_cache(maxsize=1 << 16)
 def _alike(written: str, name: str, least: float) -> float:
     """How alike they are, and 0 below this least: most differ by so much that their lengths or letters alone say so."""
     if 2 * min(len(written), len(name)) / (len(written) + len(name)) < least:

@@ -122,10 +122,12 @@ def sentences(found: Sequence[Token], ends: Container[str]) -> Iterator[range]:
 
 def tokens(text: str) -> list[Token]:
     """The tokens of a text. Hyphens and underscores inside words count as spaces."""
-    found = []
-    for match in _TOKEN.finditer(_normalised(text)):
-        found.append(_token(match))
-    return _with_times(found)
+    return list(_read(text))
+
+
+@lru_cache(maxsize=4096)
+def _read(text: str) -> tuple[Token, ...]:
+    return tuple(_with_times([_token(match) for match in _TOKEN.finditer(_normalised(text))]))
 
 
 @lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 def filled(folder: Path, name: str, /, **fields: Any) -> str:
     """The template of this name in `folder` with its fields; a field that is missing is an error."""
-    templates = Environment(
+    return _templates(folder).get_template(name).render(**fields)
+
+
+@lru_cache(maxsize=8)
+def _templates(folder: Path) -> Environment:
+    return Environment(
         loader=FileSystemLoader(folder),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,
     )
-    return templates.get_template(name).render(**fields)
