@@ -331,7 +331,8 @@ def _assert_the_journal_explains_it(play: Play, lost: ServerProcess) -> None:
 def test_of_two_orchestrators_one_owns_the_study_and_the_other_says_so_and_takes_over_when_it_dies(
     tmp_path: Path, stack: ExitStack, undisturbed: Play
 ) -> None:
-    play = Play(tmp_path / "town", stack, [server(stack, tmp_path / "a", *LATENCY).url], seeds=SEEDS)
+    servers = [server(stack, tmp_path / name, *LATENCY).url for name in ("a", "b")]
+    play = Play(tmp_path / "town", stack, servers, seeds=SEEDS)
     play.plan()
     first = play.begin("sit", play.study)
     play.until("it trains", lambda: play.running(1))

@@ -16,6 +16,7 @@ import pytest
 
 from researcher.sandbox.launch import sandbox
 from researcher.workshop.endpoint import FixedEndpoint
+from tests.command import LOOKING, looked
 from tests.fakes.mended_study import NINTH_TASK, WORKFLOW
 from tests.fakes.repeat_study import FOLDER
 from tests.fakes.written_instrument import written
@@ -44,6 +45,8 @@ class Desk:
         if self.llm is not None:
             environ |= {"RESEARCHER_LLM_BASE_URL": self.llm.base_url, "RESEARCHER_LLM_MODEL": "some-llm"}
             environ |= {"RESEARCHER_LLM_API_KEY": "sk-none-of-anyones"}
+        if words[0] in LOOKING:
+            return looked(words, environ)
         program = [sys.executable, "-m", "researcher.main", *words]
         return subprocess.run(program, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 

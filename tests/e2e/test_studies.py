@@ -10,12 +10,14 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.command import LOOKING, looked
 from tests.e2e.killed import MOMENTS
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +37,8 @@ class Machine:
         environ = {**os.environ, "RESEARCHER_HOME": str(self.home), "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
         environ.pop("RESEARCHER_DATABASE_URL", None)
         environ.pop("MLFLOW_TRACKING_URI", None)
+        if moment is None and words[0] in LOOKING:
+            return looked(words, environ)
         return subprocess.run(
             [sys.executable, *program, *words],
             env=environ,
@@ -158,8 +162,10 @@ def test_swapping_the_arms_flips_the_sign_and_equal_arms_are_not_supported(
 ) -> None:
     swapped, equal = Machine(tmp_path / "swapped"), Machine(tmp_path / "equal")
     try:
-        assert swapped.start("Does a learning rate of 1e-5 repeat words faster than 1e-3?").returncode == 0
-        assert equal.start("Does a learning rate of 1e-4 repeat words faster than 1e-4?").returncode == 0
+        with ThreadPoolExecutor() as side_by_side:
+            flipped = side_by_side.submit(swapped.start, "Does a learning rate of 1e-5 repeat words faster than 1e-3?")
+            assert equal.start("Does a learning rate of 1e-4 repeat words faster than 1e-4?").returncode == 0
+            assert flipped.result().returncode == 0
         effects = [each.status()["verdicts"][0]["effect"]["diff"] for each in (undisturbed, swapped)]
         assert effects[0] > 0 > effects[1]
         assert equal.status()["verdicts"][0]["verdict"] != "supported"

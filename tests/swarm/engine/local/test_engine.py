@@ -207,7 +207,7 @@ async def test_a_call_over_a_change_of_weights_can_be_trained(
     run = RunContext(run_id="run-over", branch=0, spec=run_spec, directory=tmp_path)
     await engine.open_run(run)
     long = asyncio.create_task(
-        engine.sample(request(chat("Tell a long story.", max_tokens=400, ignore_eos=True, seed=1)))
+        engine.sample(request(chat("Tell a long story.", max_tokens=250, ignore_eos=True, seed=1)))
     )
     await engine.train(await batch_of(engine, run_spec, 1))
     assert not long.done()
