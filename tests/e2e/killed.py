@@ -1,6 +1,6 @@
 """Runs the `researcher` command and dies by SIGKILL at a chosen moment: `killed.py MOMENT researcher-arguments...`.
 
-A few moments only: `tests/researcher/executor/test_kills.py` has nine. They are methods of the product, wrapped from outside.
+Two moments only: `tests/researcher/executor/test_kills.py` has nine. They are methods of the product, wrapped from outside.
 `before:` dies instead of the call, `after:` right after it; `@N` waits for the Nth time.
 """
 
@@ -13,7 +13,6 @@ import sys
 from typing import Any
 
 MOMENTS = {
-    "after-submit": ("after", "swarm.client.client", "SwarmClient.start_run", 1),
     "mid-trial": ("after", "researcher.store.trials", "Trials.record_progress", 5),
     "while-reporting": ("before", "researcher.store.conclusions", "Conclusions.save_claims", 1),
 }
@@ -32,14 +31,6 @@ def _arm(moment: str) -> None:
         if calls == nth:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    async def wrapped_async(*args: Any, **kwargs: Any) -> Any:
-        if when == "before":
-            die()
-        answer = await original(*args, **kwargs)
-        if when == "after":
-            die()
-        return answer
-
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if when == "before":
             die()
@@ -48,7 +39,7 @@ def _arm(moment: str) -> None:
             die()
         return answer
 
-    setattr(owner, method, wrapped_async if module.startswith("swarm.client") else wrapped)
+    setattr(owner, method, wrapped)
 
 
 if __name__ == "__main__":
