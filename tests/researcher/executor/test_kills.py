@@ -34,6 +34,11 @@ KILLS = (
 )
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 @pytest.fixture
 async def home(tmp_path: Path) -> AsyncIterator[Path]:
     yield tmp_path
@@ -57,8 +62,20 @@ async def drive(home: Path, where: str | None = None) -> tuple[int, dict[str, An
     return process.returncode or 0, json.loads(out) if out else {}
 
 
+@pytest.fixture(scope="module")
+async def quiet(
+    anyio_backend: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Path, dict[str, Any]]]:
+    """A study that nobody disturbed: where it is, and what came of it."""
+    home = tmp_path_factory.mktemp("quiet")
+    _, found = await drive(home)
+    yield home, found
+    for berth in berths(home):
+        await berth.end(grace_s=10)
+
+
 async def test_killed_at_nine_moments_a_study_has_each_trial_once(
-    home: Path, tmp_path_factory: pytest.TempPathFactory
+    home: Path, quiet: tuple[Path, dict[str, Any]]
 ) -> None:
     for where in KILLS:
         code, _ = await drive(home, where)
@@ -73,8 +90,7 @@ async def test_killed_at_nine_moments_a_study_has_each_trial_once(
         assert trial["in_steps"] == plan.steps * 4 * 8
         assert set(trial["fates"]) <= {"trained", "in_step", "zero_variance", "run_ended"}
         assert trial["evaluated"] == {"0": plan.heldout_tasks, str(plan.steps): plan.heldout_tasks}
-    quiet = tmp_path_factory.mktemp("quiet")
-    _, undisturbed = await drive(quiet)
+    _, undisturbed = quiet
     assert {name: trial["finals"] for name, trial in undisturbed.items()} == {
         name: trial["finals"] for name, trial in found.items()
     }
@@ -95,8 +111,8 @@ async def test_after_a_power_cut_in_the_middle_of_a_trial_it_goes_on(home: Path)
         assert trial["evaluated"] == {"0": 8, "4": 8}
 
 
-async def test_a_study_that_is_over_is_left_as_it_is(home: Path) -> None:
-    _, first = await drive(home)
+async def test_a_study_that_is_over_is_left_as_it_is(quiet: tuple[Path, dict[str, Any]]) -> None:
+    home, first = quiet
     store = Store.open(f"sqlite:///{home}/researcher.db")
     before = store.trials(store.resolve_study("latest"))
     _, again = await drive(home)
