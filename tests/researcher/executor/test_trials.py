@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -378,6 +379,7 @@ async def test_a_server_without_room_on_its_disk_halts_a_study_and_counts_agains
     lab: Lab, tmp_path: Path
 ) -> None:
     trials = lab.trials()
+    limits = replace(LIMITS, stall_s=8)
     with ServerProcess(tmp_path / "a", *SLOW) as server:
 
         def room(size: int) -> None:
@@ -385,7 +387,8 @@ async def test_a_server_without_room_on_its_disk_halts_a_study_and_counts_agains
 
         with pytest.raises(NoServersLeft, match=r"could not be written|cannot write") as full:
             async with lab.pool(server.url) as pool:
-                await lab.run(pool, trials, attempts=1, on_progress=lab.at_step(1, lambda _: room(1)))
+                watch = lab.at_step(1, lambda _: room(1))
+                await lab.run(pool, trials, attempts=1, on_progress=watch, limits=limits)
         assert f"`researcher resume {lab.study}`" in str(full.value)
         assert str(full.value).count(server.url) == 1
         assert not any(lab.store.trial(lab.study, trial.key).status.ended for trial in trials)
