@@ -72,19 +72,28 @@ def write(directory: Path, checkpoint: Checkpoint, *, keep: int, best: int | Non
     try:
         unfinished.mkdir(parents=True)
         _write_files(unfinished, checkpoint)
-        final = _folder(directory, step)
-        if final.exists():
-            final.rename(directory / f"{_REPLACED}{step}")
-        unfinished.rename(final)
+        take_name(unfinished, step)
         _sync_folder(directory)
         _remove_unfinished(directory)
     except OSError:
-        put_back(directory)
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     for old in steps(directory)[:-keep]:
         if old != best:
             _remove(directory, old)
+
+
+def take_name(unfinished: Path, step: int) -> None:
+    """Give a folder that is whole the name of its step's checkpoint. Raises: OSError, with one that has the name in its place."""
+    directory = unfinished.parent
+    final = _folder(directory, step)
+    if final.exists():
+        final.rename(directory / f"{_REPLACED}{step}")
+    try:
+        unfinished.rename(final)
+    except OSError:
+        put_back(directory)
+        raise
 
 
 def put_back(directory: Path) -> None:
