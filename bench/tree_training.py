@@ -131,7 +131,8 @@ class Plain:
                 yield some
                 some = []
             some.append(row)
-        yield some
+        if some:
+            yield some
 
     def _cost(self, rows: Sequence[Row]) -> Tensor:
         """Of rows side by side: what fills one up stands behind it, where none of its tokens looks."""

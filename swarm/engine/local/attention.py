@@ -11,7 +11,7 @@ G key heads, R query heads to a key head; D width of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +87,8 @@ class MicroBatch:
     tiles: list[Tiles]
     """On the CPU."""
     segment: Segment
-    flex: dict[int | None, FlexPlan] = field(default_factory=dict)
-    """By window; on a GPU, once it is `prepared`."""
     _plans: dict[tuple[int, int, int | None], Plan] = field(default_factory=dict)
+    _flex_plans: dict[int | None, FlexPlan] = field(default_factory=dict)
 
     @classmethod
     def of(cls, segment: Segment, device: torch.device | None = None) -> MicroBatch:
@@ -101,14 +100,6 @@ class MicroBatch:
             segment=segment,
         )
 
-    def prepare(self, windows: Iterable[int | None]) -> None:
-        """Make what layers with these windows need on a GPU."""
-        from swarm.engine.local.flex import planned
-
-        for window in windows:
-            if window not in self.flex:
-                self.flex[window] = planned(self.segment, window, self.token_T.device)
-
     def plan(self, heads: int, kv_heads: int, window: int | None) -> Plan:
         """Made once for all layers that are alike."""
         key = (heads, kv_heads, window)
@@ -116,6 +107,14 @@ class MicroBatch:
             depth_T = self.depth_T if window is not None else None
             self._plans[key] = _planned(self.tiles, len(self.token_T), heads, kv_heads, depth_T, window)
         return self._plans[key]
+
+    def flex_plan(self, window: int | None) -> FlexPlan:
+        """The same on a GPU."""
+        from swarm.engine.local.flex import planned
+
+        if window not in self._flex_plans:
+            self._flex_plans[window] = planned(self.segment, window, self.token_T.device)
+        return self._flex_plans[window]
 
 
 # -- what transformers calls ----------------------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ def tree_attention(
         from swarm.engine.local.flex import attend
 
         dtype = _compute_dtype(query)
-        return attend(query.to(dtype), key.to(dtype), value.to(dtype), micro.flex[sliding_window], scale), None
+        return attend(query.to(dtype), key.to(dtype), value.to(dtype), micro.flex_plan(sliding_window), scale), None
     plan = micro.plan(query.shape[1], key.shape[1], sliding_window)
     return tiled(query[0], key[0], value[0], plan, scale)[None], None
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -29,6 +29,9 @@ from swarm.protocol.runspec import RunSpec
 _LOG = logging.getLogger(__name__)
 _PREFIX = "step-"
 _UNFINISHED = ".unfinished-"
+_REPLACED = f"{_UNFINISHED}replaced-"
+_MANIFEST_OF = TypeAdapter(dict[str, str])
+"""SHA-256 of each file, by name."""
 _WEIGHTS, _MOMENTS, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 
 
@@ -63,15 +66,13 @@ def write(directory: Path, checkpoint: Checkpoint, *, keep: int, best: int | Non
     Raises: OSError, with the older checkpoints untouched.
     """
     step = checkpoint.state.step
+    put_back(directory)
     _remove_unfinished(directory)
     unfinished = directory / f"{_UNFINISHED}{step}"
     try:
         unfinished.mkdir(parents=True)
         _write_files(unfinished, checkpoint)
-        final = _folder(directory, step)
-        if final.exists():
-            final.rename(directory / f"{_UNFINISHED}replaced-{step}")
-        unfinished.rename(final)
+        take_name(unfinished, step)
         _sync_folder(directory)
         _remove_unfinished(directory)
     except OSError:
@@ -80,6 +81,27 @@ def write(directory: Path, checkpoint: Checkpoint, *, keep: int, best: int | Non
     for old in steps(directory)[:-keep]:
         if old != best:
             _remove(directory, old)
+
+
+def take_name(unfinished: Path, step: int) -> None:
+    """Give a folder that is whole the name of its step's checkpoint. Raises: OSError, with one that has the name in its place."""
+    directory = unfinished.parent
+    final = _folder(directory, step)
+    if final.exists():
+        final.rename(directory / f"{_REPLACED}{step}")
+    try:
+        unfinished.rename(final)
+    except OSError:
+        put_back(directory)
+        raise
+
+
+def put_back(directory: Path) -> None:
+    """A checkpoint that was being replaced when its writer failed or was killed gets its name again. Raises: OSError."""
+    for replaced in directory.glob(f"{_REPLACED}*"):
+        final = _folder(directory, int(replaced.name.removeprefix(_REPLACED)))
+        if not final.exists():
+            replaced.rename(final)
 
 
 def steps(directory: Path) -> list[int]:
@@ -104,7 +126,7 @@ def read(directory: Path, step: int) -> Checkpoint:
     if not folder.is_dir():
         raise EngineError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
     try:
-        manifest: dict[str, str] = json.loads((folder / _MANIFEST).read_bytes())
+        manifest = _MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
         for name, expected in manifest.items():
             if sha256_of(folder / name) != expected:
                 raise BrokenCheckpoint(f"checkpoint {folder}: {name} has changed since it was written")
@@ -114,21 +136,24 @@ def read(directory: Path, step: int) -> Checkpoint:
             weights=load_file(folder / _WEIGHTS),
             moments=load_file(folder / _MOMENTS),
         )
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError) as error:  # pydantic's are ValueErrors
         raise BrokenCheckpoint(f"checkpoint {folder} cannot be read: {error}") from error
 
 
 def fingerprint(directory: Path, step: int) -> str | None:
     """The SHA-256 of the weights of this step's checkpoint, as its manifest has it; None when there is no checkpoint.
 
-    Raises: EngineError when ranks of the verl engine wrote it.
+    Raises: EngineError when ranks of the verl engine wrote it, BrokenCheckpoint when its manifest cannot be read.
     """
+    folder = _folder(directory, step)
     try:
-        manifest = json.loads((_folder(directory, step) / _MANIFEST).read_bytes())
+        manifest = _MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
     except FileNotFoundError:
         return None
-    _refuse_ranks(manifest, _folder(directory, step))
-    return str(manifest[_WEIGHTS])
+    except (OSError, ValueError) as error:
+        raise BrokenCheckpoint(f"checkpoint {folder} cannot be read: {error}") from error
+    _refuse_ranks(manifest, folder)
+    return manifest[_WEIGHTS]
 
 
 def device_of(directory: Path, step: int) -> Device | None:

@@ -25,7 +25,13 @@ from swarm.engine.tree import Segment
 BLOCK = 128
 """Queries, and keys, to a block."""
 _READERS = 8
-"""So many blocks of queries see one copy of a block of keys at most: fewer would be copied more often, and more waited for."""
+"""So many blocks of queries see one copy of a block of keys: fewer would be copied more often, and more waited for."""
+_COPIES = 4
+"""All blocks with their copies are so many times the blocks at most: each layer keeps them for its backward pass. A row of N blocks,
+each seen by all behind it, would have N / 16 of each; with more readers to a copy it has enough for every processor, too."""
+_KERNELS = 64
+"""Forms that the kernel is compiled in: with a gradient by some of its inputs or without, with a window or without, in either
+type, for a token, a block, or more. Beyond torch's own limit of eight all scores would be held at once, and only a log would say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +49,13 @@ class FlexPlan:
 
 
 def planned(segment: Segment, window: int | None, device: torch.device) -> FlexPlan:
-    """Made on the CPU, which need not wait for the GPU then; takes blocks squared of memory, not tokens squared.
+    """Made on the CPU, which need not wait for the GPU then; takes some blocks squared of memory, not tokens squared.
 
     Without operations that torch spreads over threads: to wake them takes longer than all of this.
     """
     end_T, depth_T = torch.tensor(segment.end), torch.tensor(segment.depth)
     seen_NN, full_NN = blocks(end_T, depth_T, window)
-    copied_NN, origin_B = _copies(seen_NN, _READERS)
+    copied_NN, origin_B = _copies(seen_NN, _readers_of_one(seen_NN))
     seen_NB, full_NB = (_spread(chosen_NN, copied_NN, len(origin_B)) for chosen_NN in (seen_NN, full_NN))
     count = len(end_T)
     place_K = (torch.tensor(origin_B)[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
@@ -90,7 +96,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, plan: FlexPlan, scale: flo
 @cache
 def kernel(compiled: bool) -> Callable[..., Any]:
     """FlexAttention itself."""
-    return cast(Callable[..., Any], torch.compile(flex_attention, dynamic=True) if compiled else flex_attention)
+    if not compiled:
+        return cast(Callable[..., Any], flex_attention)
+    torch._dynamo.config.recompile_limit = _KERNELS
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)  # else it would go on uncompiled at the limit
 
 
 class _Copied(torch.autograd.Function):
@@ -131,6 +140,14 @@ def blocks(end_T: Tensor, depth_T: Tensor, window: int | None) -> tuple[Tensor, 
         seen_NN &= depth_NB.amin(1)[:, None] - depth_NB.amax(1) < window
         full_NN &= depth_NB.amax(1)[:, None] - depth_NB.amin(1) < window
     return seen_NN, full_NN
+
+
+def _readers_of_one(seen_NN: Tensor) -> int:
+    """How many blocks of queries see one copy of a block of keys at most."""
+    seen_N, readers = seen_NN.sum(0), _READERS
+    while int((seen_N + readers - 1).div(readers, rounding_mode="floor").sum()) > _COPIES * len(seen_N):
+        readers += 1
+    return readers
 
 
 def _copies(seen_NN: Tensor, readers: int) -> tuple[Tensor, list[int]]:

@@ -246,19 +246,13 @@ class Policy:
         return weight.ndim > 1 and self.compute_dtype is not torch.float32
 
     @property
-    def _windows(self) -> set[int | None]:
-        """What layers may ask of the attention: all ancestors, or so many of the nearest."""
-        return {None, getattr(self.model.config.get_text_config(), "sliding_window", None)}
-
-    @property
     def _body(self) -> nn.Module:
         body = self.model.base_model
         assert isinstance(body, nn.Module)
         return body
 
-    def _run(self, body: Callable[..., Any], micro: MicroBatch, embedded_1TD: Tensor) -> Tensor:
-        if self.device.type == "cuda":
-            micro.prepare(self._windows)
+    @staticmethod
+    def _run(body: Callable[..., Any], micro: MicroBatch, embedded_1TD: Tensor) -> Tensor:
         output = body(
             inputs_embeds=embedded_1TD,
             position_ids=micro.depth_T[None],

@@ -27,11 +27,10 @@ _START_BYTES = {"bfloat16": 0, "float32": 4}
 _LOGITS_BYTES = 3 * (64 << 20)
 """Logits are made a few at a time; three buffers of them at the peak."""
 _ACTIVATIONS_SHARE = 6
-_ACTIVATIONS_BYTES = (2 * GIB, 16 * GIB)
-_GPU_ACTIVATIONS_BYTES = (2 * GIB, 32 * GIB)
+_LEAST_ACTIVATIONS, _MOST_ACTIVATIONS, _MOST_ON_GPU = 2 * GIB, 16 * GIB, 32 * GIB
 """What the trainer keeps for its backward pass: so much of the machine's memory, within these bounds. Of all memory, not of
 what is free, so that a step that is made again after a crash is cut into the same pieces and gives the same bits."""
-_TOKENS, _GPU_TOKENS = (256, 8192), (256, 32768)
+_FEWEST_TOKENS, _MOST_TOKENS, _MOST_TOKENS_ON_GPU = 256, 8192, 32768
 """How many tokens that may be, whatever the model. A GPU is busy only with many at once."""
 _WEIGHT_SLOTS = 2
 """Weights on their way to inference lie in memory twice: those served, and those being written."""
@@ -97,13 +96,11 @@ def segment_tokens(config: Mapping[str, Any], total: int | None = None) -> int:
 
     config: the model's config.json, of its text. total: bytes of a GPU's memory; None: it computes in the machine's.
     """
-    (low, high), (fewest, most) = (
-        (_ACTIVATIONS_BYTES, _TOKENS) if total is None else (_GPU_ACTIVATIONS_BYTES, _GPU_TOKENS)
-    )
+    high, most = (_MOST_ACTIVATIONS, _MOST_TOKENS) if total is None else (_MOST_ON_GPU, _MOST_TOKENS_ON_GPU)
     total = total_memory() if total is None else total
-    share = low if total is None else min(max(total // _ACTIVATIONS_SHARE, low), high)
-    rounded = share // _token_bytes(config) // fewest * fewest
-    return min(max(rounded, fewest), most)
+    share = min(max((total or 0) // _ACTIVATIONS_SHARE, _LEAST_ACTIVATIONS), high)
+    rounded = share // _token_bytes(config) // _FEWEST_TOKENS * _FEWEST_TOKENS
+    return min(max(rounded, _FEWEST_TOKENS), most)
 
 
 def weight_bytes(model_dir: Path) -> int:

@@ -88,28 +88,24 @@ class Optimizer:
         if name != self._name:
             self._name = name
             self.forget()
-        for part in self._parts:
-            for weight in part.weights:
-                if weight.grad is None:
-                    weight.grad = torch.zeros_like(weight)
-                else:
-                    weight.grad.zero_()
-                state = part.optimizer.state[weight]
-                for key, value in state.items():  # in the machine's memory after `rest` and `restore`
-                    state[key] = value.to(weight.device)
-                if isinstance(part.optimizer, AdamW) and not state:
-                    state["step"] = torch.zeros((), device=weight.device)
-                    state["exp_avg"] = torch.zeros_like(weight)
-                    state["exp_avg_sq"] = torch.zeros_like(weight)
+        for _, weight, state in self._states():
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            else:
+                weight.grad.zero_()
+            for key, value in state.items():  # in the machine's memory after `rest` and `restore`
+                state[key] = value.to(weight.device)
+            if self._name == "adamw" and not state:
+                state["step"] = torch.zeros((), device=weight.device)
+                state["exp_avg"] = torch.zeros_like(weight)
+                state["exp_avg_sq"] = torch.zeros_like(weight)
 
     def rest(self) -> None:
         """Until `begin`, hold no memory of the device: moments move to the machine's, gradients are given up."""
-        for part in self._parts:
-            for weight in part.weights:
-                weight.grad = None
-                state = part.optimizer.state[weight]
-                for key, value in state.items():
-                    state[key] = value.cpu()
+        for _, weight, state in self._states():
+            weight.grad = None
+            for key, value in state.items():
+                state[key] = value.cpu()
 
     def grad_norm(self) -> float:
         """Over all weights, before clipping."""
@@ -143,12 +139,7 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Moments and step counts as `name/exp_avg`, …; empty before the first step."""
-        return {
-            f"{name}/{key}": value
-            for part in self._parts
-            for name, weight in zip(part.names, part.weights, strict=True)
-            for key, value in part.optimizer.state.get(weight, {}).items()
-        }
+        return {f"{name}/{key}": value for name, _, state in self._states() for key, value in state.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """The moments stay in the machine's memory until `begin`. They themselves say whose they are: a spec may name an optimiser
@@ -163,11 +154,15 @@ class Optimizer:
         if found:
             self._name = "adamw" if all("exp_avg" in moments for moments in found.values()) else "adafactor"
         self.forget()
-        if not found:
-            return
+        if found:
+            for name, _, state in self._states():
+                state.update(found[name])
+
+    def _states(self) -> Iterator[tuple[str, nn.Parameter, dict[str, Tensor]]]:
+        """Each weight with its name and its moments, which may be changed in place."""
         for part in self._parts:
             for name, weight in zip(part.names, part.weights, strict=True):
-                part.optimizer.state[weight] = found[name]
+                yield name, weight, part.optimizer.state[weight]
 
 
 def _together(weights: Mapping[str, nn.Parameter]) -> Iterator[list[str]]:

@@ -69,6 +69,7 @@ class Workshop:
         )
         self._learner.begin_run()
         wanted.directory.mkdir(parents=True, exist_ok=True)
+        checkpoints.put_back(wanted.directory)
         if wanted.at_step is None:
             found = checkpoints.newest(wanted.directory)
         else:

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from foundation.paths import write_atomically
-from swarm.engine.local.checkpoints import BrokenCheckpoint, TrainerState, steps
+from swarm.engine.local.checkpoints import BrokenCheckpoint, TrainerState, put_back, steps, take_name
 from swarm.engine.seam import EngineError
 from swarm.models.folder import sha256_of
 
@@ -45,14 +45,15 @@ def write(
 
     Raises: OSError, EngineError, with the older checkpoints untouched.
     """
+    put_back(directory)
     for left in directory.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(left)
-    unfinished, final = directory / f"{_UNFINISHED}{state.step}", folder(directory, state.step)
+    unfinished = directory / f"{_UNFINISHED}{state.step}"
     try:
         unfinished.mkdir(parents=True)
         save(unfinished)
         _seal(unfinished, state, ranks)
-        _take_the_name(unfinished, final)
+        take_name(unfinished, state.step)
         _sync(directory)
     finally:
         for left in directory.glob(f"{_UNFINISHED}*"):
@@ -61,20 +62,6 @@ def write(
         doomed = directory / f"{_UNFINISHED}removed-{old}"
         folder(directory, old).rename(doomed)
         shutil.rmtree(doomed)
-
-
-def _take_the_name(unfinished: Path, final: Path) -> None:
-    """Where there is one of this step already it goes, but keeps its name when that cannot be given away. Raises: OSError."""
-    replaced = final.with_name(f"{_UNFINISHED}replaced-{final.name}")
-    if not final.exists():
-        unfinished.rename(final)
-        return
-    final.rename(replaced)
-    try:
-        unfinished.rename(final)
-    except OSError:
-        replaced.rename(final)
-        raise
 
 
 def newest(directory: Path, ranks: int) -> TrainerState | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foundation.clock import Clock
 from foundation.ids import derived_seed
-from swarm.engine.local.checkpoints import TrainerState, forget_other_future, random_state
+from swarm.engine.local.checkpoints import TrainerState, forget_other_future, put_back, random_state
 from swarm.engine.local.wire import OpenRun
 from swarm.engine.local.workshop import RunClosed
 from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefused
@@ -42,6 +42,7 @@ class Workshop:
         self._run = None
         self._refuse_what_is_not_here(wanted.spec)
         wanted.directory.mkdir(parents=True, exist_ok=True)
+        put_back(wanted.directory)
         ranks = self._cluster.settings.ranks
         if wanted.at_step is None:
             found = checkpoints.newest(wanted.directory, ranks)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -29,6 +31,12 @@ def long_segment(answers: int = 3) -> Segment:
     (segment,) = cut(grow([Branch(call=one, advantage=1.0, weight=1.0) for one in made]), 10_000)
     assert len(segment.token) % flex.BLOCK
     return segment
+
+
+def one_row(tokens: int) -> Segment:
+    """A timeline without a fork."""
+    row = [*range(tokens)]
+    return Segment(token=row, depth=row, parent=[at - 1 for at in row], end=[tokens] * tokens)
 
 
 class Largest(TorchDispatchMode):
@@ -83,6 +91,7 @@ def test_every_copy_of_a_block_has_few_readers_and_together_they_have_all(
     monkeypatch: pytest.MonkeyPatch, readers: int
 ) -> None:
     monkeypatch.setattr(flex, "_READERS", readers)
+    monkeypatch.setattr(flex, "_COPIES", 100)
     segment = long_segment()
     plan = flex.planned(segment, None, CPU)
     partial, full = listed(plan.mask)
@@ -94,6 +103,16 @@ def test_every_copy_of_a_block_has_few_readers_and_together_they_have_all(
     there, whole = exact_blocks(segment, None)
     assert torch.equal(together, (there | whole).int())
     assert (len(plan.row_K) == len(partial) * flex.BLOCK) == (readers == 100)
+
+
+@pytest.mark.parametrize("tokens", [100, 5_000, 9_000, 32_768])
+def test_the_keys_of_a_long_row_are_copied_a_few_times_at_most(tokens: int) -> None:
+    plan = flex.planned(one_row(tokens), None, CPU)
+    partial, full = listed(plan.mask)
+    blocks = len(partial)
+    assert flex.BLOCK * blocks <= len(plan.row_K) <= 4 * flex.BLOCK * blocks
+    assert int((partial | full).sum()) == blocks * (blocks + 1) // 2
+    assert int((partial | full).sum(0).max()) <= max(8, blocks / 6)
 
 
 def test_what_the_copies_receive_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +151,35 @@ def test_flex_attention_follows_the_rule(
     assert torch.allclose(ours.double(), dense(segment, *inputs, window), atol=1e-5)
 
 
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, CompileCounterWithBackend]]:
+    """The kernel as a GPU compiles it, by a compiler that a CPU has; what counts how often."""
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit):
+        yield flex.kernel.__wrapped__(True), counter
+
+
+@pytest.mark.filterwarnings("default")
+@torch.no_grad()
+def test_every_form_of_flex_attention_is_compiled(traced: tuple[Any, CompileCounterWithBackend]) -> None:
+    kernel, counter = traced
+    forms = [(w, d, t) for w in (None, 7) for d in (torch.float32, torch.bfloat16) for t in (1, 100, 300)]
+    for number, (window, dtype, tokens) in enumerate(forms):
+        plan = flex.planned(one_row(tokens), window, CPU)
+        query, key = (torch.randn(1, 2, rows, WIDTH, dtype=dtype) for rows in (tokens, len(plan.row_K)))
+        kernel(query, key, key, block_mask=plan.mask, scale=WIDTH**-0.5)
+        assert counter.frame_count > number
+
+
 @pytest.mark.filterwarnings("default")  # the compiler's own
 @torch.no_grad()
-def test_flex_attention_is_traced_for_all_windows_and_lengths_by_a_few_sizes() -> None:
-    counter = CompileCounterWithBackend("aot_eager")
-    traced = 0
-    kernel: Any = torch.compile(flex_attention, dynamic=True, backend=counter)
+def test_flex_attention_is_traced_for_all_windows_and_lengths_by_a_few_sizes(
+    traced: tuple[Any, CompileCounterWithBackend],
+) -> None:
+    kernel, counter = traced
+    first = 0
     for window in (7, 9):
         for answers in (3, 5, 7, 9):  # without copies and with some
             segment = long_segment(answers)
@@ -145,8 +187,8 @@ def test_flex_attention_is_traced_for_all_windows_and_lengths_by_a_few_sizes() -
             copied = (one[:, :, plan.row_K] for one in (key, value))
             ours = kernel(query, *copied, block_mask=plan.mask, scale=WIDTH**-0.5, enable_gqa=True)
             assert torch.allclose(ours.transpose(1, 2).double(), dense(segment, query, key, value, window), atol=1e-5)
-        traced = counter.frame_count if window == 7 else traced
-    assert counter.frame_count == traced <= 3
+        first = counter.frame_count if window == 7 else first
+    assert counter.frame_count == first <= 3
 
 
 @pytest.mark.gpu
@@ -160,7 +202,6 @@ def test_flex_attention_on_a_gpu_equals_the_tiles(made: Any, window: int | None)
         torch.nn.Module(), *here, None, micro=MicroBatch.of(segment), sliding_window=window
     )
     micro = MicroBatch.of(segment, torch.device("cuda"))
-    micro.prepare([window])
     theirs, _ = attention.tree_attention(torch.nn.Module(), *there, None, micro=micro, sliding_window=window)
     assert torch.allclose(ours, theirs.cpu(), atol=1e-5)
     slope = torch.randn(ours.shape, generator=torch.Generator().manual_seed(2))

@@ -78,6 +78,15 @@ def test_activations_fill_a_share_of_the_machine_whatever_is_free(
     assert segment_tokens({"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}) == tokens
 
 
+@pytest.mark.parametrize(
+    ("gpu_gib", "tokens"), [(8, 1024), (24, 2048), (80, 7424), (141, 13312), (192, 18176), (1000, 18176)]
+)
+def test_on_a_gpu_they_fill_a_share_of_its_own_memory(gpu_gib: int, tokens: int) -> None:
+    config = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    assert segment_tokens(config, gpu_gib * GIB) == tokens
+    assert segment_tokens(config | {"num_hidden_layers": 1}, 1000 * GIB) == 32768
+
+
 def test_activations_fill_two_gigabytes_or_what_so_many_tokens_take(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:

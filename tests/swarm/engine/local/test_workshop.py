@@ -39,6 +39,50 @@ def test_going_back_with_another_model_hosted_is_refused_and_loses_no_checkpoint
     assert checkpoints.steps(tmp_path) == [1]
 
 
+class Killed(BaseException):
+    """No code of ours runs after it, save what a test does."""
+
+
+@pytest.mark.parametrize("fault", [Killed(), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("at_step", [None, 1])
+def test_a_checkpoint_that_was_being_replaced_is_there_still(
+    tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException, at_step: int | None
+) -> None:
+    made = branching_batch()
+    shop = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    wanted = OpenRun(run_id="run", branch=0, spec=made.spec, directory=tmp_path, at_step=None)
+    shop.open_run(wanted)
+    shop.train(made)
+    shop.checkpoint()
+    whole, rename = shop.fingerprint(), Path.rename
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if self.name == ".unfinished-1":
+            raise fault
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(type(fault)):
+        shop.checkpoint()
+    monkeypatch.undo()
+    assert shop.open_run(wanted.model_copy(update={"at_step": at_step})) == 1
+    assert shop.fingerprint() == whole
+    shop.checkpoint()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_manifest_of_another_shape_is_passed_over(tiny_llama: ModelFolder, tmp_path: Path) -> None:
+    shop = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    wanted = OpenRun(run_id="run", branch=0, spec=branching_batch().spec, directory=tmp_path, at_step=None)
+    shop.open_run(wanted)
+    for step in (1, 2):
+        shop.train(branching_batch(step=step))
+        shop.checkpoint()
+    for text in ("[]", '"', '{"weights.safetensors": null}'):
+        (tmp_path / "step-00000002" / "manifest.json").write_text(text)
+        assert shop.open_run(wanted) == 1
+
+
 @pytest.mark.parametrize(("one", "other"), [("adamw", "adafactor"), ("adafactor", "adamw")])
 def test_an_optimiser_that_was_named_but_has_not_stepped_yet_begins_anew_after_a_restore_too(
     tiny_llama: ModelFolder, tmp_path: Path, one: str, other: str

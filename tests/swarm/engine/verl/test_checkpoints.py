@@ -80,3 +80,11 @@ def test_the_checkpoint_of_a_step_is_there_until_another_takes_its_name(
         write(tmp_path, 1)
     assert checkpoints.verified(tmp_path, 1, RANKS).step == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_the_next_write_puts_back_what_a_killed_one_was_replacing(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (tmp_path / "step-00000001").rename(tmp_path / ".unfinished-replaced-1")
+    write(tmp_path, 2)
+    assert steps(tmp_path) == [1, 2]
+    assert checkpoints.verified(tmp_path, 1, RANKS).step == 1
