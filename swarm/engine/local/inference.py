@@ -23,7 +23,7 @@ from foundation.paths import write_atomically
 from swarm.engine.local.memory import GIB
 from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, chat_body, text_body
 from swarm.engine.local.supervisor import BackOff, ChildProcess, Supervisor
-from swarm.engine.local.vllm_client import RENDERED, VllmClient
+from swarm.engine.local.vllm_client import RENDERED, VllmClient, loading_s
 from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
 from swarm.engine.local.weight_spans import WeightSpans
 from swarm.engine.seam import (
@@ -41,6 +41,7 @@ _LOG = logging.getLogger(__name__)
 _BOOT_LIMIT_S = 900.0
 _PROBE_EVERY_S = 0.2
 _PUBLISH_LIMIT_S = 120.0
+"""And as long as the weights take."""
 _MAX_SOCKET_PATH = 107
 _SOCKET = "vllm.sock"
 _LONGEST_SOCKET = "x" * 36
@@ -174,7 +175,8 @@ class VllmInference:
                 await self._start_with(weights_dir, version, approval, adapter, failed=False)
                 return
             try:
-                async with asyncio.timeout(_PUBLISH_LIMIT_S):
+                limit_s = _PUBLISH_LIMIT_S + loading_s(weights_dir or self.settings.model_dir)
+                async with asyncio.timeout(limit_s):
                     await self._change_weights(weights_dir, version, approval, adapter)
             except WeightsRefused:
                 await self._supervisor.restart()

@@ -40,12 +40,17 @@ _PATIENT = ClientTimeout(total=None, sock_connect=_CONNECT_S)
 _CONTROL_S = 30.0
 _CONTROL = ClientTimeout(total=_CONTROL_S)
 _LOADED_BYTES_PER_S = 100_000_000
-"""Weights that a slow machine reads into a running model; two cores with fast memory read five times as many."""
+"""Weights that a slow machine reads into a running model, or through to know them; two cores with fast memory read five times as many."""
 _MOVE = ClientTimeout(total=60.0)
 """All weights go from the device to the machine's memory, or back."""
 _PROBE = ClientTimeout(total=5.0)
 _KEEP_S = 4.0
 """A connection that nothing goes over is kept for less than vLLM's own five seconds, so that no request goes out on a connection that is just being closed."""
+
+
+def loading_s(weights_dir: Path) -> float:
+    """How long these weights may take on their way into a running model."""
+    return weight_bytes(weights_dir) / _LOADED_BYTES_PER_S
 
 
 class VllmClient:
@@ -152,7 +157,7 @@ class VllmClient:
         await self._control(
             "/collective_rpc",
             {"method": "replace_weights", "kwargs": {"folder": str(weights_dir)}},
-            limit=ClientTimeout(total=_CONTROL_S + weight_bytes(weights_dir) / _LOADED_BYTES_PER_S),
+            limit=ClientTimeout(total=_CONTROL_S + loading_s(weights_dir)),
         )
 
     async def replace_adapter(self, name: str, folder: Path) -> None:
