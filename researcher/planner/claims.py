@@ -251,9 +251,8 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
 
 def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:
     """`no worse than` claims the good direction; `not better` is tested as the claim that it denies."""
-    near = [
-        "not" if key_at(found, j).endswith("n't") and _denies(found, j) else key_at(found, j) for j in (i - 1, i - 2)
-    ]
+    ahead = [j for j in range(max(0, i - 5), i) if found[j].key not in ARTICLES | {"have"}][:-3:-1] or [-1]
+    near = ["not" if key_at(found, j).endswith("n't") and _denies(found, j) else key_at(found, j) for j in ahead]
     if said != better and (any(key in _DENIALS for key in near) or near[0] == "without"):
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."

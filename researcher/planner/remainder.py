@@ -66,6 +66,7 @@ _ORDINARY = words(
 )
 
 
+_DENIALS = words("no not never isn't doesn't")
 _BEFORE_NAME = words("family task called named on")
 
 
@@ -173,13 +174,14 @@ def refuse_cut_sampling(found: Sequence[Token], named: Sequence[Mention]) -> Non
         if i not in owned and (token.key == "nucleus" or (token.key, key_at(found, i + 1)) in _CUT_SAMPLING):
             raise PlanningRefused(
                 "calls that are sampled with top-p, top-k or min-p are recorded but never trained on, since the trainer "
-                "cannot recompute their probabilities: ask about the temperature instead",
+                "cannot recompute their probabilities: leave it out (all calls have top-p 1), or ask about the temperature instead",
                 ["temperature"],
             )
 
 
 def refuse_two_claims(found: Sequence[Token]) -> None:
-    """Raises: PlanningRefused for `better than A but worse than B`: two claims, of which a study tests one."""
+    """Raises: PlanningRefused for `better than A but worse than B`, `better than A and no worse than B`: two claims, of which
+    a study tests one."""
     keys = [token.key for token in found]
     cuts = [i for i, key in enumerate(keys) if key == "than"]
     for one, other in itertools.pairwise(cuts):
@@ -188,9 +190,12 @@ def refuse_two_claims(found: Sequence[Token]) -> None:
             set(first) & a and set(second) & b
             for a, b in ((BETTER, WORSE), (WORSE, BETTER), (MORE, LESS), (LESS, MORE))
         )
-        if opposed and {"but", "and", "yet"} & set(keys[one:other]):
+        denied = [bool(_DENIALS & set(each)) for each in (first, second)]
+        claims = [bool((BETTER | WORSE | MORE | LESS) & set(each)) for each in (first, second)]
+        if {"but", "and", "yet"} & set(keys[one:other]) and (opposed or (all(claims) and denied[0] != denied[1])):
+            how = ", one of them with a 'no' or 'not'," if any(denied) else " that go opposite ways,"
             raise PlanningRefused(
-                "the topic makes two claims that go opposite ways, and a study tests one of them: ask each by itself",
+                f"the topic makes two claims{how} and a study tests one of them: ask each by itself",
                 ["learning_rate"],
             )
 

@@ -34,6 +34,7 @@ _CHANGES = words(
     "from change changing switch switching go going move moving replace replacing raise raising increase increasing lower "
     "lowering reduce reducing decrease decreasing drop dropping"
 )
+_AGAIN = BETTER | WORSE | MORE | LESS | words("and , also with")
 _SUFFICING = words("suffice enough sufficient adequate")
 
 
@@ -62,8 +63,9 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
     for markers, repeatable in ((AGAINST, False), (BESIDE, len(levels) > 2)):
         cuts = [i for i in range(first, last) if found[i].key in markers]
         if cuts and not (repeatable and len(cuts) > 1):
-            before = tuple(level for level in levels if level.at < cuts[-1])
-            return Opposition(before, tuple(level for level in levels if level.at > cuts[-1]))
+            cut = cuts[0] if _says_again(found, cuts, levels) else cuts[-1]
+            before = tuple(level for level in levels if level.at < cut)
+            return Opposition(before, tuple(level for level in levels if level.at > cut))
     ahead = {token.key for token in found[max(0, first - 8) : first]}
     if (ahead & _AHEAD or _opens(found, first)) and _comma_between(found, levels):
         return Opposition(tuple(levels[1:]), (levels[0],))
@@ -72,6 +74,19 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
         return Opposition((levels[asked_last],), (levels[not asked_last],))
     baseline = next((level for level in levels if level.value == default), levels[0])
     return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
+
+
+def _says_again(found: Sequence[Token], cuts: Sequence[int], levels: Sequence[Level]) -> bool:
+    """`better than A and better than B`: what was said of A is said of B; not `16 beats 8 and 8 beats 4`."""
+    between = [level for level in levels if cuts[0] < level.at < cuts[-1]]
+    if len(cuts) != 2 or len(between) != 1:
+        return False
+    return all(token.key in _AGAIN for token in found[_end(between[0]) : cuts[1]])
+
+
+def _end(level: Level) -> int:
+    """The token behind a level."""
+    return level.at + (len(phrase(level.value)) if isinstance(level.value, str) else 1)
 
 
 def is_named(found: Sequence[Token], levels: Sequence[Level]) -> bool:
@@ -122,7 +137,7 @@ def _marked_baseline(found: Sequence[Token], levels: Sequence[Level]) -> Level |
 
 def _to_mark(found: Sequence[Token], level: Level, places: Container[int]) -> int | None:
     """How far a mark stands from its level: behind it over little words, before it within its sentence and no other level."""
-    end = j = level.at + (len(phrase(level.value)) if isinstance(level.value, str) else 1)
+    end = j = _end(level)
     while key_at(found, j) in _TO_MARK | ARTICLES | {"my"} and j not in places:
         j += 1
     if _is_mark(found, j) and j not in places:

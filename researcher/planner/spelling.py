@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 
 from researcher.models import Factor, Instrument, Metric
 from researcher.planner.mentions import COMPARING, Mention, covered, in_passing, phrases_of, things_of
-from researcher.planner.wording import Token, names_training, phrase, words
+from researcher.planner.wording import ARTICLES, Token, names_training, phrase, words
 
 ALIKE = 0.85
 _RESEMBLES = 0.7
@@ -147,7 +147,8 @@ def _windows(found: Sequence[Token], length: int, taken: set[int]) -> Iterable[t
 def _likeness(written: tuple[str, ...], keys: tuple[str, ...]) -> float:
     """0 where they are not alike. Short names and words of comparing resemble nothing: too much else looks like them."""
     one, other = " ".join(written), " ".join(keys)
-    if len(other) < 5 or set(written) <= COMPARING | _SMALL:
+    differing = {word for word in written if word not in keys}
+    if len(other) < 5 or set(written) <= COMPARING | _SMALL or (differing and differing <= ARTICLES):
         return 0.0
     return _alike(one, other, ALIKE)
 

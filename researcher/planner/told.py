@@ -1,0 +1,120 @@
+"""Sentences that tell what was seen before one that asks: `the reward was noisy with a group size of 4. Does 16 learn faster?`
+
+What they name has been in use so far; what they measure and claim is no part of the question. Refuses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from researcher.models import STUDY_STEPS, Factor, Metric
+from researcher.planner.levels import Level, Placed
+from researcher.planner.mentions import Mention
+from researcher.planner.placing import place
+from researcher.planner.wording import SWITCHED_OFF, Token, key_at, sentences, words
+
+_SEEN = words(
+    "was were had got looked look looking seemed seem saw noticed observed dropped fell collapse collapsed plateau plateaued stall "
+    "stalled stuck diverge diverged unstable noisy flat exploded explode crashed crash suffered happened oscillated overfit"
+)
+_MEANT = words(
+    "measure measured metric care interested matter goal hypothesis hypothesise claim claimed want wanted aim decide baseline control "
+    "reference asked"
+)
+"""Where these stand a sentence says what is asked, too."""
+_ASKING = words("do doe did is are can could would will should which what how compare test find whether")
+_ENDS = words(". ! ? ;")
+_VAGUE = words("better worse")
+"""Of what, the sentence before says: `the reward was noisy. Is 16 better?`"""
+_SO_FAR = Token("now", "now", "word")
+_KEPT = words("with using under adding") | SWITCHED_OFF
+_WHEN = words("after around at by from until")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A topic's tokens and mentions without what is told, where that stands, and what was left out, in words."""
+
+    found: list[Token]
+    named: list[Mention]
+    at: frozenset[int]
+    notes: tuple[str, ...]
+
+
+def set_apart(found: Sequence[Token], named: Sequence[Mention]) -> Told:
+    """Of what is told the factors and their levels are kept, and its metric where the question names none."""
+    scenes = _scenes(found)
+    told = frozenset(i for scene in scenes for i in scene)
+    asked = [m for m in named if isinstance(m.what, Metric) and m.start not in told and not _is_vague(found, m)]
+    scenes = [scene for scene in scenes if asked or _measures(scene, named)]
+    told = frozenset(i for scene in scenes for i in scene)
+    dropped = [m for m in named if asked and isinstance(m.what, Metric) and m.start in told]
+    kept: set[int] = set()
+    for scene in scenes:
+        factors, own = _kept(found, scene, named)
+        aside = [m for m in named if isinstance(m.what, Factor) and m.start in scene and m not in factors]
+        elsewhere = factors or any(isinstance(m.what, Factor) and m.start not in told for m in named)
+        dropped += aside if elsewhere else []
+        kept |= own
+    left = [m for m in named if m not in dropped]
+    kept |= {i for m in left if m.start in told for i in range(m.start, m.end)}
+    result = [_SO_FAR if i in told - kept and token.kind != "mark" else token for i, token in enumerate(found)]
+    written = [" ".join(found[i].text for i in scene[:-1]) for scene in scenes]
+    return Told(result, left, told, tuple(f"{each!r} tells why it is asked, and claims nothing." for each in written))
+
+
+def without_told(placed: Placed, told: frozenset[int]) -> Placed:
+    """The levels without those that are only told: of a factor that the question itself has levels of, and enough to compare."""
+    asked = [level for level in placed.levels if level.at not in told]
+    compared = {level.factor.name for level in asked if len(_values(asked, level.factor)) > 1}
+    named = {level.factor.name for level in asked}
+    return replace(
+        placed,
+        levels=[each for each in placed.levels if each.at not in told or not (compared and each.factor.name in named)],
+    )
+
+
+def _scenes(found: Sequence[Token]) -> list[range]:
+    """Sentences in which something was seen, with one behind them that asks."""
+    every = list(sentences(found, _ENDS))
+    asking = [i for i, each in enumerate(every) if found[each[-1]].key == "?" or found[each[0]].key in _ASKING]
+    result = []
+    for sentence in every[: asking[-1]] if asking else []:
+        keys = {found[i].key for i in sentence}
+        tells = bool(keys & _SEEN) and not keys & _MEANT
+        if tells and "?" not in keys and found[sentence[0]].key not in _ASKING:
+            result.append(sentence)
+    return result
+
+
+def _is_vague(found: Sequence[Token], mention: Mention) -> bool:
+    return all(found[i].key in _VAGUE for i in range(mention.start, mention.end))
+
+
+def _measures(scene: range, named: Sequence[Mention]) -> bool:
+    return any(isinstance(m.what, Metric) and not m.weak and m.start in scene for m in named)
+
+
+def _kept(found: Sequence[Token], scene: range, named: Sequence[Mention]) -> tuple[list[Mention], set[int]]:
+    """Factors with levels, or said to be there, and the tokens that say so; not `collapsed after 10 steps`."""
+    own = [m for m in named if isinstance(m.what, Factor) and m.start in scene]
+    moved = [replace(m, start=m.start - scene.start, end=m.end - scene.start) for m in own]
+    levels = [replace(each, at=each.at + scene.start) for each in place(found[scene.start : scene.stop], moved).levels]
+    factors: list[Mention] = []
+    kept: set[int] = set()
+    for mention in own:
+        before = {i for i in range(mention.start - 3, mention.start) if key_at(found, i) in _KEPT}
+        at = [each.at for each in levels if each.factor == mention.what and not _is_when(found, each)]
+        if before or at:
+            factors.append(mention)
+            kept |= before | set(range(min([mention.start, *at]), max([mention.end - 1, *at]) + 1))
+    return factors, kept
+
+
+def _is_when(found: Sequence[Token], level: Level) -> bool:
+    return level.factor.target == STUDY_STEPS and key_at(found, level.at - 1) in _WHEN
+
+
+def _values(levels: Sequence[Level], factor: Factor) -> set[object]:
+    return {level.value for level in levels if level.factor == factor}
