@@ -78,25 +78,17 @@ def read(topic: str, instrument: Instrument) -> Reading:
     named = [
         m for m in named if m.start not in {part.start for part in parts[1:]}
     ]  # `second, the rank` counts no seconds
-    placed = without_told(place_by_clause(found, named, parts), told.at)
+    placed, uncompared = without_told(place_by_clause(found, named, parts), told.at)
     factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
     _refuse_what_is_no_question(instrument, found, named, placed, is_written=bool(written.levels))
     control = untrained.asked_for(instrument, found, named, factors, placed)
     untrained.refuse_outcomes(instrument, found, factors, placed)
     if not factors and control is None:
         raise _nothing_matched(topic, instrument, found)
-    if placed.unplaced:
-        meant = resembled(instrument, unread(instrument, found, named))
-        hint = f"{meant[0]!r}: did you mean {meant[1]}? Factors" if meant else "factors"
-        near = nearest_factors(instrument, found)
-        raise PlanningRefused(
-            f"no factor of {instrument.name} could be tied to {placed.unplaced[0].text!r} in the topic; "
-            f"{hint}: {a_few(near, instrument)}",
-            [meant[1]] if meant else near,
-        )
+    _refuse_unplaced(instrument, found, named, placed)
     _refuse_bad_levels(placed.levels)
     _set_against_all_weights(instrument, placed)
-    notes = Notes([*aside, *written.notes, *told.notes])
+    notes = Notes([*aside, *written.notes, *told.notes, *uncompared])
     balanced = balance.is_asked(found)
     metric, assumed = metric_of(instrument, found, balance.gains(named) if balanced else named, placed)
     for line in assumed:
@@ -214,6 +206,18 @@ def example(instrument: Instrument) -> str:
                 data = " on train.jsonl" if any(each.type == "data" for each in instrument.factors) else ""
                 return f"Does a {name} of {level_text(moved)} learn faster than {default}{data}?"
     return f"What does {instrument.factors[0].name.replace('_', ' ')} do?"
+
+
+def _refuse_unplaced(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], placed: Placed) -> None:
+    if placed.unplaced:
+        meant = resembled(instrument, unread(instrument, found, named))
+        hint = f"{meant[0]!r}: did you mean {meant[1]}? Factors" if meant else "factors"
+        near = nearest_factors(instrument, found)
+        raise PlanningRefused(
+            f"no factor of {instrument.name} could be tied to {placed.unplaced[0].text!r} in the topic; "
+            f"{hint}: {a_few(near, instrument)}",
+            [meant[1]] if meant else near,
+        )
 
 
 def _refuse_misspelt(topic: str, instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:

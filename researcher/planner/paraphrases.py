@@ -43,6 +43,9 @@ _PERCENT = {
     "ninety": 90,
     "hundred": 100,
 }
+_EXPONENTS = {
+    word: n for n, word in enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], 1)
+}
 _PARTS = {"quarter": 0.25, "third": 0.333, "fifth": 0.2, "tenth": 0.1}
 
 
@@ -70,6 +73,12 @@ def _averaging(match: re.Match[str]) -> str:
 def _reused(match: re.Match[str]) -> str:
     """`reusing each batch 4 times`."""
     return f"{match[1] or 2} epochs"
+
+
+def _power_of_ten(match: re.Match[str]) -> str:
+    """`ten to the minus five`, `4 times ten to the minus 5`."""
+    many = _EXPONENTS.get(match[1] or "", match[1] or 1)
+    return f"{many}e-{_EXPONENTS.get(match[2], match[2])}"
 
 
 def _off_policy(match: re.Match[str]) -> str:
@@ -158,6 +167,18 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         r"\b(?:adverse|negative|detrimental|deleterious|unfavou?rable) (effect|impact|influence|consequence)s?\b",
         r"harmful \1",
     ),
+    (
+        rf"\b(?:({'|'.join(_EXPONENTS)}|\d+(?:\.\d+)?) (?:times|x) )?(?:ten|10) to the (?:power (?:of )?)?(?:minus|negative) ?"
+        rf"({'|'.join(_EXPONENTS)}|\d)(?:th)?\b",
+        _power_of_ten,
+    ),
+    (
+        r"\b(?:according to|as in|following|as reported (?:in|by)) the [\w.+-]+ (?:paper|authors|report|blog(?: post)?)\b,?",
+        " ",
+    ),
+    (r"\bharmless\b", "not harmful"),
+    (r"\b(?:the |any )?diminishing returns\b", "an effect"),
+    (r"\b(\w+) steps? of staleness\b", r"max staleness \1"),
     (r"\b(?:positive|favou?rable) (effect|impact|influence|consequence)s?\b", r"beneficial \1"),
     (r"\b(?:adversely|negatively|detrimentally) (?:affect|impact|influence)(?:s|ed)?\b", "hurt"),
     (r"\bpositively (?:affect|impact|influence)(?:s|ed)?\b", "improve"),

@@ -25,7 +25,8 @@ _MARKS = words("baseline control reference")
 _TO_MARK = words("( [ , as for is be was")
 _CLOSED = words(". ? ! ; ) ]")
 _ENDS = words(". ;")
-_IN_USE = words("use using have now currently today default usual usually normally train")
+_ASKING = words("do doe did is are can could would will should")
+_IN_USE = words("use using have now currently today moment default usual usually normally train")
 """In a sentence of its own these say what is done so far: `we use RLOO. Would GRPO learn faster?`"""
 _MODELS = words("model policy")
 _FURTHEST_MARK = 8
@@ -157,14 +158,20 @@ def _is_mark(found: Sequence[Token], i: int) -> bool:
 
 def _is_in_use(found: Sequence[Token], first: int, last: int) -> bool:
     """`right now lr is 1e-5. Should I raise it to 1e-4?`: a sentence that says what is done, and asks for nothing."""
-    end = next((i for i in range(first, last) if found[i].key in _ENDS and found[i - 1].key != "vs"), None)
-    if end is None:
-        return False
+    end = next((i for i in range(first, last) if _ends(found, i)), None)
     start = _begins(found, first)
+    if end is None or (key_at(found, end) == "," and key_at(found, start) in _ASKING):
+        return False
     keys = {token.key for token in found[start:end]}
     asks = {token.key for token in found[end:]} & (BETTER | WORSE | MORE | LESS | {"?"})
     taken_up = {token.key for token in found[end:last]} & AGAINST  # `we have 8; is it better than 4?`
     return bool(keys & _IN_USE and asks) and not taken_up and not keys & (BETTER | WORSE | AGAINST | BESIDE)
+
+
+def _ends(found: Sequence[Token], i: int) -> bool:
+    """A full stop or semicolon, or a comma before a question: `our lr is 1e-5 at the moment, would 5e-5 …`."""
+    stops = found[i].key in _ENDS and key_at(found, i - 1) != "vs"
+    return stops or (found[i].key == "," and key_at(found, i + 1) in _ASKING)
 
 
 def _opens(found: Sequence[Token], first: int) -> bool:

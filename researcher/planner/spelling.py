@@ -93,7 +93,7 @@ def _nearly_chosen(factor: Factor, found: Sequence[Token], taken: set[int]) -> I
 
 def inflected(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> Mention | None:
     """A metric named in another form of its word: `accurate` for accuracy."""
-    taken = covered(named)
+    taken = covered(named) | in_passing(instrument, found)
     for metric in instrument.metrics:
         for keys in phrases_of(metric):
             for at, written in _windows(found, len(keys), taken):

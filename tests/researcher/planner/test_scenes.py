@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from researcher.models import Factor
+from researcher.planner.instruments import read_instrument
 from researcher.planner.matching import read
 from researcher.planner.refusals import PlanningRefused
-from tests.contracts.planner_contract import ARITHMETIC
+from tests.contracts.planner_contract import ARITHMETIC, ROOT
 from tests.researcher.planner.test_topics import ACC, AUC, DOWN, REWARD, UP, sides
 
 
@@ -176,3 +177,114 @@ def test_an_adverse_effect_is_worse_and_none_is_no_worse(adverse: str) -> None:
         none = read(topic, ARITHMETIC.instrument)
         assert (none.metric.name, none.direction, none.direction_assumed) == (ACC, UP, False)
         assert any("'No worse' is tested as better" in line for line in none.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("topic", "treatments", "baselines", "metric", "direction"),
+    [
+        ("Although LoRA is cheaper, is it less accurate than full fine-tuning?", ["lora"], ["full"], ACC, DOWN),
+        ("Even though PPO is slower, does it reach higher accuracy than GRPO?", ["ppo"], ["grpo"], ACC, UP),
+        ("Since larger groups are costly, is accuracy higher with 4 rollouts than with 16?", [4], [16], ACC, UP),
+        ("Because lr 1e-4 diverged, is 1e-5 better than 4e-5?", [1e-5], [4e-5], ACC, UP),
+        ("We saw reward hacking with no KL. Does a KL of 0.05 raise held-out accuracy?", [0.05], [0.0], ACC, UP),
+        ("We train without KL. Does a KL of 0.05 help?", [0.05], [0.0], AUC, UP),
+        ("GRPO gave us 60% accuracy. Does RLOO give more?", ["rloo"], ["grpo"], ACC, UP),
+        ("Our lr is 1e-5 at the moment, would 5e-5 learn faster?", [5e-5], [1e-5], AUC, UP),
+        ("According to the DAPO paper, clip-higher helps. Does 0.28 beat 0.2?", [0.28], [0.2], AUC, UP),
+    ],
+)
+def test_a_clause_or_a_habit_before_the_question_claims_nothing(
+    topic: str, treatments: list[Any], baselines: list[Any], metric: str, direction: str
+) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (*sides(reading), reading.metric.name, reading.direction) == (treatments, baselines, metric, direction)
+    assert not reading.direction_assumed
+    assert not reading.settings
+
+
+def test_what_is_given_is_set() -> None:
+    reading = read("Given a temperature of 0.7, does lr 1e-4 reach higher accuracy than 1e-5?", ARITHMETIC.instrument)
+    assert {factor.name: level for factor, level in reading.settings} == {"temperature": 0.7}
+    assert not any("tells why" in line for line in reading.assumptions)
+
+
+def test_a_level_that_is_only_told_is_named_among_the_assumptions() -> None:
+    reading = read("Because lr 1e-4 diverged, is 1e-5 better than 4e-5?", ARITHMETIC.instrument)
+    assert "learning_rate=1e-4 is named before the question, and not compared." in reading.assumptions
+
+
+@pytest.mark.parametrize(
+    ("topic", "treatments"),
+    [
+        ("Does accuracy go up or down with a temperature of 0.7?", [0.7]),
+        ("Does a temperature of 0.7 help or hurt accuracy?", [0.7]),
+        ("Is a higher or lower temperature better for accuracy?", [0.55, 1.5]),
+    ],
+)
+def test_either_way_claims_neither(topic: str, treatments: list[Any]) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (*sides(reading), reading.metric.name) == (treatments, [1.0], ACC)
+    assert reading.direction_assumed
+
+
+def test_a_not_of_another_sentence_denies_nothing() -> None:
+    reading = read("A paper says group size doesn't matter. Does 16 beat 4?", ARITHMETIC.instrument)
+    assert (*sides(reading), reading.direction) == ([16], [4], UP)
+    assert not any("'not'" in line for line in reading.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [
+        ("Does a group size of 16 learn faster per step but slower in wall time than 4?", "two claims that go opposite ways"),
+        ("Is KL 0.001 better than KL 0.1, and both better than none?", "makes two claims, and a study tests one"),
+    ],
+)  # fmt: skip
+def test_a_second_claim_is_not_dropped(topic: str, says: str) -> None:
+    with pytest.raises(PlanningRefused, match=says):
+        read(topic, ARITHMETIC.instrument)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "Accuracy doesn't depend on the group size.",
+        "Accuracy is insensitive to the group size.",
+        "Would group size 4 do as well as 16 on accuracy?",
+    ],
+)
+def test_further_words_for_no_difference(topic: str) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (reading.factor.name, reading.metric.name) == ("group_size", ACC)
+    assert any("claims that nothing differs" in line for line in reading.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("topic", "factor", "treatments", "baselines", "metric", "direction"),
+    [
+        ("Does a second epoch per batch help?", "epochs", [2], [1], AUC, UP),
+        ("Does a learning rate of ten to the minus four beat ten to the minus five?", "learning_rate", [1e-4], [1e-5], AUC, UP),
+        ("Is lr 4 times ten to the minus five faster than 1e-5?", "learning_rate", [4e-5], [1e-5], AUC, UP),
+        ("Is one step of staleness harmless for accuracy?", "max_staleness", [1], [0], ACC, UP),
+        ("Is std-normalising the advantages harmful to accuracy?", "advantage_norm", ["std"], ["none"], ACC, DOWN),
+        ("Does a bigger group give diminishing returns: 4, 8, 16?", "group_size", [8, 16], [4], AUC, UP),
+        ("Neither 4 nor 16 rollouts is better in accuracy", "group_size", [4], [16], ACC, UP),
+    ],
+)  # fmt: skip
+def test_levels_and_claims_as_they_are_spoken(
+    topic: str, factor: str, treatments: list[Any], baselines: list[Any], metric: str, direction: str
+) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (reading.factor.name, *sides(reading)) == (factor, treatments, baselines)
+    assert (reading.metric.name, reading.direction) == (metric, direction)
+
+
+def test_a_time_by_itself_is_a_budget() -> None:
+    reading = read("RLOO v GRPO, 4 seeds, 1 hour", ARITHMETIC.instrument)
+    assert (reading.seeds, reading.budget_s) == (4, 3600.0)
+
+
+def test_a_switch_may_be_an_adjective() -> None:
+    lake = read_instrument(ROOT / "studies" / "frozenlake").instrument
+    reading = read("Does a non-slippery lake give higher accuracy than a slippery one?", lake)
+    assert (reading.factor.name, *sides(reading), reading.direction) == ("slippery", [False], [True], UP)
