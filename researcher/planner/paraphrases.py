@@ -107,6 +107,7 @@ def _symmetric_clipping(match: re.Match[str]) -> str:
     )
 
 
+_KIND_OF_EFFECT = "(?:positive|negative|adverse|harmful|beneficial|detrimental)"
 _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (
         r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
@@ -163,6 +164,7 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\bw/(?= ?\w)", "with "),
     (r"(?<=po|oo) minus (?=(?:the |its |an? )?[a-z])", " without "),
     (r"\bablate (?=(?:the |a |an |its )?[a-z](?!.*\d))", "removing "),
+    (rf"\b{_KIND_OF_EFFECT} or {_KIND_OF_EFFECT} (?=effect|impact|influence)", ""),
     (
         r"\b(?:adverse|negative|detrimental|deleterious|unfavou?rable) (effect|impact|influence|consequence)s?\b",
         r"harmful \1",
@@ -179,6 +181,7 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\bharmless\b", "not harmful"),
     (r"\b(?:the |any )?diminishing returns\b", "an effect"),
     (r"\b(\w+) steps? of staleness\b", r"max staleness \1"),
+    (r"\bmore or less (?=the same|equal|identical|independent|unaffected)", ""),
     (r"\b(?:positive|favou?rable) (effect|impact|influence|consequence)s?\b", r"beneficial \1"),
     (r"\b(?:adversely|negatively|detrimentally) (?:affect|impact|influence)(?:s|ed)?\b", "hurt"),
     (r"\bpositively (?:affect|impact|influence)(?:s|ed)?\b", "improve"),

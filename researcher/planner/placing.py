@@ -42,7 +42,7 @@ _PLAIN = (
 )
 """What may stand before a number that bears no name of its own."""
 _USING = words("use using with any")
-_DENYING = words("not never don't doesn't dont")
+_DENYING = words("not non never don't doesn't dont")
 _TURNING = words("turn turned turning switch switched switching")
 _IS = words("is are was were be")
 _PRONOUNS = words("it that this there one")

@@ -31,6 +31,7 @@ _VAGUE = words("better worse")
 """Of what, the sentence before says: `the reward was noisy. Is 16 better?`"""
 _SO_FAR = Token("now", "now", "word")
 _KEPT = words("with using under adding") | SWITCHED_OFF
+_USUAL = words("default usual standard")
 _WHEN = words("after around at by from until")
 
 
@@ -47,6 +48,8 @@ class Told:
 def set_apart(found: Sequence[Token], named: Sequence[Mention]) -> Told:
     """Of what is told the factors and their levels are kept, and its metric where the question names none."""
     scenes = _scenes(found)
+    if not _names_something(found, named, scenes):
+        scenes = []
     every = told = frozenset(i for scene in scenes for i in scene)
     asked = [m for m in named if isinstance(m.what, Metric) and m.start not in told and not _is_vague(found, m)]
     scenes = [scene for scene in scenes if asked or _measures(scene, named)]
@@ -100,6 +103,13 @@ def _scenes(found: Sequence[Token]) -> list[range]:
     return result
 
 
+def _names_something(found: Sequence[Token], named: Sequence[Mention], scenes: Sequence[range]) -> bool:
+    """Whether the rest does; not `16 was faster than 4. Is that real?`, where what was seen is the claim."""
+    told = {i for scene in scenes for i in scene}
+    numbers = any(token.kind == "number" and i not in told for i, token in enumerate(found))
+    return numbers or any(m.start not in told and not _is_vague(found, m) for m in named)
+
+
 def _is_vague(found: Sequence[Token], mention: Mention) -> bool:
     return all(found[i].key in _VAGUE for i in range(mention.start, mention.end))
 
@@ -121,6 +131,7 @@ def _kept(
     for mention in own:
         before = {i for i in range(mention.start - 3, mention.start) if key_at(found, i) in _KEPT}
         at = [each.at for each in levels if each.factor == mention.what and not _is_when(found, each)]
+        at = [i for i in at if found[i].key not in _USUAL]
         is_off = any(found[i].key in SWITCHED_OFF for i in before)
         if at or (before and not (is_off and asked_of and mention.what.name not in asked_of)):
             factors.append(mention)

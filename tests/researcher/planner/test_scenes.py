@@ -288,3 +288,34 @@ def test_a_switch_may_be_an_adjective() -> None:
     lake = read_instrument(ROOT / "studies" / "frozenlake").instrument
     reading = read("Does a non-slippery lake give higher accuracy than a slippery one?", lake)
     assert (reading.factor.name, *sides(reading), reading.direction) == ("slippery", [False], [True], UP)
+
+
+@pytest.mark.parametrize(
+    ("topic", "treatments", "baselines", "direction"),
+    [
+        ("Accuracy was higher with lr 1e-4 than with 1e-5. Is that real?", [1e-4], [1e-5], UP),
+        ("We observed lower accuracy with lr 1e-3 than with 1e-4. Can this be replicated?", [1e-3], [1e-4], DOWN),
+    ],
+)
+def test_what_was_seen_is_the_claim_where_the_question_names_nothing(
+    topic: str, treatments: list[Any], baselines: list[Any], direction: str
+) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (*sides(reading), reading.direction, reading.direction_assumed) == (treatments, baselines, direction, False)
+
+
+def test_a_default_that_is_told_is_the_baseline() -> None:
+    reading = read("Given that lr 1e-4 is our default, does 1e-5 reach higher accuracy?", ARITHMETIC.instrument)
+    assert sides(reading) == ([1e-5], [1e-4])
+
+
+def test_an_effect_of_either_kind_claims_neither() -> None:
+    for said in ("positive or negative", "negative or positive", "beneficial or adverse"):
+        reading = read(f"Does a temperature of 0.7 have a {said} effect on accuracy?", ARITHMETIC.instrument)
+        assert reading.direction_assumed
+    same = read("Is accuracy with 16 rollouts more or less the same as with 4?", ARITHMETIC.instrument)
+    assert any("claims that nothing differs" in line for line in same.assumptions)
+
+
+def test_what_is_not_of_a_kind_is_without_it() -> None:
+    assert sides(read("Non-LoRA vs LoRA accuracy", ARITHMETIC.instrument)) == (["full"], ["lora"])
