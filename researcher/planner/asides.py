@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterable
 
 from researcher.models import Instrument, Metric
-from researcher.planner.mentions import mentions
+from researcher.planner.mentions import mentions, phrases_of
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.wording import tokens
+from researcher.planner.wording import phrase, tokens
+from swarm.protocol.runspec import UNCUT
 
 _LOSING = (
     r"(?:hurting|harming|losing|reducing|lowering|degrading|sacrificing|worsening|damaging|decreasing|compromising|giving up|"
-    r"costing|(?:a |any )?(?:loss|drop|decrease|reduction|cost) (?:of|in|to))"
+    r"costing|(?:an? |any )?(?:(?:adverse|harmful|negative|detrimental) (?:effects?|impact|influence) (?:on|to)|"
+    r"(?:loss|drop|decrease|reduction|cost) (?:of|in|to)))"
 )
 _UNHARMED = rf"(?:,\s*)?\b(?:without|while not|but not|with no|at no)\s+{_LOSING}\s+(?:(?:the|its|any|much)\s+)*"
 _FREEZING = (
@@ -32,10 +34,62 @@ _SEEDS_FROM = re.compile(
     r"\bseeds?\s+(?:\w+\s+)?(?:from|starting (?:at|from|with)|beginning (?:at|with))\s+(?:seed\s+)?(\d+)\b(?!\s*(?:to|-|and)\b)",
     re.IGNORECASE,
 )
+_UNCUT = re.compile(
+    r"(?:\b(?:with|at|under|using|and|keeping)\s+|[(,]\s*)(?P<said>(?P<name>top[\s_-]?p|top[\s_-]?k|min[\s_-]?p)\s*"
+    r"(?:of|=|at|:|set to)?\s*(?P<value>-?\d+(?:\.\d+)?))(?![\w.]*\d)\)?,?"
+    r"(?!\s*(?:,|/|or|and|vs\.?|versus|than|to|against)\s*[\d.])",
+    re.IGNORECASE,
+)
+_STANDARD_ERRORS = r"(?:\w+\s+)?(?:standard\s+(?:errors?|deviations?)|sigmas?)"
+_REPORTED_ERRORS = re.compile(
+    r",?\s*(?:\b(?:with|and|including|plus)|±|\+/?-)\s+(?:(?:the|their|its|a|one)\s+)?standard\s+errors?\b",
+    re.IGNORECASE,
+)
+_WITHIN_ERRORS = re.compile(rf"\bwithin\s+{_STANDARD_ERRORS}\s+of\b", re.IGNORECASE)
+_BY_ERRORS = re.compile(rf"\bby\s+(?:(?:more|less)\s+than\s+|at\s+least\s+|about\s+)?{_STANDARD_ERRORS}", re.IGNORECASE)
 
 
 def set_aside(topic: str, instrument: Instrument) -> tuple[str, list[str]]:
-    """The topic without `without hurting accuracy`, where something else is measured, and what was left out, in words.
+    """The topic without what changes nothing of its plan, and what was left out or put otherwise, in words."""
+    topic, uncut = _without_uncut(topic, instrument)
+    topic, within = _as_equal(topic)
+    topic, unharmed = _without_unharmed(topic, instrument)
+    return topic, [*uncut, *within, *unharmed]
+
+
+def _without_uncut(topic: str, instrument: Instrument) -> tuple[str, list[str]]:
+    """`with top-p 1.0`, which leaves sampling as it is; not where the instrument has such a factor, or it is compared."""
+    notes: list[str] = []
+    own = {keys for factor in instrument.factors for keys in phrases_of(factor)}
+
+    def taken(match: re.Match[str]) -> str:
+        name = re.sub(r"[\s_-]?([pk])$", r"_\1", match["name"].lower())
+        if phrase(name) in own or float(match["value"]) not in UNCUT.get(name, (0,)):
+            return match.group()
+        notes.append(f"{match['said']!r} cuts nothing from what is sampled, as in every study.")
+        return " "
+
+    return _UNCUT.sub(taken, topic), notes
+
+
+def _as_equal(topic: str) -> tuple[str, list[str]]:
+    """`within one standard error of`: the same as; `with standard errors`: as every report. Raises: PlanningRefused where errors say how large an effect has to be."""
+    by = _BY_ERRORS.search(topic)
+    if by is not None:
+        raise PlanningRefused(
+            f"{by.group()!r} reads as the size of an effect, and the smallest effect of interest is fixed for each metric. Ask "
+            "the same question without it",
+            [by.group()],
+        )
+    within = _WITHIN_ERRORS.search(topic)
+    if within is None:
+        return _REPORTED_ERRORS.sub("", topic), []
+    note = f"{within.group()!r} is read as no different from: within the margin of the metric, which is fixed."
+    return _WITHIN_ERRORS.sub("the same as", topic), [note]
+
+
+def _without_unharmed(topic: str, instrument: Instrument) -> tuple[str, list[str]]:
+    """The topic without `without hurting accuracy`, where something else is measured.
 
     Where nothing else is, `can the group size be halved without hurting accuracy?` asks about just that.
     """

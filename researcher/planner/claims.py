@@ -42,12 +42,13 @@ _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
 _DENIALS = words("no not never cannot hardly")
 _EQUAL = words(
-    "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched identically irrelevant"
+    "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched identically irrelevant insensitive independent"
 )
+_FARING = words("do doe perform work learn train fare")
 _COSTS = words("long much many expensive slow costly")
 """`takes twice as long as` says what it costs."""
 _AMOUNTS = words("twice half")
-_MATTERS = words("difference differ effect change affect alter move matter impact influence")
+_MATTERS = words("difference differ effect change affect alter move matter impact influence depend")
 """Where these are denied nothing differs."""
 CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
 """`difference between A and B` names two levels; `between A and B` alone may mean a range."""
@@ -121,6 +122,8 @@ def claimed(
     for i in order:
         superlative = open_question and found[i].key in _SUPERLATIVES
         said = None if i in taken or superlative else _direction_at(found, i, metric.direction)
+        if said is not None and _either_way(found, i):
+            return Stated(None)
         if said is not None:
             return _denied(found, i, said, metric.direction)
     if (scaled := _scales_metric(found, named)) is not None:
@@ -141,6 +144,13 @@ def _own_sentences(found: Sequence[Token], at: Sequence[int]) -> set[int]:
     return {
         i for sentence in sentences(found, _SENTENCE_ENDS) if any(each in sentence for each in at) for i in sentence
     }
+
+
+def _either_way(found: Sequence[Token], i: int) -> bool:
+    """`help or hurt`, `up or down`: a question of which."""
+    one, other = key_at(found, i), key_at(found, i + 2)
+    up, down = BETTER | MORE, WORSE | LESS
+    return key_at(found, i + 1) == "or" and ((one in up and other in down) or (one in down and other in up))
 
 
 def favours_none(found: Sequence[Token]) -> bool:
@@ -214,7 +224,7 @@ def _says_equal(found: Sequence[Token]) -> bool:
     as_as = any(
         key == "as"
         and keys[i + 2 : i + 3] == ["as"]
-        and keys[i + 1] not in ("well", "soon", "long")
+        and (keys[i + 1] not in ("well", "soon", "long") or (keys[i + 1] == "well" and set(keys[:i][-1:]) & _FARING))
         and not _scales(found, i - 1)
         for i, key in enumerate(keys)
     )
@@ -251,15 +261,14 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
 
 def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:
     """`no worse than` claims the good direction; `not better` is tested as the claim that it denies."""
-    near = [
-        "not" if key_at(found, j).endswith("n't") and _denies(found, j) else key_at(found, j) for j in (i - 1, i - 2)
-    ]
+    ahead = [j for j in range(max(0, i - 5), i) if found[j].key not in ARTICLES | {"have"}][:-3:-1] or [-1]
+    near = ["not" if key_at(found, j).endswith("n't") and _denies(found, j) else key_at(found, j) for j in ahead]
     if said != better and (any(key in _DENIALS for key in near) or near[0] == "without"):
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
         )
-    denied = any(key in _DENIALS for key in near) or any(_denies(found, j) for j in range(i))
-    if denied:
+    begins = max((j + 1 for j in range(i) if found[j].key in _SENTENCE_ENDS), default=0)
+    if any(key in _DENIALS for key in near) or any(_denies(found, j) for j in range(begins, i)):
         return Stated(said, "The topic has a 'not': the claim without it is tested, so refuted bears the topic out.")
     return Stated(said)
 

@@ -48,6 +48,7 @@ from researcher.planner.several import crossed_reading, sequenced_reading
 from researcher.planner.sides import Opposition, speaks_of_baseline
 from researcher.planner.spelling import a_few, inflected, misspelt, nearest_factors, nearest_metrics, resembled
 from researcher.planner.subject import asked_about, crossed_factors, distinct, keys_of, refuse_two_subjects
+from researcher.planner.told import set_apart, without_told
 from researcher.planner.wording import (
     Token,
     tokens,
@@ -71,36 +72,23 @@ def read(topic: str, instrument: Instrument) -> Reading:
     refuse_other_methods(instrument, found, named)
     if not any(isinstance(m.what, Metric) and not m.weak for m in named):
         named += [m for m in [inflected(instrument, found, named)] if m is not None]
+    told = set_apart(found, named)
+    found, named = told.found, told.named
     parts = sequence.parts_of(found, named)
     named = [
         m for m in named if m.start not in {part.start for part in parts[1:]}
     ]  # `second, the rank` counts no seconds
-    placed = place_by_clause(found, named, parts)
+    placed, uncompared = without_told(place_by_clause(found, named, parts), told.at)
     factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
-    refuse_unknown_names(instrument, found, named)
-    if not written.levels:
-        refuse_benchmarks(instrument, found, named)
-    refuse_other_owners(instrument, found, named)
-    refuse_schedules(found, named)
-    refuse_two_claims(found)
-    refuse_missing_data(instrument, placed)
-    refuse_unmeasured(instrument, found, named)
+    _refuse_what_is_no_question(instrument, found, named, placed, is_written=bool(written.levels))
     control = untrained.asked_for(instrument, found, named, factors, placed)
     untrained.refuse_outcomes(instrument, found, factors, placed)
     if not factors and control is None:
         raise _nothing_matched(topic, instrument, found)
-    if placed.unplaced:
-        meant = resembled(instrument, unread(instrument, found, named))
-        hint = f"{meant[0]!r}: did you mean {meant[1]}? Factors" if meant else "factors"
-        near = nearest_factors(instrument, found)
-        raise PlanningRefused(
-            f"no factor of {instrument.name} could be tied to {placed.unplaced[0].text!r} in the topic; "
-            f"{hint}: {a_few(near, instrument)}",
-            [meant[1]] if meant else near,
-        )
+    _refuse_unplaced(instrument, found, named, placed)
     _refuse_bad_levels(placed.levels)
     _set_against_all_weights(instrument, placed)
-    notes = Notes([*aside, *written.notes])
+    notes = Notes([*aside, *written.notes, *told.notes, *uncompared])
     balanced = balance.is_asked(found)
     metric, assumed = metric_of(instrument, found, balance.gains(named) if balanced else named, placed)
     for line in assumed:
@@ -158,6 +146,20 @@ def with_steps(instrument: Instrument) -> Instrument:
 # -- what cannot be asked -------------------------------------------------------------------------------------------
 
 
+def _refuse_what_is_no_question(
+    instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], placed: Placed, *, is_written: bool
+) -> None:
+    """Raises: PlanningRefused for what no instrument can vary or measure. is_written: the topic names data of its own."""
+    refuse_unknown_names(instrument, found, named)
+    if not is_written:
+        refuse_benchmarks(instrument, found, named)
+    refuse_other_owners(instrument, found, named)
+    refuse_schedules(found, named)
+    refuse_two_claims(found)
+    refuse_missing_data(instrument, placed)
+    refuse_unmeasured(instrument, found, named)
+
+
 def _nothing_matched(topic: str, instrument: Instrument, found: Sequence[Token]) -> PlanningRefused:
     near, metrics = nearest_factors(instrument, found), nearest_metrics(instrument, found)
     meant = resembled(instrument, unread(instrument, found, []))
@@ -204,6 +206,18 @@ def example(instrument: Instrument) -> str:
                 data = " on train.jsonl" if any(each.type == "data" for each in instrument.factors) else ""
                 return f"Does a {name} of {level_text(moved)} learn faster than {default}{data}?"
     return f"What does {instrument.factors[0].name.replace('_', ' ')} do?"
+
+
+def _refuse_unplaced(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], placed: Placed) -> None:
+    if placed.unplaced:
+        meant = resembled(instrument, unread(instrument, found, named))
+        hint = f"{meant[0]!r}: did you mean {meant[1]}? Factors" if meant else "factors"
+        near = nearest_factors(instrument, found)
+        raise PlanningRefused(
+            f"no factor of {instrument.name} could be tied to {placed.unplaced[0].text!r} in the topic; "
+            f"{hint}: {a_few(near, instrument)}",
+            [meant[1]] if meant else near,
+        )
 
 
 def _refuse_misspelt(topic: str, instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:

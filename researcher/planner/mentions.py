@@ -139,9 +139,9 @@ def _is_total(found: Sequence[Token], end: int) -> bool:
 
 
 def _is_a_thing(found: Sequence[Token], at: int) -> bool:
-    """`the system prompt`: one of them, of which nothing is counted."""
+    """`the system prompt`, `a second epoch`: one of them, of which nothing is counted."""
     counted = at > 0 and (found[at - 1].value is not None or found[at - 1].kind == "times")
-    return found[at].text == "prompt" and not counted
+    return found[at].text in ("prompt", "second") and not counted
 
 
 def _is_a_letter(found: Sequence[Token], at: int) -> bool:

@@ -23,6 +23,7 @@ from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, Token, 
 _TURNED = words("is are be being was were gets got turned switched set")
 _TAKEN_AWAY = words("off removed disabled dropped omitted")
 
+_SENTENCE_ENDS = words(". ! ? ;")
 _STRETCHED = words("long lengthy short brief loose looser tight tighter")
 _UP = MORE | words("long lengthy loose looser")
 _DOWN = LESS | words("short brief tight tighter")
@@ -51,8 +52,18 @@ def opposition_of(
             return Opposition(others, (level,)) if behind else Opposition((level,), others)
         off = off_level(factor)
         if off is not None and level.value != off and _is_switched_off(found, own[:1]):
+            if any(
+                found[i].key in _SENTENCE_ENDS for i in range(own[0].end, level.at)
+            ):  # `without KL it fell. Does 0.05 help?`
+                notes.add(f"{factor.name}={level_text(level.value)} is tested against none.")
+                return Opposition((level,), (Level(-1, factor, off),))
             notes.add(f"Taking {factor.name} away is tested against {factor.name}={level_text(level.value)}.")
             return Opposition((Level(-1, factor, off),), (level,))
+        if level.value == factor.default and factor.off not in (None, factor.default):
+            notes.add(
+                f"The topic names one level: {factor.name}={level_text(factor.off)}, without it, is the baseline."
+            )
+            return Opposition((level,), (Level(-1, factor, factor.off),))
         if level.value == factor.default:
             raise PlanningRefused(
                 f"{factor.name}={level_text(level.value)} is the default of {factor.name}: name a second level to "
@@ -148,6 +159,9 @@ def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> l
     if factor.default == off_level(factor):
         return [on_level(factor)]
     keys += [found[m.start - 1] for m in own if _is_stretched(found, m)]
+    keys += [
+        found[m.start - 3] for m in own if key_at(found, m.start - 2) == "or" and m.start > 2
+    ]  # `a higher or lower rate`
     down = any(token.key in _DOWN for token in keys)
     up = any(token.key in _UP for token in keys)
     signs = [1] if up and not down else [-1] if down and not up else [-1, 1]

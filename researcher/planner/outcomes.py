@@ -9,7 +9,19 @@ from researcher.planner.levels import Placed
 from researcher.planner.mentions import LENGTHS, SAID, Mention, covered
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.spelling import a_few, nearest_factors, nearest_metrics
-from researcher.planner.wording import BETTER, LESS, MORE, WORSE, Token, key_at, number_text, sentences, tokens, words
+from researcher.planner.wording import (
+    BETTER,
+    LESS,
+    MORE,
+    WORSE,
+    Token,
+    before_articles,
+    key_at,
+    number_text,
+    sentences,
+    tokens,
+    words,
+)
 
 _MOVED = words("improve hurt affect increase decrease reduce lower raise boost influence harm degrade impact")
 _YIELDING = words("make give produce yield generate get become cause lead write")
@@ -40,6 +52,9 @@ _GENERALISING = words(
 )
 _ACCURACIES = ("heldout_accuracy", "heldout_reward")
 _SENTENCE_ENDS = words(". ! ?")
+_SAME = words("same equal identical comparable similar")
+_COST_KINDS = ("wall_s", "steps_to_threshold")
+_AMOUNTS_OF_COST = MORE | LESS | words("half twice")
 _HELD_OUT = words("held heldout unseen new test")
 _LOSS_OF = words("training train validation eval evaluation test heldout")
 _LOSS_MOVES = words("fall drop decrease decline shrink converge diverge curve value")
@@ -59,6 +74,7 @@ def metric_of(
         ]
         return _with_threshold(instrument, placed.threshold, accuracy[0] if accuracy else None)
     said = sorted((m for m in named if isinstance(m.what, Metric)), key=lambda m: (m.weak, m.start))
+    _refuse_same_for_less(found, said)
     if said and isinstance(said[0].what, Metric):
         chosen, notes = said[0].what, []
         others = {m.what.name for m in said if not m.weak} - {chosen.name}
@@ -137,6 +153,21 @@ def _refuse_other_outcomes(
             )
         if token.key == "loss" and "loss" not in declared and _is_measured_loss(found, i):
             raise _no_metric(instrument, found, "loss")
+
+
+def _refuse_same_for_less(found: Sequence[Token], said: Sequence[Mention]) -> None:
+    """Raises: PlanningRefused for `the same accuracy in less time`, `in fewer steps`: two metrics, of which either may differ."""
+    named = [(m.what, m) for m in said if isinstance(m.what, Metric) and not m.weak]
+    level = next((what for what, m in named if key_at(found, before_articles(found, m.start)) in _SAME), None)
+    cost, at = next(((what, m) for what, m in named if what != level and what.kind in _COST_KINDS), (None, None))
+    if level is None or cost is None or at is None:
+        return
+    if {token.key for token in found[max(0, at.start - 2) : at.end]} & _AMOUNTS_OF_COST:
+        raise PlanningRefused(
+            f"the topic asks for the same {level.name} at another {cost.name}, and a study tests one of them: ask whether "
+            f"{cost.name} differs, or {level.name}; the other is reported beside it",
+            [cost.name, level.name],
+        )
 
 
 def _refuse_other_needs(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:

@@ -43,6 +43,9 @@ _PERCENT = {
     "ninety": 90,
     "hundred": 100,
 }
+_EXPONENTS = {
+    word: n for n, word in enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], 1)
+}
 _PARTS = {"quarter": 0.25, "third": 0.333, "fifth": 0.2, "tenth": 0.1}
 
 
@@ -72,6 +75,12 @@ def _reused(match: re.Match[str]) -> str:
     return f"{match[1] or 2} epochs"
 
 
+def _power_of_ten(match: re.Match[str]) -> str:
+    """`ten to the minus five`, `4 times ten to the minus 5`."""
+    many = _EXPONENTS.get(match[1] or "", match[1] or 1)
+    return f"{many}e-{_EXPONENTS.get(match[2], match[2])}"
+
+
 def _off_policy(match: re.Match[str]) -> str:
     """`does off-policy training hurt?`, of which the topic says no more."""
     return re.sub(r"\boff[ -]policy (?:training|learning|rollouts|data|samples)\b", "max staleness 1", match.group())
@@ -98,6 +107,7 @@ def _symmetric_clipping(match: re.Match[str]) -> str:
     )
 
 
+_KIND_OF_EFFECT = "(?:positive|negative|adverse|harmful|beneficial|detrimental)"
 _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (
         r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
@@ -154,6 +164,28 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\bw/(?= ?\w)", "with "),
     (r"(?<=po|oo) minus (?=(?:the |its |an? )?[a-z])", " without "),
     (r"\bablate (?=(?:the |a |an |its )?[a-z](?!.*\d))", "removing "),
+    (rf"\b{_KIND_OF_EFFECT} or {_KIND_OF_EFFECT} (?=effect|impact|influence)", ""),
+    (
+        r"\b(?:adverse|negative|detrimental|deleterious|unfavou?rable) (effect|impact|influence|consequence)s?\b",
+        r"harmful \1",
+    ),
+    (
+        rf"\b(?:({'|'.join(_EXPONENTS)}|\d+(?:\.\d+)?) (?:times|x) )?(?:ten|10) to the (?:power (?:of )?)?(?:minus|negative) ?"
+        rf"({'|'.join(_EXPONENTS)}|\d)(?:th)?\b",
+        _power_of_ten,
+    ),
+    (
+        r"\b(?:according to|as in|following|as reported (?:in|by)) the [\w.+-]+ (?:paper|authors|report|blog(?: post)?)\b,?",
+        " ",
+    ),
+    (r"\bharmless\b", "not harmful"),
+    (r"\b(?:the |any )?diminishing returns\b", "an effect"),
+    (r"\b(\w+) steps? of staleness\b", r"max staleness \1"),
+    (r"\bmore or less (?=the same|equal|identical|independent|unaffected)", ""),
+    (r"\b(?:positive|favou?rable) (effect|impact|influence|consequence)s?\b", r"beneficial \1"),
+    (r"\b(?:adversely|negatively|detrimentally) (?:affect|impact|influence)(?:s|ed)?\b", "hurt"),
+    (r"\bpositively (?:affect|impact|influence)(?:s|ed)?\b", "improve"),
+    (r"(^|[.?!;] )((?:in|with) (?:less|more) [a-z -]*time),? (.+?)(?=[.?!;](?:\s|$)|$)", r"\1\3 \2"),
     (r"\b(?:preferable|superior) to\b", "better than"),
     (r"\binferior to\b", "worse than"),
     (r"\blinearly\b", "linear"),

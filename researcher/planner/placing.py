@@ -20,7 +20,7 @@ from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OF
 SEPARATORS = words(
     ", / ; - or and vs versus v than to through against compared & nor over beat underperform dominate overtake either both only -> => > < >= <="
 )
-_LISTING = words(", / ; - or and vs versus v to & than against -> => > < >= <=")
+_LISTING = words(", / ; - or nor and vs versus v to & than against -> => > < >= <=")
 _OPPOSING = words("than vs versus or against")
 _SCENES = words("with at for in using by")
 _QUESTIONS = words("which what find compare tune does do")
@@ -42,7 +42,7 @@ _PLAIN = (
 )
 """What may stand before a number that bears no name of its own."""
 _USING = words("use using with any")
-_DENYING = words("not never don't doesn't dont")
+_DENYING = words("not non never don't doesn't dont")
 _TURNING = words("turn turned turning switch switched switching")
 _IS = words("is are was were be")
 _PRONOUNS = words("it that this there one")
@@ -138,7 +138,11 @@ class _Placing:
             value, following = self.found[i].value or 0.0, self._key(i + 1)
             if following == "random" and self._key(i + 2) == "seed":
                 following = "seed"
-            limits = self._key(i + 2) == "budget" or any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
+            limits = (
+                self._is_last(i)
+                or self._key(i + 2) == "budget"
+                or any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
+            )
             behind = self._key(i - 2) if self._key(i - 1) in ("=", ":") else self._key(i - 1)
             if following == "seed" or (behind == "seed" and i in self.numbers):
                 bound = _BOUNDS.get(self._key(i - 1), "seeds")
@@ -152,6 +156,11 @@ class _Placing:
             short = _SHORT_TIME.match(token.text)
             if short and (self._key(i + 1) == "budget" or any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))):
                 self.placed.budget_s = float(short.group(1)) * _SHORT_UNITS[short.group(2)]
+
+    def _is_last(self, i: int) -> bool:
+        """`RLOO v GRPO, 4 seeds, 1 hour`: a time that stands by itself."""
+        alone = self._key(i - 1) in (",", ";") and self._key(i + 2) in ("", ".", ",", ";")
+        return alone and self._key(i + 1) in ("hour", "hr", "minute", "min", "day")
 
     def _is_word_only(self, i: int) -> bool:
         """`a group size of 16 beats one of 4`, `does it double the reward`: number words that count nothing."""

@@ -66,6 +66,7 @@ _ORDINARY = words(
 )
 
 
+_DENIALS = words("no not never isn't doesn't")
 _BEFORE_NAME = words("family task called named on")
 
 
@@ -173,14 +174,20 @@ def refuse_cut_sampling(found: Sequence[Token], named: Sequence[Mention]) -> Non
         if i not in owned and (token.key == "nucleus" or (token.key, key_at(found, i + 1)) in _CUT_SAMPLING):
             raise PlanningRefused(
                 "calls that are sampled with top-p, top-k or min-p are recorded but never trained on, since the trainer "
-                "cannot recompute their probabilities: ask about the temperature instead",
+                "cannot recompute their probabilities: leave it out (all calls have top-p 1), or ask about the temperature instead",
                 ["temperature"],
             )
 
 
 def refuse_two_claims(found: Sequence[Token]) -> None:
-    """Raises: PlanningRefused for `better than A but worse than B`: two claims, of which a study tests one."""
+    """Raises: PlanningRefused for `better than A but worse than B`, `better than A and no worse than B`: two claims, of which
+    a study tests one."""
     keys = [token.key for token in found]
+    if _are_opposed(keys):
+        raise PlanningRefused(
+            "the topic makes two claims that go opposite ways, and a study tests one of them: ask each by itself",
+            ["learning_rate"],
+        )
     cuts = [i for i, key in enumerate(keys) if key == "than"]
     for one, other in itertools.pairwise(cuts):
         first, second = keys[max(0, one - 4) : one], keys[max(one, other - 3) : other]
@@ -188,11 +195,34 @@ def refuse_two_claims(found: Sequence[Token]) -> None:
             set(first) & a and set(second) & b
             for a, b in ((BETTER, WORSE), (WORSE, BETTER), (MORE, LESS), (LESS, MORE))
         )
-        if opposed and {"but", "and", "yet"} & set(keys[one:other]):
+        denied = [bool(_DENIALS & set(each)) for each in (first, second)]
+        claims = [bool((BETTER | WORSE | MORE | LESS) & set(each)) for each in (first, second)]
+        if {"but", "and", "yet"} & set(keys[one:other]) and (
+            opposed or "both" in keys[one:other] or (all(claims) and denied[0] != denied[1])
+        ):
+            how = (
+                ","
+                if not (any(denied) or opposed)
+                else ", one of them with a 'no' or 'not',"
+                if any(denied)
+                else " that go opposite ways,"
+            )
             raise PlanningRefused(
-                "the topic makes two claims that go opposite ways, and a study tests one of them: ask each by itself",
+                f"the topic makes two claims{how} and a study tests one of them: ask each by itself",
                 ["learning_rate"],
             )
+
+
+def _are_opposed(keys: Sequence[str]) -> bool:
+    """`faster but slower in wall time`."""
+    for i in (i for i, key in enumerate(keys) if key == "but"):
+        before, after = (
+            {key for key in some if key.endswith(("er", "worse"))}
+            for some in (keys[max(0, i - 6) : i], keys[i + 1 : i + 4])
+        )
+        if (before & BETTER and after & WORSE) or (before & WORSE and after & BETTER):
+            return True
+    return False
 
 
 def refuse_schedules(found: Sequence[Token], named: Sequence[Mention]) -> None:

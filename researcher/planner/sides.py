@@ -25,7 +25,8 @@ _MARKS = words("baseline control reference")
 _TO_MARK = words("( [ , as for is be was")
 _CLOSED = words(". ? ! ; ) ]")
 _ENDS = words(". ;")
-_IN_USE = words("use using have now currently today default usual usually normally train")
+_ASKING = words("do doe did is are can could would will should")
+_IN_USE = words("use using have now currently today moment default usual usually normally train")
 """In a sentence of its own these say what is done so far: `we use RLOO. Would GRPO learn faster?`"""
 _MODELS = words("model policy")
 _FURTHEST_MARK = 8
@@ -34,6 +35,7 @@ _CHANGES = words(
     "from change changing switch switching go going move moving replace replacing raise raising increase increasing lower "
     "lowering reduce reducing decrease decreasing drop dropping"
 )
+_AGAIN = BETTER | WORSE | MORE | LESS | words("and , also with")
 _SUFFICING = words("suffice enough sufficient adequate")
 
 
@@ -62,8 +64,9 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
     for markers, repeatable in ((AGAINST, False), (BESIDE, len(levels) > 2)):
         cuts = [i for i in range(first, last) if found[i].key in markers]
         if cuts and not (repeatable and len(cuts) > 1):
-            before = tuple(level for level in levels if level.at < cuts[-1])
-            return Opposition(before, tuple(level for level in levels if level.at > cuts[-1]))
+            cut = cuts[0] if _says_again(found, cuts, levels) else cuts[-1]
+            before = tuple(level for level in levels if level.at < cut)
+            return Opposition(before, tuple(level for level in levels if level.at > cut))
     ahead = {token.key for token in found[max(0, first - 8) : first]}
     if (ahead & _AHEAD or _opens(found, first)) and _comma_between(found, levels):
         return Opposition(tuple(levels[1:]), (levels[0],))
@@ -72,6 +75,19 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
         return Opposition((levels[asked_last],), (levels[not asked_last],))
     baseline = next((level for level in levels if level.value == default), levels[0])
     return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
+
+
+def _says_again(found: Sequence[Token], cuts: Sequence[int], levels: Sequence[Level]) -> bool:
+    """`better than A and better than B`: what was said of A is said of B; not `16 beats 8 and 8 beats 4`."""
+    between = [level for level in levels if cuts[0] < level.at < cuts[-1]]
+    if len(cuts) != 2 or len(between) != 1:
+        return False
+    return all(token.key in _AGAIN for token in found[_end(between[0]) : cuts[1]])
+
+
+def _end(level: Level) -> int:
+    """The token behind a level."""
+    return level.at + (len(phrase(level.value)) if isinstance(level.value, str) else 1)
 
 
 def is_named(found: Sequence[Token], levels: Sequence[Level]) -> bool:
@@ -122,7 +138,7 @@ def _marked_baseline(found: Sequence[Token], levels: Sequence[Level]) -> Level |
 
 def _to_mark(found: Sequence[Token], level: Level, places: Container[int]) -> int | None:
     """How far a mark stands from its level: behind it over little words, before it within its sentence and no other level."""
-    end = j = level.at + (len(phrase(level.value)) if isinstance(level.value, str) else 1)
+    end = j = _end(level)
     while key_at(found, j) in _TO_MARK | ARTICLES | {"my"} and j not in places:
         j += 1
     if _is_mark(found, j) and j not in places:
@@ -142,14 +158,20 @@ def _is_mark(found: Sequence[Token], i: int) -> bool:
 
 def _is_in_use(found: Sequence[Token], first: int, last: int) -> bool:
     """`right now lr is 1e-5. Should I raise it to 1e-4?`: a sentence that says what is done, and asks for nothing."""
-    end = next((i for i in range(first, last) if found[i].key in _ENDS and found[i - 1].key != "vs"), None)
-    if end is None:
-        return False
+    end = next((i for i in range(first, last) if _ends(found, i)), None)
     start = _begins(found, first)
+    if end is None or (key_at(found, end) == "," and key_at(found, start) in _ASKING):
+        return False
     keys = {token.key for token in found[start:end]}
     asks = {token.key for token in found[end:]} & (BETTER | WORSE | MORE | LESS | {"?"})
     taken_up = {token.key for token in found[end:last]} & AGAINST  # `we have 8; is it better than 4?`
     return bool(keys & _IN_USE and asks) and not taken_up and not keys & (BETTER | WORSE | AGAINST | BESIDE)
+
+
+def _ends(found: Sequence[Token], i: int) -> bool:
+    """A full stop or semicolon, or a comma before a question: `our lr is 1e-5 at the moment, would 5e-5 …`."""
+    stops = found[i].key in _ENDS and key_at(found, i - 1) != "vs"
+    return stops or (found[i].key == "," and key_at(found, i + 1) in _ASKING)
 
 
 def _opens(found: Sequence[Token], first: int) -> bool:

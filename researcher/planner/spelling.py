@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from researcher.models import Factor, Instrument, Metric
 from researcher.planner.mentions import COMPARING, Mention, covered, in_passing, phrases_of, things_of
-from researcher.planner.wording import Token, names_training, phrase, words
+from researcher.planner.wording import ARTICLES, Token, names_training, phrase, words
 
 ALIKE = 0.85
 _RESEMBLES = 0.7
@@ -96,7 +96,7 @@ def _nearly_chosen(factor: Factor, found: Sequence[Token], taken: set[int]) -> I
 
 def inflected(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> Mention | None:
     """A metric named in another form of its word: `accurate` for accuracy."""
-    taken = covered(named)
+    taken = covered(named) | in_passing(instrument, found)
     for metric in instrument.metrics:
         for keys in phrases_of(metric):
             for at, written in _windows(found, len(keys), taken):
@@ -150,7 +150,8 @@ def _windows(found: Sequence[Token], length: int, taken: set[int]) -> Iterable[t
 def _likeness(written: tuple[str, ...], keys: tuple[str, ...]) -> float:
     """0 where they are not alike. Short names and words of comparing resemble nothing: too much else looks like them."""
     one, other = " ".join(written), " ".join(keys)
-    if len(other) < 5 or set(written) <= COMPARING | _SMALL:
+    differing = {word for word in written if word not in keys}
+    if len(other) < 5 or set(written) <= COMPARING | _SMALL or (differing and differing <= ARTICLES):
         return 0.0
     return _alike(one, other, ALIKE)
 

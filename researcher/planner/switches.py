@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from researcher.models import Factor
 from researcher.planner.levels import Level, Placed, off_level, on_level
 from researcher.planner.mentions import Mention
-from researcher.planner.wording import ARTICLES, SWITCHED_OFF, Token
+from researcher.planner.wording import ARTICLES, SWITCHED_OFF, Token, key_at
 
 
 def settle_switches(found: Sequence[Token], owner: Mapping[int, Mention], placed: Placed, factor: Factor) -> None:
@@ -15,7 +15,7 @@ def settle_switches(found: Sequence[Token], owner: Mapping[int, Mention], placed
     off = off_level(factor)
     if off is None:
         return
-    switches = _switches(found, owner, factor)
+    switches = _switches(found, owner, factor) or _adjectives(found, owner, factor)
     numbered = [level for level in placed.of(factor) if level.value != off]
     if len({on for _, on in switches}) < 2 and not (numbered and any(not on for _, on in switches)):
         return
@@ -40,6 +40,13 @@ def _switches(found: Sequence[Token], owner: Mapping[int, Mention], factor: Fact
     if any(not on for _, on in result):
         return result
     return []
+
+
+def _adjectives(found: Sequence[Token], owner: Mapping[int, Mention], factor: Factor) -> list[tuple[int, bool]]:
+    """`a non-slippery lake than a slippery one`."""
+    own = {mention.start for mention in owner.values() if mention.what == factor}
+    said = [(i, key_at(found, i - 1) != "non") for i in sorted(own)]
+    return said if factor.type == "bool" and any(not on for _, on in said) else []
 
 
 def _toward(found: Sequence[Token], owner: Mapping[int, Mention], i: int) -> str | None:

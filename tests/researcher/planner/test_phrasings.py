@@ -246,7 +246,6 @@ def test_levels_by_other_words(topic: str, treatments: list[Any], baselines: lis
     [
         ("Does held-out accuracy exceed 0.5 sooner with lr 1e-4 than with 1e-5?", "a threshold of 0.5 of heldout_accuracy"),
         ("Is RLOO better than GRPO but worse than PPO?", "two claims that go opposite ways"),
-        ("Training is unstable at lr 1e-3. Is lr 1e-4 more accurate than 1e-5?", "'unstable' is no metric"),
         ("Is temperature 0,7 better than 1,0?", "decimals take a point"),
         ("Does weigth decay 0.1 help?", "did you mean weight_decay"),
     ],

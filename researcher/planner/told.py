@@ -1,0 +1,147 @@
+"""Sentences that tell what was seen before one that asks: `the reward was noisy with a group size of 4. Does 16 learn faster?`
+
+What they name has been in use so far; what they measure and claim is no part of the question. Refuses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+
+from researcher.models import STUDY_STEPS, Factor, Metric
+from researcher.planner.levels import Level, Placed, level_text
+from researcher.planner.mentions import Mention
+from researcher.planner.placing import place
+from researcher.planner.wording import SWITCHED_OFF, Token, key_at, sentences, words
+
+_SEEN = words(
+    "was were had got looked look looking seemed seem saw noticed observed dropped fell collapse collapsed plateau plateaued stall "
+    "stalled stuck gave diverge diverged unstable noisy flat exploded explode crashed crash suffered happened oscillated overfit"
+)
+_MEANT = words(
+    "measure measured metric care interested matter goal hypothesis hypothesise claim claimed want wanted aim decide baseline control "
+    "reference asked"
+)
+"""Where these stand a sentence says what is asked, too."""
+_ASKING = words("do doe did is are can could would will should which what how compare test find whether")
+_CONCEDING = words("since because although though")
+"""Before a comma and a question these begin what is told: `although LoRA is cheaper, is it less accurate?`"""
+_ENDS = words(". ! ? ;")
+_VAGUE = words("better worse")
+"""Of what, the sentence before says: `the reward was noisy. Is 16 better?`"""
+_SO_FAR = Token("now", "now", "word")
+_KEPT = words("with using under adding") | SWITCHED_OFF
+_USUAL = words("default usual standard")
+_WHEN = words("after around at by from until")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A topic's tokens and mentions without what is told, where that stands, and what was left out, in words."""
+
+    found: list[Token]
+    named: list[Mention]
+    at: frozenset[int]
+    notes: tuple[str, ...]
+
+
+def set_apart(found: Sequence[Token], named: Sequence[Mention]) -> Told:
+    """Of what is told the factors and their levels are kept, and its metric where the question names none."""
+    scenes = _scenes(found)
+    if not _names_something(found, named, scenes):
+        scenes = []
+    every = told = frozenset(i for scene in scenes for i in scene)
+    asked = [m for m in named if isinstance(m.what, Metric) and m.start not in told and not _is_vague(found, m)]
+    scenes = [scene for scene in scenes if asked or _measures(scene, named)]
+    told = frozenset(i for scene in scenes for i in scene)
+    dropped = [m for m in named if asked and isinstance(m.what, Metric) and m.start in told]
+    kept: set[int] = set()
+    asked_of = {m.what.name for m in named if isinstance(m.what, Factor) and m.start not in told}
+    for scene in scenes:
+        factors, own = _kept(found, scene, named, asked_of)
+        aside = [m for m in named if isinstance(m.what, Factor) and m.start in scene and m not in factors]
+        dropped += aside if factors or asked_of else []
+        kept |= own
+    left = [m for m in named if m not in dropped]
+    kept |= {i for m in left if m.start in told for i in range(m.start, m.end)}
+    result = [_SO_FAR if i in told - kept and token.kind != "mark" else token for i, token in enumerate(found)]
+    written = [" ".join(found[i].text for i in scene[:-1]) for scene in scenes]
+    return Told(result, left, every, tuple(f"{each!r} tells why it is asked, and claims nothing." for each in written))
+
+
+def without_told(placed: Placed, told: frozenset[int]) -> tuple[Placed, list[str]]:
+    """The levels without those that are only told: of a factor that the question itself has levels of, where it has
+    enough to compare; and what was left out, in words."""
+    asked = [level for level in placed.levels if level.at not in told]
+    compared = {level.factor.name for level in asked if len(_values(asked, level.factor)) > 1}
+    named = {level.factor.name for level in asked}
+    levels = [each for each in placed.levels if each.at not in told or not (compared and each.factor.name in named)]
+    values = [(each.factor.name, each.value) for each in asked]
+    left = [each for each in placed.levels if each not in levels and (each.factor.name, each.value) not in values]
+    notes = [
+        f"{each.factor.name}={level_text(each.value)} is named before the question, and not compared." for each in left
+    ]
+    return replace(placed, levels=levels), notes
+
+
+def _scenes(found: Sequence[Token]) -> list[range]:
+    """Sentences in which something was seen, with one behind them that asks."""
+    every = list(sentences(found, _ENDS))
+    asking = [i for i, each in enumerate(every) if found[each[-1]].key == "?" or found[each[0]].key in _ASKING]
+    result = []
+    for sentence in every[: asking[-1]] if asking else []:
+        keys = {found[i].key for i in sentence}
+        tells = bool(keys & _SEEN) and not keys & _MEANT
+        if tells and "?" not in keys and found[sentence[0]].key not in _ASKING:
+            result.append(sentence)
+    for sentence in every:
+        comma = next((i for i in sentence[:-1] if found[i].key == "," and found[i + 1].key in _ASKING), None)
+        opening = [found[i].key for i in sentence[:2]]
+        concedes = opening[0] in _CONCEDING or opening in (["even", "though"], ["given", "that"])
+        if comma is not None and concedes:
+            result.append(range(sentence[0], comma + 1))
+    return result
+
+
+def _names_something(found: Sequence[Token], named: Sequence[Mention], scenes: Sequence[range]) -> bool:
+    """Whether the rest does; not `16 was faster than 4. Is that real?`, where what was seen is the claim."""
+    told = {i for scene in scenes for i in scene}
+    numbers = any(token.kind == "number" and i not in told for i, token in enumerate(found))
+    return numbers or any(m.start not in told and not _is_vague(found, m) for m in named)
+
+
+def _is_vague(found: Sequence[Token], mention: Mention) -> bool:
+    return all(found[i].key in _VAGUE for i in range(mention.start, mention.end))
+
+
+def _measures(scene: range, named: Sequence[Mention]) -> bool:
+    return any(isinstance(m.what, Metric) and not m.weak and m.start in scene for m in named)
+
+
+def _kept(
+    found: Sequence[Token], scene: range, named: Sequence[Mention], asked_of: Set[str]
+) -> tuple[list[Mention], set[int]]:
+    """Factors with levels, or said to be there, and the tokens that say so; not `collapsed after 10 steps`. asked_of: the
+    names of those in the question, beside which another that is said not to be there is no part of it."""
+    own = [m for m in named if isinstance(m.what, Factor) and m.start in scene]
+    moved = [replace(m, start=m.start - scene.start, end=m.end - scene.start) for m in own]
+    levels = [replace(each, at=each.at + scene.start) for each in place(found[scene.start : scene.stop], moved).levels]
+    factors: list[Mention] = []
+    kept: set[int] = set()
+    for mention in own:
+        before = {i for i in range(mention.start - 3, mention.start) if key_at(found, i) in _KEPT}
+        at = [each.at for each in levels if each.factor == mention.what and not _is_when(found, each)]
+        at = [i for i in at if found[i].key not in _USUAL]
+        is_off = any(found[i].key in SWITCHED_OFF for i in before)
+        if at or (before and not (is_off and asked_of and mention.what.name not in asked_of)):
+            factors.append(mention)
+            kept |= before | set(range(min([mention.start, *at]), max([mention.end - 1, *at]) + 1))
+    return factors, kept
+
+
+def _is_when(found: Sequence[Token], level: Level) -> bool:
+    return level.factor.target == STUDY_STEPS and key_at(found, level.at - 1) in _WHEN
+
+
+def _values(levels: Sequence[Level], factor: Factor) -> set[object]:
+    return {level.value for level in levels if level.factor == factor}
