@@ -65,6 +65,16 @@ def test_a_model_with_two_sets_of_rotations_is_served_with_one_of_them(tmp_path:
     assert settings(tmp_path, config=one).model_len == 4096
 
 
+def test_dynamic_rotations_are_served_where_inference_and_trainer_agree_on_them(tmp_path: Path) -> None:
+    rotation = {"rope_type": "dynamic", "factor": 2.0}
+    for scaled in (rotation, {"type": "dynamic", "factor": 2.0}):
+        assert settings(tmp_path, config=CONFIG | {"rope_scaling": scaled}).model_len == 4096
+    for other in ({"alpha": 1000.0}, {"max_trained_positions": 2048}):
+        for config in ({"rope_scaling": rotation | other}, {"rope_parameters": {"full_attention": rotation | other}}):
+            with pytest.raises(EngineError, match=f"{next(iter(other))}.*log-probabilities would differ"):
+                _ = settings(tmp_path, config=CONFIG | config).model_len
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_one_whole_sequence_has_room_however_long_it_is(tmp_path: Path, device: Device) -> None:
     made = settings(tmp_path, device=device, dtype="bfloat16", max_model_len=(1 << 18) - 1, config=LONG)
