@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from foundation.memory import available_memory
 from swarm.engine.local.device import Device
-from swarm.engine.local.memory import GIB, available_memory
+from swarm.engine.local.memory import GIB
 from swarm.engine.local.threads import yielding_threads
 from swarm.engine.local.vllm_server import VllmSettings, child_environment
 from swarm.engine.seam import EngineDown, EngineError
