@@ -5,12 +5,12 @@ The first answer stays. Whoever comes second is told what was answered, and by w
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from foundation.locks import locked
 from foundation.paths import user_data_dir
 from researcher.gates import GIVEN, Gates, Halted, open_gate
 from researcher.models import Plan, StudyStatus
@@ -154,6 +154,7 @@ def _check_budget(plan: Plan, choices: Mapping[str, Any]) -> None:
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """On this machine: between looking at a gate and answering it nobody else answers."""
-    with (user_data_dir() / "answers.lock").open("a") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX)
+    path = user_data_dir() / "answers.lock"
+    with path.open("a") as opened:
+        locked(opened, path)
         yield

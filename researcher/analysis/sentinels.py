@@ -71,10 +71,14 @@ def _weights_did_not_change(plan: Plan, trial: TrialRecord) -> Seen:
         of, whose = ("", "the weights") if role is None else (f"{role}/", f"the weights of the {role}")
         if np.any(_series(trial, f"{of}weights_change") > 0):
             continue
-        if np.any(_series(trial, f"{of}tokens_trained") > 0):
+        counted = bool(trial.series.get(f"{of}tokens_trained"))
+        if counted and np.any(_series(trial, f"{of}tokens_trained") > 0):
             return f"{whose} never changed although the run trained", 0.0
         if np.any(_series(trial, f"{of}zero_variance_share") < 1):
-            return f"{whose} never changed: no token was trained, although rewards differed", 0.0
+            because = ": no token was trained, although rewards differed" if counted else " although rewards differed"
+            return f"{whose} never changed{because}", 0.0
+        if not counted:
+            raise _Unchecked
     return None
 
 

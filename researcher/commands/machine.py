@@ -10,6 +10,7 @@ import shutil
 
 from foundation.commandline import UsageError
 from foundation.cpu import multiplies_bfloat16
+from foundation.memory import total_memory
 from foundation.paths import memory_dir, user_data_dir
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import open_home, say, say_json
@@ -70,8 +71,10 @@ def _disk() -> Row:
 
 
 def _memory() -> Row:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return "memory", total >= _NEED_MEMORY_GB, f"{total:.0f} GB; SmolLM2-135M with trainer wants {_NEED_MEMORY_GB:.0f}"
+    total = total_memory()
+    told = "the system does not tell" if total is None else f"{total / 1e9:.0f} GB"
+    enough = total is None or total / 1e9 >= _NEED_MEMORY_GB
+    return "memory", enough, f"{told}; SmolLM2-135M with trainer wants {_NEED_MEMORY_GB:.0f}"
 
 
 def _processor() -> Row:

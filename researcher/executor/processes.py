@@ -8,7 +8,6 @@ does anything else. So there is no instant at which a process runs that nobody c
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import foundation
 from foundation.clock import Clock
+from foundation.locks import locked
 from foundation.paths import last_bytes
 
 _ENTRY = 'echo $$ > "$0" && exec "$@"'
@@ -47,7 +47,8 @@ class Berth:
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not locked(lock, self.folder / "lock", wait=False):
+                raise BlockingIOError(f"a process lives in {self.folder} already")
             self._pid_file.unlink(missing_ok=True)
             os.set_inheritable(lock, True)
             # Not subprocess.Popen: that wants to see the end of its child, and this one may outlive us.
@@ -75,12 +76,9 @@ class Berth:
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return not locked(lock, self.folder / "lock", wait=False)
         finally:
             os.close(lock)
-        return False
 
     def pid(self) -> int | None:
         """Of the process that lives here; None when none does, or it has not said yet."""

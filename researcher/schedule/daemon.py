@@ -7,7 +7,6 @@ so that a look too many does nothing and a missed one is made up for by the next
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import os
 import socket
@@ -19,12 +18,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
 
 from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from foundation.clock import Clock, SystemClock
+from foundation.locks import locked
 from foundation.paths import user_data_dir
 from researcher.executor.processes import child_environ
 from researcher.gates import open_gate
@@ -200,7 +199,7 @@ def only_daemon(patience_s: float = 0.0) -> Iterator[bool]:
     file = user_data_dir() / "daemon.lock"
     until = time.monotonic() + patience_s
     with file.open("a+") as opened:
-        while not _locked(opened):
+        while not locked(opened, file, wait=False):
             if time.monotonic() >= until:
                 yield False
                 return
@@ -212,21 +211,13 @@ def only_daemon(patience_s: float = 0.0) -> Iterator[bool]:
         yield True
 
 
-def _locked(file: IO[str], how: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def daemon_lives() -> bool:
     """Whether a daemon carries the studies of this data directory."""
     file = user_data_dir() / "daemon.lock"
     if not file.exists():
         return False
     with file.open() as opened:
-        return not _locked(opened, fcntl.LOCK_SH)
+        return not locked(opened, file, shared=True, wait=False)
 
 
 def ensure_daemon() -> None:

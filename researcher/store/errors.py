@@ -14,6 +14,7 @@ StoreError
 ├── MlflowAway          MLflow, the copy of the records, cannot be asked; the records themselves are whole
 ├── WrongState          a trial or attempt is not where the caller believes it to be
 ├── DatabaseAway        it did not answer for as long as it was tried
+├── NoTurns             the file system of the database keeps no locks, so that no process could wait for another
 ├── StorageFailed       the disk below it is full, broken, or may not be written
 └── DatabaseRefused     wrong URL, or a database made by newer code
 """
@@ -94,6 +95,10 @@ class SinkMissing(StoreError):
 class DatabaseAway(StoreError):
     def __init__(self, waited_s: float, words: str) -> None:
         super().__init__(f"the database does not answer for {waited_s:.0f} s ({words}); go on when it is back")
+
+
+class NoTurns(StoreError):
+    pass
 
 
 class StorageFailed(StoreError):

@@ -7,7 +7,6 @@ takes seconds: nothing is imported before the first `drain`.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from foundation.locks import locked
 from foundation.logs import redact
 from foundation.paths import user_data_dir
 from researcher.models import Plan, StudyRecord, TrialRecord, TrialStatus
@@ -311,8 +311,9 @@ def _made_whole(database: Path, client: Callable[[str], Any]) -> None:
     if database.exists():
         return
     database.parent.mkdir(parents=True, exist_ok=True)
-    with open(database.with_name(f".{database.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    path = database.with_name(f".{database.name}.lock")
+    with path.open("w") as lock:
+        locked(lock, path)
         if database.exists():
             return
         unfinished = database.with_name(f".{database.name}.new")

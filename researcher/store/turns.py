@@ -5,7 +5,6 @@ A lock of the server on PostgreSQL, and of a file beside the database on SQLite:
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from researcher.store.errors import StorageFailed
+from foundation.locks import NoLocks, locked
+from researcher.store.errors import NoTurns, StorageFailed
 from researcher.store.outages import Line
 
 _IN_MEMORY = (None, "", ":memory:")
@@ -25,7 +25,7 @@ _IN_MEMORY = (None, "", ":memory:")
 def turn(engine: Engine, line: Line, name: str) -> Iterator[None]:
     """Wait until nobody else has the turn of that name, and keep others waiting meanwhile.
 
-    Raises: DatabaseAway, StorageFailed; not once the turn is had.
+    Raises: DatabaseAway, StorageFailed, NoTurns; not once the turn is had.
     """
     if engine.dialect.name == "postgresql":
         with _on_server(engine, line, name):
@@ -71,7 +71,11 @@ def _taken(path: Path) -> int:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StorageFailed(f"{path} cannot be made ({error.strerror})") from error
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            locked(lock, path)
+        except NoLocks as error:
+            os.close(lock)
+            raise NoTurns(str(error)) from error
         if _is_at(path, lock):
             return lock
         os.close(lock)

@@ -32,6 +32,8 @@ class ServerView(BaseModel):
     run_status: str | None = None
     steps_wanted: int | None = None
     config_version: int | None = None
+    branch: int | None = None
+    """Of the run: a restore begins a new one."""
     notes: list[str] = []
     """What the owner of the run should know of its spec."""
     steps: list[StepMetrics] = []
@@ -94,12 +96,14 @@ class Watch:
         if status.run_id is not None:
             steps = before.steps
             report = await self._swarm.run(status.run_id, steps[-1].step if steps else 0)
-            steps = [step for step in steps if step.step <= report.step]  # a restored run is shorter than it was
+            if steps and report.branch != before.branch:  # which of them still stand is for the server to say
+                steps, report = [], await self._swarm.run(status.run_id)
             changed |= {
                 "steps": [*steps, *report.steps][-STEPS_KEPT:],
                 "run_status": report.status,
                 "steps_wanted": report.spec.limits.steps,
                 "config_version": report.config_version,
+                "branch": report.branch,
                 "notes": report.notes,
             }
             now = self._swarm.clock.monotonic()

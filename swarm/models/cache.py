@@ -6,7 +6,6 @@ Built under a temporary name and renamed, so that a half-made folder is never fo
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -14,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from foundation.locks import NoLocks, locked
 from foundation.nearest import nearest
 from foundation.paths import model_cache_dir
 from swarm.models import catalogue, folder, sources
@@ -152,8 +152,9 @@ def _finish(partial: Path, final: Path, known: KnownModel, source: str) -> Model
 def _only_one(lock: Path, name: str) -> Iterator[None]:
     with open(lock, "w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("another process is making %s; waiting for it ...", name)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            if not locked(file, lock, wait=False):
+                log.info("another process is making %s; waiting for it ...", name)
+                locked(file, lock)
+        except NoLocks as error:
+            raise ModelUnavailable(f"{error}; SWARM_MODELS names another") from error
         yield

@@ -11,12 +11,12 @@ engine/       what the engine's children keep     logs/            their output
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from pathlib import Path
 from typing import Any, Self
 
+from foundation.locks import NoLocks, locked
 from foundation.paths import write_atomically
 from swarm.protocol.errors import SwarmError
 
@@ -101,14 +101,17 @@ class StateDir:
 def _lock(path: Path) -> int:
     fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+        ours = locked(fd, path / "lock", wait=False)
+    except NoLocks:
+        os.close(fd)
+        raise
+    if not ours:
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
         raise StateDirFault(
             f"the state directory {path} is in use by a server with pid {holder}; "
             "stop that one, or choose another directory with --state-dir"
-        ) from error
+        )
     os.ftruncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)
     return fd

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
+from foundation.memory import available_memory
 from swarm.engine.local.device import Device, slow_type
 from swarm.engine.local.inference import VllmInference, WeightsRefused
 from swarm.engine.local.memory import (
     GIB,
     TrainerMemory,
-    available_memory,
     check,
     memory_beside_gpu,
     served_bytes,

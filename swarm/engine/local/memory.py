@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foundation.memory import available_memory, total_memory
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.protocol.runspec import ComputeType
 
@@ -127,39 +128,6 @@ def check(name: str, needed: int) -> None:
             f"{name} needs about {needed / GIB:.1f} GiB of memory to boot, {available / GIB:.1f} GiB are free: "
             "end other programs, or choose a smaller model or max_model_len"
         )
-
-
-def available_memory() -> int | None:
-    """Bytes that can be used without swapping; None where the system does not tell."""
-    free, limits = _meminfo("MemAvailable"), _cgroup()
-    if free is None or limits is None:
-        return free
-    limit, used = limits
-    return min(free, max(0, limit - used))
-
-
-def total_memory() -> int | None:
-    """Bytes that this machine, or the container we are in, has in all; None where the system does not tell."""
-    total, limits = _meminfo("MemTotal"), _cgroup()
-    return total if total is None or limits is None else min(total, limits[0])
-
-
-def _meminfo(name: str) -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except FileNotFoundError:
-        return None
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
-def _cgroup() -> tuple[int, int] | None:
-    """(limit, used) of the container we are in, in bytes; None without a limit."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
-    except (FileNotFoundError, PermissionError):
-        return None
-    return None if limit == "max" else (int(limit), used)
 
 
 def _parameters_in(file: Path) -> int:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, get_args
 from foundation import logs
 from foundation.clock import SystemClock
 from foundation.imports import uncollected
+from foundation.memory import available_memory
 from swarm.engine.local.device import Device
-from swarm.engine.local.memory import GIB, available_memory, trainer_memory
+from swarm.engine.local.memory import GIB, trainer_memory
 from swarm.engine.local.wire import (
     READY,
     Export,

@@ -110,6 +110,7 @@ class VllmSettings:
         Raises: EngineError when the model cannot hold max_model_len, or would not be trained as it is sampled from.
         """
         longest = int(self.config.get("max_position_embeddings", _DEFAULT_MODEL_LEN))
+        _refuse_unlike_rotations(self.model_name, self.config)
         one_rotation = _before_other_rotations(self.config)
         if self.max_model_len is None:
             return min(longest, one_rotation or longest, _DEFAULT_MODEL_LEN)
@@ -271,6 +272,21 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     env = {name: value for name, value in environ.items() if not name.upper().endswith(secret)}
     paths = [str(PACKAGE_ROOT), *filter(None, [env.get("PYTHONPATH")])]
     return thread_settings(env) | VLLM_ANYWHERE | {"PYTHONPATH": os.pathsep.join(paths), "VLLM_SERVER_DEV_MODE": "1"}
+
+
+def _refuse_unlike_rotations(name: str, config: Mapping[str, Any]) -> None:
+    """Of RoPE type `dynamic`, both sides leave positions up to the model's length as they are, but for fields that only vLLM reads.
+
+    Raises: EngineError for a model with such a field.
+    """
+    rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    for each in (rotation, *(value for value in rotation.values() if isinstance(value, dict))):
+        read_by_one = sorted({"alpha", "max_trained_positions"} & each.keys())
+        if "dynamic" in (each.get("rope_type"), each.get("type")) and read_by_one:
+            raise EngineError(
+                f"{name} rotates positions dynamically by {' and '.join(read_by_one)}, which inference reads and the trainer "
+                "does not: their log-probabilities would differ; serve another model"
+            )
 
 
 def _before_other_rotations(config: Mapping[str, Any]) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import xxhash
 
+from foundation.locks import locked
 from foundation.paths import memory_dir
 from swarm.engine.seam import EngineError
 
@@ -108,7 +108,7 @@ def _made_and_locked() -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getuid()}-", dir=memory_dir()))
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        locked(lock, path)
         if path.exists():
             return path, lock
         os.close(lock)
@@ -121,9 +121,7 @@ def _remove_if_free(path: Path) -> None:
     except OSError:
         return
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    except BlockingIOError:
-        pass
+        if locked(lock, path, wait=False):
+            shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(lock)

@@ -17,6 +17,7 @@ from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
 from swarm.engine.verl.digest import WeightsDigest
+from swarm.engine.verl.together import together
 from swarm.engine.verl.transfer_socket import meeting
 
 
@@ -78,6 +79,11 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
                 for name, shard in shards.items():
                     shard.copy_(kept[name])
         return None if output is None else output.cpu()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def save_checkpoint(self, local_path: str) -> None:
+        """Write this rank's part into the folder. Raises: OSError, RuntimeError; on all ranks where one of them cannot."""
+        together(lambda: self.actor.save_checkpoint(local_path))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def send_weights(self, step: int, word: str) -> str:

@@ -121,14 +121,14 @@ class Conductor:
         """Make the engine stand where the journal stands: newest checkpoint, then the journalled steps after it, once more."""
         self._clerk.set_phase(Phase.UPDATING)
         context = RunContext(run_id=run.run_id, branch=run.row.branch, spec=run.spec, directory=self._directory(run))
+        begins = run.row.branch > 0 and run.kept_step == run.row.branched_at
         with self._room_for_checkpoints(context.directory):
             context.directory.mkdir(parents=True, exist_ok=True)
-        begins = run.row.branch > 0 and run.kept_step == run.row.branched_at
-        # What lies newest in the folder may still be of the branch before: name the checkpoint until this one has its own.
-        at = await self._engine.open_run(context, at_step=run.kept_step if begins else None)
-        if at > run.step:
-            # A checkpoint of a step whose outcome was never stored: take the newest that the journal knows.
-            at = await self._engine.open_run(context, at_step=run.kept_step)
+            # What lies newest in the folder may still be of the branch before: name the checkpoint until this one has its own.
+            at = await self._engine.open_run(context, at_step=run.kept_step if begins else None)
+            if at > run.step:
+                # A checkpoint of a step whose outcome was never stored: take the newest that the journal knows.
+                at = await self._engine.open_run(context, at_step=run.kept_step)
         if at > run.kept_step:
             best = await self._best(run)
             await self._for_certain(lambda book: book.steps.checkpointed(run.run_id, at, best))

@@ -20,9 +20,21 @@ MOST_DEPTH_SHOWN = MOST_DEPTH - 8
 _COMPARED = ("name", "reasoning", "reasoning_content")
 _JSON_OPENERS = frozenset("{[")
 _OPENER = re.compile(r"""\{(?=\s*["}])|\[(?=\s*[\]\[{"\-\dtfnNI])""")
-"""A brace that may open JSON. The decoder is asked of no other: it counts the lines before each that does not."""
+"""A brace that may open JSON. The decoder is asked of no other."""
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
+"""Of JSON: a string, which may be cut, or a brace outside of one."""
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+
+
+class _Unplaced(str):
+    """Text in which an error of the decoder does not look for its line, which takes as long as the text is."""
+
+    def count(self, *_: Any) -> int:
+        return 0
+
+    def rfind(self, *_: Any) -> int:
+        return -1
 
 
 def same_message(one: Message, other: Message) -> bool:
@@ -68,26 +80,44 @@ def has_only_text(messages: list[Message]) -> bool:
 
 def normal_text(text: str) -> str:
     """Text without white space, with every JSON object or list in it written in one way, and no broken last character."""
+    text = _Unplaced(text)
     parts: list[str] = []
-    at = 0
+    at, broken = 0, set[int]()
     while at < len(text):
-        part, at = _json_at(text, at) or _text_at(text, at)
+        part, at = _json_at(text, at, broken) or _text_at(text, at)
         parts.append(part)
     return "".join("".join(parts).split()).rstrip("�")
 
 
-def _json_at(text: str, at: int) -> tuple[str, int] | None:
-    """The object or list that begins there, written in one way, and where it ends; None where there is none."""
-    if _OPENER.match(text, at) is None:
+def _json_at(text: str, at: int, broken: set[int]) -> tuple[str, int] | None:
+    """The object or list that begins there, written in one way, and where it ends; None where there is none.
+
+    broken: where braces stand that open none, as is known by now. Each text is read a few times at most, however they nest.
+    """
+    if at in broken or _OPENER.match(text, at) is None:
         return None
     try:
         value, end = _DECODER.raw_decode(text, at)
         written = json.dumps(_sorted(value), sort_keys=True, ensure_ascii=False)
-    except ValueError:
+    except json.JSONDecodeError as error:
+        broken.update(_open_at(text, at, error.pos))
+        return None
+    except ValueError:  # a number of too many digits
         return None
     except RecursionError:  # so would be what is inside of it
         return text[at:], len(text)
     return _HALF_CHARACTER.sub("�", written), end
+
+
+def _open_at(text: str, begin: int, end: int) -> list[int]:
+    """Where the braces stand that are still open at `end`, of JSON that is well-formed up to there."""
+    still: list[int] = []
+    for token in _TOKEN.finditer(text, begin, end):
+        if token[0] in _JSON_OPENERS:
+            still.append(token.start())
+        elif token[0] in "]}":
+            still.pop()
+    return still
 
 
 def _text_at(text: str, at: int) -> tuple[str, int]:

@@ -94,6 +94,14 @@ def test_where_rewards_differ_and_no_token_could_be_trained_the_reason_is_that()
     assert found.text == "the weights never changed: no token was trained, although rewards differed"
 
 
+@pytest.mark.parametrize(("share", "severity"), [(0.5, "invalid"), (1.0, "unchecked")])
+def test_without_a_count_of_trained_tokens_rewards_that_differ_tell_of_weights_that_stood_still(
+    share: float, severity: str
+) -> None:
+    one = trial({"weights_change": [0.0] * 4, "tokens_trained": [], "zero_variance_share": [share] * 4})
+    assert see("weights_did_not_change", [one]) == {severity: (one.key,)}
+
+
 def test_a_further_model_that_had_nothing_to_learn_is_none_that_stood_still() -> None:
     plan = study_plan(roles={"planner": PlanRole(model="smollm2-135m")})
     still = {f"planner/{name}": values for name, values in NOTHING_TRAINED.items()}

@@ -16,7 +16,8 @@ from swarm.cli.watch import ServerView, Watch
 from swarm.cli.watch_text import server_text, sparkline
 from swarm.client import Patience, SwarmClient
 from swarm.client import sync as synchronous
-from swarm.protocol.status import MixStatus
+from swarm.protocol.runspec import RunSpec
+from swarm.protocol.status import MixStatus, Phase, RunReport, StepMetrics
 from tests.swarm.cli.conftest import Swarm, spec
 
 NOWHERE = "http://127.0.0.1:9"
@@ -109,6 +110,35 @@ async def test_the_screen_follows_several_servers_and_survives_one_that_is_away(
 def _one_more(url: str) -> None:
     with synchronous.SwarmClient(url, client_id="third") as client, client.episode(task_id="t") as episode:
         episode.abort("enough")
+
+
+def _seen(branch: int, *made: tuple[int, int]) -> RunReport:
+    """A run as it is on that branch. made: branch and number of its steps."""
+    steps = [StepMetrics(step=step, branch=on, at=0.0, config_version=1, values={}) for on, step in made]
+    facts: dict[str, Any] = {"run_id": "r", "spec": RunSpec(), "status": "running", "phase": Phase.ROLLING}
+    return RunReport(
+        branch=branch, step=made[-1][1], config_version=1, changes=[], steps=steps, started_at=0.0, **facts
+    )
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("again", [[(0, 1), (1, 2)], [(0, 1), (1, 2), (1, 3)], [(0, 1), (1, 2), (1, 3), (1, 4)]])
+async def test_after_a_restore_that_nobody_saw_no_step_of_the_branch_before_is_shown(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, again: list[tuple[int, int]]
+) -> None:
+    runs = [_seen(0, (0, 1), (0, 2), (0, 3)), _seen(1, *again)]
+    async with SwarmClient(server.url) as client:
+        run_id = await client.start_run(spec())
+
+        async def run(_: str, since_step: int = 0) -> RunReport:
+            later = [step for step in runs[0].steps if step.step > since_step]
+            return runs[0].model_copy(update={"run_id": run_id, "steps": later})
+
+        monkeypatch.setattr(client, "run", run)
+        watch = Watch(client)
+        await watch.now()
+        del runs[0]
+        assert [(step.branch, step.step) for step in (await watch.now()).steps] == again
 
 
 class Script:

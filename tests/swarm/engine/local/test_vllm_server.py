@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from foundation.memory import available_memory
 from swarm.engine.local.device import Device
-from swarm.engine.local.memory import GIB, available_memory
+from swarm.engine.local.memory import GIB
 from swarm.engine.local.threads import yielding_threads
 from swarm.engine.local.vllm_server import VllmSettings, child_environment
 from swarm.engine.seam import EngineDown, EngineError
@@ -63,6 +64,16 @@ def test_a_model_with_two_sets_of_rotations_is_served_with_one_of_them(tmp_path:
             _ = settings(tmp_path, config=config, max_model_len=2049).model_len
     one = CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}}
     assert settings(tmp_path, config=one).model_len == 4096
+
+
+def test_dynamic_rotations_are_served_where_inference_and_trainer_agree_on_them(tmp_path: Path) -> None:
+    rotation = {"rope_type": "dynamic", "factor": 2.0}
+    for scaled in (rotation, {"type": "dynamic", "factor": 2.0}):
+        assert settings(tmp_path, config=CONFIG | {"rope_scaling": scaled}).model_len == 4096
+    for other in ({"alpha": 1000.0}, {"max_trained_positions": 2048}):
+        for config in ({"rope_scaling": rotation | other}, {"rope_parameters": {"full_attention": rotation | other}}):
+            with pytest.raises(EngineError, match=f"{next(iter(other))}.*log-probabilities would differ"):
+                _ = settings(tmp_path, config=CONFIG | config).model_len
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

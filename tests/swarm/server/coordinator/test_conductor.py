@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import sqlite3
 from pathlib import Path
@@ -542,5 +543,23 @@ async def test_without_room_for_checkpoints_a_run_waits_and_the_status_says_why(
         assert status.trouble == status.storage_full.reason
         assert "make room on the disk" in status.trouble
         in_the_way.unlink()
+        await world.hurry(lambda: world.desk.clerk.situation.shown_phase is Phase.ROLLING)
+        assert (await world.desk.status()).trouble is None
+
+
+async def test_an_engine_that_finds_no_room_to_open_a_run_is_asked_again_and_the_status_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as world:
+        opened = world.engine.open_run
+
+        async def full(*_: object, **__: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(world.engine, "open_run", full)
+        await world.desk.create_run(RunRequest(spec=spec()), by="tester")
+        await world.until(lambda: world.desk.clerk.situation.storage_full is not None)
+        assert "No space left on device; make room on the disk" in ((await world.desk.status()).trouble or "")
+        monkeypatch.setattr(world.engine, "open_run", opened)
         await world.hurry(lambda: world.desk.clerk.situation.shown_phase is Phase.ROLLING)
         assert (await world.desk.status()).trouble is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import timeit
 from typing import Any
 
@@ -254,3 +255,23 @@ def test_what_is_cut_at_the_limit_is_incomplete_and_what_stood_before_it_is_not(
         ("message", "completed"),
         ("function_call", "incomplete"),
     ]
+
+
+@pytest.mark.parametrize("block", ["[" * 900 + "1x", '{"a":[' * 400 + "1x", '["' + "[" * 900 + "1x", "[[] ", '{"'])
+def test_text_that_only_looks_like_json_is_compared_in_little_time(block: str) -> None:
+    text = block * (90_000 // len(block))
+    began = time.process_time()
+    assert normal_text(text) == text.replace(" ", "")
+    assert time.process_time() - began < 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ('[{"b": 1, "a": [2, 3]}, x', '[{"a":[2,3],"b":1},x'),
+        ('[[1, "]"], "[2 \n', '[[1,"]"],"[2'),
+        ('{"a": {"c": 1, "b": "\\"}"}, "d" [0x', '{"a":{"b":"\\"}","c":1},"d"[0x'),
+    ],
+)
+def test_json_within_what_is_none_is_written_in_one_way(text: str, normal: str) -> None:
+    assert normal_text(text) == normal
