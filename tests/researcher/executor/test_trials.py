@@ -379,15 +379,14 @@ async def test_a_server_without_room_on_its_disk_halts_a_study_and_counts_agains
     lab: Lab, tmp_path: Path
 ) -> None:
     trials = lab.trials()
-    limits = replace(LIMITS, stall_s=8)
     with ServerProcess(tmp_path / "a", *SLOW) as server:
 
         def room(size: int) -> None:
             resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
+        watch, limits = lab.at_step(1, lambda _: room(1)), replace(LIMITS, stall_s=8)
         with pytest.raises(NoServersLeft, match=r"could not be written|cannot write") as full:
             async with lab.pool(server.url) as pool:
-                watch = lab.at_step(1, lambda _: room(1))
                 await lab.run(pool, trials, attempts=1, on_progress=watch, limits=limits)
         assert f"`researcher resume {lab.study}`" in str(full.value)
         assert str(full.value).count(server.url) == 1
