@@ -26,7 +26,12 @@ _MEANT = words(
 _ASKING = words("do doe did is are can could would will should which what how compare test find whether")
 _CONCEDING = words("since because although though")
 """Before a comma and a question these begin what is told: `although LoRA is cheaper, is it less accurate?`"""
+_SUPPOSED = words("was were had got")
+"""Of a clause before a comma these tell nothing by themselves: `if the rate was 1e-4, would accuracy rise?`"""
+_GETTING = words("get see observe find obtain reach")
+_SPEAKERS = words("i we")
 _ENDS = words(". ! ? ;")
+_AGAINST = words("than against versus vs compared instead rather")
 _VAGUE = words("better worse")
 """Of what, the sentence before says: `the reward was noisy. Is 16 better?`"""
 _SO_FAR = Token("now", "now", "word")
@@ -47,7 +52,7 @@ class Told:
 
 def set_apart(found: Sequence[Token], named: Sequence[Mention]) -> Told:
     """Of what is told the factors and their levels are kept, and its metric where the question names none."""
-    scenes = _scenes(found)
+    scenes = _scenes(found, named)
     if not _names_something(found, named, scenes):
         scenes = []
     every = told = frozenset(i for scene in scenes for i in scene)
@@ -84,8 +89,8 @@ def without_told(placed: Placed, told: frozenset[int]) -> tuple[Placed, list[str
     return replace(placed, levels=levels), notes
 
 
-def _scenes(found: Sequence[Token]) -> list[range]:
-    """Sentences in which something was seen, with one behind them that asks."""
+def _scenes(found: Sequence[Token], named: Sequence[Mention]) -> list[range]:
+    """Sentences and clauses in which something was seen, with one behind them that asks."""
     every = list(sentences(found, _ENDS))
     asking = [i for i, each in enumerate(every) if found[each[-1]].key == "?" or found[each[0]].key in _ASKING]
     result = []
@@ -98,9 +103,20 @@ def _scenes(found: Sequence[Token]) -> list[range]:
         comma = next((i for i in sentence[:-1] if found[i].key == "," and found[i + 1].key in _ASKING), None)
         opening = [found[i].key for i in sentence[:2]]
         concedes = opening[0] in _CONCEDING or opening in (["even", "though"], ["given", "that"])
-        if comma is not None and concedes:
+        if comma is not None and (concedes or _is_seen(found, named, sentence, comma)):
             result.append(range(sentence[0], comma + 1))
     return result
+
+
+def _is_seen(found: Sequence[Token], named: Sequence[Mention], sentence: range, comma: int) -> bool:
+    """`if accuracy was flat with 1e-5, would it rise with 1e-4?`, where the question has a level of its own; not `if the
+    rate was 1e-4, would accuracy rise?`"""
+    keys = {found[i].key for i in range(sentence[0], comma)}
+    behind = range(comma + 1, sentence.stop)
+    levels = any(found[i].kind == "number" for i in behind)
+    levels = levels or any(m.start in behind and m.choice is not None for m in named)
+    seen = bool(keys & (_SEEN - _SUPPOSED)) or bool(keys & _GETTING and keys & _SPEAKERS)
+    return levels and seen and found[sentence[0]].key not in _ASKING and not keys & (_MEANT | _AGAINST)
 
 
 def _names_something(found: Sequence[Token], named: Sequence[Mention], scenes: Sequence[range]) -> bool:

@@ -1,0 +1,87 @@
+"""Topics that claim two things: one against the other, or one of two baselines each. A study tests one claim."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.wording import BETTER, LESS, MORE, WORSE, Token, words
+
+_DENIALS = words("no not never isn't doesn't")
+_CONTRASTING = words("but yet though although albeit")
+_ASKING = words("do doe did is are can could would will should what which if when only with at for how")
+"""Right behind a `but` these begin something else than a second claim: `but does it learn faster?`, `but only with …`."""
+_ENDS = words(". ? ! ;")
+_CLAIMS = BETTER | WORSE | MORE | LESS
+_BEFORE, _BEHIND = 12, 6
+
+
+def refuse_two_claims(found: Sequence[Token]) -> None:
+    """Raises: PlanningRefused for `better than A but worse than B`, `faster, but not more accurate`: two claims, of which a
+    study tests one."""
+    keys = [token.key for token in found]
+    if _are_opposed(keys):
+        raise _refused(" that go opposite ways,")
+    cuts = [i for i, key in enumerate(keys) if key == "than"]
+    for one, other in itertools.pairwise(cuts):
+        first, second = keys[max(0, one - 4) : one], keys[max(one, other - 3) : other]
+        opposed = any(
+            set(first) & a and set(second) & b
+            for a, b in ((BETTER, WORSE), (WORSE, BETTER), (MORE, LESS), (LESS, MORE))
+        )
+        denied = [bool(_DENIALS & set(each)) for each in (first, second)]
+        claims = [bool(_CLAIMS & set(each)) for each in (first, second)]
+        if {"but", "and", "yet"} & set(keys[one:other]) and (
+            opposed or "both" in keys[one:other] or (all(claims) and denied[0] != denied[1])
+        ):
+            raise _refused(
+                ","
+                if not (any(denied) or opposed)
+                else ", one of them with a 'no' or 'not',"
+                if any(denied)
+                else " that go opposite ways,"
+            )
+    for i in range(len(keys)):
+        if (how := _contrasted(keys, i)) is not None:
+            raise _refused(how)
+
+
+def _refused(how: str) -> PlanningRefused:
+    return PlanningRefused(
+        f"the topic makes two claims{how} and a study tests one of them: ask each by itself", ["learning_rate"]
+    )
+
+
+def _are_opposed(keys: Sequence[str]) -> bool:
+    """`faster but slower in wall time`."""
+    for i in (i for i, key in enumerate(keys) if key == "but"):
+        before, after = (_compared(some) for some in (keys[max(0, i - 6) : i], keys[i + 1 : i + 4]))
+        if (before & BETTER and after & WORSE) or (before & WORSE and after & BETTER):
+            return True
+    return False
+
+
+def _contrasted(keys: Sequence[str], i: int) -> str | None:
+    """How two claims are joined here; None where there are none: `faster, but not more accurate`, `more accurate yet slower`,
+    `faster without being more accurate`; with `and` only where one of them is denied."""
+    without = list(keys[i : i + 2]) == ["without", "being"]
+    if not (without or keys[i] in _CONTRASTING | {"and"}) or keys[i + 1 : i + 2][:1] in [[key] for key in _ASKING]:
+        return None
+    before = _up_to_an_end(keys[max(0, i - _BEFORE) : i][::-1])
+    behind = _up_to_an_end(keys[i + 1 : i + 1 + _BEHIND])
+    if not (_compared(before) and _compared(behind)):
+        return None
+    denied = [bool(_DENIALS & set(before)), without or bool(_DENIALS & set(behind[:4]))]
+    if denied[0] != denied[1]:
+        return ", one of them with a 'no' or 'not',"
+    return None if keys[i] == "and" else ","
+
+
+def _up_to_an_end(keys: Sequence[str]) -> Sequence[str]:
+    return keys[: next((i for i, key in enumerate(keys) if key in _ENDS), len(keys))]
+
+
+def _compared(keys: Sequence[str]) -> set[str]:
+    """Comparatives; not `improve`, `hurt`, which are said of something."""
+    return {key for key in keys if key in _CLAIMS and key.endswith(("er", "worse", "more", "less"))}
