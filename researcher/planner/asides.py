@@ -41,7 +41,7 @@ _UNCUT = re.compile(
     re.IGNORECASE,
 )
 _PART_OF_TIME = re.compile(
-    r"(?P<said>\bin\s+(?:only\s+|just\s+|about\s+|roughly\s+)?(?:half|(?:a|one)\s+(?:third|quarter|fifth|tenth|fraction)|\d+\s?%)\s+"
+    r"(?P<said>\b(?:in|needs?|takes?|uses?|requires?)\s+(?:only\s+|just\s+|about\s+|roughly\s+)?(?:half|(?:a|one)\s+(?:third|quarter|fifth|tenth|fraction)|\d+\s?%)\s+"
     r"(?:(?:of\s+)?the\s+(?:training\s+|wall[\s-]?(?:clock\s+)?)?time|(?:as\s+much|of\s+the)\s+time))\b"
     r"(?P<of>\s+(?:of|as|that(?:\s+of)?|it\s+takes|than)(?=\s))?",
     re.IGNORECASE,
@@ -100,8 +100,9 @@ def _in_less_time(topic: str) -> tuple[str, list[str]]:
     notes: list[str] = []
 
     def less(match: re.Match[str]) -> str:
-        notes.append(f"{match['said']!r} is read as in less time, whatever its size.")
-        return "in less time than" if match["of"] else "in less time"
+        verb = match["said"].split()[0]
+        notes.append(f"{match['said']!r} is read as {verb} less time, whatever its size.")
+        return f"{verb} less time than" if match["of"] else f"{verb} less time"
 
     return _PART_OF_TIME.sub(less, topic), notes
 

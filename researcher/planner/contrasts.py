@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from researcher.models import Metric
+from researcher.planner.mentions import Mention
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import BETTER, LESS, MORE, WORSE, Token, words
 
@@ -14,10 +16,12 @@ _ASKING = words("do doe did is are can could would will should what which if whe
 """Right behind a `but` these begin something else than a second claim: `but does it learn faster?`, `but only with …`."""
 _ENDS = words(". ? ! ;")
 _CLAIMS = BETTER | WORSE | MORE | LESS
+_SIZED = words("least twice half")
+"""`at least as accurate, but faster`, `half as fast`."""
 _BEFORE, _BEHIND = 12, 6
 
 
-def refuse_two_claims(found: Sequence[Token]) -> None:
+def refuse_two_claims(found: Sequence[Token], named: Sequence[Mention]) -> None:
     """Raises: PlanningRefused for `better than A but worse than B`, `faster, but not more accurate`: two claims, of which a
     study tests one."""
     keys = [token.key for token in found]
@@ -43,8 +47,26 @@ def refuse_two_claims(found: Sequence[Token]) -> None:
                 else " that go opposite ways,"
             )
     for i in range(len(keys)):
+        if keys[i : i + 2] == ["but", "not"] and any(token.kind == "number" for token in found[i + 2 : i + 5]):
+            raise PlanningRefused(
+                "the topic claims something of one level and denies it of another, and a study sets levels against each other: "
+                "ask whether one is better than the other, or, of what helps at one alone, whether the two interact",
+                ["learning_rate"],
+            )
+        if keys[i] == "but" and keys[i + 1 : i + 2] and keys[i + 1] not in _ASKING and _are_two(found, named, i):
+            raise _refused(" of two metrics,")
         if (how := _contrasted(keys, i)) is not None:
             raise _refused(how)
+
+
+def _are_two(found: Sequence[Token], named: Sequence[Mention], i: int) -> bool:
+    """`raises the reward but not accuracy`: one metric on either side, and something said of the second."""
+    end = next((j for j in range(i, len(found)) if found[j].key in _ENDS), len(found))
+    metrics = [m for m in named if isinstance(m.what, Metric) and not m.weak]
+    before = {m.what.name for m in metrics if m.start < i}
+    behind = {m.what.name for m in metrics if i < m.start < min(end, i + _BEHIND)}
+    said = {token.key for token in found[i + 1 : end]} & (_CLAIMS | _DENIALS | {"unchanged", "same"})
+    return bool(before and behind - before and said)
 
 
 def _refused(how: str) -> PlanningRefused:
@@ -66,7 +88,10 @@ def _contrasted(keys: Sequence[str], i: int) -> str | None:
     """How two claims are joined here; None where there are none: `faster, but not more accurate`, `more accurate yet slower`,
     `faster without being more accurate`; with `and` only where one of them is denied."""
     without = list(keys[i : i + 2]) == ["without", "being"]
-    if not (without or keys[i] in _CONTRASTING | {"and"}) or keys[i + 1 : i + 2][:1] in [[key] for key in _ASKING]:
+    while_being = list(keys[i : i + 2]) == ["while", "being"]
+    if not (without or while_being or keys[i] in _CONTRASTING | {"and"}) or keys[i + 1 : i + 2][:1] in [
+        [key] for key in _ASKING
+    ]:
         return None
     before = _up_to_an_end(keys[max(0, i - _BEFORE) : i][::-1])
     behind = _up_to_an_end(keys[i + 1 : i + 1 + _BEHIND])
@@ -84,4 +109,4 @@ def _up_to_an_end(keys: Sequence[str]) -> Sequence[str]:
 
 def _compared(keys: Sequence[str]) -> set[str]:
     """Comparatives; not `improve`, `hurt`, which are said of something."""
-    return {key for key in keys if key in _CLAIMS and key.endswith(("er", "worse", "more", "less"))}
+    return {key for key in keys if (key in _CLAIMS and key.endswith(("er", "worse", "more", "less"))) or key in _SIZED}

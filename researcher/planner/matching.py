@@ -155,7 +155,7 @@ def _refuse_what_is_no_question(
         refuse_benchmarks(instrument, found, named)
     refuse_other_owners(instrument, found, named)
     refuse_schedules(found, named)
-    refuse_two_claims(found)
+    refuse_two_claims(found, named)
     refuse_missing_data(instrument, placed)
     refuse_unmeasured(instrument, found, named)
 

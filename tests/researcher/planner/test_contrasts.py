@@ -128,3 +128,59 @@ def test_a_share_of_the_time_of_another_level_is_less_than_it_takes() -> None:
 def test_what_is_given_without_a_level_is_there(given: str) -> None:
     reading = read(f"Given {given}, does a group size of 16 beat 4?", ARITHMETIC.instrument)
     assert {factor.name: level for factor, level in reading.settings} == {"learning_rate": 1e-4, "kl": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("topic", "treatments", "baselines", "metric"),
+    [
+        ("After 50 steps with lr 1e-5 accuracy was still low, would 1e-4 be better?", [1e-4], [1e-5], ACC),
+        ("Having used lr 1e-5 so far, do we get higher accuracy with 1e-4?", [1e-4], [1e-5], ACC),
+        ("Having trained with GRPO so far, would accuracy be higher with RLOO?", ["rloo"], ["grpo"], ACC),
+        ("If GRPO plateaus, does RLOO help?", ["rloo"], ["grpo"], AUC),
+        ("In the paper, PPO beat GRPO. Does RLOO beat PPO here?", ["rloo"], ["ppo"], AUC),
+        ("A group size of 16 is slow, but is it more accurate than 4?", [16], [4], ACC),
+        ("What happens to accuracy if GRPO is swapped for RLOO?", ["rloo"], ["grpo"], ACC),
+        ("So far we used no KL. Does accuracy rise with a KL penalty?", [0.1], [0.0], ACC),
+        ("Does removing, not adding, a KL penalty raise accuracy?", [0.0], [0.1], ACC),
+        ("Does not using a KL penalty raise accuracy?", [0.0], [0.1], ACC),
+    ],
+)
+def test_sides_of_further_scenes(topic: str, treatments: list[Any], baselines: list[Any], metric: str) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (*sides(reading), reading.metric.name, reading.direction) == (treatments, baselines, metric, UP)
+    assert not reading.settings
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [
+        ("Does accuracy increase with lr 1e-4 but not with 1e-5?", "denies it of another"),
+        ("Does a KL penalty help with lr 1e-4 but not with 1e-5?", "denies it of another"),
+        ("Does RLOO learn faster while being no less accurate than GRPO?", "two claims"),
+        ("Is lr 1e-4 at least as accurate, but faster, than 1e-5?", "two claims"),
+        ("Is RLOO twice as accurate as GRPO but half as fast?", "two claims"),
+        ("Does lr 1e-4 improve accuracy but hurt the final reward?", "two claims of two metrics"),
+        ("Does a group size of 16 raise the reward but not accuracy?", "two claims of two metrics"),
+        ("Does PPO improve reward but leave accuracy unchanged?", "two claims of two metrics"),
+    ],
+)
+def test_what_is_said_behind_a_but_is_not_dropped(topic: str, says: str) -> None:
+    with pytest.raises(PlanningRefused, match=says):
+        read(topic, ARITHMETIC.instrument)
+
+
+def test_or_not_denies_nothing() -> None:
+    reading = read("Does using LoRA or not change accuracy?", ARITHMETIC.instrument)
+    assert (*sides(reading), reading.direction_assumed) == (["lora"], ["full"], True)
+    assert not any("nothing differs" in line for line in reading.assumptions)
+
+
+@pytest.mark.parametrize("said", ["provided that a KL penalty is used", "assuming a KL penalty and a group size of 16"])
+def test_what_is_provided_is_there(said: str) -> None:
+    reading = read(f"Does lr 1e-4 beat 1e-5 {said}?", ARITHMETIC.instrument)
+    assert {factor.name: level for factor, level in reading.settings}["kl"] == 0.1
+
+
+def test_a_share_of_the_time_that_is_needed() -> None:
+    reading = read("Does RLOO need only a third of the time of GRPO?", ARITHMETIC.instrument)
+    assert (*sides(reading), reading.metric.name, reading.direction) == (["rloo"], ["grpo"], "wall_s", "decrease")
