@@ -21,6 +21,7 @@ from researcher.planner.subject import distinct, keys_of
 from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, SWITCHED_ON, Token, key_at, words
 
 _TURNED = words("is are be being was were gets got turned switched set")
+_REMOVING = words("remove removing dropping disabling omitting")
 _TAKEN_AWAY = words("off removed disabled dropped omitted")
 
 _SENTENCE_ENDS = words(". ! ? ;")
@@ -78,7 +79,8 @@ def opposition_of(
     if off is not None and _is_switched_off(found, own):
         on = on_level(factor)
         so_far = any(found[i].key in _SENTENCE_ENDS for i in range(own[0].end, own[-1].start))
-        sides = (on, off) if so_far or not _is_switched_off(found, own[:1]) else (off, on)
+        asked = own[-1:] if so_far else own[:1]
+        sides = (off, on) if _is_switched_off(found, asked) else (on, off)
         notes.add(f"The topic names no level of {factor.name}: {level_text(sides[0])} against {level_text(sides[1])}.")
         return Opposition((Level(-1, factor, sides[0]),), (Level(-1, factor, sides[1]),))
     if factor.off is not None and factor.default != factor.off and not _asks_for_a_level(found, own):
@@ -178,7 +180,13 @@ def _is_switched_off(found: Sequence[Token], own: Sequence[Mention]) -> bool:
         return False
     before = [words_before(found, m) for m in own]
     off = any(keys & SWITCHED_OFF or ("not" in keys and keys & SWITCHED_ON) for keys in before)
+    off = off or any(_is_removed(found, i) for m in own for i in range(m.end, len(found)))
     return off or any(_is_taken_away(found, m.end) for m in own)
+
+
+def _is_removed(found: Sequence[Token], i: int) -> bool:
+    """`KL slows learning; does removing it help?`"""
+    return found[i].key in _REMOVING and key_at(found, i + 1) in ("it", "them")
 
 
 def _is_taken_away(found: Sequence[Token], i: int) -> bool:
