@@ -16,8 +16,8 @@ _ASKING = words("do doe did is are can could would will should what which if whe
 """Right behind a `but` these begin something else than a second claim: `but does it learn faster?`, `but only with …`."""
 _ENDS = words(". ? ! ;")
 _CLAIMS = BETTER | WORSE | MORE | LESS
-_SIZED = words("least twice half")
-"""`at least as accurate, but faster`, `half as fast`."""
+_SIZED = words("least twice half equally speed")
+"""`at least as accurate, but faster`, `half as fast`, `but not speed`."""
 _BEFORE, _BEHIND = 12, 6
 
 
@@ -89,9 +89,8 @@ def _contrasted(keys: Sequence[str], i: int) -> str | None:
     `faster without being more accurate`; with `and` only where one of them is denied."""
     without = list(keys[i : i + 2]) == ["without", "being"]
     while_being = list(keys[i : i + 2]) == ["while", "being"]
-    if not (without or while_being or keys[i] in _CONTRASTING | {"and"}) or keys[i + 1 : i + 2][:1] in [
-        [key] for key in _ASKING
-    ]:
+    joined = without or while_being or keys[i] in _CONTRASTING | {"and"}
+    if not joined or (i + 1 < len(keys) and keys[i + 1] in _ASKING):
         return None
     before = _up_to_an_end(keys[max(0, i - _BEFORE) : i][::-1])
     behind = _up_to_an_end(keys[i + 1 : i + 1 + _BEHIND])

@@ -24,6 +24,7 @@ _TURNED = words("is are be being was were gets got turned switched set")
 _REMOVING = words("remove removing dropping disabling omitting")
 _TAKEN_AWAY = words("off removed disabled dropped omitted")
 
+_QUESTIONS = words("do doe did is are can could would will should")
 _SENTENCE_ENDS = words(". ! ? ;")
 _STRETCHED = words("long lengthy short brief loose looser tight tighter")
 _UP = MORE | words("long lengthy loose looser")
@@ -54,7 +55,8 @@ def opposition_of(
         off = off_level(factor)
         if off is not None and level.value != off and _is_switched_off(found, own[:1]):
             if any(
-                found[i].key in _SENTENCE_ENDS for i in range(own[0].end, level.at)
+                found[i].key in _SENTENCE_ENDS or (found[i].key == "," and key_at(found, i + 1) in _QUESTIONS)
+                for i in range(own[0].end, level.at)
             ):  # `without KL it fell. Does 0.05 help?`
                 notes.add(f"{factor.name}={level_text(level.value)} is tested against none.")
                 return Opposition((level,), (Level(-1, factor, off),))

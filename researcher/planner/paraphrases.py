@@ -183,7 +183,10 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\bnot (?:only|just|merely)\b([^.?!;]*?),? but (?:also |even )?", r"\1 and "),
     (rf"\b(?:{_PUTTING}),? (?:and |but )?not {_TAKING}\b,?", "adding"),
     (rf"\b(?:{_TAKING}),? (?:and |but )?not {_PUTTING}\b,?", "removing"),
-    (r"([\w.-]+) (?:is|are|was|were|gets?) (?:(?:swapped|traded|exchanged) (?:for|with)|replaced (?:by|with))\b", r"from \1 to"),
+    (
+        r"([\w.-]+) (?:is|are|was|were|gets?) (?:(?:swapped|traded|exchanged) (?:for|with)|replaced (?:by|with))\b",
+        r"from \1 to",
+    ),
     (r"\b(?:provided|assuming)(?: that)?\b", "given"),
     (r" or not(?= (?:change|affect|matter|influence|help|hurt|improve|raise|lower)|[?.,]|$)", ""),
     (rf"\b(?:{_PUTTING} or {_TAKING}|{_TAKING} or {_PUTTING})\b", "with or without"),
