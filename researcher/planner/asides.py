@@ -40,6 +40,12 @@ _UNCUT = re.compile(
     r"(?!\s*(?:,|/|or|and|vs\.?|versus|than|to|against)\s*[\d.])",
     re.IGNORECASE,
 )
+_PART_OF_TIME = re.compile(
+    r"(?P<said>\b(?:in|needs?|takes?|uses?|requires?)\s+(?:only\s+|just\s+|about\s+|roughly\s+)?(?:half|(?:a|one)\s+(?:third|quarter|fifth|tenth|fraction)|\d+\s?%)\s+"
+    r"(?:(?:of\s+)?the\s+(?:training\s+|wall[\s-]?(?:clock\s+)?)?time|(?:as\s+much|of\s+the)\s+time))\b"
+    r"(?P<of>\s+(?:of|as|that(?:\s+of)?|it\s+takes|than)(?=\s))?",
+    re.IGNORECASE,
+)
 _STANDARD_ERRORS = r"(?:\w+\s+)?(?:standard\s+(?:errors?|deviations?)|sigmas?)"
 _REPORTED_ERRORS = re.compile(
     r",?\s*(?:\b(?:with|and|including|plus)|±|\+/?-)\s+(?:(?:the|their|its|a|one)\s+)?standard\s+errors?\b",
@@ -53,8 +59,9 @@ def set_aside(topic: str, instrument: Instrument) -> tuple[str, list[str]]:
     """The topic without what changes nothing of its plan, and what was left out or put otherwise, in words."""
     topic, uncut = _without_uncut(topic, instrument)
     topic, within = _as_equal(topic)
+    topic, sooner = _in_less_time(topic)
     topic, unharmed = _without_unharmed(topic, instrument)
-    return topic, [*uncut, *within, *unharmed]
+    return topic, [*uncut, *within, *sooner, *unharmed]
 
 
 def _without_uncut(topic: str, instrument: Instrument) -> tuple[str, list[str]]:
@@ -86,6 +93,18 @@ def _as_equal(topic: str) -> tuple[str, list[str]]:
         return _REPORTED_ERRORS.sub("", topic), []
     note = f"{within.group()!r} is read as no different from: within the margin of the metric, which is fixed."
     return _WITHIN_ERRORS.sub("the same as", topic), [note]
+
+
+def _in_less_time(topic: str) -> tuple[str, list[str]]:
+    """`in half the time`, `in half the time of 16`: in less time, than 16."""
+    notes: list[str] = []
+
+    def less(match: re.Match[str]) -> str:
+        verb = match["said"].split()[0]
+        notes.append(f"{match['said']!r} is read as {verb} less time, whatever its size.")
+        return f"{verb} less time than" if match["of"] else f"{verb} less time"
+
+    return _PART_OF_TIME.sub(less, topic), notes
 
 
 def _without_unharmed(topic: str, instrument: Instrument) -> tuple[str, list[str]]:

@@ -112,7 +112,7 @@ def claimed(
             taken |= {*range(mention.start, mention.end), *_own_modifiers(found, named, mention)}
         elif not mention.weak:
             taken |= {i for i in range(mention.start, mention.end) if found[i].key in _NOUNS}
-    if any(token.key == "neither" for token in found):
+    if any(token.key == "neither" for token in found) or _with_or_without(found):
         return Stated(None)
     if (at_least := _at_least(found, metric.direction)) is not None:
         return at_least
@@ -151,6 +151,11 @@ def _either_way(found: Sequence[Token], i: int) -> bool:
     one, other = key_at(found, i), key_at(found, i + 2)
     up, down = BETTER | MORE, WORSE | LESS
     return key_at(found, i + 1) == "or" and ((one in up and other in down) or (one in down and other in up))
+
+
+def _with_or_without(found: Sequence[Token]) -> bool:
+    keys = [token.key for token in found]
+    return any(keys[i : i + 3] in (["with", "or", "without"], ["without", "or", "with"]) for i in range(len(keys)))
 
 
 def favours_none(found: Sequence[Token]) -> bool:

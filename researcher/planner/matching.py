@@ -21,6 +21,7 @@ from researcher.planner.claims import (
     opposite,
 )
 from researcher.planner.clauses import place_by_clause
+from researcher.planner.contrasts import refuse_two_claims
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text
 from researcher.planner.mentions import Mention, is_given, mentions
@@ -40,7 +41,6 @@ from researcher.planner.remainder import (
     refuse_quotients,
     refuse_schedules,
     refuse_shifts,
-    refuse_two_claims,
     refuse_unknown_names,
     unread,
 )
@@ -155,7 +155,7 @@ def _refuse_what_is_no_question(
         refuse_benchmarks(instrument, found, named)
     refuse_other_owners(instrument, found, named)
     refuse_schedules(found, named)
-    refuse_two_claims(found)
+    refuse_two_claims(found, named)
     refuse_missing_data(instrument, placed)
     refuse_unmeasured(instrument, found, named)
 

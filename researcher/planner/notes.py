@@ -11,7 +11,7 @@ from researcher.planner.mentions import Mention, words_before, words_over
 from researcher.planner.wording import SWITCHED_OFF, Token, words
 
 _NOT = words("not non isn't never")
-_PRESENT = words("with using under")
+_PRESENT = words("with using under given")
 
 
 @dataclass(slots=True)

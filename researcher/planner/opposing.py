@@ -18,11 +18,13 @@ from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import told_apart
 from researcher.planner.sides import Opposition, is_named, is_set_against, oppose
 from researcher.planner.subject import distinct, keys_of
-from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, Token, key_at, words
+from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, SWITCHED_ON, Token, key_at, words
 
 _TURNED = words("is are be being was were gets got turned switched set")
+_REMOVING = words("remove removing dropping disabling omitting")
 _TAKEN_AWAY = words("off removed disabled dropped omitted")
 
+_QUESTIONS = words("do doe did is are can could would will should")
 _SENTENCE_ENDS = words(". ! ? ;")
 _STRETCHED = words("long lengthy short brief loose looser tight tighter")
 _UP = MORE | words("long lengthy loose looser")
@@ -53,7 +55,8 @@ def opposition_of(
         off = off_level(factor)
         if off is not None and level.value != off and _is_switched_off(found, own[:1]):
             if any(
-                found[i].key in _SENTENCE_ENDS for i in range(own[0].end, level.at)
+                found[i].key in _SENTENCE_ENDS or (found[i].key == "," and key_at(found, i + 1) in _QUESTIONS)
+                for i in range(own[0].end, level.at)
             ):  # `without KL it fell. Does 0.05 help?`
                 notes.add(f"{factor.name}={level_text(level.value)} is tested against none.")
                 return Opposition((level,), (Level(-1, factor, off),))
@@ -77,7 +80,9 @@ def opposition_of(
     off = off_level(factor)
     if off is not None and _is_switched_off(found, own):
         on = on_level(factor)
-        sides = (on, off) if not _is_switched_off(found, own[:1]) else (off, on)
+        so_far = any(found[i].key in _SENTENCE_ENDS for i in range(own[0].end, own[-1].start))
+        asked = own[-1:] if so_far else own[:1]
+        sides = (off, on) if _is_switched_off(found, asked) else (on, off)
         notes.add(f"The topic names no level of {factor.name}: {level_text(sides[0])} against {level_text(sides[1])}.")
         return Opposition((Level(-1, factor, sides[0]),), (Level(-1, factor, sides[1]),))
     if factor.off is not None and factor.default != factor.off and not _asks_for_a_level(found, own):
@@ -175,8 +180,15 @@ def _is_switched_off(found: Sequence[Token], own: Sequence[Mention]) -> bool:
     """`removing KL`, `without hints`, `turning hints off`; not `dropping the rate tenfold`."""
     if any(found[i].kind == "times" or found[i].key in SCALES for m in own for i in modifiers(found, m)):
         return False
-    before = {key for m in own for key in words_before(found, m)}
-    return bool(before & SWITCHED_OFF) or any(_is_taken_away(found, m.end) for m in own)
+    before = [words_before(found, m) for m in own]
+    off = any(keys & SWITCHED_OFF or ("not" in keys and keys & SWITCHED_ON) for keys in before)
+    off = off or any(_is_removed(found, i) for m in own for i in range(m.end, len(found)))
+    return off or any(_is_taken_away(found, m.end) for m in own)
+
+
+def _is_removed(found: Sequence[Token], i: int) -> bool:
+    """`KL slows learning; does removing it help?`"""
+    return found[i].key in _REMOVING and key_at(found, i + 1) in ("it", "them")
 
 
 def _is_taken_away(found: Sequence[Token], i: int) -> bool:

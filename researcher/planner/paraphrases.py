@@ -108,6 +108,8 @@ def _symmetric_clipping(match: re.Match[str]) -> str:
 
 
 _KIND_OF_EFFECT = "(?:positive|negative|adverse|harmful|beneficial|detrimental)"
+_PUTTING = "(?:adding|including|using|having|enabling|introducing)"
+_TAKING = "(?:removing|dropping|omitting|disabling|not (?:adding|including|using|having)|leaving out|taking away)"
 _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (
         r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
@@ -178,6 +180,16 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         r"\b(?:according to|as in|following|as reported (?:in|by)) the [\w.+-]+ (?:paper|authors|report|blog(?: post)?)\b,?",
         " ",
     ),
+    (r"\bnot (?:only|just|merely)\b([^.?!;]*?),? but (?:also |even )?", r"\1 and "),
+    (rf"\b(?:{_PUTTING}),? (?:and |but )?not {_TAKING}\b,?", "adding"),
+    (rf"\b(?:{_TAKING}),? (?:and |but )?not {_PUTTING}\b,?", "removing"),
+    (
+        r"([\w.-]+) (?:is|are|was|were|gets?) (?:(?:swapped|traded|exchanged) (?:for|with)|replaced (?:by|with))\b",
+        r"from \1 to",
+    ),
+    (r"\b(?:provided|assuming)(?: that)?\b", "given"),
+    (r" or not(?= (?:change|affect|matter|influence|help|hurt|improve|raise|lower)|[?.,]|$)", ""),
+    (rf"\b(?:{_PUTTING} or {_TAKING}|{_TAKING} or {_PUTTING})\b", "with or without"),
     (r"\bharmless\b", "not harmful"),
     (r"\b(?:the |any )?diminishing returns\b", "an effect"),
     (r"\b(\w+) steps? of staleness\b", r"max staleness \1"),

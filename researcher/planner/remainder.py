@@ -6,7 +6,6 @@ Nothing is passed over in silence: a word that was not understood stands among t
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Sequence
 
 from researcher.models import Factor, Instrument, Scalar
@@ -19,13 +18,11 @@ from researcher.planner.spelling import a_few, nearest_factors
 from researcher.planner.wording import (
     ARTICLES,
     BENCHMARKS,
-    BETTER,
     LESS,
     MORE,
     SCALES,
     SWITCHED_OFF,
     SWITCHED_ON,
-    WORSE,
     Token,
     before_articles,
     is_method,
@@ -66,7 +63,6 @@ _ORDINARY = words(
 )
 
 
-_DENIALS = words("no not never isn't doesn't")
 _BEFORE_NAME = words("family task called named on")
 
 
@@ -177,52 +173,6 @@ def refuse_cut_sampling(found: Sequence[Token], named: Sequence[Mention]) -> Non
                 "cannot recompute their probabilities: leave it out (all calls have top-p 1), or ask about the temperature instead",
                 ["temperature"],
             )
-
-
-def refuse_two_claims(found: Sequence[Token]) -> None:
-    """Raises: PlanningRefused for `better than A but worse than B`, `better than A and no worse than B`: two claims, of which
-    a study tests one."""
-    keys = [token.key for token in found]
-    if _are_opposed(keys):
-        raise PlanningRefused(
-            "the topic makes two claims that go opposite ways, and a study tests one of them: ask each by itself",
-            ["learning_rate"],
-        )
-    cuts = [i for i, key in enumerate(keys) if key == "than"]
-    for one, other in itertools.pairwise(cuts):
-        first, second = keys[max(0, one - 4) : one], keys[max(one, other - 3) : other]
-        opposed = any(
-            set(first) & a and set(second) & b
-            for a, b in ((BETTER, WORSE), (WORSE, BETTER), (MORE, LESS), (LESS, MORE))
-        )
-        denied = [bool(_DENIALS & set(each)) for each in (first, second)]
-        claims = [bool((BETTER | WORSE | MORE | LESS) & set(each)) for each in (first, second)]
-        if {"but", "and", "yet"} & set(keys[one:other]) and (
-            opposed or "both" in keys[one:other] or (all(claims) and denied[0] != denied[1])
-        ):
-            how = (
-                ","
-                if not (any(denied) or opposed)
-                else ", one of them with a 'no' or 'not',"
-                if any(denied)
-                else " that go opposite ways,"
-            )
-            raise PlanningRefused(
-                f"the topic makes two claims{how} and a study tests one of them: ask each by itself",
-                ["learning_rate"],
-            )
-
-
-def _are_opposed(keys: Sequence[str]) -> bool:
-    """`faster but slower in wall time`."""
-    for i in (i for i, key in enumerate(keys) if key == "but"):
-        before, after = (
-            {key for key in some if key.endswith(("er", "worse"))}
-            for some in (keys[max(0, i - 6) : i], keys[i + 1 : i + 4])
-        )
-        if (before & BETTER and after & WORSE) or (before & WORSE and after & BETTER):
-            return True
-    return False
 
 
 def refuse_schedules(found: Sequence[Token], named: Sequence[Mention]) -> None:

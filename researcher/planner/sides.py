@@ -36,6 +36,8 @@ _CHANGES = words(
     "lowering reduce reducing decrease decreasing drop dropping"
 )
 _AGAIN = BETTER | WORSE | MORE | LESS | words("and , also with")
+_NEAR = 4
+"""Between `than` and the level that it makes a baseline: `than at a rate of 1e-5`."""
 _SUFFICING = words("suffice enough sufficient adequate")
 
 
@@ -57,6 +59,9 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
     marked = _marked_baseline(found, levels)
     if marked is not None:
         return Opposition(tuple(level for level in levels if level is not marked), (marked,))
+    ahead_of = _named_first(found, levels)
+    if ahead_of:
+        return Opposition(tuple(levels[ahead_of:]), tuple(levels[:ahead_of]))
     if len(levels) == 2 and _is_in_use(found, first, last):
         return Opposition((levels[1],), (levels[0],))
     if len(levels) == 2 and (_is_change(found, first, last) or _is_arrow(found, first, last)):
@@ -75,6 +80,24 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
         return Opposition((levels[asked_last],), (levels[not asked_last],))
     baseline = next((level for level in levels if level.value == default), levels[0])
     return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
+
+
+def _named_first(found: Sequence[Token], levels: Sequence[Level]) -> int:
+    """How many baselines stand before all treatments: `higher than with A, and higher than with B, when using C` has two."""
+    first = levels[0].at
+    near = [token.key for token in found[max(0, first - _NEAR) : max(0, first)]]
+    if "than" not in near or set(near[near.index("than") :]) & _CLOSED | {","} & set(near[near.index("than") :]):
+        return 0
+    many = 1
+    while many < len(levels) and _is_joined(found, levels[many - 1], levels[many]):
+        many += 1
+    return many if many < len(levels) else 0
+
+
+def _is_joined(found: Sequence[Token], one: Level, other: Level) -> bool:
+    """`A or B`, `than with A, and higher than with B`."""
+    between = {token.key for token in found[_end(one) : other.at]}
+    return bool(between & {"or", "and", ",", "/"}) and between <= _AGAIN | words("or / than with at")
 
 
 def _says_again(found: Sequence[Token], cuts: Sequence[int], levels: Sequence[Level]) -> bool:

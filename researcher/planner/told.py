@@ -16,7 +16,7 @@ from researcher.planner.wording import SWITCHED_OFF, Token, key_at, sentences, w
 
 _SEEN = words(
     "was were had got looked look looking seemed seem saw noticed observed dropped fell collapse collapsed plateau plateaued stall "
-    "stalled stuck gave diverge diverged unstable noisy flat exploded explode crashed crash suffered happened oscillated overfit"
+    "stalled plateaus stuck gave diverge diverged unstable noisy flat exploded explode crashed crash suffered happened oscillated overfit"
 )
 _MEANT = words(
     "measure measured metric care interested matter goal hypothesis hypothesise claim claimed want wanted aim decide baseline control "
@@ -26,7 +26,16 @@ _MEANT = words(
 _ASKING = words("do doe did is are can could would will should which what how compare test find whether")
 _CONCEDING = words("since because although though")
 """Before a comma and a question these begin what is told: `although LoRA is cheaper, is it less accurate?`"""
+_SUPPOSED = words("was were had got")
+"""Of a clause before a comma these tell nothing by themselves: `if the rate was 1e-4, would accuracy rise?`"""
+_SO_FAR_SAID = words("used tried trained ran now currently today far")
+_SUPPOSING = words("if suppose supposing assume imagine")
+_GETTING = words("get see observe find obtain reach")
+_SPEAKERS = words("i we")
 _ENDS = words(". ! ? ;")
+_BUT = words("but yet so")
+_BEATING = words("beat beats outperform outperforms outperformed than")
+_AGAINST = words("than against versus vs compared instead rather")
 _VAGUE = words("better worse")
 """Of what, the sentence before says: `the reward was noisy. Is 16 better?`"""
 _SO_FAR = Token("now", "now", "word")
@@ -47,12 +56,12 @@ class Told:
 
 def set_apart(found: Sequence[Token], named: Sequence[Mention]) -> Told:
     """Of what is told the factors and their levels are kept, and its metric where the question names none."""
-    scenes = _scenes(found)
+    scenes = _scenes(found, named)
     if not _names_something(found, named, scenes):
         scenes = []
     every = told = frozenset(i for scene in scenes for i in scene)
     asked = [m for m in named if isinstance(m.what, Metric) and m.start not in told and not _is_vague(found, m)]
-    scenes = [scene for scene in scenes if asked or _measures(scene, named)]
+    scenes = [scene for scene in scenes if asked or _measures(scene, named) or found[scene[-1]].key == ","]
     told = frozenset(i for scene in scenes for i in scene)
     dropped = [m for m in named if asked and isinstance(m.what, Metric) and m.start in told]
     kept: set[int] = set()
@@ -84,23 +93,49 @@ def without_told(placed: Placed, told: frozenset[int]) -> tuple[Placed, list[str
     return replace(placed, levels=levels), notes
 
 
-def _scenes(found: Sequence[Token]) -> list[range]:
-    """Sentences in which something was seen, with one behind them that asks."""
+def _scenes(found: Sequence[Token], named: Sequence[Mention]) -> list[range]:
+    """Sentences and clauses in which something was seen, with one behind them that asks."""
     every = list(sentences(found, _ENDS))
     asking = [i for i, each in enumerate(every) if found[each[-1]].key == "?" or found[each[0]].key in _ASKING]
+
+    def set_against(question: int) -> bool:
+        """`PPO beat GRPO. Does RLOO beat PPO?`, with sides of its own"""
+        return any(found[i].key in _BEATING for i in every[question])
+
     result = []
     for sentence in every[: asking[-1]] if asking else []:
         keys = {found[i].key for i in sentence}
-        tells = bool(keys & _SEEN) and not keys & _MEANT
+        tells = bool(keys & _SEEN or (keys & _BEATING and set_against(asking[-1]))) and not keys & _MEANT
         if tells and "?" not in keys and found[sentence[0]].key not in _ASKING:
             result.append(sentence)
     for sentence in every:
-        comma = next((i for i in sentence[:-1] if found[i].key == "," and found[i + 1].key in _ASKING), None)
+        comma = next((i for i in sentence[:-1] if _asks_behind(found, i)), None)
         opening = [found[i].key for i in sentence[:2]]
-        concedes = opening[0] in _CONCEDING or opening in (["even", "though"], ["given", "that"])
-        if comma is not None and concedes:
+        concedes = opening[0] in _CONCEDING or opening in (["even", "though"], ["given", "that"], ["knowing", "that"])
+        concedes = concedes or (comma is not None and found[comma + 1].key in _BUT)
+        if comma is not None and (concedes or _is_seen(found, named, sentence, comma)):
             result.append(range(sentence[0], comma + 1))
     return result
+
+
+def _asks_behind(found: Sequence[Token], i: int) -> bool:
+    """A comma before a question: `16 is slow, but is it more accurate?`"""
+    asks = i + 2 if key_at(found, i + 1) in _BUT else i + 1
+    return found[i].key == "," and key_at(found, asks) in _ASKING
+
+
+def _is_seen(found: Sequence[Token], named: Sequence[Mention], sentence: range, comma: int) -> bool:
+    """`if accuracy was flat with 1e-5, would it rise with 1e-4?`, where the question has a level of its own; not `if the
+    rate was 1e-4, would accuracy rise?`"""
+    keys = {found[i].key for i in range(sentence[0], comma)}
+    behind = range(comma + 1, sentence.stop)
+    levels = any(found[i].kind == "number" for i in behind)
+    levels = levels or any(m.start in behind and m.choice is not None for m in named)
+    supposed = found[sentence[0]].key in _SUPPOSING
+    seen = bool(keys & ((_SEEN - _SUPPOSED) if supposed else (_SEEN | _SO_FAR_SAID))) or bool(
+        keys & _GETTING and keys & _SPEAKERS
+    )
+    return levels and seen and found[sentence[0]].key not in _ASKING and not keys & (_MEANT | _AGAINST)
 
 
 def _names_something(found: Sequence[Token], named: Sequence[Mention], scenes: Sequence[range]) -> bool:
