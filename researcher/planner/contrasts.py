@@ -19,6 +19,7 @@ _CLAIMS = BETTER | WORSE | MORE | LESS
 _SIZED = words("least twice half equally speed")
 """`at least as accurate, but faster`, `half as fast`, `but not speed`."""
 _BEFORE, _BEHIND = 12, 6
+_OPPOSED, _DENIED = " that go opposite ways,", ", one of them with a 'no' or 'not',"
 
 
 def refuse_two_claims(found: Sequence[Token], named: Sequence[Mention]) -> None:
@@ -26,7 +27,7 @@ def refuse_two_claims(found: Sequence[Token], named: Sequence[Mention]) -> None:
     study tests one."""
     keys = [token.key for token in found]
     if _are_opposed(keys):
-        raise _refused(" that go opposite ways,")
+        raise _refused(_OPPOSED)
     cuts = [i for i, key in enumerate(keys) if key == "than"]
     for one, other in itertools.pairwise(cuts):
         first, second = keys[max(0, one - 4) : one], keys[max(one, other - 3) : other]
@@ -39,13 +40,7 @@ def refuse_two_claims(found: Sequence[Token], named: Sequence[Mention]) -> None:
         if {"but", "and", "yet"} & set(keys[one:other]) and (
             opposed or "both" in keys[one:other] or (all(claims) and denied[0] != denied[1])
         ):
-            raise _refused(
-                ","
-                if not (any(denied) or opposed)
-                else ", one of them with a 'no' or 'not',"
-                if any(denied)
-                else " that go opposite ways,"
-            )
+            raise _refused(_DENIED if any(denied) else _OPPOSED if opposed else ",")
     for i in range(len(keys)):
         if keys[i : i + 2] == ["but", "not"] and any(token.kind == "number" for token in found[i + 2 : i + 5]):
             raise PlanningRefused(
@@ -98,7 +93,7 @@ def _contrasted(keys: Sequence[str], i: int) -> str | None:
         return None
     denied = [bool(_DENIALS & set(before)), without or bool(_DENIALS & set(behind[:4]))]
     if denied[0] != denied[1]:
-        return ", one of them with a 'no' or 'not',"
+        return _DENIED
     return None if keys[i] == "and" else ","
 
 
