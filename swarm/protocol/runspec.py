@@ -61,8 +61,8 @@ class BatchSpec(StrictModel):
     group_patience_s: Positive = 60.0
     partial_groups: Literal["drop", "train"] = "train"
     """What becomes of a group whose patience ran out with slots missing."""
-    partial_min: Count | None = None
-    """With `train`, the least number of ended episodes that makes a group worth training. None: 2, or 1 of groups of one."""
+    partial_min: Count = Field(default=None, validate_default=True)
+    """With `train`, the least number of ended episodes that makes a group worth training. Not given: 2, or 1 of groups of one."""
     max_pool_episodes: Count = 4096
     """So many episodes may be ended or expected at once, outside journalled batches; then no more groups are opened."""
     mix: dict[MixName, MixSpec] = {}
@@ -71,6 +71,11 @@ class BatchSpec(StrictModel):
     Empty: groups are taken in the order they were opened, and a claim's `mix` is a label alone.
     """
 
+    @field_validator("partial_min", mode="before")
+    @classmethod
+    def _at_most_the_group(cls, given: Any, info: ValidationInfo) -> Any:
+        return _least_of(info.data.get("group_size", _PAIR)) if given is None else given
+
     @model_validator(mode="after")
     def _rule_has_its_count(self) -> BatchSpec:
         if self.rule == "episodes" and self.episodes is None:
@@ -78,9 +83,13 @@ class BatchSpec(StrictModel):
         return self
 
     @property
-    def least_worth_training(self) -> int:
-        """Ended episodes: `partial_min`, or what follows the size of groups where nothing is said."""
-        return min(_PAIR, self.group_size) if self.partial_min is None else self.partial_min
+    def states_partial_min(self) -> bool:
+        """Whether it is another than what stands there where nothing is said."""
+        return self.partial_min != _least_of(self.group_size)
+
+
+def _least_of(group_size: int) -> int:
+    return min(_PAIR, group_size)
 
 
 class MixSpec(StrictModel):
@@ -225,7 +234,7 @@ class RunSpec(StrictModel):
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> RunSpec:
         problems: dict[str, str] = {}
-        size, least = self.batch.group_size, self.batch.least_worth_training
+        size, least = self.batch.group_size, self.batch.partial_min
         if self.algorithm.compares_groups and size < 2:
             problems["batch.group_size"] = (
                 f"{self.algorithm.name} compares episodes of one group: must be at least 2, got {size}"

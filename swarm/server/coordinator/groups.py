@@ -88,7 +88,7 @@ class Group:
 
     def worth_training(self) -> bool:
         """What the partial policy says of the group as it stands."""
-        return self.rules.partial_groups == "train" and len(self.ended) >= self.rules.least_worth_training
+        return self.rules.partial_groups == "train" and len(self.ended) >= self.rules.partial_min
 
     def in_slot_order(self) -> list[EpisodeRow]:
         return [self.ended[slot] for slot in sorted(self.ended)]

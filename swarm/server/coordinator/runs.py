@@ -109,7 +109,10 @@ def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
     errors = [_not_tunable(name) for name in patch if name not in TUNABLE]
     if errors:
         raise invalid_spec(errors)
-    merged = merge_patch(spec.model_dump(mode="json"), dict(patch))
+    stated = spec.model_dump(mode="json")
+    if not spec.batch.states_partial_min:  # follows the size of groups, also a new one
+        del stated["batch"]["partial_min"]
+    merged = merge_patch(stated, dict(patch))
     try:
         changed = RunSpec.model_validate(merged)
     except ValidationError as error:

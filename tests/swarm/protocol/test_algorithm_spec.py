@@ -119,23 +119,15 @@ def test_where_fields_must_agree_the_one_to_change_is_named(spec: dict[str, Any]
 
 
 def test_the_least_of_a_partial_group_follows_its_size_where_it_is_not_stated() -> None:
-    assert [BatchSpec(group_size=size).least_worth_training for size in (1, 2, 8)] == [1, 2, 2]
-    assert BatchSpec(group_size=4, partial_min=1).least_worth_training == 1
+    assert [BatchSpec(group_size=size).partial_min for size in (1, 2, 8)] == [1, 2, 2]
+    assert BatchSpec(group_size=4, partial_min=1).partial_min == 1
     spec = RunSpec.model_validate({"algorithm": {"name": "ppo"}})
     alone = patched(spec, {"batch": {"group_size": 1}})
-    assert (alone.batch.least_worth_training, patched(alone, {"batch": {"group_size": 8}})) == (1, spec)
+    assert (alone.batch.partial_min, patched(alone, {"batch": {"group_size": 8}})) == (1, spec)
     stated = patched(spec, {"batch": {"partial_min": 6}})
     with pytest.raises(Refusal) as refused:
         patched(stated, {"batch": {"group_size": 4}})
     assert [error["field"] for error in refused.value.fields["errors"]] == ["batch.partial_min"]
-
-
-@pytest.mark.parametrize(("size", "least"), [(1, 1), (2, 2), (8, 2)])
-def test_a_stated_least_holds_whatever_size_groups_get_later(size: int, least: int) -> None:
-    stated = RunSpec.model_validate({"algorithm": {"name": "ppo"}, "batch": {"group_size": size, "partial_min": least}})
-    larger = patched(RunSpec.model_validate_json(stated.model_dump_json()), {"batch": {"group_size": 16}})
-    assert larger.batch.least_worth_training == least
-    assert patched(larger, {"batch": {"partial_min": None}}).batch.least_worth_training == 2
 
 
 def test_dapo_samples_dynamically_unless_told_otherwise() -> None:
