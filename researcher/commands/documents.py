@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from foundation.clock import SystemClock
 from foundation.streams import read_or_not
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import open_home, say, say_json
@@ -18,23 +17,19 @@ _SHOWN = 12
 
 
 def report_command(args: argparse.Namespace) -> int:
-    """Write the report again from the records, and conclude anew what another version concluded."""
+    """Write the report again from the records."""
     from researcher.conduct import report  # with all that carries studies out, which to verify takes none of
-    from researcher.revision import conclude_anew
 
     home = open_home()
     study_id = home.store.resolve_study(args.study)
     with owned_now(home.store, study_id) as store:
-        anew = conclude_anew(store, study_id, SystemClock().now())
         folder = report(store, study_id, home.studies)
     files = {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
     if args.json:
-        say_json({"study": study_id, **files, "concluded_anew": anew})
+        say_json({"study": study_id, **files})
     else:
         say(Path(files["markdown"]).read_text())
         say(f"{files['markdown']}\n{files['html']}")
-        if anew:
-            say(f"another version of researcher had concluded it otherwise; `researcher status {study_id}` says how")
     return DONE
 
 
@@ -54,12 +49,9 @@ def verify_command(args: argparse.Namespace) -> int:
 
 
 def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, reworded: bool, as_json: bool) -> None:
-    advice = _advice(study_id, bool(differences)) if reworded else None
     if as_json:
         rows = [difference.model_dump() for difference in differences]
-        say_json(
-            {"study": study_id, "claims": claims, "differences": rows, "reworded": reworded, "advice": advice},
-        )
+        say_json({"study": study_id, "claims": claims, "differences": rows, "reworded": reworded})
         return
     for difference in differences[:_SHOWN]:
         say(str(difference))
@@ -67,18 +59,8 @@ def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, rewo
         say(f"... and {len(differences) - _SHOWN} more, which follow from these; --json shows all")
     verdict = f"{len(differences)} differ" if differences else "all recompute"
     say(f"{study_id}: {claims} claims, {verdict}")
-    if advice is not None:
-        say(advice)
-
-
-def _advice(study_id: str, differs: bool) -> str:
-    """What to do about a report of another version."""
-    if not differs:
-        return f"another version of researcher worded it; `researcher report {study_id}` words it as this one does"
-    return (
-        f"concluded by another version's analysis; `researcher report {study_id}` concludes it anew, "
-        "unless this version would have run other stages"
-    )
+    if reworded and not differences:
+        say(f"another version of researcher worded it; `researcher report {study_id}` words it as this one does")
 
 
 def _own_copy(folder: Path, recorded: Path) -> Path:

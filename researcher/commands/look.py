@@ -184,7 +184,7 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
     worker = worker_of(home, study.id)
     lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", study.topic]
     lines += [_trial_line(trial) for trial in home.store.trials(study.id)]
-    for kind in ("amended", "repaired", "decision", "concluded_anew"):
+    for kind in ("amended", "repaired", "decision"):
         lines += [event_text(event) for event in home.store.events(study.id, limit=100_000, kind=kind)]
     for record in home.store.verdicts(study.id):
         effect = record.effect

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from researcher.analysis.knowledge import findings_of
 from researcher.commands import DONE, FAILED
 from researcher.conduct import report
 from researcher.main import main
-from researcher.models import StudyData, Verdict
+from researcher.models import StudyData
 from researcher.report.verify import verify
 from researcher.store.errors import Unreadable
 from researcher.store.store import Store
@@ -167,48 +166,3 @@ def test_a_report_that_the_records_do_not_carry_is_refused_in_one_line(
     )
     assert main(["report", written]) == FAILED
     assert "base/2" in capsys.readouterr().err
-
-
-def test_what_another_version_concluded_is_said_and_concluded_anew(
-    written: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    [now] = store.verdicts(written)
-    then = now.model_copy(update={"verdict": Verdict.INCONCLUSIVE, "reason": "as it was thought then"})
-    store.record_verdict(written, "compare", then)
-    *_, decision = [event.detail for event in store.events(written) if event.kind == "decision"]
-    store.record_event(written, "decision", {**decision, "power": 0.123})
-    seal = store.report_seal(written)
-    assert seal is not None
-    files = store.report_files(written)
-    store.record_report(written, files, seal)
-    assert main(["verify", written]) == FAILED
-    assert "another version" not in capsys.readouterr().out
-    assert main(["report", written]) == DONE
-    assert store.verdicts(written) == [then]  # this version wrote the report: what differs is no other version's
-
-    store.record_report(written, files, seal.model_copy(update={"wording": "another"}))
-    capsys.readouterr()
-    assert main(["verify", written, "--json"]) == FAILED
-    advice = json.loads(capsys.readouterr().out)["advice"]
-    assert advice.startswith("concluded by another version's analysis; `researcher report")
-    assert main(["report", written]) == DONE
-    assert "had concluded it otherwise" in capsys.readouterr().out
-    assert store.verdicts(written) == [now]
-    [anew] = [event.detail for event in store.events(written) if event.kind == "concluded_anew"]
-    assert anew["H1"].startswith("inconclusive ")
-    assert "-> supported " in anew["H1"]
-    assert main(["verify", written]) == DONE
-    assert "another version" not in capsys.readouterr().out
-
-
-def test_stages_that_this_version_would_not_have_run_are_left_as_they_are(written: str, store: Store) -> None:
-    [now] = store.verdicts(written)
-    store.record_verdict(written, "compare", now.model_copy(update={"reason": "as it was thought then"}))
-    *_, decision = [event.detail for event in store.events(written) if event.kind == "decision"]
-    store.record_event(written, "decision", {**decision, "seeds": 99})
-    seal = store.report_seal(written)
-    assert seal is not None
-    store.record_report(written, store.report_files(written), seal.model_copy(update={"wording": "another"}))
-    assert main(["report", written]) == DONE
-    assert store.verdicts(written) != [now]
-    assert main(["verify", written]) == FAILED
