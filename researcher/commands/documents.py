@@ -59,7 +59,11 @@ def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, rewo
         say(f"... and {len(differences) - _SHOWN} more, which follow from these; --json shows all")
     verdict = f"{len(differences)} differ" if differences else "all recompute"
     say(f"{study_id}: {claims} claims, {verdict}")
-    if reworded and not differences:
+    if reworded and differences:
+        say(
+            "another version of researcher concluded the study: verdicts and what follows from them may differ for that alone"
+        )
+    elif reworded:
         say(f"another version of researcher worded it; `researcher report {study_id}` words it as this one does")
 
 

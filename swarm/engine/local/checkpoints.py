@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 _PREFIX = "step-"
 _UNFINISHED = ".unfinished-"
 _REPLACED = f"{_UNFINISHED}replaced-"
-_MANIFEST_OF = TypeAdapter(dict[str, str])
+MANIFEST_OF = TypeAdapter(dict[str, str])
 """SHA-256 of each file, by name."""
 _WEIGHTS, _MOMENTS, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 
@@ -97,10 +97,15 @@ def take_name(unfinished: Path, step: int) -> None:
 
 
 def put_back(directory: Path) -> None:
-    """A checkpoint that was being replaced when its writer failed or was killed gets its name again. Raises: OSError."""
+    """A checkpoint that was being replaced when its writer failed or was killed gets its name again, unless another has it by now.
+
+    Raises: OSError.
+    """
     for replaced in directory.glob(f"{_REPLACED}*"):
-        final = _folder(directory, int(replaced.name.removeprefix(_REPLACED)))
-        if not final.exists():
+        final = _folder(directory, int(replaced.name.rpartition("-")[2]))
+        if final.exists():
+            shutil.rmtree(replaced)
+        else:
             replaced.rename(final)
 
 
@@ -126,7 +131,7 @@ def read(directory: Path, step: int) -> Checkpoint:
     if not folder.is_dir():
         raise EngineError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
     try:
-        manifest = _MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
+        manifest = MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
         for name, expected in manifest.items():
             if sha256_of(folder / name) != expected:
                 raise BrokenCheckpoint(f"checkpoint {folder}: {name} has changed since it was written")
@@ -147,7 +152,7 @@ def fingerprint(directory: Path, step: int) -> str | None:
     """
     folder = _folder(directory, step)
     try:
-        manifest = _MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
+        manifest = MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from foundation.paths import write_atomically
-from swarm.engine.local.checkpoints import BrokenCheckpoint, TrainerState, put_back, steps, take_name
+from swarm.engine.local.checkpoints import MANIFEST_OF, BrokenCheckpoint, TrainerState, put_back, steps, take_name
 from swarm.engine.seam import EngineError
 from swarm.models.folder import sha256_of
 
@@ -84,7 +84,7 @@ def verified(directory: Path, step: int, ranks: int) -> TrainerState:
     if not where.is_dir():
         raise EngineError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
     try:
-        manifest: dict[str, str] = json.loads((where / _MANIFEST).read_bytes())
+        manifest = MANIFEST_OF.validate_json((where / _MANIFEST).read_bytes())
         for name, expected in manifest.items():
             if sha256_of(where / name) != expected:
                 raise BrokenCheckpoint(f"checkpoint {where}: {name} has changed since it was written")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed
+
+_WRITER = "inline_container"
+"""Where torch's C++ writes a file: so it says that a disk is full, in place of the system's own error."""
 
 
 def together(work: Callable[[], object]) -> None:
@@ -16,11 +20,11 @@ def together(work: Callable[[], object]) -> None:
 
     Raises: OSError or RuntimeError, on every rank, by the reason of the first one that failed.
     """
-    failed: OSError | RuntimeError | None = None
+    failed: Exception | None = None
     try:
         with _waiting_for_none():
             work()
-    except (OSError, RuntimeError) as error:  # torch says a disk is full by the latter
+    except Exception as error:  # noqa: BLE001  # the others wait for this rank, whatever it met
         failed = error
     outcomes: list[tuple[int | None, str, str | None] | None] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(outcomes, failed and _told(failed))
@@ -43,9 +47,13 @@ def _waiting_for_none() -> Iterator[None]:
         torch_distributed.barrier = barrier
 
 
-def _told(error: OSError | RuntimeError) -> tuple[int | None, str, str | None]:
+def _told(error: Exception) -> tuple[int | None, str, str | None]:
     """The system's number of it, the words, the file; as every rank can read them."""
-    if not isinstance(error, OSError):
+    if isinstance(error, OSError):
+        file = None if error.filename is None else str(error.filename)
+        return error.errno or 0, error.strerror or str(error), file
+    if isinstance(error, RuntimeError) and _WRITER in str(error):
+        return errno.EIO, f"torch could not write a file, as on a full disk ({error})", None
+    if isinstance(error, RuntimeError):
         return None, str(error), None
-    file = None if error.filename is None else str(error.filename)
-    return error.errno or 0, error.strerror or str(error), file
+    return None, f"{type(error).__name__}: {error}", None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from swarm.engine.local import checkpoints as of_one_process
-from swarm.engine.local.checkpoints import TrainerState, steps
+from swarm.engine.local.checkpoints import TrainerState, put_back, steps
 from swarm.engine.seam import EngineError
 from swarm.engine.verl import checkpoints
 from swarm.protocol.runspec import RunSpec
@@ -82,9 +83,30 @@ def test_the_checkpoint_of_a_step_is_there_until_another_takes_its_name(
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_the_next_write_puts_back_what_a_killed_one_was_replacing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [".unfinished-replaced-1", ".unfinished-replaced-step-00000001"])
+def test_the_next_write_puts_back_what_a_killed_one_was_replacing(tmp_path: Path, name: str) -> None:
+    """The second as an earlier version called it."""
     write(tmp_path, 1)
-    (tmp_path / "step-00000001").rename(tmp_path / ".unfinished-replaced-1")
+    (tmp_path / "step-00000001").rename(tmp_path / name)
     write(tmp_path, 2)
     assert steps(tmp_path) == [1, 2]
     assert checkpoints.verified(tmp_path, 1, RANKS).step == 1
+
+
+def test_what_was_replaced_comes_back_for_no_other_branch(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    write(tmp_path, 5)
+    shutil.copytree(tmp_path / "step-00000005", tmp_path / ".unfinished-replaced-5")
+    put_back(tmp_path)
+    shutil.rmtree(tmp_path / "step-00000005")  # the run was restored to step 3
+    write(tmp_path, 4)
+    assert steps(tmp_path) == [3, 4]
+
+
+def test_a_manifest_of_another_shape_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    (tmp_path / "step-00000002" / "manifest.json").write_text("[]")
+    found = checkpoints.newest(tmp_path, RANKS)
+    assert found is not None
+    assert found.step == 1

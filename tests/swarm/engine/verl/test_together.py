@@ -13,6 +13,7 @@ import torch.distributed as group
 from swarm.engine.verl.together import together
 
 RANKS = 2
+TORCHS = "rank 1: torch could not write a file, as on a full disk (at inline_container.cc:672)"
 
 
 def _rank(rank: int, meeting: str, failure: Exception | None, said: multiprocessing.Queue[object]) -> None:
@@ -42,9 +43,10 @@ def _rank(rank: int, meeting: str, failure: Exception | None, said: multiprocess
     [
         (None, "done"),
         (OSError(errno.ENOSPC, "No space left", "/x"), ("OSError", 28, "[Errno 28] rank 1: No space left: '/x'")),
-        (RuntimeError("writer failed"), ("RuntimeError", None, "rank 1: writer failed")),
+        (RuntimeError("at inline_container.cc:672"), ("OSError", errno.EIO, f"[Errno {errno.EIO}] {TORCHS}")),
+        (ValueError("no such type"), ("RuntimeError", None, "rank 1: ValueError: no such type")),
     ],
-    ids=["all can", "a full disk", "torch's writer"],
+    ids=["all can", "a full disk", "torch's writer", "anything else"],
 )
 def test_every_rank_hears_why_one_failed(tmp_path: Path, failure: Exception | None, outcome: object) -> None:
     spawned = multiprocessing.get_context("spawn")
