@@ -12,7 +12,7 @@ from researcher.analysis.knowledge import findings_of
 from researcher.commands import DONE, FAILED
 from researcher.conduct import report
 from researcher.main import main
-from researcher.models import StudyData
+from researcher.models import StudyData, Verdict
 from researcher.report.verify import verify
 from researcher.store.errors import Unreadable
 from researcher.store.store import Store
@@ -166,3 +166,17 @@ def test_a_report_that_the_records_do_not_carry_is_refused_in_one_line(
     )
     assert main(["report", written]) == FAILED
     assert "base/2" in capsys.readouterr().err
+
+
+def test_where_another_version_concluded_a_study_verify_says_so(
+    written: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [now] = store.verdicts(written)
+    store.record_verdict(written, "compare", now.model_copy(update={"verdict": Verdict.INCONCLUSIVE}))
+    assert main(["verify", written]) == FAILED
+    assert "another version" not in capsys.readouterr().out
+    seal = store.report_seal(written)
+    assert seal is not None
+    store.record_report(written, store.report_files(written), seal.model_copy(update={"wording": "another"}))
+    assert main(["verify", written]) == FAILED
+    assert "another version of researcher concluded the study" in capsys.readouterr().out
