@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 _PREFIX = "step-"
 _UNFINISHED = ".unfinished-"
 _REPLACED = f"{_UNFINISHED}replaced-"
-MANIFEST_OF = TypeAdapter(dict[str, str])
+_MANIFEST_OF = TypeAdapter(dict[str, str])
 """SHA-256 of each file, by name."""
 _WEIGHTS, _MOMENTS, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 
@@ -131,11 +131,7 @@ def read(directory: Path, step: int) -> Checkpoint:
     if not folder.is_dir():
         raise EngineError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
     try:
-        manifest = MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
-        for name, expected in manifest.items():
-            if sha256_of(folder / name) != expected:
-                raise BrokenCheckpoint(f"checkpoint {folder}: {name} has changed since it was written")
-        _refuse_ranks(manifest, folder)
+        _refuse_ranks(unchanged(folder), folder)
         return Checkpoint(
             state=TrainerState.model_validate_json((folder / _STATE).read_bytes()),
             weights=load_file(folder / _WEIGHTS),
@@ -145,6 +141,18 @@ def read(directory: Path, step: int) -> Checkpoint:
         raise BrokenCheckpoint(f"checkpoint {folder} cannot be read: {error}") from error
 
 
+def unchanged(folder: Path) -> dict[str, str]:
+    """The manifest of a checkpoint whose files are all as it has them.
+
+    Raises: BrokenCheckpoint for one that is not; OSError, ValueError where one cannot be read.
+    """
+    manifest = _MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
+    for name, expected in manifest.items():
+        if sha256_of(folder / name) != expected:
+            raise BrokenCheckpoint(f"checkpoint {folder}: {name} has changed since it was written")
+    return manifest
+
+
 def fingerprint(directory: Path, step: int) -> str | None:
     """The SHA-256 of the weights of this step's checkpoint, as its manifest has it; None when there is no checkpoint.
 
@@ -152,7 +160,7 @@ def fingerprint(directory: Path, step: int) -> str | None:
     """
     folder = _folder(directory, step)
     try:
-        manifest = MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
+        manifest = _MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -13,10 +13,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from foundation.paths import write_atomically
-from swarm.engine.local.checkpoints import MANIFEST_OF, BrokenCheckpoint, TrainerState, put_back, steps, take_name
+from swarm.engine.local.checkpoints import BrokenCheckpoint, TrainerState, put_back, steps, take_name, unchanged
 from swarm.engine.seam import EngineError
 from swarm.models.folder import sha256_of
 
@@ -84,12 +82,9 @@ def verified(directory: Path, step: int, ranks: int) -> TrainerState:
     if not where.is_dir():
         raise EngineError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
     try:
-        manifest = MANIFEST_OF.validate_json((where / _MANIFEST).read_bytes())
-        for name, expected in manifest.items():
-            if sha256_of(where / name) != expected:
-                raise BrokenCheckpoint(f"checkpoint {where}: {name} has changed since it was written")
+        manifest = unchanged(where)
         state = TrainerState.model_validate_json((where / _STATE).read_bytes())
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError) as error:  # pydantic's are ValueErrors
         raise BrokenCheckpoint(f"checkpoint {where} cannot be read: {error}") from error
     written = sum(name.startswith("model_world_size_") for name in manifest)
     if written != ranks:
