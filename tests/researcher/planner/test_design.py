@@ -90,10 +90,10 @@ async def test_a_budget_between_least_and_most_takes_seeds_away_and_says_so() ->
 
 
 async def test_prices_follow_length_and_size_and_servers() -> None:
-    for topic in (TOPIC + " Over 14 steps.", TOPIC + " With a group size of 16."):
-        with pytest.raises(PlanningRefused, match="about 12 min, the budget is 11 min: give --budget 12m"):
-            await planned(topic, budget_s=660.0)
-    await planned(TOPIC + " Over 14 steps.", budget_s=660.0, servers=2)
+    for topic in (TOPIC + " Over 12 steps.", TOPIC + " With a group size of 16."):
+        with pytest.raises(PlanningRefused, match="about 11 min, the budget is 10 min: give --budget 11m"):
+            await planned(topic, budget_s=600.0)
+    await planned(TOPIC + " Over 12 steps.", budget_s=600.0, servers=2)
 
 
 async def test_an_instruments_own_sigma_prices_seeds_and_warns() -> None:
@@ -170,7 +170,7 @@ async def test_an_arm_that_no_server_would_take_is_refused_by_name() -> None:
 async def test_a_plan_knows_how_long_its_longest_trial_takes() -> None:
     trial_s = ARITHMETIC.instrument.defaults.trial_s
     assert (await planned()).trial_s == trial_s
-    assert (await planned("Do 14 steps beat 7 steps on sums in accuracy?")).trial_s == 2 * trial_s
+    assert (await planned("Do 12 steps beat 6 steps on sums in accuracy?")).trial_s == 2 * trial_s
 
 
 async def test_what_came_later_leaves_no_trace_in_plans_that_do_not_use_it() -> None:

@@ -39,7 +39,7 @@ ASKED: list[tuple[str, str, list[Any], str, list[Any], Any]] = [
     ("First find which LoRA rank of 8, 16 and 32 learns fastest; then, with that rank, find the best alpha of 16 and 64.", RANK, [16, 8, 32], ALPHA, [16, 64], 32),
     ("Which algorithm is best, grpo or rloo, and then which learning rate, 1e-5 or 4e-5?", "algorithm", ["grpo", "rloo"], LR, [4e-5, 1e-5], 4e-5),
     ("First, with and without KL: which is better? Then which learning rate, 1e-5 or 4e-5?", "kl", [0.0, 0.1], LR, [4e-5, 1e-5], 4e-5),
-    ("Which number of steps, 5 or 7, and thereafter which learning rate, 1e-5 or 4e-5?", "steps", [7, 5], LR, [4e-5, 1e-5], 4e-5),
+    ("Which number of steps, 5 or 6, and thereafter which learning rate, 1e-5 or 4e-5?", "steps", [6, 5], LR, [4e-5, 1e-5], 4e-5),
 ]  # fmt: skip
 
 
@@ -148,8 +148,8 @@ async def test_all_that_may_run_is_frozen_and_the_second_comparison_has_fresh_se
 async def test_the_price_counts_one_of_the_second_comparisons_and_that_the_dearest() -> None:
     plan = await planned(seeds=3)
     assert plan.budget.trials == 3 * 3 + 3 * 3
-    longer = await planned("Which number of steps, 7 or 35, and then which learning rate, 1e-5 or 4e-5?", seeds=3)
-    each = ARITHMETIC.instrument.defaults.trial_s  # of a trial with seven steps
+    longer = await planned("Which number of steps, 6 or 30, and then which learning rate, 1e-5 or 4e-5?", seeds=3)
+    each = ARITHMETIC.instrument.defaults.trial_s  # of a trial with six steps
     least = 3 * (each + 5 * each) + 3 * 2 * 5 * each
     assert longer.trial_s == 5 * each
     with pytest.raises(PlanningRefused, match=f"^12 trials take about {least / 60:.0f} min"):
