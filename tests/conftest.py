@@ -6,6 +6,10 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_machine")  # how fast a busy machine is decides no test
 
 pytest_plugins = ["tests.models_fixture", "tests.ray_fixture", "tests.tiny_llama", "tests.vllm_fixture"]
 

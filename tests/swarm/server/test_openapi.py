@@ -52,7 +52,6 @@ EXTREME = [2**31, 2**53 + 1, 2**63, -(2**63) - 1, 10**30]
 
 searched = settings(
     max_examples=EXAMPLES,
-    deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),

@@ -632,6 +632,5 @@ TestExactlyOnce = ExactlyOnce.TestCase
 TestExactlyOnce.settings = settings(
     max_examples=60,
     stateful_step_count=80,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -441,7 +441,6 @@ TestTeams = Teams.TestCase
 TestTeams.settings = settings(
     max_examples=80,
     stateful_step_count=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
