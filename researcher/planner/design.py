@@ -215,10 +215,16 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int) -> int:
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan, if every arm is a run that a server would take and every stage leads somewhere.
+    """The plan, if every arm has a name of its own and is a run that a server would take, and every stage leads somewhere.
 
     Raises: PlanningRefused.
     """
+    shared = [name for name, count in Counter(arm.name for arm in plan.arms).items() if count > 1]
+    if shared:
+        raise PlanningRefused(
+            f"several arms would be called {shared[0]}, and nothing would tell their trials apart; write their levels otherwise",
+            shared,
+        )
     for arm in plan.arms:
         levels = plan.levels_of(arm)
         if RUN_PARAMETERS in levels and any(target.startswith(f"{RUN_PARAMETERS}.") for target in levels):
