@@ -13,6 +13,7 @@ from researcher.report.verify import Difference, verify
 from researcher.report.writer import Written, digest, write_report
 from tests.fakes.concluded_study import STUDIES, concluded, many_arms, supported, with_failures
 from tests.fakes.raced_study import race_plan, run
+from tests.fakes.study import THRESHOLD, reaching_trial, study_plan
 
 
 def changed(data: StudyData, number: int, **fields: Any) -> StudyData:
@@ -167,6 +168,24 @@ def test_a_report_that_another_version_worded_is_held_against_what_that_version_
     assert named(verify(data, report.claims, report.files, seal)) == {"file report.md"}
     path.unlink()
     assert named(verify(data, report.claims, report.files, seal)) == {"file report.md"}
+
+
+@pytest.mark.parametrize("kept", [(1, 2, 4, 5, 6, 7, 8, 9, 10), ()])
+def test_steps_that_are_gone_are_told_of_by_the_claims_of_their_trial(kept: tuple[int, ...], tmp_path: Path) -> None:
+    """With a threshold, which is looked for among the steps again when trials are compared."""
+    plan = study_plan(metrics=(THRESHOLD,), margin=2.0, direction="decrease")
+    rows = {"lr=base": (8, 9, 9), "lr=4e-05": (2, 3, 3)}
+    data = concluded(
+        plan, [reaching_trial(plan, arm, seed, at) for arm, row in rows.items() for seed, at in enumerate(row)]
+    )
+    report = write_report(data, tmp_path)
+    series = {
+        **data.trials[0].series,
+        "reward_mean": [point for point in data.trials[0].series["reward_mean"] if point[0] in kept],
+    }
+    found = verify(changed(data, 0, series=series), report.claims, report.files, report.seal)
+    assert found[0].claim.startswith("trial.lr=base.0.")
+    assert {"trial.lr=base.0.steps_to_half", "H1.diff", "report"} <= named(found)
 
 
 @pytest.mark.parametrize("kind", ["markdown", "html"])
