@@ -47,9 +47,12 @@ class Comparison(Protocol):
         """Two one-sided tests: small when the difference lies within ± margin."""
 
 
-def compare(baseline: Values, treatment: Values, method: Literal["welch", "paired"]) -> Comparison:
+def compare(baseline: Values, treatment: Values, method: Literal["welch", "paired"], *, alpha: float) -> Comparison:
     """The comparison for these seeds; `paired` keeps the seeds that both arms have.
 
+    Of many seeds interquartile means are compared, but where these leave out all that differs between seeds: there means are.
+
+    Args:  alpha: the level at which it is judged.
     Raises: ValueError when an arm has fewer than two values (for `paired`: fewer than two shared seeds).
     """
     shared = sorted(set(baseline) & set(treatment))
@@ -58,9 +61,12 @@ def compare(baseline: Values, treatment: Values, method: Literal["welch", "paire
         raise ValueError(f"a comparison needs two trials per arm, got {smallest}")
     if method == "paired":
         return _T.paired(baseline, treatment, shared)
-    if min(len(baseline), len(treatment)) >= BOOTSTRAP_FROM:
-        return _Bootstrap.of(baseline, treatment)
-    return _T.welch(baseline, treatment)
+    means = _T.welch(baseline, treatment)
+    if min(len(baseline), len(treatment)) < BOOTSTRAP_FROM:
+        return means
+    middles = _Bootstrap.of(baseline, treatment)
+    low, high = middles.interval(alpha)
+    return means if not means.flat and _is_flat(high - low, *middles.centres) else middles
 
 
 def pairing_pays(baseline: Values, treatment: Values, n: int) -> bool:

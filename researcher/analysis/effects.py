@@ -27,7 +27,7 @@ def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | Not
                 missing[hypothesis.id] = NotEnoughTrials(why)
                 continue
             families.setdefault(deciding_stage(plan, hypothesis).id, []).append(hypothesis)
-            compared[hypothesis.id] = _comparison(plan, hypothesis, trials)
+            compared[hypothesis.id] = _comparison(plan, hypothesis, trials, _alpha(plan, hypothesis, trials))
         except NotEnoughTrials as reason:
             missing[hypothesis.id] = reason
     adjusted: dict[str, float] = {}
@@ -100,7 +100,7 @@ def _samples(hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> tuple[Sam
     )
 
 
-def _comparison(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Comparison:
+def _comparison(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], alpha: float) -> Comparison:
     baseline, treatment = _samples(hypothesis, seeds_of(judged_stage(plan, hypothesis, trials), trials))
     for arm, values in ((hypothesis.baseline, baseline.values), (hypothesis.treatment, treatment.values)):
         if len(values) < 2:
@@ -109,7 +109,7 @@ def _comparison(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
     method = method_for(plan, hypothesis, trials)
     if method == "paired" and len(_shared(baseline.values, treatment.values)) < 2:
         raise NotEnoughTrials("fewer than two seeds finished in both arms, and the comparison is paired")
-    return compare(baseline.values, treatment.values, method)
+    return compare(baseline.values, treatment.values, method, alpha=alpha)
 
 
 def _effect(
