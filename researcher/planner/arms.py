@@ -69,7 +69,7 @@ def hypotheses_of(reading: Reading, arms: Sequence[Arm]) -> tuple[Hypothesis, ..
         pairs = [(reading.factor, arms[treatment], arms[baseline]) for treatment, baseline in reading.pairs]
     else:
         pairs = [(factor, arm, group[0]) for factor, group in groups_of(reading) for arm in group[1:]]
-    return tuple(_hypothesis(reading, number, *pair) for number, pair in enumerate(pairs, start=1))
+    return tuple(hypothesis_of(reading, number, *pair) for number, pair in enumerate(pairs, start=1))
 
 
 def groups_of(reading: Reading) -> list[tuple[Factor, tuple[Arm, ...]]]:
@@ -143,7 +143,8 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _hypothesis(reading: Reading, number: int, factor: Factor, treatment: Arm, baseline: Arm) -> Hypothesis:
+def hypothesis_of(reading: Reading, number: int, factor: Factor, treatment: Arm, baseline: Arm) -> Hypothesis:
+    """That the treatment's metric lies above the baseline's, or below it, as the reading claims."""
     assumed = " (the direction is assumed: the topic claims none)" if reading.direction_assumed else ""
     return Hypothesis(
         id=f"H{number}",
