@@ -143,6 +143,10 @@ def test_altered_missing_and_added_claims_are_found(data: StudyData, report: Wri
         diff.model_copy(update={"text": "+0.500"}),
         diff.model_copy(update={"expression": "0.24"}),
         diff.model_copy(update={"expression": "open('x')"}),
+        diff.model_copy(update={"expression": 'count_verdicts("won")'}),
+        diff.model_copy(update={"expression": 'count_trials(status="won")'}),
+        diff.model_copy(update={"expression": f"1{'0' * 400} / 3"}),
+        diff.model_copy(update={"value": 10**400}),
     ):
         assert named(verify(data, [*({**claims, "H1.diff": wrong}).values()], report.files)) == {"H1.diff"}
     fewer = [claim for claim in report.claims if claim.name != "H1.diff"]
