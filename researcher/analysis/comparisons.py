@@ -22,6 +22,8 @@ Method = Literal["welch", "paired", "bootstrap_iqm"]
 BOOTSTRAP_FROM = 20
 """Seeds per arm from which the interquartile mean is bootstrapped; below it t intervals cover better."""
 RESAMPLES = 4999
+SMALLEST_P = 2 / (RESAMPLES + 1)
+"""The two-sided p-value where no resample has the other sign; below it resamples decide nothing."""
 PAIRING_CONFIDENCE = 0.8
 _FLAT = 1e-12
 """A standard error below this share of the values' size is rounding, not noise."""
@@ -47,9 +49,15 @@ class Comparison(Protocol):
         """Two one-sided tests: small when the difference lies within ± margin."""
 
 
-def compare(baseline: Values, treatment: Values, method: Literal["welch", "paired"]) -> Comparison:
+def compare(
+    baseline: Values, treatment: Values, method: Literal["welch", "paired"], *, alpha: float, tests: int = 1
+) -> Comparison:
     """The comparison for these seeds; `paired` keeps the seeds that both arms have.
 
+    Of many seeds interquartile means are compared, but where these leave out all that differs between seeds, and at levels that
+    resamples cannot decide: there means are.
+
+    Args:  alpha: the level at which it is judged, together with all others of its family. tests: how many these are with it.
     Raises: ValueError when an arm has fewer than two values (for `paired`: fewer than two shared seeds).
     """
     shared = sorted(set(baseline) & set(treatment))
@@ -58,9 +66,12 @@ def compare(baseline: Values, treatment: Values, method: Literal["welch", "paire
         raise ValueError(f"a comparison needs two trials per arm, got {smallest}")
     if method == "paired":
         return _T.paired(baseline, treatment, shared)
-    if min(len(baseline), len(treatment)) >= BOOTSTRAP_FROM:
-        return _Bootstrap.of(baseline, treatment)
-    return _T.welch(baseline, treatment)
+    means = _T.welch(baseline, treatment)
+    if min(len(baseline), len(treatment)) < BOOTSTRAP_FROM or alpha / tests < SMALLEST_P:
+        return means
+    middles = _Bootstrap.of(baseline, treatment)
+    low, high = middles.interval(alpha)
+    return means if not means.flat and _is_flat(high - low, *middles.centres) else middles
 
 
 def pairing_pays(baseline: Values, treatment: Values, n: int) -> bool:

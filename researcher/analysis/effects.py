@@ -27,13 +27,17 @@ def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | Not
                 missing[hypothesis.id] = NotEnoughTrials(why)
                 continue
             families.setdefault(deciding_stage(plan, hypothesis).id, []).append(hypothesis)
-            compared[hypothesis.id] = _comparison(plan, hypothesis, trials)
         except NotEnoughTrials as reason:
             missing[hypothesis.id] = reason
     adjusted: dict[str, float] = {}
     levels: dict[str, float] = {}
     for family in families.values():
         alpha = min(_alpha(plan, hypothesis, trials) for hypothesis in family)
+        for hypothesis in family:
+            try:
+                compared[hypothesis.id] = _comparison(plan, hypothesis, trials, alpha, len(family))
+            except NotEnoughTrials as reason:
+                missing[hypothesis.id] = reason
         p_values = [compared[h.id].p_value if h.id in compared else 1.0 for h in family]
         adjusted |= zip((h.id for h in family), holm_p_values(p_values), strict=True)
         levels |= zip((h.id for h in family), holm_alphas(p_values, alpha), strict=True)
@@ -100,7 +104,9 @@ def _samples(hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> tuple[Sam
     )
 
 
-def _comparison(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Comparison:
+def _comparison(
+    plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], alpha: float, tests: int
+) -> Comparison:
     baseline, treatment = _samples(hypothesis, seeds_of(judged_stage(plan, hypothesis, trials), trials))
     for arm, values in ((hypothesis.baseline, baseline.values), (hypothesis.treatment, treatment.values)):
         if len(values) < 2:
@@ -109,7 +115,7 @@ def _comparison(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
     method = method_for(plan, hypothesis, trials)
     if method == "paired" and len(_shared(baseline.values, treatment.values)) < 2:
         raise NotEnoughTrials("fewer than two seeds finished in both arms, and the comparison is paired")
-    return compare(baseline.values, treatment.values, method)
+    return compare(baseline.values, treatment.values, method, alpha=alpha, tests=tests)
 
 
 def _effect(

@@ -196,7 +196,7 @@ def disagreement(one: Answer, other: Answer) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """The same question again: more seeds per arm than both studies had together, and none that they had."""
+    """The same question again: as many seeds per arm as both studies had together, and none that they had."""
 
     topic: str
     instrument: str

@@ -33,7 +33,7 @@ def _holds(
     values = [sample(judged, plan.arm(arm).name, metric).values for arm in (left, right)]
     if min(map(len, values)) < 2:
         raise NotEnoughTrials(f"{left} {relation} {right} on {metric} needs two finished trials of each")
-    compared = compare(values[0], values[1], "welch")
+    compared = compare(values[0], values[1], "welch", alpha=alpha)
     before, after = (
         count_censored(plan.metric(metric), [trial for trial in judged if trial.arm == arm]) for arm in (left, right)
     )

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 from researcher.models import Arm, Factor, Hypothesis, Scalar
 from researcher.planner.levels import level_text
-from researcher.planner.reading import Crossed, Reading
+from researcher.planner.reading import Reading
 from researcher.planner.stages import ALPHA
 from researcher.planner.wording import number_text
 
@@ -25,21 +26,20 @@ _BETWEEN = 3
 _LONGEST_TEXT, _BEGINNING = 60, 40
 """Letters of a level in an arm's name, and those of one that is longer."""
 _Signs = tuple[int, ...]
+_Named = tuple[str, Scalar]
+"""A level after its name."""
 
 
 def arms_of(reading: Reading) -> tuple[Arm, ...]:
-    """One arm per level, named after it; equal levels make arms with different names (a null study)."""
+    """One arm per level, named after it (`names_of`); equal levels make arms with different names (a null study)."""
     if reading.crossed:
-        return tuple(_crossed_arm(reading.crossed, signs) for signs in runs(len(reading.crossed)))
+        sides = [_named(each.factor, each.levels) for each in reading.crossed]
+        design = runs(len(sides))
+        return tuple(_joined(reading, *(two[sign > 0] for two, sign in zip(sides, run, strict=True))) for run in design)
     if reading.following is not None:
         return tuple({arm.name: arm for _, group in groups_of(reading) for arm in group}.values())
-    arms: list[Arm] = []
-    for level in reading.levels:
-        name = arm_name(reading.factor, level)
-        if name in [arm.name for arm in arms]:
-            name += "-again"
-        arms.append(Arm(name=name, levels={reading.factor.name: level}))
-    return tuple(arms)
+    named = zip(names_of(reading.factor, reading.levels), reading.levels, strict=True)
+    return tuple(Arm(name=name, levels={reading.factor.name: level}) for name, level in named)
 
 
 def arms_between(reading: Reading) -> tuple[Arm, ...]:
@@ -56,7 +56,8 @@ def arms_between(reading: Reading) -> tuple[Arm, ...]:
             value = low * (high / low) ** share if logs else low + (high - low) * share
             level: Scalar = round(value) if factor.type == "int" else float(number_text(float(f"{value:.3g}")))
             if level not in levels:
-                found[arm_name(factor, level)] = Arm(name=arm_name(factor, level), levels={factor.name: level})
+                (name,) = names_of(factor, (level,))
+                found[name] = Arm(name=name, levels={factor.name: level})
     return tuple(found.values())
 
 
@@ -68,7 +69,7 @@ def hypotheses_of(reading: Reading, arms: Sequence[Arm]) -> tuple[Hypothesis, ..
         pairs = [(reading.factor, arms[treatment], arms[baseline]) for treatment, baseline in reading.pairs]
     else:
         pairs = [(factor, arm, group[0]) for factor, group in groups_of(reading) for arm in group[1:]]
-    return tuple(_hypothesis(reading, number, *pair) for number, pair in enumerate(pairs, start=1))
+    return tuple(hypothesis_of(reading, number, *pair) for number, pair in enumerate(pairs, start=1))
 
 
 def groups_of(reading: Reading) -> list[tuple[Factor, tuple[Arm, ...]]]:
@@ -76,9 +77,13 @@ def groups_of(reading: Reading) -> list[tuple[Factor, tuple[Arm, ...]]]:
     second = reading.following
     if second is None:
         raise ValueError("the reading has one factor alone")
-    found = [(reading.factor, tuple(_arm_of_two(reading, level, second.meanwhile) for level in reading.levels))]
-    for level in reading.levels:
-        found.append((second.factor, tuple(_arm_of_two(reading, level, own) for own in second.levels)))
+    first = _named(reading.factor, reading.levels)
+    more = () if second.meanwhile in second.levels else (second.meanwhile,)
+    known = _named(second.factor, (*second.levels, *more))
+    meanwhile = next(each for each in known if each[1] == second.meanwhile)
+    found = [(reading.factor, tuple(_joined(reading, each, meanwhile) for each in first))]
+    for each in first:
+        found.append((second.factor, tuple(_joined(reading, each, own) for own in known[: len(second.levels)])))
     return found
 
 
@@ -89,17 +94,57 @@ def runs(factors: int) -> list[_Signs]:
     return [(*signs, math.prod(signs)) for signs in itertools.product((-1, 1), repeat=factors - 1)]
 
 
-def arm_name(factor: Factor, level: Scalar) -> str:
-    """`FACTOR=LEVEL`; a long text is told by its beginning and its hash, and stands whole with the arm."""
+def names_of(factor: Factor, levels: Sequence[Scalar]) -> tuple[str, ...]:
+    """`FACTOR=LEVEL` for each level, no two alike.
+
+    Levels that differ and would share a name have their file's folder in it, or else their hash. Equal ones are run `-again`.
+    """
+    apart = _told_by(factor, tuple(dict.fromkeys(levels)))
+    found: list[str] = []
+    for level in levels:
+        own = apart[level]
+        found.append(_again(own, {*found, *apart.values()}) if own in found else own)
+    return tuple(found)
+
+
+def _again(name: str, taken: Collection[str]) -> str:
+    further = (f"{name}-again-{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([f"{name}-again"], further) if each not in taken)
+
+
+def _told_by(factor: Factor, levels: Sequence[Scalar]) -> dict[Scalar, str]:
+    """The shortest names that tell these levels apart."""
+    found = {level: _name(factor, level) for level in levels}
+    for longer in (_with_folder, _with_hash):
+        shared = Counter(found.values())
+        found = {level: longer(factor, level) if shared[name] > 1 else name for level, name in found.items()}
+    return found
+
+
+def _name(factor: Factor, level: Scalar, *, folders: int = 0) -> str:
+    """A long text is told by its beginning and its hash, and stands whole with the arm."""
     text = level_text(level)
     if factor.type == "data":  # the file's own name: its whole path and digest are the level, and stand with the arm
-        text = text.partition("#")[0].rpartition("/")[2]
+        text = "/".join(text.partition("#")[0].split("/")[-1 - folders :])
     if len(text) > _LONGEST_TEXT:
-        text = f"{text[:_BEGINNING].rstrip()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        text = f"{text[:_BEGINNING].rstrip()}-{_hash(text)}"
     return f"{factor.name}={text}".replace(" ", "-").replace("/", "-")
 
 
-def _hypothesis(reading: Reading, number: int, factor: Factor, treatment: Arm, baseline: Arm) -> Hypothesis:
+def _with_folder(factor: Factor, level: Scalar) -> str:
+    return _name(factor, level, folders=1)
+
+
+def _with_hash(factor: Factor, level: Scalar) -> str:
+    return f"{_name(factor, level)}-{_hash(repr(level))}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def hypothesis_of(reading: Reading, number: int, factor: Factor, treatment: Arm, baseline: Arm) -> Hypothesis:
+    """That the treatment's metric lies above the baseline's, or below it, as the reading claims."""
     assumed = " (the direction is assumed: the topic claims none)" if reading.direction_assumed else ""
     return Hypothesis(
         id=f"H{number}",
@@ -115,23 +160,21 @@ def _hypothesis(reading: Reading, number: int, factor: Factor, treatment: Arm, b
     )
 
 
-def _arm_of_two(reading: Reading, first: Scalar, second: Scalar) -> Arm:
-    levels = dict(zip((factor.name for factor in reading.factors), (first, second), strict=True))
-    name = ",".join(arm_name(factor, levels[factor.name]) for factor in reading.factors)
-    return Arm(name=name, levels=levels)
+def _named(factor: Factor, levels: Sequence[Scalar]) -> list[_Named]:
+    return list(zip(names_of(factor, levels), levels, strict=True))
 
 
-def _crossed_arm(crossed: Sequence[Crossed], signs: _Signs) -> Arm:
-    levels = {each.factor.name: each.levels[sign > 0] for each, sign in zip(crossed, signs, strict=True)}
-    name = ",".join(arm_name(each.factor, levels[each.factor.name]) for each in crossed)
-    return Arm(name=name, levels=levels)
+def _joined(reading: Reading, *parts: _Named) -> Arm:
+    """An arm that sets several factors, in the reading's order."""
+    levels = {factor.name: level for factor, (_, level) in zip(reading.factors, parts, strict=True)}
+    return Arm(name=",".join(name for name, _ in parts), levels=levels)
 
 
 def _crossed_hypotheses(reading: Reading, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
     design = runs(len(reading.crossed))
     found: list[Hypothesis] = []
     for place, each in enumerate(reading.crossed):
-        baseline, treatment = (arm_name(each.factor, level) for level in each.levels)
+        baseline, treatment = names_of(each.factor, each.levels)
         words = f"{treatment} has {_more(reading)} {reading.metric.name} than {baseline}, over all levels of the others"
         signs = [run[place] for run in design]
         found.append(_contrast(reading, arms, signs, len(found) + 1, each.factor.name, (baseline, treatment), words))
@@ -139,7 +182,7 @@ def _crossed_hypotheses(reading: Reading, arms: Sequence[Arm]) -> tuple[Hypothes
         names = [reading.crossed[place].factor.name for place in (one, other)]
         words = (
             f"the effect of {names[0]} on {reading.metric.name} is {'larger' if reading.direction == 'increase' else 'smaller'} "
-            f"at {arm_name(reading.crossed[other].factor, reading.crossed[other].levels[1])} (interaction)"
+            f"at {names_of(reading.crossed[other].factor, reading.crossed[other].levels)[1]} (interaction)"
         )
         signs = [run[one] * run[other] for run in design]
         label = " x ".join(names)

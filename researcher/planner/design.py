@@ -37,7 +37,7 @@ from researcher.models import (
 )
 from researcher.models.plans import nested
 from researcher.planner import succession
-from researcher.planner.arms import arms_between, arms_of, hypotheses_of
+from researcher.planner.arms import arms_between, arms_of, hypotheses_of, hypothesis_of
 from researcher.planner.balance import balances
 from researcher.planner.hosting import boots_s, models_of
 from researcher.planner.instruments import InstrumentFolder
@@ -215,10 +215,16 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int) -> int:
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan, if every arm is a run that a server would take and every stage leads somewhere.
+    """The plan, if every arm has a name of its own and is a run that a server would take, and every stage leads somewhere.
 
     Raises: PlanningRefused.
     """
+    shared = [name for name, count in Counter(arm.name for arm in plan.arms).items() if count > 1]
+    if shared:
+        raise PlanningRefused(
+            f"several arms would be called {shared[0]}, and nothing would tell their trials apart; write their levels otherwise",
+            shared,
+        )
     for arm in plan.arms:
         levels = plan.levels_of(arm)
         if RUN_PARAMETERS in levels and any(target.startswith(f"{RUN_PARAMETERS}.") for target in levels):
@@ -267,15 +273,9 @@ def _laid_out(
         noisy = _noisy_arm(reading, arms, baselines[0])
         return arms, hypotheses, compared([arm.name for arm in arms], noisy, seeds, options.looks)
     treatments = [hypothesis.treatment for hypothesis in hypotheses]
-    first = hypotheses[0]
+    (baseline,) = (arm for arm in arms if arm.name == baselines[0])
     further = tuple(
-        first.model_copy(
-            update={
-                "id": f"H{number}",
-                "treatment": arm.name,
-                "statement": first.statement.replace(first.treatment, arm.name),
-            }
-        )
+        hypothesis_of(reading, number, reading.factor, arm, baseline)
         for number, arm in enumerate(between, start=len(hypotheses) + 1)
     )
     stages = raced(treatments, [arm.name for arm in between], baselines[0], seeds, options.fine if between else 0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from researcher.models import Branch, Condition, Hypothesis, Stage, StageKind
-from researcher.planner.arms import arm_name, groups_of
+from researcher.planner.arms import groups_of, names_of
 from researcher.planner.reading import Reading
 from researcher.planner.stages import COMPARE, NOISE_FLOOR, ending, onward, too_loud, worthless
 
@@ -30,12 +30,12 @@ def stages_of(reading: Reading, seeds: tuple[int, int]) -> tuple[Stage, ...]:
         Stage(id=f"{COMPARE}-{reading.factor.name}", arms=first, **compare),
         *(
             Stage(
-                id=f"{COMPARE}-{second.name}-at-{arm_name(reading.factor, level)}",
+                id=f"{COMPARE}-{second.name}-at-{level}",
                 arms=arms,
                 first_seed=max(least, most),
                 **compare,
             )
-            for level, arms in zip(reading.levels, following, strict=True)
+            for level, arms in zip(names_of(reading.factor, reading.levels), following, strict=True)
         ),
     )
 
@@ -47,7 +47,7 @@ def branches_of(
     floor, compare, *following = stages
     first, second = reading.factors
     decided = {stage.id: [each for each in hypotheses if each.sides <= set(stage.arms)] for stage in stages}
-    start, *levels = [arm_name(first, level) for level in reading.levels]
+    start, *levels = names_of(first, reading.levels)
     found = [] if allow_underpowered else [too_loud()]
     found.append(
         onward(floor, compare, "the noise floor is known: all arms run on as many seeds as it asks for"),

@@ -46,9 +46,14 @@ class Evaluator:
             tree = ast.parse(expression, mode="eval")
         except (SyntaxError, ValueError) as error:
             raise BadExpression(f"{expression!r} cannot be read: {error}") from error
-        found = self._answer(tree.body)
+        try:
+            found = self._answer(tree.body)
+        except RecursionError as error:
+            raise BadExpression(f"{expression!r} is nested too deeply") from error
         if isinstance(found, Mapping):
             raise BadExpression(f"{expression!r} has several fields; name one of {sorted(found)}")
+        if isinstance(found, int):
+            _refuse_huge(found)
         return None if isinstance(found, float) and not math.isfinite(found) else found
 
     def _answer(self, node: ast.expr) -> Answer:
@@ -76,8 +81,10 @@ class Evaluator:
 
     def _number(self, node: ast.expr) -> float | int | None:
         found = self._answer(node)
-        if found is None or isinstance(found, int | float):
+        if found is None or isinstance(found, float):
             return found
+        if isinstance(found, int):
+            return _refuse_huge(found)
         raise BadExpression(f"{ast.unparse(node)!r} is not a number")
 
     def _field(self, owner: ast.expr, field: str) -> Value:
@@ -109,6 +116,15 @@ def call(word: str, *args: str | int, **named: str | int) -> str:
 
 def _quoted(value: str | int) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse_huge(number: int) -> int:
+    """Raises: BadExpression for what no float is as large as: nothing could be compared with it."""
+    try:
+        float(number)
+    except OverflowError as error:
+        raise BadExpression(f"a number of {len(str(abs(number)))} digits is too large") from error
+    return number
 
 
 def _literal(node: ast.expr) -> str | int | float:

@@ -133,7 +133,10 @@ class Records:
 
 def same_number(one: float, other: float) -> bool:
     """Equal but for rounding."""
-    return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=1e-12)
+    try:
+        return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=1e-12)
+    except OverflowError:  # a whole number that no float is as large as
+        return one == other
 
 
 def fingerprint(trial: TrialRecord) -> str:

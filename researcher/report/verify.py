@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from researcher.analysis.decide import Decision
 from researcher.analysis.knowledge import findings_of
+from researcher.analysis.metrics import MetricMissing
 from researcher.models import Claim, Effect, ReportSeal, StudyData, TrialRecord, TrialStatus, VerdictRecord
 from researcher.models.plans import leaves
 from researcher.report.errors import RecordsDisagree
@@ -155,10 +156,10 @@ def _claims(records: Records, claims: Sequence[Claim]) -> Iterator[Difference]:
 
 
 def _as_stored(evaluator: Evaluator, claim: Claim) -> Value:
-    """What the stored finals give now, though their series say otherwise."""
+    """What the stored finals give now, though their series say otherwise; None where it takes what the series no longer hold."""
     try:
         return evaluator.value(claim.expression)
-    except RecordsDisagree:
+    except (RecordsDisagree, MetricMissing):
         return None
 
 

@@ -26,11 +26,13 @@ from researcher.analysis.power import (
 from researcher.analysis.race import in_the_running
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, seeds_of
 from researcher.models import Effect, Hypothesis, Known, Metric, Stage, StageKind, TrialRecord, TrialStatus, Verdict
-from researcher.report.records import Records, fingerprint
+from researcher.report.records import ENDED, Records, fingerprint
 
 Value = float | int | str | None
 Fields = Mapping[str, Value]
 Answer = Value | Fields
+_VERDICTS = [verdict.value for verdict in Verdict]
+_STATES = [*(status.value for status in TrialStatus), "open"]
 
 
 class UnknownName(ValueError):
@@ -62,8 +64,9 @@ class Vocabulary:
 
     def count_verdicts(self, verdict: str) -> Value:
         """Hypotheses with that verdict."""
-        wanted = Verdict(verdict)
-        return sum(record.verdict is wanted for record in self._records.conclusions.verdicts)
+        if verdict not in _VERDICTS:
+            raise UnknownName(f"there is no verdict {verdict!r}; there are {_VERDICTS}")
+        return sum(record.verdict.value == verdict for record in self._records.conclusions.verdicts)
 
     def margin(self, hypothesis: str) -> Value:
         return self._hypothesis(hypothesis).margin
@@ -153,10 +156,13 @@ class Vocabulary:
         trials = self._trials(arm)
         if stage is not None:
             trials = [trial for trial in trials if trial.stage == self._stage(stage).id]
+        if status is None:
+            return len(trials)
+        if status not in _STATES:
+            raise UnknownName(f"no trial is {status!r}; there are {_STATES}")
         if status == "open":
-            return sum(trial.status not in (TrialStatus.DONE, TrialStatus.FAILED) for trial in trials)
-        wanted = None if status is None else TrialStatus(status)
-        return sum(wanted is None or trial.status is wanted for trial in trials)
+            return sum(trial.status not in ENDED for trial in trials)
+        return sum(trial.status.value == status for trial in trials)
 
     def attempts(self, *, arm: str | None = None) -> Value:
         return sum(trial.attempt for trial in self._trials(arm))

@@ -135,7 +135,7 @@ def test_a_study_does_not_contradict_itself() -> None:
     assert contradictions([one, one.model_copy(update={"id": "st-1/H2", "verdict": R})]) == []
 
 
-def test_a_replication_asks_again_with_more_seeds_and_fresh_ones_and_settles_it() -> None:
+def test_a_replication_asks_again_with_the_seeds_of_both_in_number_and_fresh_ones_and_settles_it() -> None:
     one, other = a_finding("st-1", S, an_effect(0.3, n=3)), a_finding("st-2", R, an_effect(-0.3, n=5), at=1.0)
     [found] = contradictions([other, one])
     assert (found.one.id, found.other.id, found.settled_by) == ("st-1/H1", "st-2/H1", None)

@@ -43,6 +43,12 @@ def test_an_order_holds_where_every_relation_does(
     assert holds(order(*relations), PLAN, trials, conclude(PLAN, trials)) is expected
 
 
+def test_an_order_of_many_seeds_near_a_ceiling_is_seen() -> None:
+    means = {"lr=base": [0.1] * 19 + [0.15], "lr=2e-05": [1.0] * 19 + [0.95], "lr=4e-05": [1.0] * 19 + [0.98]}
+    trials = trials_with(PLAN, means)
+    assert holds(order("≪", "≈"), PLAN, trials, conclude(PLAN, trials))
+
+
 def test_with_loud_noise_neither_much_less_nor_about_equal_is_known() -> None:
     trials = trials_with(PLAN, {arm: around(0.3, spread=0.4) for arm in ARMS})
     known = [holds(order(each, each), PLAN, trials, conclude(PLAN, trials)) for each in ("≪", "≈", "≫")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from researcher.analysis.conclusions import conclude
@@ -150,6 +151,27 @@ def test_a_look_is_judged_at_what_it_may_spend_and_the_last_one_that_began_count
     assert late.effect.level == pytest.approx(1 - (last.spends or 0))
     begun = [*drawn(first, range(2)), *drawn(last, range(2, 3))]
     assert conclude(plan, begun).verdicts[0].verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("treatments", [(4e-5,), (2e-5, 3e-5, 4e-5)])
+@pytest.mark.parametrize("effect", [0.0, 0.5])
+def test_an_early_look_at_many_seeds_says_what_its_p_values_say(treatments: tuple[float, ...], effect: float) -> None:
+    """What it may spend is less than any p-value that resamples can show."""
+    plan = study_plan(treatments)
+    plan = plan.model_copy(update={"stages": compared([arm.name for arm in plan.arms], BASE, (80, 80), 4)})
+    look = plan.stages[1]
+    rng = np.random.default_rng(0)
+    trials = [
+        done_trial(plan, arm.name, seed, value).model_copy(update={"stage": look.id})
+        for arm in plan.arms
+        for seed, value in enumerate(rng.normal(0.0 if arm.name == BASE else effect, 0.03, 20).tolist())
+    ]
+    for record in conclude(plan, trials).verdicts:
+        found = record.effect
+        assert found is not None
+        assert found.method == "welch"
+        assert (found.low > 0 or found.high < 0) == (found.p_adjusted <= (look.spends or 0))
+        assert record.verdict is (Verdict.SUPPORTED if effect else Verdict.EQUIVALENT)
 
 
 def test_a_look_takes_its_share_of_the_seeds() -> None:

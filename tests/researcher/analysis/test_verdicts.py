@@ -173,9 +173,39 @@ def test_from_twenty_seeds_per_arm_the_interquartile_mean_is_bootstrapped_and_re
     rng = np.random.default_rng(3)
     base = dict(enumerate(rng.normal(0, 1, 20).tolist()))
     treat = dict(enumerate(rng.normal(2, 1, 20).tolist()))
-    one, two = compare(base, treat, "welch"), compare(base, treat, "welch")
+    one, two = compare(base, treat, "welch", alpha=0.05), compare(base, treat, "welch", alpha=0.05)
     assert one.method == "bootstrap_iqm"
     assert one.interval(0.05) == two.interval(0.05)
     assert one.interval(0.05)[0] > 0
     assert one.p_value < 0.01
     assert one.p_equivalence(10) < 0.01 < one.p_equivalence(0.5)
+
+
+CEILING = [1.0] * 19
+
+
+@pytest.mark.parametrize(
+    ("base", "treat", "found"),
+    [
+        ([0.5] * 19 + [0.6], [*CEILING, 0.9], Verdict.SUPPORTED),
+        ([*CEILING, 0.9], [0.5] * 19 + [0.6], Verdict.REFUTED),
+        ([*CEILING, 0.97], [*CEILING, 0.98], Verdict.EQUIVALENT),
+    ],
+)
+def test_spread_that_interquartile_means_leave_out_is_compared_by_means(
+    base: list[float], treat: list[float], found: Verdict
+) -> None:
+    plan = study_plan(seeds=20, max_seeds=20)
+    record = conclude(plan, trials_with(plan, {BASE: base, TREAT: treat})).verdicts[0]
+    assert record.effect is not None
+    assert record.effect.method == "welch"
+    assert record.effect.low < record.effect.high
+    assert record.verdict is found
+
+
+def test_many_seeds_without_any_spread_stay_inconclusive() -> None:
+    plan = study_plan(seeds=20, max_seeds=20)
+    record = conclude(plan, trials_with(plan, {BASE: [0.5] * 20, TREAT: [1.0] * 20})).verdicts[0]
+    assert record.effect is not None
+    assert (record.effect.method, record.verdict) == ("bootstrap_iqm", Verdict.INCONCLUSIVE)
+    assert "no spread between seeds at all" in record.reason

@@ -73,6 +73,17 @@ async def test_looks_and_a_fine_stage_are_laid_out_where_they_are_asked_for() ->
             await planned(**wrong)
 
 
+async def test_hypotheses_of_a_fine_stage_name_their_own_arm_and_the_baseline() -> None:
+    """Also where the baseline's name begins with that of the first treatment."""
+    plan = await planned("Does a group size of 4 give better accuracy than a group size of 48?", fine=3)
+    assert len(plan.hypotheses) > 1
+    assert {each.baseline for each in plan.hypotheses} == {"group_size=48"}
+    assert len({each.treatment for each in plan.hypotheses}) == len(plan.hypotheses)
+    assert [each.id for each in plan.hypotheses] == [f"H{number}" for number, _ in enumerate(plan.hypotheses, start=1)]
+    for each in plan.hypotheses:
+        assert each.statement == f"{each.treatment} has a higher heldout_accuracy than group_size=48"
+
+
 async def test_an_interaction_is_asked_over_all_combinations() -> None:
     plan = await planned(TOGETHER)
     assert len(plan.arms) == 4

@@ -17,6 +17,9 @@ from researcher.report.vocabulary import UnknownName
 from tests.fakes.concluded_study import BASE, concluded, supported, underpowered, with_failures
 from tests.fakes.study import study_plan, trials_with
 
+HUGE = "1" + "0" * 400
+"""No number of the records is as large."""
+
 
 def value(expression: str, data: StudyData | None = None) -> object:
     return Evaluator(Records(data or supported())).value(expression)
@@ -89,11 +92,28 @@ def test_what_the_records_cannot_tell_is_nothing_rather_than_a_number(expression
         'mean("auc", arms="lr=base")',
         "1" * 600,
         "(" * 300,
+        "-" * 499 + "1",
+        "1+" * 249 + "a",
+        HUGE,
+        f"-{HUGE}",
+        f"{HUGE} / 3",
+        f"{HUGE} * 1.5",
+        f"{HUGE[:200]} * {HUGE[:200]}",
     ],
 )
 def test_what_is_not_in_the_language_is_refused(expression: str) -> None:
     with pytest.raises(BadExpression):
         value(expression)
+
+
+def test_verdicts_and_states_that_there_are_not_are_refused_with_those_that_are() -> None:
+    for expression, known in (
+        ('count_verdicts("won")', "'supported'"),
+        ('count_trials(status="won")', "'done'"),
+        ("count_trials(status=1)", "'failed', 'open'"),
+    ):
+        with pytest.raises(UnknownName, match=known):
+            value(expression)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from researcher.report.verify import Difference, verify
 from researcher.report.writer import Written, digest, write_report
 from tests.fakes.concluded_study import STUDIES, concluded, many_arms, supported, with_failures
 from tests.fakes.raced_study import race_plan, run
+from tests.fakes.study import THRESHOLD, reaching_trial, study_plan
 
 
 def changed(data: StudyData, number: int, **fields: Any) -> StudyData:
@@ -142,6 +143,10 @@ def test_altered_missing_and_added_claims_are_found(data: StudyData, report: Wri
         diff.model_copy(update={"text": "+0.500"}),
         diff.model_copy(update={"expression": "0.24"}),
         diff.model_copy(update={"expression": "open('x')"}),
+        diff.model_copy(update={"expression": 'count_verdicts("won")'}),
+        diff.model_copy(update={"expression": 'count_trials(status="won")'}),
+        diff.model_copy(update={"expression": f"1{'0' * 400} / 3"}),
+        diff.model_copy(update={"value": 10**400}),
     ):
         assert named(verify(data, [*({**claims, "H1.diff": wrong}).values()], report.files)) == {"H1.diff"}
     fewer = [claim for claim in report.claims if claim.name != "H1.diff"]
@@ -167,6 +172,24 @@ def test_a_report_that_another_version_worded_is_held_against_what_that_version_
     assert named(verify(data, report.claims, report.files, seal)) == {"file report.md"}
     path.unlink()
     assert named(verify(data, report.claims, report.files, seal)) == {"file report.md"}
+
+
+@pytest.mark.parametrize("kept", [(1, 2, 4, 5, 6, 7, 8, 9, 10), ()])
+def test_steps_that_are_gone_are_told_of_by_the_claims_of_their_trial(kept: tuple[int, ...], tmp_path: Path) -> None:
+    """With a threshold, which is looked for among the steps again when trials are compared."""
+    plan = study_plan(metrics=(THRESHOLD,), margin=2.0, direction="decrease")
+    rows = {"lr=base": (8, 9, 9), "lr=4e-05": (2, 3, 3)}
+    data = concluded(
+        plan, [reaching_trial(plan, arm, seed, at) for arm, row in rows.items() for seed, at in enumerate(row)]
+    )
+    report = write_report(data, tmp_path)
+    series = {
+        **data.trials[0].series,
+        "reward_mean": [point for point in data.trials[0].series["reward_mean"] if point[0] in kept],
+    }
+    found = verify(changed(data, 0, series=series), report.claims, report.files, report.seal)
+    assert found[0].claim.startswith("trial.lr=base.0.")
+    assert {"trial.lr=base.0.steps_to_half", "H1.diff", "report"} <= named(found)
 
 
 @pytest.mark.parametrize("kind", ["markdown", "html"])
