@@ -125,7 +125,10 @@ def _nothing(expected: str) -> str | None:
 
 
 def _no_number(expected: str) -> str | None:
-    return None if last_number(expected) is not None else "holds no number"
+    try:
+        return None if last_number(expected) is not None else "holds no number"
+    except ValueError:  # Python's own bound on the digits of an integer
+        return "holds a number that is too long"
 
 
 REWARDS: dict[str, Reward] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,6 +87,7 @@ def test_columns_and_an_instruction_are_named_by_parameters(tmp_path: Path) -> N
     assert task.metadata["expected"] == f"A{task.query[1]}"
 
 
+LONG = "9" * 5000
 GOOD = {"question": "1+1?", "answer": "2"}
 
 
@@ -106,6 +108,21 @@ GOOD = {"question": "1+1?", "answer": "2"}
         ([GOOD, {"question": "2+2?", "answer": "x ="}], "math", "line 2: 'answer' holds nothing to compare with"),
         ([GOOD, {"question": "2+2?", "answer": r"\boxed{}"}], "math", "line 2: 'answer' holds nothing to compare with"),
         ([GOOD, {"question": "2+2?", "answer": "$ $."}], "math", "line 2: 'answer' holds nothing to compare with"),
+        ([GOOD, {"question": "2+2 \ud83d?", "answer": "4"}], "exact", "line 2: 'question' holds half a character"),
+        ([GOOD, {"question": "2+2?", "answer": "\ud83d"}], "exact", "line 2: 'answer' holds half a character"),
+        (
+            [GOOD, {"question": "2+2?", "answer": math.nan}],
+            "exact",
+            "line 2: 'answer' must be a finite number, not nan",
+        ),
+        (
+            [GOOD, '{"question": "2+2?", "answer": -1e400}'],
+            "number",
+            "line 2: 'answer' must be a finite number, not -inf",
+        ),
+        ([GOOD, f'{{"question": "2+2?", "answer": {LONG}}}'], "exact", "line 2: holds a number that is too long"),
+        ([GOOD, "[" * 100_000], "exact", "line 2: nests too deep"),
+        ([GOOD, {"question": "2+2?", "answer": LONG}], "number", "line 2: 'answer' holds a number that is too long"),
         ([GOOD, {"question": "2+2?", "answer": "(4"}], "regex", "line 2: 'answer' is no pattern"),
         ([], "exact", "holds no rows"),
         ([GOOD], "exact", "too few"),
@@ -215,6 +232,14 @@ def test_a_data_set_of_the_hub_is_read_by_its_name(monkeypatch: pytest.MonkeyPat
     )
     assert len(list(tasks)) == 2
     assert asked == [(("openai/gsm8k", "main"), {"split": "test", "revision": "abc"})]
+
+
+def test_a_number_of_the_hub_that_is_too_long_is_named_with_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: object())
+    rows = [GOOD, {"question": "2+2?", "answer": 10**5000}]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *names, **options: rows))
+    with pytest.raises(BadSource, match="gsm8k train, row 2: 'answer' holds a number that is too long"):
+        workflow.tasks("train", 0, 1, data="hf:openai/gsm8k")
 
 
 def test_a_data_set_that_the_hub_does_not_give_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
