@@ -124,10 +124,10 @@ def check(after: Rehearsal) -> None:
             raise Unfit(f"the rehearsed episode of {each.split} task {each.task!r} failed: {each.error or 'no reward'}")
 
 
-def check_comparable(before: Rehearsal, request: RehearsalRequest, fault: Diagnosis) -> None:
+def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
     """Whether a mended version can be held against the old code, whose client failed by `fault`.
 
-    Raises: Unfit when it fails here otherwise than the client did (the sandbox may be why), or whatever is answered.
+    Raises: Unfit when it fails here otherwise than the client did: the sandbox may be why.
     """
     if before.error:
         raise Unfit(f"it cannot be played: {_last_line(before.error)}")
@@ -137,9 +137,6 @@ def check_comparable(before: Rehearsal, request: RehearsalRequest, fault: Diagno
                 f"the episode of {each.split} task {each.task!r} fails there otherwise than the client did: "
                 f"{_last_line(each.error) or 'no reward'}"
             )
-    said = {number for number, answer in enumerate(request.answers) if answer}
-    if not any(each.ended and each.answer in said for each in before.played):
-        raise Unfit("nothing comes to a reward there with which a mended version could be compared")
 
 
 def compare(before: Rehearsal, after: Rehearsal) -> str:
@@ -161,10 +158,8 @@ def compare(before: Rehearsal, after: Rehearsal) -> str:
         if new.asked != old.asked:
             raise Unfit(f"{old.split} task {old.task!r} is asked in other words than before; mend the fault alone")
         same += 1
-    return (
-        f"{len(after.played)} episodes were rehearsed against fixed answers and came to a reward; {same} of them had ended "
-        "before too, with the same calls and rewards"
-    )
+    kept = f"{same} of them had ended before too, with the same calls and rewards" if same else "none ended before"
+    return f"{len(after.played)} episodes were rehearsed against fixed answers and came to a reward; {kept}"
 
 
 def _last_line(error: str) -> str:

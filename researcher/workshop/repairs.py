@@ -278,7 +278,7 @@ class Workshop:
         before = await rehearse(request, python=self._python)
         if before.error and request.tasks:  # those that failed may be what cannot be drawn
             before = await rehearse(request.model_copy(update={"tasks": []}), python=self._python)
-        check_comparable(before, request, case.diagnosis)
+        check_comparable(before, case.diagnosis)
         return before
 
     async def _mended(self, case: Case, llm: Llm, number: int, before: Rehearsal) -> Code:
