@@ -12,6 +12,7 @@ from foundation.clock import Clock
 from foundation.commandline import UsageError
 from researcher.commands.clients import NO_SANDBOX, on_ray
 from researcher.commands.home import Home
+from researcher.environments import interpreter
 from researcher.models import Plan
 from researcher.planner.instruments import InstrumentFolder
 from researcher.planner.llm.asking import Asker, Purse
@@ -35,7 +36,7 @@ def workshop_of(
 ) -> Workshop:
     """With what a person mended by hand taken up.
 
-    Raises: UsageError when that cannot be used; InstrumentChanged.
+    Raises: UsageError when that cannot be used; InstrumentChanged; PlanningRefused where the instrument's packages are not there.
     """
     choices = store.study(study_id).options
     most = int(choices.get("repairs", 0))
@@ -45,6 +46,7 @@ def workshop_of(
         plan,
         folder,
         home.studies / study_id / "code",
+        python=interpreter(folder, home.root),
         helpers=helpers(store, study_id, choices, clock, tell, os.environ),
         limits=RepairLimits(per_study=most),
         tell=tell,

@@ -56,6 +56,11 @@ class Diagnosis:
     trace: str = ""
     by: str = "rules"
 
+    @property
+    def kind(self) -> str:
+        """The exception's own name; empty where there is none."""
+        return _kind(self.error)
+
     def __str__(self) -> str:
         where = f" at {self.place}" if self.place else ""
         what = f" ({self.error})" if self.error else ""
@@ -159,7 +164,7 @@ def _by_traceback(seen: Symptoms) -> Diagnosis | None:
     if not blocks:
         return None
     last = _judge(blocks[-1], seen.folder)
-    if _kind(last.error) != "RolloutsFailing":
+    if last.kind != "RolloutsFailing":
         return last
     rollouts = [part for text in seen.aborted for part in text.split(_TRACEBACK)[1:][-1:]] or blocks[:-1]
     judged = [_judge(block, seen.folder) for block in rollouts]

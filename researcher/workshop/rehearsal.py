@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from foundation.logs import redact
 from foundation.paths import last_bytes
+from researcher.executor.diagnosis import Diagnosis
 from researcher.models import Scalar
 from researcher.sandbox.confinement import Bounds
 from researcher.sandbox.launch import SPEC, Mode, confined, sandbox
@@ -53,7 +54,11 @@ class RehearsalRequest(BaseModel):
 
 class Played(BaseModel):
     """One rehearsed episode. answer: a number of the request's answers, or a name of the workflow's own examples.
-    asked: hashes of its calls."""
+    asked: hashes of its calls.
+
+    Where it failed: error, the end of the traceback; kind, the exception's own name; place, `workflow.py:41`, the last line of the
+    instrument's own that was running; by_system, whether the system refused something, or time ran out.
+    """
 
     split: str
     task: str
@@ -62,6 +67,19 @@ class Played(BaseModel):
     success: bool | None = None
     asked: list[str] = []
     error: str = ""
+    kind: str = ""
+    place: str = ""
+    by_system: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return not self.error and self.reward is not None
+
+    def failed_by(self, fault: Diagnosis) -> bool:
+        """Whether it is that fault, and not the sandbox or another one: what a line meets may differ with the answer."""
+        if not self.kind or self.place != fault.place:
+            return False
+        return self.kind == fault.kind or (self.place != "" and not self.by_system)
 
     @property
     def name(self) -> tuple[str, str, int | str]:
@@ -76,13 +94,15 @@ class Rehearsal(BaseModel):
     played: list[Played] = []
 
 
-async def rehearse(request: RehearsalRequest, *, mode: Mode | None = None, limit_s: float = LIMIT_S) -> Rehearsal:
-    """Play it in a process of its own, in the sandbox.
+async def rehearse(
+    request: RehearsalRequest, *, python: str = sys.executable, mode: Mode | None = None, limit_s: float = LIMIT_S
+) -> Rehearsal:
+    """Play it in a process of its own, in the sandbox. python: under which the instrument's clients run.
 
     Raises: Unfit when it takes too long, or ends without a result.
     """
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as place:
-        command, environ = _command(request, place, mode or sandbox().mode)
+        command, environ = _command(request, python, place, mode or sandbox().mode)
         with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as said:
             code = await _run(command, environ, result, said, limit_s)
             found, words = last_bytes(result, _BOUNDS.file_bytes), last_bytes(said, _WORDS_BYTES)
@@ -100,8 +120,23 @@ def check(after: Rehearsal) -> None:
         if not after.tasks.get(split):
             raise Unfit(f"tasks({split!r}, …) gives none")
     for each in after.played:
-        if each.error or each.reward is None:
+        if not each.ended:
             raise Unfit(f"the rehearsed episode of {each.split} task {each.task!r} failed: {each.error or 'no reward'}")
+
+
+def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
+    """Whether a mended version can be held against the old code, whose client failed by `fault`.
+
+    Raises: Unfit when it fails here otherwise than the client did: the sandbox may be why.
+    """
+    if before.error:
+        raise Unfit(f"it cannot be played: {_last_line(before.error)}")
+    for each in before.played:
+        if not each.ended and not each.failed_by(fault):
+            raise Unfit(
+                f"the episode of {each.split} task {each.task!r} fails there otherwise than the client did: "
+                f"{_last_line(each.error) or 'no reward'}"
+            )
 
 
 def compare(before: Rehearsal, after: Rehearsal) -> str:
@@ -112,7 +147,7 @@ def compare(before: Rehearsal, after: Rehearsal) -> str:
     now = {each.name: each for each in after.played}
     same = 0
     for old in before.played:
-        if old.error or old.reward is None:
+        if not old.ended:
             continue
         new = now.get(old.name)
         if new is None or (new.reward, new.success) != (old.reward, old.success):
@@ -123,11 +158,12 @@ def compare(before: Rehearsal, after: Rehearsal) -> str:
         if new.asked != old.asked:
             raise Unfit(f"{old.split} task {old.task!r} is asked in other words than before; mend the fault alone")
         same += 1
-    played = len(after.played)
-    if not played:
-        return "its tasks were listed; its episodes were not rehearsed, as they need further models"
     kept = f"{same} of them had ended before too, with the same calls and rewards" if same else "none ended before"
-    return f"{played} episodes were rehearsed against fixed answers and came to a reward; {kept}"
+    return f"{len(after.played)} episodes were rehearsed against fixed answers and came to a reward; {kept}"
+
+
+def _last_line(error: str) -> str:
+    return redact(error.strip().rpartition("\n")[2])[:300]
 
 
 async def _run(
@@ -151,13 +187,12 @@ async def _run(
         await process.wait()
 
 
-def _command(request: RehearsalRequest, place: str, mode: Mode) -> tuple[list[str], dict[str, str]]:
+def _command(request: RehearsalRequest, python: str, place: str, mode: Mode) -> tuple[list[str], dict[str, str]]:
     """In bubblewrap from outside; else the process confines itself, once it has its port."""
     folder = Path(place).resolve()
     file = folder / "request.json"
     file.write_text(request.model_dump_json())
-    command = [sys.executable, "-m", "researcher.workshop.rehearse", str(file), str(folder / SPEC)]
-    wrapped, environ = confined(
-        command, os.environ, folder, reads=[Path(request.folder), file], mode=mode, bounds=_BOUNDS
-    )
+    command = [python, "-m", "researcher.workshop.rehearse", str(file), str(folder / SPEC)]
+    reads = [Path(request.folder), file, Path(python).parents[1], Path(sys.prefix)]
+    wrapped, environ = confined(command, os.environ, folder, reads=reads, mode=mode, bounds=_BOUNDS)
     return (wrapped if mode is Mode.BUBBLEWRAP else command), environ

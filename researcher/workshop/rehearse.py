@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from foundation.clock import SystemClock
 from researcher.sandbox.entry import confine_by
@@ -150,23 +151,34 @@ async def _played(
     claim = EpisodeClaim(run_id="rehearsal", client_id="rehearsal", task_id=task.id)
     endpoint.begin(answer)
     random.seed(0)
-    error = ""
+    failure: dict[str, Any] = {}
     try:
         async with asyncio.timeout(EPISODE_S), Episode(desk, claim, clock=SystemClock()) as episode:
             hand_in(episode, await workflow.rollout(episode, task))
-    except Exception:  # noqa: BLE001 - as above
-        error = _trace(request)
+    except Exception as error:  # noqa: BLE001 - as above
+        failure = {
+            "error": _trace(request),
+            "kind": type(error).__name__,
+            "place": _place(request, error),
+            "by_system": isinstance(error, OSError),
+        }
     result = desk.result
     reward = None if result is None else float(result.reward)
     success = None if result is None else result.success
-    return Played(
-        split=split, task=task.id, answer=name, reward=reward, success=success, asked=list(endpoint.asked), error=error
-    )
+    asked = list(endpoint.asked)
+    return Played(split=split, task=task.id, answer=name, reward=reward, success=success, asked=asked, **failure)
 
 
 def _trace(request: RehearsalRequest) -> str:
     """The end of the traceback, with the instrument's files by their own names."""
     return traceback.format_exc()[-_TRACE:].replace(f"{request.folder}/", "").strip()
+
+
+def _place(request: RehearsalRequest, error: Exception) -> str:
+    """The last line of the instrument's own that was running; empty where none was."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(request.folder)]
+    return f"{Path(own[-1].filename).relative_to(request.folder)}:{own[-1].lineno}" if own else ""
 
 
 def main(arguments: list[str]) -> int:

@@ -1,6 +1,8 @@
 """`Workshop`: the mender of one study. Keeps what code its clients run, and asks an LLM for a mended version, where it may.
 
-ask → check (parses, public names, only the instrument's own files) → rehearse, and compare with the old code → take up
+rehearse the old code → ask → check (parses, public names, only the instrument's own files) → rehearse, and compare → take up
+
+Where the old code cannot be rehearsed a mended version could be compared with nothing: then a person is asked.
 
 A version that was taken up is for every client that starts afterwards, whatever its arm. What a person mended by hand is taken
 up with `by_hand`, when the study is resumed.
@@ -9,6 +11,7 @@ up with `by_hand`, when the study is resumed.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +25,7 @@ from researcher.executor.blueprint import Code
 from researcher.executor.diagnosis import Cause, Diagnosis
 from researcher.executor.errors import MendByHand, Unmended
 from researcher.executor.mending import Case
-from researcher.models import PERSON, Instrument, Plan, RepairRecord
+from researcher.models import PERSON, Plan, RepairRecord
 from researcher.planner.instruments import DECLARATION, InstrumentFolder
 from researcher.planner.llm.endpoint import LlmError, LlmUnusable
 from researcher.planner.llm.templates import filled
@@ -31,7 +34,7 @@ from researcher.store.errors import OverBudget
 from researcher.store.store import Store
 from researcher.workshop.asking import PROMPTS, Form, Llm, Messages, Unreadable, ask, object_in, prompt, strict, told
 from researcher.workshop.checks import Unfit, check_changes, check_entries, diff
-from researcher.workshop.rehearsal import Rehearsal, RehearsalRequest, check, compare, rehearse
+from researcher.workshop.rehearsal import Rehearsal, RehearsalRequest, check, check_comparable, compare, rehearse
 from researcher.workshop.versions import Versions, texts
 
 REFUSED, BY_HAND, SANDBOXED = "repair_refused", "mend_by_hand", "sandboxed"
@@ -85,7 +88,8 @@ class Helpers:
 
 
 class Workshop:
-    """A `Mender`. store: the owner's. folder: the instrument as the person has it. root: where versions are kept."""
+    """A `Mender`. store: the owner's. folder: the instrument as the person has it. root: where versions are kept.
+    python: under which clients run."""
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class Workshop:
         folder: InstrumentFolder,
         root: Path,
         *,
+        python: str = sys.executable,
         helpers: Helpers | None = None,
         limits: RepairLimits | None = None,
         tell: Callable[[str], None] = lambda _: None,
@@ -104,6 +109,7 @@ class Workshop:
         self._plan = plan
         self._own = folder
         self._versions = Versions(root)
+        self._python = python
         self._helpers = helpers or Helpers()
         self._limits = limits or RepairLimits()
         self._tell = tell
@@ -234,13 +240,18 @@ class Workshop:
                 return self._ask_a_person(case, self._helpers.why_none)
             number = self._rounds(case) + 1
             self._reserve(case, number)
-            self._tell(f"{case.trial.key} failed by its own code ({case.diagnosis}); asking {llm.model} to mend it")
+            rounds = 0
             try:
-                return await self._mended(case, llm, number)
+                before = await self._as_it_was(case)
+                rounds = 1
+                self._tell(f"{case.trial.key} failed by its own code ({case.diagnosis}); asking {llm.model} to mend it")
+                return await self._mended(case, llm, number, before)
+            except Unfit as error:
+                return self._ask_a_person(case, f"the old code cannot be rehearsed in the sandbox: {error}")
             except LlmUnusable as error:
                 return self._ask_a_person(replace(case, last=True), f"the LLM cannot be used: {error}")
             finally:
-                self._store.spend(self._study_id, "repairs", f"{case.trial.key}#{number}", 1)
+                self._store.spend(self._study_id, "repairs", f"{case.trial.key}#{number}", rounds)
 
     def _rounds(self, case: Case) -> int:
         """Rounds that this trial has had."""
@@ -259,7 +270,18 @@ class Workshop:
         except OverBudget as error:
             raise Unmended(f"{found}; the study has had its {self._limits.per_study} repairs") from error
 
-    async def _mended(self, case: Case, llm: Llm, number: int) -> Code:
+    async def _as_it_was(self, case: Case) -> Rehearsal:
+        """What the failing code does, beside its fault. Raises: Unfit where nothing can be compared with it."""
+        request = self._request(case, case.code.folder)
+        if self._own.instrument.roles:
+            raise Unfit("its episodes need further models")
+        before = await rehearse(request, python=self._python)
+        if before.error and request.tasks:  # those that failed may be what cannot be drawn
+            before = await rehearse(request.model_copy(update={"tasks": []}), python=self._python)
+        check_comparable(before, case.diagnosis)
+        return before
+
+    async def _mended(self, case: Case, llm: Llm, number: int, before: Rehearsal) -> Code:
         """Raises: Unmended when no answer could be used; LlmUnusable."""
         files = texts(case.code.folder)
         messages, wrong = self._question(case, files), ""
@@ -267,7 +289,7 @@ class Workshop:
             raw = await ask(llm, messages, _PROPOSAL, f"repair {number} of {case.trial.key}, answer {answer}")
             try:
                 proposal = Proposal.model_validate(object_in(raw, _PROPOSAL))
-                return await self._tried(case, llm, files, proposal)
+                return await self._tried(case, llm, files, proposal, before)
             except ValidationError as error:
                 wrong = "; ".join(str(problem) for problem in explain(error, Proposal))
             except (Unreadable, Unfit) as error:
@@ -284,16 +306,14 @@ class Workshop:
         self._store.record_event(self._study_id, REFUSED, detail)
         raise Unmended(f"{redact(str(case.diagnosis))}; {redact(why)}")
 
-    async def _tried(self, case: Case, llm: Llm, files: dict[str, str], proposal: Proposal) -> Code:
+    async def _tried(self, case: Case, llm: Llm, files: dict[str, str], proposal: Proposal, before: Rehearsal) -> Code:
         """The proposal, taken up. Raises: Unfit."""
-        instrument = self._own.instrument
         changes = {file.name: file.content for file in proposal.files if files.get(file.name) != file.content}
-        check_changes(files, changes, instrument.workflow)
+        check_changes(files, changes, self._own.instrument.workflow)
         version, folder = self._versions.keep(case.code.folder, changes)
-        old, new = (self._request(case, instrument, place) for place in (case.code.folder, folder))
-        after = await rehearse(new)
+        after = await rehearse(self._request(case, folder), python=self._python)
         check(after)
-        words = compare(await _as_it_was(old), after)
+        words = compare(before, after)
         record = RepairRecord(
             trial=case.trial.key,
             attempt=case.attempt,
@@ -319,15 +339,14 @@ class Workshop:
         )
         return kept
 
-    def _request(self, case: Case, instrument: Instrument, folder: Path) -> RehearsalRequest:
+    def _request(self, case: Case, folder: Path) -> RehearsalRequest:
         return RehearsalRequest(
             folder=str(folder.resolve()),
-            workflow=instrument.workflow,
+            workflow=self._own.instrument.workflow,
             parameters=case.blueprint.parameters,
             seed=case.blueprint.seed,
             heldout=case.blueprint.heldout.tasks,
             tasks=list(case.tasks[:_TASKS]),
-            plays=not instrument.roles,
         )
 
     def _question(self, case: Case, files: dict[str, str]) -> Messages:
@@ -353,11 +372,3 @@ class Workshop:
             left_out=left_out,
         )
         return [{"role": "system", "content": prompt("repair.md")}, {"role": "user", "content": question}]
-
-
-async def _as_it_was(request: RehearsalRequest) -> Rehearsal:
-    """What the failing code does. Where it cannot even be rehearsed, there is nothing to compare with."""
-    try:
-        return await rehearse(request)
-    except Unfit as error:
-        return Rehearsal(error=str(error))

@@ -8,10 +8,12 @@ from fractions import Fraction
 
 LONGEST = 200
 LARGEST_EXPONENT = 64
-_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_ARGUMENT = r"\s*(?:\{([^{}]*)\}|(\d))"
+"""Of a command: what stands in braces, or one digit without them."""
+_FRACTION = re.compile(rf"\\[dt]?frac{_ARGUMENT}{_ARGUMENT}")
 _POWER = re.compile(r"\^\s*\{([^{}]*)\}")
 _REWRITTEN = (
-    (re.compile(r"\\(?:left|right|,|!|;|\s)|\$|\\text\s*\{[^{}]*\}"), ""),
+    (re.compile(r"\\(?:left|right|,|!|;|\s)|\\?\$|\\text\s*\{[^{}]*\}"), ""),
     (re.compile(r"\\(?:times|cdot)|×|·"), "*"),
     (re.compile(r"\\div|÷"), "/"),
     (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
@@ -36,7 +38,7 @@ def value_of(text: str) -> Fraction | None:
 
 def _without_braces(text: str) -> str:
     """Powers and fractions written out with parentheses, from the innermost braces outwards."""
-    while (written := _FRACTION.sub(r"((\1)/(\2))", _POWER.sub(r"^(\1)", text))) != text:
+    while (written := _FRACTION.sub(r"((\1\2)/(\3\4))", _POWER.sub(r"^(\1)", text))) != text:
         text = written
     return text
 

@@ -15,8 +15,12 @@ LONGEST = 4000
 _NUMBER = re.compile(r"-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d{1,3}(?!\w))?")
 _EQUALS = re.compile(r"(?<![<>!])=")
 """What stands before an answer; no part of another relation."""
-_BRACES = re.compile(r"(?P<box>\\boxed\s*\{)|\\\\|\\[{}]|(?P<open>\{)|(?P<close>\})")
+_BARE = r"\\boxed\s*(?P<bare>-?\d[\d.,/]*+(?:\\?%)?+)(?!\w|\s*[\^*+-])"
+"""A number that is boxed without braces, and nothing that goes on behind it."""
+_BRACES = re.compile(rf"(?P<box>\\boxed\s*\{{)|{_BARE}|\\\\|\\[{{}}]|(?P<open>\{{)|(?P<close>\}})")
 """`\\{` and `\\}` are signs and group nothing."""
+_NOT_BEFORE, _NOT_BEHIND = r"(?<!\d[.,])(?<![^\w.]\.)(?<!\A\.)(?<![-−–])", r"(?![.,]\d)(?![-−–]\d)"
+"""What makes a number part of another, or negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,11 @@ def _exact(answer: str, expected: str) -> bool:
 
 
 def _contains(answer: str, expected: str) -> bool:
-    """The expected text stands in the answer as words of its own, in whatever case."""
-    return re.search(rf"(?<!\w){re.escape(expected.strip())}(?!\w)", answer, re.IGNORECASE) is not None
+    """The expected text stands in the answer as words and numbers of its own, in whatever case: 3 does not stand in 3.14 or -3."""
+    wanted = expected.strip()
+    before = _NOT_BEFORE if wanted[:1].isdigit() else ""
+    behind = _NOT_BEHIND if wanted[-1:].isdigit() else ""
+    return re.search(rf"(?<!\w){before}{re.escape(wanted)}(?!\w){behind}", answer, re.IGNORECASE) is not None
 
 
 def _regex(answer: str, expected: str) -> bool:
@@ -81,12 +88,14 @@ def _final(text: str) -> str:
 
 
 def _boxed(text: str) -> str | None:
-    """What stands in the last \\boxed{} that is closed, however deep its braces nest."""
+    """What stands in the last \\boxed{} that is closed, however deep its braces nest; a number needs none."""
     found: str | None = None
     begun: list[int | None] = []
     for brace in _BRACES.finditer(text):
         if brace["box"]:
             begun.append(brace.end())
+        elif brace["bare"]:
+            found = brace["bare"].rstrip(".,")
         elif brace["open"]:
             begun.append(None)
         elif brace["close"] and begun and (start := begun.pop()) is not None:
@@ -95,7 +104,7 @@ def _boxed(text: str) -> str | None:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[\s$]", "", text).rstrip(".").lower()
+    return re.sub(r"\s|\\?\$", "", text).rstrip(".").lower()
 
 
 def _no_text(expected: str) -> str | None:
@@ -110,8 +119,16 @@ def _no_pattern(expected: str) -> str | None:
     return _no_text(expected)
 
 
+def _nothing(expected: str) -> str | None:
+    """A text of which `_final` leaves nothing would be equal to every answer that ends so."""
+    return _no_text(expected) or (None if _plain(_final(expected)) else "holds nothing to compare with")
+
+
 def _no_number(expected: str) -> str | None:
-    return None if last_number(expected) is not None else "holds no number"
+    try:
+        return None if last_number(expected) is not None else "holds no number"
+    except ValueError:  # Python's own bound on the digits of an integer
+        return "holds a number that is too long"
 
 
 REWARDS: dict[str, Reward] = {
@@ -119,5 +136,5 @@ REWARDS: dict[str, Reward] = {
     "contains": Reward(_contains, _no_text),
     "regex": Reward(_regex, _no_pattern),
     "number": Reward(_number, _no_number),
-    "math": Reward(_math, _no_text),
+    "math": Reward(_math, _nothing),
 }

@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import importlib.util
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -80,6 +81,10 @@ def _of_file(source: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
             raise BadSource(f"{where}: is not text in UTF-8") from error
         except json.JSONDecodeError as error:
             raise BadSource(f"{where}: is not JSON ({error.msg} at column {error.colno})") from error
+        except ValueError as error:  # Python's own bound on the digits of an integer
+            raise BadSource(f"{where}: holds a number that is too long") from error
+        except RecursionError as error:
+            raise BadSource(f"{where}: nests too deep") from error
         if not isinstance(record, dict):
             raise BadSource(f'{where}: must be a JSON object such as {{"question": ..., "answer": ...}}')
         yield where, record
@@ -122,4 +127,13 @@ def _text(record: Mapping[str, Any], column: str, where: str) -> str:
     value = record[column]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadSource(f"{where}: {column!r} must be text or a number, not {type(value).__name__}")
-    return format(Decimal(str(value)), "f") if isinstance(value, float) else str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadSource(f"{where}: {column!r} must be a finite number, not {value}")
+    try:
+        text = format(Decimal(str(value)), "f") if isinstance(value, float) else str(value)
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadSource(f"{where}: {column!r} holds half a character (a lone surrogate), which is no text") from error
+    except ValueError as error:
+        raise BadSource(f"{where}: {column!r} holds a number that is too long") from error
+    return text

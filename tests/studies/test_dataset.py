@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,6 +87,7 @@ def test_columns_and_an_instruction_are_named_by_parameters(tmp_path: Path) -> N
     assert task.metadata["expected"] == f"A{task.query[1]}"
 
 
+LONG = "9" * 5000
 GOOD = {"question": "1+1?", "answer": "2"}
 
 
@@ -103,6 +105,24 @@ GOOD = {"question": "1+1?", "answer": "2"}
         ([{"question": "2+2?", "answer": None}], "exact", "line 1: 'answer' must be text or a number, not NoneType"),
         ([{"question": "2+2?", "answer": ""}], "exact", "line 1: 'answer' is empty"),
         ([GOOD, {"question": "2+2?", "answer": "four"}], "number", "line 2: 'answer' holds no number"),
+        ([GOOD, {"question": "2+2?", "answer": "x ="}], "math", "line 2: 'answer' holds nothing to compare with"),
+        ([GOOD, {"question": "2+2?", "answer": r"\boxed{}"}], "math", "line 2: 'answer' holds nothing to compare with"),
+        ([GOOD, {"question": "2+2?", "answer": "$ $."}], "math", "line 2: 'answer' holds nothing to compare with"),
+        ([GOOD, {"question": "2+2 \ud83d?", "answer": "4"}], "exact", "line 2: 'question' holds half a character"),
+        ([GOOD, {"question": "2+2?", "answer": "\ud83d"}], "exact", "line 2: 'answer' holds half a character"),
+        (
+            [GOOD, {"question": "2+2?", "answer": math.nan}],
+            "exact",
+            "line 2: 'answer' must be a finite number, not nan",
+        ),
+        (
+            [GOOD, '{"question": "2+2?", "answer": -1e400}'],
+            "number",
+            "line 2: 'answer' must be a finite number, not -inf",
+        ),
+        ([GOOD, f'{{"question": "2+2?", "answer": {LONG}}}'], "exact", "line 2: holds a number that is too long"),
+        ([GOOD, "[" * 100_000], "exact", "line 2: nests too deep"),
+        ([GOOD, {"question": "2+2?", "answer": LONG}], "number", "line 2: 'answer' holds a number that is too long"),
         ([GOOD, {"question": "2+2?", "answer": "(4"}], "regex", "line 2: 'answer' is no pattern"),
         ([], "exact", "holds no rows"),
         ([GOOD], "exact", "too few"),
@@ -165,6 +185,22 @@ RIGHT_AND_WRONG = [
     ("math", "4", r"\boxed{2^{\frac{4}{2}}}", r"\boxed{2^{\frac{2}{2}}}"),
     ("math", "3", r"{not \boxed{2}, but \boxed{3}; \boxed{4", r"\boxed{3} or \boxed{2}"),
     ("math", r"\{1, 2\}", r"\boxed{\{1, 2\}}", r"\boxed{\{1, 3\}}"),
+    ("math", "5", r"\boxed{\$5}", r"\boxed{\$6}"),
+    ("math", r"\$5", "$5", "$6"),
+    ("math", r"\$x", "$x$", r"\$y"),
+    ("math", r"\frac12", "1/2", "12"),
+    ("math", "0.5", r"\boxed{\frac12}", r"\boxed{\frac123}"),
+    ("math", "2/3", r"\dfrac{4}6 = \frac 2{3}", r"\frac{}23"),
+    ("math", "2", r"so x = \boxed 2.", r"so x = 2 or \boxed 3"),
+    ("math", "1,200.5", r"$\boxed1200.5$", r"$\boxed 1200$"),
+    ("contains", "3", "3, or so", "about 3.14"),
+    ("contains", "3", "It is 3.", "-3"),
+    ("contains", "3", "The answer is...3", "It is .3"),
+    ("contains", "3", "4, 3", "4,3"),
+    ("contains", "3", "3 - 5", "3-5"),
+    ("contains", "3", "x=3", ".3"),
+    ("contains", "-3", "It is -3!", "It is -3.5"),
+    ("contains", "state-of-the-art", "State-of-the-art.", "state of the art"),
 ]
 
 
@@ -196,6 +232,14 @@ def test_a_data_set_of_the_hub_is_read_by_its_name(monkeypatch: pytest.MonkeyPat
     )
     assert len(list(tasks)) == 2
     assert asked == [(("openai/gsm8k", "main"), {"split": "test", "revision": "abc"})]
+
+
+def test_a_number_of_the_hub_that_is_too_long_is_named_with_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: object())
+    rows = [GOOD, {"question": "2+2?", "answer": 10**5000}]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *names, **options: rows))
+    with pytest.raises(BadSource, match="gsm8k train, row 2: 'answer' holds a number that is too long"):
+        workflow.tasks("train", 0, 1, data="hf:openai/gsm8k")
 
 
 def test_a_data_set_that_the_hub_does_not_give_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import sysconfig
 import tracemalloc
+import venv
 from pathlib import Path
 
 import pytest
 
+from researcher.executor.diagnosis import Cause, Diagnosis
 from researcher.sandbox.launch import Mode, sandbox
 from researcher.workshop.checks import Unfit
-from researcher.workshop.rehearsal import Played, Rehearsal, RehearsalRequest, check, compare, rehearse
+from researcher.workshop.rehearsal import (
+    Played,
+    Rehearsal,
+    RehearsalRequest,
+    check,
+    check_comparable,
+    compare,
+    rehearse,
+)
 from tests.fakes.repeat_study import FOLDER
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +47,22 @@ async def test_every_task_is_played_with_every_answer_and_comes_to_its_reward(mo
     assert [len(line) for line in found.tasks.values()] == [3, 3]
     assert len(found.played) == 2 * 3 * 2
     assert {(each.reward, each.success, len(each.asked)) for each in found.played} == {(0.0, False, 1)}
+
+
+@pytest.mark.parametrize("mode", [Mode.BUBBLEWRAP, Mode.LIMITS])
+async def test_it_is_played_under_the_python_that_clients_have(tmp_path: Path, mode: Mode) -> None:
+    if mode is Mode.BUBBLEWRAP and sandbox().mode is not Mode.BUBBLEWRAP:
+        pytest.skip(sandbox().words)
+    environment, code = tmp_path / "environment", tmp_path / "code"
+    venv.EnvBuilder(symlinks=True).create(environment)
+    site = next((environment / "lib").glob("python*/site-packages"))
+    (site / "beneath.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (site / "word_maker.py").write_text("WORD = 'wombat'\n")
+    code.mkdir()
+    needy = request(instrument(code, f"{WORKFLOW}\nimport word_maker\n"))
+    check(await rehearse(needy, python=str(environment / "bin" / "python"), mode=mode))
+    with pytest.raises(Unfit, match="No module named 'word_maker'"):
+        check(await rehearse(needy, mode=mode))
 
 
 async def test_tasks_that_were_named_are_played_too(tmp_path: Path) -> None:
@@ -91,3 +118,34 @@ def test_what_changed_and_was_no_failure_is_found() -> None:
     ):
         with pytest.raises(Unfit, match=why):
             compare(rehearsal(), other)
+
+
+FAULT = Diagnosis(cause=Cause.CODE, why="its own", error="KeyError: 'wrod'", place="workflow.py:66")
+
+
+def failed(kind: str, place: str, *, by_system: bool = False) -> Played:
+    error = f"Traceback ...\n{kind}: no"
+    return Played(split="train", task="t", answer=3, error=error, kind=kind, place=place, by_system=by_system)
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (Rehearsal(error="Traceback ...\nBadSource: it cannot be read"), "be played: BadSource: it cannot be read"),
+        (failed("KeyError", "workflow.py:67"), "train task 't' fails .* otherwise than the client did: KeyError: no"),
+        (failed("PermissionError", "workflow.py:66", by_system=True), "otherwise than the client did"),
+        (failed("KeyError", ""), "otherwise than the client did"),
+        (Played(split="train", task="t", answer=3), "otherwise than the client did: no reward"),
+    ],
+)
+def test_with_what_fails_otherwise_nothing_can_be_compared(found: Rehearsal | Played, why: str) -> None:
+    before = found if isinstance(found, Rehearsal) else Rehearsal(played=[found])
+    with pytest.raises(Unfit, match=why):
+        check_comparable(before, FAULT)
+
+
+def test_the_fault_itself_may_show_in_a_rehearsal() -> None:
+    ended = Played(split="train", task="t", answer=1, reward=0.0)
+    for each in (failed("KeyError", "workflow.py:66"), failed("ValueError", "workflow.py:66")):
+        check_comparable(Rehearsal(played=[ended, each]), FAULT)
+        check_comparable(Rehearsal(played=[each]), FAULT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,74 @@ async def test_a_version_that_is_no_repair_is_refused_with_its_reason(make: Make
     assert not study.store.repairs(study.study)
     [event] = study.store.events(study.study, kind="repair_refused")
     assert why in event.detail["why"]
+
+
+SAID = "    right = said.strip()"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("    __import__('subprocess').run(['true'], check=True)\n", "otherwise than the client did: PermissionError"),
+        ("    assert '```' not in said\n", "otherwise than the client did: AssertionError"),
+    ],
+)
+async def test_what_the_sandbox_cannot_rehearse_is_mended_by_a_person_and_no_llm_is_asked(
+    make: Make, line: str, why: str
+) -> None:
+    broken = NINTH_TASK.replace(SAID, line + SAID)
+    easier = WORKFLOW.replace("reward=float(right)", "reward=1.0")
+    study = make(broken, llm=ScriptedLlm(mended(easier)))
+    workshop = study.workshop()
+    with pytest.raises(MendByHand, match=f"the old code cannot be rehearsed in the sandbox: .*{why}"):
+        await workshop.mend(study.case(workshop))
+    assert study.llm is not None
+    assert study.llm.asked == []
+    assert not study.store.repairs(study.study)
+    [budget] = [each for each in study.store.budget(study.study) if each.kind == "repairs"]
+    assert (budget.spent, budget.reserved) == (0, 0)
+    (study.folder / "workflow.py").write_text(broken.replace("'wrod'", "'word'"))
+    assert study.workshop().by_hand() is not None
+
+
+async def test_episodes_that_need_further_models_cannot_be_rehearsed(make: Make) -> None:
+    study = make(llm=ScriptedLlm(mended()))
+    page = study.folder / "study.toml"
+    page.write_text(page.read_text() + "\n[roles.solver.run.sampling]\nmax_tokens = 8\n")
+    workshop = study.workshop()
+    with pytest.raises(MendByHand, match="its episodes need further models"):
+        await workshop.mend(study.case(workshop))
+
+
+async def test_a_client_that_may_be_started_again_is_before_a_person_is_asked(make: Make) -> None:
+    study = make(NINTH_TASK.replace(SAID, f"    raise OSError\n{SAID}"), llm=ScriptedLlm(mended()))
+    workshop = study.workshop()
+    assert await workshop.mend(replace(study.case(workshop), last=False)) == workshop.code()
+
+
+async def test_a_fault_that_some_answers_meet_is_mended_and_the_others_are_compared(make: Make) -> None:
+    line = SAID.replace("said.strip()", "{0: said}[said.count(' ')].strip()")
+    broken = WORKFLOW.replace(SAID, line)
+    place = f"workflow.py:{broken[: broken.index(line)].count(chr(10)) + 1}"
+    easier = WORKFLOW.replace("reward=float(right)", "reward=1.0")
+    study = make(broken, llm=ScriptedLlm(mended(easier), mended()))
+    workshop = study.workshop()
+    case = study.case(workshop)
+    code = await workshop.mend(replace(case, diagnosis=replace(case.diagnosis, place=place)))
+    assert (code.folder / "workflow.py").read_text() == WORKFLOW
+    assert study.llm is not None
+    assert "change no reward" in study.llm.asked[1]["messages"][-1]["content"]
+    [repair] = study.store.repairs(study.study)
+    assert "42 episodes were rehearsed" in repair.rehearsed
+    assert "24 of them had ended before too" in repair.rehearsed
+
+
+async def test_where_the_failed_tasks_cannot_be_drawn_the_others_are_compared(make: Make) -> None:
+    study = make(llm=ScriptedLlm(mended(WORKFLOW.replace("Repeat this word", "Say this word")), mended()))
+    workshop = study.workshop()
+    await workshop.mend(replace(study.case(workshop), tasks=("lost",)))
+    assert study.llm is not None
+    assert "in other words than before" in study.llm.asked[1]["messages"][-1]["content"]
 
 
 async def test_repairs_end_with_their_budget_and_the_trial_with_clear_words(make: Make) -> None:
