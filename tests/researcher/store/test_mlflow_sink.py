@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from foundation.clock import ManualClock
-from researcher.models import Plan, StudyStatus, TrialStatus, Verdict, VerdictRecord
+from researcher.models import StudyStatus, TrialStatus, Verdict, VerdictRecord
 from researcher.store.errors import MlflowAway
 from researcher.store.mlflow_sink import MlflowSink, default_tracking_uri, experiment_name
 from researcher.store.store import Store
@@ -213,12 +213,8 @@ def test_verdict_and_report_are_added_to_what_is_there(
 def test_arms_whose_names_hold_quotes_have_one_run_each_with_the_verdict(
     store: Store, sink: MlflowSink, mlflow: Any, arms: tuple[str, str]
 ) -> None:
-    study, keys = store.create_study("Does it work?", {}), []
-    store.save_plan(study, plan_of(*arms))
-    for trial in store.ensure_trials(study, "compare", [(arm, 0) for arm in arms]):
-        store.record_intent(study, trial.key, 1, "http://a", f"{study}/{trial.key}#1", {"seed": 0})
-        store.finish_trial(study, trial.key, {"heldout_accuracy": 0.5}, {"reward_mean": [(1, 0.1)]})
-        keys.append(f"trial:{trial.key}")
+    study, *trials = sink_contract.a_study(store, arms=arms)
+    keys = [f"trial:{key}" for key in trials]
     waiting = store.unsent("mlflow", study)
     sink.drain(study)
     again = MlflowSink(store, sink.tracking_uri)
@@ -231,20 +227,8 @@ def test_arms_whose_names_hold_quotes_have_one_run_each_with_the_verdict(
     runs = runs_of(mlflow, store, study)
     assert set(runs) == {"stage:compare", *keys}
     assert [runs[key].data.tags.get("swarm.verdict.H1") for key in keys] == ["supported", "supported"]
-    pages = [again.page(study, key.removeprefix("trial:")) for key in keys]
+    pages = [again.page(study, key) for key in trials]
     assert [page.rpartition("/")[2] for page in pages] == [runs[key].info.run_id for key in keys]
-
-
-def plan_of(baseline: str, treatment: str) -> Plan:
-    """The example with arms of other names."""
-    plan = example_plan()
-    arms = dict(zip(ARMS, (baseline, treatment), strict=True))
-    named = {"baseline": baseline, "treatment": treatment}
-    return example_plan(
-        arms=tuple(arm.model_copy(update={"name": arms[arm.name]}) for arm in plan.arms),
-        hypotheses=tuple(each.model_copy(update=named) for each in plan.hypotheses),
-        stages=tuple(each.model_copy(update={"arms": (baseline, treatment)}) for each in plan.stages),
-    )
 
 
 def test_an_outage_is_noted_and_caught_up(store: Store, sink: MlflowSink, mlflow: Any) -> None:
