@@ -101,7 +101,7 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
         "plan": data.plan.model_dump(mode="json"),
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "packages": dict(sorted((each.name.lower(), each.version) for each in distributions())),
+        "packages": _packages(),
     }
     attempts = [attempt for trial in data.trials for attempt in store.attempts(study_id, trial.key)]
     parts: dict[str, bytes] = {
@@ -121,6 +121,13 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
     packed = _packed(parts)
     write_atomically(file, packed)
     return len(packed)
+
+
+def _packages() -> dict[str, str]:
+    """What is installed. What an interrupted installation left may lack its name or version."""
+    found = [each.metadata for each in distributions()]
+    whole = [each for each in found if "Name" in each and "Version" in each]
+    return dict(sorted((each["Name"].lower(), each["Version"]) for each in whole))
 
 
 def read_archive(file: Path, into: Path) -> Archive:

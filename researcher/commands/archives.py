@@ -88,10 +88,10 @@ async def _again(
     clock = SystemClock()
     choices = {"servers": args.server, "engine": args.engine}
     async with owned(home.store, study_id, clock) as store:
-        store.save_plan(study_id, archive.plan)
-        store.record_event(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
-        (trial,) = store.ensure_trials(study_id, then.stage, [(then.arm, then.seed)])
         try:
+            store.save_plan(study_id, archive.plan)
+            store.record_event(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
+            (trial,) = store.ensure_trials(study_id, then.stage, [(then.arm, then.seed)])
             await have_models(archive.plan, choices)
             pool = pool_of(home, store, study_id, archive.plan, choices, clock)
             async with pool:
@@ -99,7 +99,7 @@ async def _again(
                 code = Code(folder=instrument.path, version=instrument.code, sandboxed=mended)
                 executor = Executor(store, pool, setup(home, instrument, code=code, repairs=(instrument.code,)))
                 (done,) = await executor.run_trials(study_id, archive.plan, [trial])
-        finally:  # also where no server could be had, or somebody interrupted it: nothing goes on with it
+        finally:  # also where it was refused or interrupted, or no server could be had: nothing goes on with it
             store.set_study_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
     await Keeping(home.store, study_id, home.studies / study_id, clock, os.environ).discard_servers()
     return done

@@ -11,7 +11,7 @@ from foundation.commandline import UsageError
 from researcher.answers import Amendment, amend, answer_gate
 from researcher.commands import DONE
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.commands.look import plan_lines, worker_of
+from researcher.commands.look import carrier, plan_lines, worker_of
 from researcher.commands.study import seconds
 from researcher.executor.leftovers import end_left
 from researcher.gates import STOPPED_ON_REQUEST, STOPPED_UNPLANNED
@@ -77,7 +77,7 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     name = answer_gate(home.store, default_url(), study.id, answer)
     carried = (home.store.schedule(study.id) or {}).get("carried")
     goes_on = carried and not study.status.ended and not study.pause_requested
-    then = "the daemon goes on with it" if goes_on else "`researcher resume` goes on with it"
+    then = f"{carrier() if goes_on else '`researcher resume`'} goes on with it"
     word = "approved" if answer.verdict == "approve" else "rejected"
     _say(args, study, f"{name} {word}; {then}")
     return DONE

@@ -64,7 +64,7 @@ class _Watch:
             return False
         if daemon_lives():
             self._daemon_seen = now
-        self._tell_rest(unattended(self._home, study))
+            self._tell_rest(unattended(self._home, study))
         return now - self._daemon_seen < _STARTING_S
 
     def _tell_rest(self, text: str) -> None:

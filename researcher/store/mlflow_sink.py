@@ -40,6 +40,7 @@ _NETWORKED = ("postgresql", "mysql")
 """Databases behind a network, whose drivers all take `connect_timeout`."""
 _NOTE, _COLOUR = "mlflow.note.content", "mlflow.runColor"
 _PALETTE = ("#077A9D", "#C82D4C", "#00875C", "#B45F06", "#8A63BF", "#5D7283", "#AC9A2D", "#E65B77")
+_WILD = str.maketrans("'\\", "__")
 _METRICS_PER_BATCH = 1000  # MLflow refuses more
 
 
@@ -271,12 +272,22 @@ class MlflowSink(CopySink):
 
     def _find(self, client: Any, study: _Study, key: str) -> str | None:
         if key not in study.runs:
-            quoted = key.replace("'", "\\'")
-            found = client.search_runs([study.experiment_id], f"tags.`{KEY}` = '{quoted}'", max_results=1)
-            if not found:
-                return None
-            study.runs[key] = str(found[0].info.run_id)
-        return study.runs[key]
+            found = client.search_runs([study.experiment_id], _asked(key))
+            for run in found:
+                if run.data.tags[KEY] == key:
+                    study.runs[key] = str(run.info.run_id)
+                    break
+        return study.runs.get(key)
+
+
+def _asked(key: str) -> str:
+    """A filter that finds the run of that key, and may find others: MLflow's strings cannot hold the quote that they stand in.
+
+    `_` is any one character; for a backslash too, which some databases take for an escape.
+    """
+    if "'" not in key:
+        return f"tags.`{KEY}` = '{key}'"
+    return f"tags.`{KEY}` LIKE '{key.translate(_WILD)}'"
 
 
 def _colour(plan: Plan | None, trial: TrialRecord) -> str:

@@ -108,6 +108,7 @@ class Studies(Sessions):
     def save_plan(self, study_id: str, plan: Plan) -> str:
         """Freeze a plan with its hypotheses and stages; returns its digest. Saving the same plan again changes nothing.
 
+        The first plan of a study may be of any version: a plan that was amended is carried out again as it is, under its hash.
         Raises: PlanFrozen when that version says something else, or does not follow the newest one.
         """
         digest = plan.digest()
@@ -120,8 +121,8 @@ class Studies(Sessions):
                         f"plan {plan.version} of {study_id} is frozen; amend it as version {plan.version + 1}"
                     )
                 return digest
-            newest = _newest_version(session, study_id) or 0
-            if plan.version != newest + 1:
+            newest = _newest_version(session, study_id)
+            if newest is not None and plan.version != newest + 1:
                 raise PlanFrozen(f"the next plan of {study_id} is version {newest + 1}, not {plan.version}")
             _add_plan(session, study_id, plan, digest, self._clock.now())
             self._tell(session, study_id, "study", study_id)

@@ -6,6 +6,7 @@ again replaces it by the same bytes. Needs the package tensorboard, not torch or
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
@@ -24,6 +25,7 @@ from researcher.store.trial_card import params_of, points_of, tags_of
 
 FOLDER = "RESEARCHER_TENSORBOARD_DIR"
 """Environment variable: the log directory; by default `tensorboard` in the user data directory."""
+_LONGEST_NAME, _BEGINNING = 255, 60  # in bytes, and in characters
 _ODD = re.compile(r"[^\w.,=+@-]+")
 
 
@@ -59,7 +61,9 @@ class TensorboardSink(CopySink):
         study = self._store.study(trial.study_id)
         plan = self._plan(trial.study_id)
         started = trial.started_at or study.created_at
-        folder = self.folder / _safe(trial.study_id) / _safe(trial.stage) / _safe(trial.arm) / f"seed-{trial.seed}"
+        folder = (
+            self.folder / _safe(trial.study_id) / _safe(trial.stage) / _arm_folder(trial.arm) / f"seed-{trial.seed}"
+        )
         write_atomically(folder / _file_name(int(started)), _records(_trial_events(plan, trial, started)))
 
     def _send_study(self, message: Message) -> None:
@@ -92,6 +96,14 @@ class TensorboardSink(CopySink):
 def _safe(name: str) -> str:
     """As the name of a folder."""
     return _ODD.sub("_", name).lstrip(".") or "_"
+
+
+def _arm_folder(arm: str) -> str:
+    """One for each arm. Arms that no file system could name are told apart by their hash; an arm may be a whole prompt."""
+    safe = _safe(arm)
+    if safe == arm and len(arm.encode()) <= _LONGEST_NAME:
+        return arm
+    return f"{safe[:_BEGINNING]}-{hashlib.sha256(arm.encode()).hexdigest()[:8]}"
 
 
 def _file_name(number: int) -> str:

@@ -85,7 +85,7 @@ class WandbSink(CopySink):
         )
         run.define_metric("*", step_metric=_STEP)
         run.define_metric("eval_*", step_metric=_EPISODE)
-        for row in _rows(trial):
+        for row in _rows(trial)[run.starting_step :]:  # a run that is resumed has the rows before
             run.log(row)
         run.summary.update({f"final.{name}": value for name, value in trial.finals.items()})
         run.finish(exit_code=1 if trial.status is TrialStatus.FAILED else 0)

@@ -15,7 +15,7 @@ from foundation.logs import redact
 from researcher.analysis.sentinels import SentinelFinding, inspect
 from researcher.answers import answer_text
 from researcher.commands.home import Home
-from researcher.commands.look import event_text, unattended, when
+from researcher.commands.look import carrier, event_text, unattended, when
 from researcher.gates import open_gate
 from researcher.models import (
     AttemptRecord,
@@ -278,7 +278,7 @@ class Sheets:
         asked = [e for e in self._store.events(study.id, limit=100_000, kind="asked") if e.detail["gate"] == name]
         answer = Gate(self._checkpoints, study.id, name).answer()
         carried = (self._store.schedule(study.id) or {}).get("carried")
-        then = "the daemon goes on with it" if carried else f"`researcher resume {study.id}` goes on with it"
+        then = f"{carrier() if carried else f'`researcher resume {study.id}`'} goes on with it"
         return GatePart(
             name=name,
             question=[(key, _told(value)) for key, value in asked[-1].detail.items() if key != "gate"],

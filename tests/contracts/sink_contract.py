@@ -13,7 +13,7 @@ from researcher.models import SampledEpisode, StudyStatus, Verdict, VerdictRecor
 from researcher.store.outbox import Message
 from researcher.store.sink import CopyFailed, CopySink
 from researcher.store.store import Store
-from tests.fakes.example_plan import ARMS, SEAL, example_plan
+from tests.fakes.example_plan import ARMS, SEAL, plan_of_arms
 from tests.fakes.sampled import an_episode
 
 CURVE = [(1, 0.125), (2, 0.5)]
@@ -33,13 +33,16 @@ SERIES = {"reward_mean": CURVE, "eval_reward_after": [(0, 1.0), (1, 0.0)]}
 
 
 def a_study(
-    store: Store, series: dict[str, list[tuple[int, float]]] | None = None, episodes: list[SampledEpisode] | None = None
+    store: Store,
+    series: dict[str, list[tuple[int, float]]] | None = None,
+    episodes: list[SampledEpisode] | None = None,
+    arms: tuple[str, str] = ARMS,
 ) -> tuple[str, str, str]:
     """A study with one trial done and one failed."""
     study = store.create_study("Does it work?", {})
-    store.save_plan(study, example_plan())
+    store.save_plan(study, plan_of_arms(*arms))
     store.set_stage_status(study, "compare", "running")
-    done, failed = (trial.key for trial in store.ensure_trials(study, "compare", [(ARMS[0], 0), (ARMS[1], 0)]))
+    done, failed = (trial.key for trial in store.ensure_trials(study, "compare", [(arm, 0) for arm in arms]))
     for key in (done, failed):
         store.record_intent(study, key, 1, "http://a", f"{study}/{key}#1", {"seed": 0})
         store.record_submitted(study, key, "run-1", {"code_version": "c0de"})
@@ -86,6 +89,23 @@ class SinkContract:
         for message in waiting:  # as after a crash between sending and marking
             sink._send(message)
         assert self.copied(sink, store, study) == before
+
+    @pytest.mark.parametrize(
+        "arms",
+        [("answer=yes?", "answer=yes!"), (f"prompt={'Think it over. ' * 30}", f"prompt={'Think it over ' * 30}")],
+    )
+    def test_arms_of_any_name_are_copied_each_for_itself(
+        self, store: Store, sink: CopySink, arms: tuple[str, str]
+    ) -> None:
+        study, _, _ = a_study(store, arms=arms)
+        waiting = store.unsent(sink.name, study)
+        sink.drain(study)
+        assert store.outbox_state(sink.name, study) == (0, None)
+        copied = self.copied(sink, store, study)
+        assert sorted(trial.curve for trial in copied) == [[], CURVE]
+        for message in waiting:
+            sink._send(message)
+        assert self.copied(sink, store, study) == copied
 
     def test_an_outage_loses_nothing_and_concerns_this_sink_alone(
         self, store: Store, sink: CopySink, away: CopySink

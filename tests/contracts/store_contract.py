@@ -130,6 +130,14 @@ class StoreContract:
         store.save_plan(study, example_plan(steps=7, version=2))
         assert (store.plan(study).steps, store.plan(study, 1).steps, store.study(study).plan_version) == (7, 6, 2)
 
+    def test_the_first_plan_of_a_study_may_be_an_amended_one(self, store: Store) -> None:
+        study = store.create_study("again", {})
+        store.save_plan(study, example_plan(version=2))
+        assert (store.plan(study), store.study(study).plan_version) == (example_plan(version=2), 2)
+        assert store.stage_status(study) == {"compare": "planned"}
+        with pytest.raises(PlanFrozen, match="version 3, not 1"):
+            store.save_plan(study, example_plan())
+
     def test_a_plan_changed_by_hand_is_noticed(self, store: Store, study: str, url: str) -> None:
         self.sql(url, "UPDATE plans SET canonical = replace(canonical, '\"steps\":6', '\"steps\":60')")
         with pytest.raises(PlanTampered):

@@ -57,3 +57,17 @@ def example_plan(**changes: Any) -> Plan:
         "planner": "builtin",
     }
     return Plan(**{**fields, **changes})
+
+
+def plan_of_arms(baseline: str, treatment: str) -> Plan:
+    """The same with arms of these names."""
+    plan = example_plan()
+    return example_plan(
+        arms=tuple(
+            arm.model_copy(update={"name": name}) for arm, name in zip(plan.arms, (baseline, treatment), strict=True)
+        ),
+        hypotheses=tuple(
+            each.model_copy(update={"baseline": baseline, "treatment": treatment}) for each in plan.hypotheses
+        ),
+        stages=tuple(each.model_copy(update={"arms": (baseline, treatment)}) for each in plan.stages),
+    )

@@ -28,6 +28,7 @@ class Run:
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
         self.rows: list[dict[str, Any]] = []
+        self.starting_step = 0
         self.summary: dict[str, Any] = {}
         self.axes: dict[str, str] = {}
         self.artifacts: list[Artifact] = []
@@ -63,6 +64,10 @@ class FakeWandb(types.ModuleType):
     def init(self, **fields: Any) -> Run:
         if self.broken:
             raise Error("no route to host, with key sk-abcdefghijkl")
+        for earlier in self.runs:
+            if fields["resume"] == "allow" and earlier.fields["id"] == fields["id"]:
+                earlier.starting_step = len(earlier.rows)
+                return earlier
         folder = Path(fields["dir"]) / "wandb" / f"offline-run-{len(self._made):08}-{fields['id']}"
         folder.mkdir(parents=True)
         self._made[str(folder)] = Run(fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,20 @@ def test_everything_comes_back(archive: Path, instrument: InstrumentFolder) -> N
     )
     assert json.loads((found.folder / "attempts.jsonl").read_text())["run_id"] == "run-1"
     assert (found.folder / "report" / "report.md").read_text() == "# Report"
+
+
+def test_distributions_that_are_broken_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    for name, metadata in {"foo-1.0": None, "bar-1.0": "Name: bar\n", "pydantic-0.0": "Name: pydantic\n"}.items():
+        (tmp_path / "site" / f"{name}.dist-info").mkdir(parents=True)
+        if metadata is not None:
+            (tmp_path / "site" / f"{name}.dist-info" / "METADATA").write_text(metadata)
+    whole = version("pydantic")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    found = _read(request.getfixturevalue("archive"))
+    packages = json.loads((found.folder / "study.json").read_text())["packages"]
+    assert (packages["pydantic"], "foo" in packages, "bar" in packages) == (whole, False, False)
 
 
 def test_a_trial_that_is_not_there_is_named(archive: Path) -> None:

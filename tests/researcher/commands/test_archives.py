@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from researcher.commands import DONE, FAILED
 from researcher.commands.home import Home
 from researcher.executor.errors import NoServersLeft
 from researcher.main import main
-from researcher.models import StudyStatus, TrialEvidence, TrialRecord
+from researcher.models import Plan, StudyStatus, TrialEvidence, TrialRecord, TrialStatus
 from researcher.planner.instruments import read_instrument
+from researcher.store.errors import PlanFrozen
+from researcher.store.store import Store
 from tests.fakes.repeat_study import FOLDER
 from tests.fakes.shown_study import finish, opened, planned
 from tests.fakes.study import study_plan
@@ -55,6 +58,54 @@ def test_a_reproduction_that_gets_no_server_is_over(
     again = next(each for each in home.store.studies() if each.id != study)
     assert again.status is StudyStatus.STOPPED
     assert "run again" in str(again.reason)
+
+
+@pytest.fixture
+def amended(archived: tuple[Home, str, Path]) -> tuple[Home, str, Path]:
+    """The archive of a study whose plan was amended before its first trial."""
+    home, study, file = archived
+    plan = home.store.plan(study)
+    second = planned(home.store, plan=plan)
+    home.store.save_plan(second, plan.model_copy(update={"version": 2}))
+    [trial] = home.store.ensure_trials(second, "floor", [("lr=base", 0)])
+    finish(home.store, second, trial, 0.3, computed_in("bfloat16"))
+    write_archive(home.store, second, read_instrument(FOLDER), home.studies / second, file)
+    return home, second, file
+
+
+def test_a_trial_of_an_amended_plan_is_run_again_under_the_same_plan(
+    amended: tuple[Home, str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, study, file = amended
+
+    class Runs:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def run_trials(self, _: str, __: Plan, trials: list[TrialRecord]) -> list[TrialRecord]:
+            return [trial.model_copy(update={"status": TrialStatus.DONE}) for trial in trials]
+
+    monkeypatch.setattr("researcher.commands.archives.pool_of", lambda *_: nullcontext())
+    monkeypatch.setattr("researcher.commands.archives.Executor", Runs)
+    assert main(["reproduce", str(file), "--engine", "echo"]) == DONE
+    again = home.store.resolve_study("latest")
+    assert (again != study, home.store.study(again).status) == (True, StudyStatus.STOPPED)
+    assert home.store.plan(again) == home.store.plan(study)
+    assert [trial.key for trial in home.store.trials(again)] == [trial.key for trial in home.store.trials(study)]
+
+
+def test_a_reproduction_whose_plan_cannot_be_saved_is_over(
+    archived: tuple[Home, str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, study, file = archived
+
+    def full(*_: object) -> None:
+        raise PlanFrozen("the plan cannot be saved")
+
+    monkeypatch.setattr(Store, "save_plan", full)
+    assert main(["reproduce", str(file), "--engine", "echo"]) == FAILED
+    again = next(each for each in home.store.studies() if each.id != study)
+    assert again.status is StudyStatus.STOPPED
 
 
 @pytest.mark.parametrize(("now", "told"), [("bfloat16", False), ("float32", True)])

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Timer
 
@@ -16,7 +17,7 @@ from bench.serving import ServerProcess
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir
-from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, machine, run, watch
+from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, WAITING, machine, run, watch
 from researcher.commands.home import Home
 from researcher.commands.look import event_text
 from researcher.commands.study import seconds
@@ -227,7 +228,9 @@ def test_a_study_that_the_daemon_carries_is_watched_before_it_begins_and_between
     assert "the daemon goes on with it" in capsys.readouterr().out
     store.set_study_status(study, StudyStatus.WAITING, "waits for its next window")
     monkeypatch.setattr(watch, "_STARTING_S", 0.2)
+    capsys.readouterr()
     assert main(["watch", study]) == 3  # no daemon lives
+    assert "the daemon goes on with it" not in capsys.readouterr().out
     store.close()
 
 
@@ -439,25 +442,35 @@ def test_a_person_who_answers_for_a_study_that_was_stopped_is_told_that_it_is(
     found.store.close()
 
 
-@pytest.mark.parametrize(("carried", "goes_on"), [(True, "the daemon goes on"), (False, "`researcher resume` goes on")])
+NO_DAEMON = "no daemon runs here: `researcher daemon` or `researcher resume` "
+
+
+@pytest.mark.parametrize(
+    ("carried", "daemon", "goes_on"),
+    [
+        (True, True, "the daemon goes on"),
+        (True, False, f"{NO_DAEMON}goes on"),
+        (False, False, "`researcher resume` goes on"),
+    ],
+)
 def test_an_answer_is_told_from_the_moment_it_is_given(
-    carried: bool, goes_on: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    carried: bool, daemon: bool, goes_on: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(watch, "_STARTING_S", 0.0)
     found, url = opened(user_data_dir())
     waiting = at_gate(found.store, url)
     found.store.save_schedule(waiting, {"timetable": {"zone": "UTC"}, "carried": carried})
 
-    def told(command: str) -> str:
-        main([command, waiting])
+    def told(*command: str) -> str:
+        with only_daemon() if daemon else nullcontext():
+            main([command[0], waiting, *command[1:]])
         return capsys.readouterr().out
 
     before = told("status")
     assert "waits for a person's word on the plan" in before
     assert "there is an answer" in before
-    assert "`researcher resume` goes on" not in before
-    main(["approve", waiting, "--because", "worth it"])
-    assert goes_on in capsys.readouterr().out
+    assert (goes_on in before) == carried
+    assert goes_on in told("approve", "--because", "worth it")
     after = told("status")
     assert "waiting (approved by" in after
     assert ": worth it)" in after
@@ -466,6 +479,31 @@ def test_an_answer_is_told_from_the_moment_it_is_given(
     assert "answer given: gate plan/1, verdict approve, words worth it" in told("watch")
     assert meet_gate(found.store, url, waiting) is StudyStatus.RUNNING
     found.store.close()
+
+
+@pytest.mark.parametrize(("timetable", "goes_on"), [({}, "goes on with it"), ({"until": 1.0}, "ends it")])
+@pytest.mark.parametrize("daemon", [True, False])
+def test_a_study_in_the_daemons_care_says_whether_there_is_one(
+    daemon: bool,
+    timetable: dict[str, float],
+    goes_on: str,
+    study: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(watch, "_STARTING_S", 0.0)
+    store = Store.open()
+    store.set_study_status(study, StudyStatus.RUNNING)
+    store.save_schedule(study, {"timetable": {"zone": "UTC", **timetable}, "carried": True})
+    store.close()
+    with only_daemon() if daemon else nullcontext():
+        assert main(["status", study]) == 0
+    said = capsys.readouterr().out
+    assert (f"the daemon {goes_on}" in said, f"{NO_DAEMON}{goes_on}" in said) == (daemon, not daemon)
+    if not daemon:
+        assert main(["watch", study]) == WAITING
+        said = capsys.readouterr().out
+        assert (said.count(goes_on), said.count(NO_DAEMON)) == (1, 1)
 
 
 def test_a_plan_that_is_amended_after_its_answer_waits_for_another(capsys: pytest.CaptureFixture[str]) -> None:

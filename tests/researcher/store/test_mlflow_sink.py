@@ -207,6 +207,30 @@ def test_verdict_and_report_are_added_to_what_is_there(
     assert experiment.tags["swarm.status"] == "done"
 
 
+@pytest.mark.parametrize(
+    "arms", [("it's", 'it\'s "q"'), ("don't\\", "don_t\\"), ("100%", "100' or tags.`a` = 'b"), ('"q"', "a\nb's")]
+)
+def test_arms_whose_names_hold_quotes_have_one_run_each_with_the_verdict(
+    store: Store, sink: MlflowSink, mlflow: Any, arms: tuple[str, str]
+) -> None:
+    study, *trials = sink_contract.a_study(store, arms=arms)
+    keys = [f"trial:{key}" for key in trials]
+    waiting = store.unsent("mlflow", study)
+    sink.drain(study)
+    again = MlflowSink(store, sink.tracking_uri)
+    store.record_verdict(
+        study, "compare", VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="", effect=None)
+    )
+    again.drain(study)
+    for message in waiting:  # as after a crash between sending and marking
+        MlflowSink(store, sink.tracking_uri)._send(message)
+    runs = runs_of(mlflow, store, study)
+    assert set(runs) == {"stage:compare", *keys}
+    assert [runs[key].data.tags.get("swarm.verdict.H1") for key in keys] == ["supported", "supported"]
+    pages = [again.page(study, key) for key in trials]
+    assert [page.rpartition("/")[2] for page in pages] == [runs[key].info.run_id for key in keys]
+
+
 def test_an_outage_is_noted_and_caught_up(store: Store, sink: MlflowSink, mlflow: Any) -> None:
     study, done, _ = a_study(store)
     away = MlflowSink(store, "http://127.0.0.1:9")

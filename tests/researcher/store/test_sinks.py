@@ -106,13 +106,12 @@ def scalars_of(file: Path) -> dict[str, list[tuple[int, float]]]:
 class TestWandb(SinkContract):
     @pytest.fixture(autouse=True)
     def wandb(self, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
-        fake = FakeWandb()
+        self.fake = fake = FakeWandb()
         monkeypatch.setitem(sys.modules, "wandb", fake)
         return fake
 
     @pytest.fixture
     def sink(self, store: Store, tmp_path: Path, wandb: FakeWandb) -> CopySink:
-        self.fake = wandb
         return _Mending(store, tmp_path / "wb", wandb)
 
     @pytest.fixture
@@ -142,6 +141,22 @@ class TestWandb(SinkContract):
         assert {"episode": 1, "eval_reward_after": 0.0} in done.rows
         assert (done.fields["mode"], done.fields["settings"].fields["x_disable_meta"]) == ("offline", True)
         assert {run.exit_code for run in self.fake.runs} == {0, 1}
+
+    def test_a_run_that_is_sent_again_online_goes_on_behind_the_rows_that_it_has(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        study, _, _ = a_study(store)
+        waiting = store.unsent("wandb", study)
+        sink = WandbSink(store, tmp_path, {"WANDB_MODE": "online"})
+        sink.drain(study)
+        done = next(run for run in self.fake.runs if run.rows)
+        whole = list(done.rows)
+        del done.rows[-1:]  # as after a crash while it was sent
+        for _ in range(2):
+            for message in waiting:
+                sink._send(message)
+            assert done.rows == whole
+        assert len(self.fake.runs) == 3
 
     def test_an_error_is_recorded_without_secrets(self, store: Store, away: CopySink) -> None:
         study, _, _ = a_study(store)

@@ -9,6 +9,7 @@ import pytest
 
 from researcher.models import StudyStatus
 from researcher.planner.gate import Answer, Gate
+from researcher.schedule.daemon import only_daemon
 from tests.fakes.shown_study import at_gate, meet_gate, planned, running
 from tests.fakes.web_page import BASE, PORT, WebPage, answer, form_token
 
@@ -25,6 +26,21 @@ async def test_an_approval_stands_on_the_page_and_the_study_goes_on(page: WebPag
     assert f"<code>researcher resume {study}</code> goes on with it" in text
     assert "Waits for your word" not in text
     assert meet_gate(page.home.store, page.url, study) is StudyStatus.RUNNING
+
+
+async def test_an_approved_study_in_the_care_of_no_daemon_says_so(
+    page: WebPage, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESEARCHER_HOME", str(page.home.root))
+    study = at_gate(page.home.store, page.url)
+    page.home.store.save_schedule(study, {"timetable": {"zone": "UTC"}, "carried": True})
+    await answer(browser, study, "approve")
+    missing = "no daemon runs here: <code>researcher daemon</code> or <code>researcher resume</code> goes on with it"
+    assert (await browser.get(f"/studies/{study}")).text.count(missing) == 2
+    page.clock.advance(60)  # what was shown a moment ago is shown again
+    with only_daemon():
+        text = (await browser.get(f"/studies/{study}")).text
+    assert (text.count("the daemon goes on with it"), missing in text) == (2, False)
 
 
 async def test_a_rejection_needs_words_and_stops_the_study(page: WebPage, browser: httpx.AsyncClient) -> None:
