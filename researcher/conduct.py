@@ -23,6 +23,7 @@ from researcher.executor.errors import MendByHand
 from researcher.executor.trials import Executor, Progress
 from researcher.gates import Gates, Halted, WindowClosed, heed
 from researcher.models import OVER_BUDGET, Plan, Stage, StudyStatus, TrialRecord, TrialStatus
+from researcher.report.errors import RecordsDisagree
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget, StoreError
 from researcher.store.store import Store
@@ -285,9 +286,16 @@ class Conduct:
         due_at = self._clock.now() + _INTERIM_EVERY_S
         while not ended.done():
             await self._either(ended, _COPY_EVERY_S)
-            if not ended.done() and self._clock.now() >= due_at:  # by the time of day: a machine may sleep in between
-                due_at += _INTERIM_EVERY_S
+            if ended.done() or self._clock.now() < due_at:  # by the time of day: a machine may sleep in between
+                continue
+            try:
                 self._interim(study_id)
+            except (OSError, StoreError) as error:  # it is written at the next look, and no such report ends a study
+                _log.warning("the daily report could not be written: %s", error)
+                continue
+            except RecordsDisagree as error:
+                _log.warning("there is no daily report: %s", error)
+            due_at += _INTERIM_EVERY_S
 
 
 def report(store: Store, study_id: str, reports: Path) -> Path:
