@@ -22,7 +22,7 @@ from researcher.analysis.race import due
 from researcher.executor.errors import MendByHand
 from researcher.executor.trials import Executor, Progress
 from researcher.gates import Gates, Halted, WindowClosed, heed
-from researcher.models import OVER_BUDGET, Plan, Stage, StudyStatus, TrialRecord, TrialStatus
+from researcher.models import OVER_BUDGET, BudgetState, Plan, Stage, StudyStatus, TrialRecord, TrialStatus
 from researcher.report.errors import RecordsDisagree
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget, StoreError
@@ -147,10 +147,12 @@ class Conduct:
         arms = dict.fromkeys(trial.arm for trial in trials)
         picture.phase = f"stage {stage.id}: {len(trials) // len(arms)} seeds of {', '.join(arms)}"
         picture.next, picture.left_s = _next_of(plan, stage), None
+        picture.spent_s = before_s = self._wall(study_id).spent
         self._view.show(picture)
 
         def on_progress(progress: Progress) -> None:
-            self._see(progress, plan, picture)
+            picture.spent_s = before_s + progress.spent_s
+            self._see(progress, picture)
 
         left = [trial for trial in trials if not trial.status.ended]
         try:
@@ -176,7 +178,8 @@ class Conduct:
 
         Raises: OverBudget once the time is spent, with what runs paused.
         """
-        left_s = self._wall_left_s(study_id)
+        wall = self._wall(study_id)
+        left_s = wall.limit - wall.spent
         item, began, ran_s = f"since {self._clock.now():.3f}", self._clock.monotonic(), 0.0
         if left_s <= 0:
             raise OverBudget("wall_s", 0.0, left_s)
@@ -206,15 +209,14 @@ class Conduct:
             pause.cancel()
             await asyncio.gather(pause, return_exceptions=True)
 
-    def _wall_left_s(self, study_id: str) -> float:
+    def _wall(self, study_id: str) -> BudgetState:
         [wall] = [budget for budget in self._store.budget(study_id) if budget.kind == "wall_s"]
-        return wall.limit - wall.spent
+        return wall
 
-    def _see(self, progress: Progress, plan: Plan, picture: StudyPicture) -> None:
+    def _see(self, progress: Progress, picture: StudyPicture) -> None:
         line = picture.trials[progress.key]
         line.status, line.step, line.note = progress.status, progress.step, progress.note
         line.curve = [value for _, value in progress.curve]
-        picture.spent_s = progress.spent_s
         picture.left_s = progress.left_s
         self._view.show(picture)
 
