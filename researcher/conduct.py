@@ -252,10 +252,7 @@ class Conduct:
         return folder
 
     def _interim(self, study_id: str) -> Path | None:
-        """The report as far as there is one: some trial has ended, and nothing is concluded from it yet."""
-        if not any(trial.status is TrialStatus.DONE for trial in self._store.trials(study_id)):
-            return None
-        return report(self._store, study_id, self._reports)
+        return interim_report(self._store, study_id, self._reports)
 
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str) -> AsyncIterator[None]:
@@ -298,6 +295,13 @@ class Conduct:
             except RecordsDisagree as error:
                 _log.warning("there is no daily report: %s", error)
             due_at += _INTERIM_EVERY_S
+
+
+def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
+    """The report as far as there is one: some trial has ended, and nothing is concluded from it yet."""
+    if not any(trial.status is TrialStatus.DONE for trial in store.trials(study_id, series=())):
+        return None
+    return report(store, study_id, reports)
 
 
 def report(store: Store, study_id: str, reports: Path) -> Path:

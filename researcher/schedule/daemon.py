@@ -96,9 +96,13 @@ class Carrier:
             if now - starts.began > _QUIET_S:
                 starts.count = 0
             return True
-        if study.pause_requested or study.plan_version is None:
+        if study.plan_version is None:
             return True
-        if study.stop_requested or table.over(now):
+        if self._died(study.id):  # its servers are to be freed, whether or not it may run now
+            self._begin(study.id, now)
+        elif study.pause_requested:
+            return True
+        elif study.stop_requested or table.over(now):
             self._begin(study.id, now)
         elif table.open(now):
             if self._rests_at_a_gate(study.id):
@@ -106,6 +110,10 @@ class Carrier:
             else:
                 self._begin(study.id, now)
         return True
+
+    def _died(self, study_id: str) -> bool:
+        """Whether the one who last worked on it, and does no more, never gave it back: what runs for it may run still."""
+        return self._store.lease(study_id) is not None
 
     def _rests_at_a_gate(self, study_id: str) -> bool:
         gate = open_gate(self._store, study_id)
