@@ -40,6 +40,8 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 3600.0
 _QUIET_S = 900.0
 """A study that worked for so long is not taken for one that dies at once."""
 _KNOCK_S = 0.1
+_PLANNED_S = 600.0
+"""A study whose plan was not frozen by then was given up by the one who planned it."""
 _children: list[subprocess.Popen[bytes]] = []
 """Processes that this one started, so that it can bury them."""
 
@@ -97,7 +99,7 @@ class Carrier:
                 starts.count = 0
             return True
         if study.plan_version is None:
-            return True
+            return now - study.created_at < _PLANNED_S
         if self._died(study.id):  # its servers are to be freed, whether or not it may run now
             self._begin(study.id, now)
         elif study.pause_requested:

@@ -241,3 +241,13 @@ def test_one_whose_worker_died_is_begun_once_though_it_rests_so_that_its_servers
         house.clock.advance(20)
         house.carrier.look()
     assert house.launched == [study]
+
+
+def test_a_study_whose_planner_died_before_the_plan_was_frozen_keeps_no_daemon(house: _House) -> None:
+    study = house.store.create_study("a question", {})
+    table = Timetable.of([], None, house.clock.now(), zone=_ZONE)
+    house.store.save_schedule(study, {"timetable": table.model_dump(mode="json"), "carried": True})
+    assert house.carrier.look() == [study]
+    house.clock.advance(3600)
+    assert house.carrier.look() == []
+    assert house.launched == []
