@@ -96,7 +96,7 @@ def amend(
     if version is not None and version != plan.version:
         raise WrongState(f"{study.id} has plan version {plan.version} by now, not {version}; look again")
     amended = _amended(plan, change)
-    _check_budget(amended, study.options)
+    _check(amended, study.options)
     with owned_now(store, study_id) as mine:
         mine.save_plan(study_id, amended)
         told = {"version": amended.version, "because": because, "by": by, "changed": change.told}
@@ -142,11 +142,13 @@ def _amended(plan: Plan, change: Amendment) -> Plan:
     return amended
 
 
-def _check_budget(plan: Plan, choices: Mapping[str, Any]) -> None:
-    """Raises: BudgetTooSmall; PlanningRefused where the instrument is not there any more."""
+def _check(plan: Plan, choices: Mapping[str, Any]) -> None:
+    """Raises: BudgetTooSmall; PlanningRefused where seeds run out, or the instrument is not there any more."""
     from researcher.planner.design import check_budget
     from researcher.planner.instruments import open_instrument
+    from researcher.planner.stages import check_seeds
 
+    check_seeds(plan.stages)
     folder = open_instrument(choices.get("instrument") or plan.instrument)
     check_budget(plan, folder.instrument, servers=max(1, len(choices.get("servers", ()))))
 

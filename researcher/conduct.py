@@ -22,7 +22,8 @@ from researcher.analysis.race import due
 from researcher.executor.errors import MendByHand
 from researcher.executor.trials import Executor, Progress
 from researcher.gates import Gates, Halted, WindowClosed, heed
-from researcher.models import OVER_BUDGET, Plan, Stage, StudyStatus, TrialRecord, TrialStatus
+from researcher.models import OVER_BUDGET, BudgetState, Plan, Stage, StudyStatus, TrialRecord, TrialStatus
+from researcher.report.errors import RecordsDisagree
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget, StoreError
 from researcher.store.store import Store
@@ -146,10 +147,12 @@ class Conduct:
         arms = dict.fromkeys(trial.arm for trial in trials)
         picture.phase = f"stage {stage.id}: {len(trials) // len(arms)} seeds of {', '.join(arms)}"
         picture.next, picture.left_s = _next_of(plan, stage), None
+        picture.spent_s = before_s = self._wall(study_id).spent
         self._view.show(picture)
 
         def on_progress(progress: Progress) -> None:
-            self._see(progress, plan, picture)
+            picture.spent_s = before_s + progress.spent_s
+            self._see(progress, picture)
 
         left = [trial for trial in trials if not trial.status.ended]
         try:
@@ -175,7 +178,8 @@ class Conduct:
 
         Raises: OverBudget once the time is spent, with what runs paused.
         """
-        left_s = self._wall_left_s(study_id)
+        wall = self._wall(study_id)
+        left_s = wall.limit - wall.spent
         item, began, ran_s = f"since {self._clock.now():.3f}", self._clock.monotonic(), 0.0
         if left_s <= 0:
             raise OverBudget("wall_s", 0.0, left_s)
@@ -205,15 +209,14 @@ class Conduct:
             pause.cancel()
             await asyncio.gather(pause, return_exceptions=True)
 
-    def _wall_left_s(self, study_id: str) -> float:
+    def _wall(self, study_id: str) -> BudgetState:
         [wall] = [budget for budget in self._store.budget(study_id) if budget.kind == "wall_s"]
-        return wall.limit - wall.spent
+        return wall
 
-    def _see(self, progress: Progress, plan: Plan, picture: StudyPicture) -> None:
+    def _see(self, progress: Progress, picture: StudyPicture) -> None:
         line = picture.trials[progress.key]
         line.status, line.step, line.note = progress.status, progress.step, progress.note
         line.curve = [value for _, value in progress.curve]
-        picture.spent_s = progress.spent_s
         picture.left_s = progress.left_s
         self._view.show(picture)
 
@@ -249,10 +252,7 @@ class Conduct:
         return folder
 
     def _interim(self, study_id: str) -> Path | None:
-        """The report as far as there is one: some trial has ended, and nothing is concluded from it yet."""
-        if not any(trial.status is TrialStatus.DONE for trial in self._store.trials(study_id)):
-            return None
-        return report(self._store, study_id, self._reports)
+        return interim_report(self._store, study_id, self._reports)
 
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str) -> AsyncIterator[None]:
@@ -285,9 +285,23 @@ class Conduct:
         due_at = self._clock.now() + _INTERIM_EVERY_S
         while not ended.done():
             await self._either(ended, _COPY_EVERY_S)
-            if not ended.done() and self._clock.now() >= due_at:  # by the time of day: a machine may sleep in between
-                due_at += _INTERIM_EVERY_S
+            if ended.done() or self._clock.now() < due_at:  # by the time of day: a machine may sleep in between
+                continue
+            try:
                 self._interim(study_id)
+            except (OSError, StoreError) as error:  # it is written at the next look, and no such report ends a study
+                _log.warning("the daily report could not be written: %s", error)
+                continue
+            except RecordsDisagree as error:
+                _log.warning("there is no daily report: %s", error)
+            due_at += _INTERIM_EVERY_S
+
+
+def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
+    """The report as far as there is one: some trial has ended, and nothing is concluded from it yet."""
+    if not any(trial.status is TrialStatus.DONE for trial in store.trials(study_id, series=())):
+        return None
+    return report(store, study_id, reports)
 
 
 def report(store: Store, study_id: str, reports: Path) -> Path:

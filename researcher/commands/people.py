@@ -13,7 +13,7 @@ from researcher.commands import DONE
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import carrier, plan_lines, worker_of
 from researcher.commands.study import seconds
-from researcher.executor.leftovers import end_left
+from researcher.executor.leftovers import end_left, end_left_of
 from researcher.gates import STOPPED_ON_REQUEST, STOPPED_UNPLANNED
 from researcher.models import StudyRecord, StudyStatus
 from researcher.ownership import owned_now
@@ -35,13 +35,14 @@ def stop_command(args: argparse.Namespace) -> int:
 
 
 def pause_command(args: argparse.Namespace) -> int:
-    """Leave the wish to pause: trials that run keep a checkpoint and go on from there after `resume`."""
+    """Leave the wish to pause: trials that run keep a checkpoint and go on from there after `resume`. Where nobody works on the
+    study, what a researcher that died left of it is ended here."""
     home, study = _study(args)
     if study.status.ended:
         raise WrongState(f"{study.id} is {study.status}; there is nothing to pause")
     home.store.request_pause(study.id)
     working = worker_of(home, study.id)
-    _say(args, study, f"asked {working} to pause" if working else "nobody works on it; it stays where it is")
+    _say(args, study, f"asked {working} to pause" if working else _pause_now(home, study))
     return DONE
 
 
@@ -94,6 +95,16 @@ def _stop_now(home: Home, study: StudyRecord) -> str:
     except LeaseHeld as held:  # somebody took it up meanwhile
         return f"asked {held.owner} to stop"
     return "; ".join([reason, *left])
+
+
+def _pause_now(home: Home, study: StudyRecord) -> str:
+    """End what runs for a study that nobody works on, so that its servers are free; what came of it, in words."""
+    try:
+        with owned_now(home.store, study.id) as own:
+            left = asyncio.run(end_left_of(own, study.id, home.studies / study.id, SystemClock()))
+    except LeaseHeld as held:  # somebody took it up meanwhile
+        return f"asked {held.owner} to pause"
+    return "; ".join(["nobody works on it; it stays where it is", *left])
 
 
 def _study(args: argparse.Namespace) -> tuple[Home, StudyRecord]:

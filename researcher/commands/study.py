@@ -26,10 +26,11 @@ from researcher.commands.look import known_text, plan_lines, when
 from researcher.commands.mending import workshop_of
 from researcher.commands.own_servers import have_models, pool_of, starting
 from researcher.commands.writing import labelled, new_instrument, settings_for_writing
-from researcher.conduct import Conduct, Outcome, Sink
+from researcher.conduct import Conduct, Outcome, Sink, interim_report
 from researcher.environments import check_tasks, interpreter
 from researcher.executor.blueprint import Code, Setup
 from researcher.executor.keeping import Keeping
+from researcher.executor.leftovers import end_left_of
 from researcher.executor.trials import Executor
 from researcher.gates import Gates, Halted, heed
 from researcher.models import LlmCall, Plan, StudyStatus
@@ -42,6 +43,7 @@ from researcher.planner.llm.endpoint import OpenAIEndpoint
 from researcher.planner.llm.planner import LlmPlanner
 from researcher.planner.llm.settings import llm_settings
 from researcher.planner.refusals import PlanningRefused
+from researcher.report.errors import RecordsDisagree
 from researcher.schedule.daemon import ensure_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
@@ -251,7 +253,7 @@ def _conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = No
 
 
 def _to_its_end(study_id: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Raises: Interrupted by Ctrl-C or SIGTERM; what the work raises."""
+    """Raises: Interrupted by Ctrl-C, SIGTERM or a terminal that was closed; what the work raises."""
     try:
         return asyncio.run(_until_told(work))
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -259,10 +261,19 @@ def _to_its_end(study_id: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 
 async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """SIGTERM ends it as Ctrl-C does: servers of our own are stopped, and the study can be resumed."""
-    task = asyncio.current_task()
+    """SIGTERM ends it as Ctrl-C does: servers of our own are stopped, and the study can be resumed. So does SIGHUP, unless it
+    is ignored, as under `nohup`."""
+    task, told = asyncio.current_task(), asyncio.Event()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+    def end() -> None:
+        if not told.is_set():  # a terminal that is closed may say so twice, and the end is not to be cut short
+            told.set()
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, end)
     return await work
 
 
@@ -298,8 +309,7 @@ async def sit(
             gates.before_plan(study_id, frozen)
             return await sitting.through(wait=wait)
         except Halted as halt:
-            store.set_study_status(study_id, halt.status, halt.reason)
-            return Outcome(halt.status, halt.reason)
+            return await sitting.rest(halt)
 
 
 class Sitting:
@@ -341,8 +351,27 @@ class Sitting:
         if self._timetable.over(self._clock.now()):
             raise Halted(StudyStatus.STOPPED, _DAYS_OVER)
 
+    async def rest(self, halt: Halted) -> Outcome:
+        """Leave the study as it is to rest, with no server held by one who died over it."""
+        await self._end_left()
+        folder = None
+        if halt.status is StudyStatus.STOPPED:
+            try:
+                folder = interim_report(self._store, self._study_id, self._home.studies)
+            except (OSError, RecordsDisagree) as error:  # it ends all the same; `researcher report` writes it anew
+                self._view.say(f"the report could not be written: {error}")
+        self._store.set_study_status(self._study_id, halt.status, halt.reason)
+        return Outcome(halt.status, halt.reason, folder)
+
+    async def _end_left(self) -> None:
+        folder = self._home.studies / self._study_id
+        for line in await end_left_of(self._store, self._study_id, folder, self._clock):
+            self._view.say(line)
+
     async def _opened(self, *, wait: bool) -> None:
         """Wait until a window is open."""
+        if wait and not self._timetable.open(self._clock.now()):
+            await self._end_left()
         while not self._timetable.open(now := self._clock.now()):
             heed(self._store, self._study_id)
             opening = self._timetable.next_opening(now)

@@ -14,8 +14,15 @@ from foundation.clock import Clock
 from researcher.executor.local_server import LocalLimits
 from researcher.executor.processes import Berth
 from researcher.executor.servers import server_token
+from researcher.store.store import Store
 from swarm.client import Patience, SwarmClient
 from swarm.protocol.errors import SwarmError
+
+
+async def end_left_of(store: Store, study_id: str, folder: Path, clock: Clock) -> list[str]:
+    """The same for whoever owns the study and is not working on it. Servers that were given are asked where it has trials."""
+    begun = bool(store.trials(study_id, series=()))
+    return await end_left(folder, study_id, store.study(study_id).options.get("servers", ()) if begun else (), clock)
 
 
 async def end_left(folder: Path, study_id: str, urls: Iterable[str], clock: Clock) -> list[str]:

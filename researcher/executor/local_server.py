@@ -36,10 +36,12 @@ class LocalServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLimits:
-    """listen_s: until it must listen. restarts: how often it is started again. grace_s: for an orderly end."""
+    """listen_s: until it must listen. restarts: how often in a row it is started again. quiet_s: one that lived for so long
+    begins a new row. grace_s: for an orderly end."""
 
     listen_s: float = 60.0
     restarts: int = 3
+    quiet_s: float = 900.0
     first_backoff_s: float = 1.0
     grace_s: float = 20.0
 
@@ -71,19 +73,20 @@ class LocalProcess:
 
     async def keep_alive(self, url: str) -> str:
         """Start the server again, on the same port, when it dies. Returns when it does no good any more, with why."""
-        backoff_s = self._limits.first_backoff_s
-        for count in range(1, self._limits.restarts + 1):
+        deaths = 0
+        while True:
+            began = self._clock.monotonic()
             await self._berth.ended()
-            _log.warning("the swarm server died; start %d of %d", count, self._limits.restarts)
-            await self._clock.sleep(backoff_s)
-            backoff_s *= 2
+            deaths = 1 if self._clock.monotonic() - began >= self._limits.quiet_s else deaths + 1
+            if deaths > self._limits.restarts:
+                return f"it died {deaths} times: {self._last_words()}"
+            _log.warning("the swarm server died; start %d of %d", deaths, self._limits.restarts)
+            await self._clock.sleep(self._limits.first_backoff_s * 2 ** (deaths - 1))
             self._launch(urlsplit(url).port or 0)
             try:
                 await self._listening()
             except ServerUnfit as error:
                 _log.warning("%s", error)
-        await self._berth.ended()
-        return f"it died {self._limits.restarts + 1} times: {self._last_words()}"
 
     async def stop(self) -> None:
         await self._berth.end(self._limits.grace_s)

@@ -23,7 +23,8 @@ _ABANDONED_DRAIN_S = 0.1
 
 
 class Slot:
-    """One server, for one attempt of a study's. tell: told at once what is waited for, and what a person can do."""
+    """One server, for one attempt of a study's. tell: told at once what is waited for, and what a person can do. heed: asked
+    while it is waited for; raises StudyHalted where that is to end."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class Slot:
         busy_s: float,
         look_s: float,
         tell: Callable[[str], None],
+        heed: Callable[[], None],
     ) -> None:
         self.server = server
         self.swarm = server.swarm
@@ -44,6 +46,7 @@ class Slot:
         self._busy_s = busy_s
         self._look_s = look_s
         self._tell = tell
+        self._heed = heed
         self._told: set[str] = set()
         self.run_id: str | None = None
         """The run that it started or found, also where whoever asked for it was cancelled meanwhile."""
@@ -51,7 +54,8 @@ class Slot:
     async def start(self, spec: RunSpec, idempotency_key: str, model: PlanModel | None = None) -> RunReport:
         """The run under this key, started now or found again. model: what the server has to host; None: anything.
 
-        Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts other weights, or others keep it.
+        Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts other weights, or others keep it; StudyHalted
+        while others keep it.
         """
         deadline = self._clock.monotonic() + self._busy_s
         status = await self.server.ready(self._clock, self._busy_s)
@@ -160,7 +164,7 @@ class Slot:
             )
         else:
             self._tell_of(run_id, labels.get("study"), deadline - self._clock.monotonic())
-        await self._released(run_id, min(deadline, self._clock.monotonic() + self._busy_s))
+        await self._released(run_id, min(deadline, self._clock.monotonic() + self._busy_s), self._heed)
 
     def _tell_of(self, run_id: str, study_id: str | None, left_s: float) -> None:
         if run_id in self._told:
@@ -181,12 +185,13 @@ class Slot:
             return False
         return status in (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
 
-    async def _released(self, run_id: str, deadline: float) -> None:
-        """Returns when the run does not hold the server any more, or at the deadline."""
+    async def _released(self, run_id: str, deadline: float, heed: Callable[[], None] = lambda: None) -> None:
+        """Returns when the run does not hold the server any more, or at the deadline. Raises what `heed` does."""
         async for status in self.swarm.statuses(wait_s=max(0.0, min(10.0, deadline - self._clock.monotonic()))):
             if status.run_id != run_id or self._clock.monotonic() >= deadline:
                 return
             self.server.check()
+            heed()
             await self._clock.sleep(self._look_s)
 
     async def _stop(self, run_id: str) -> None:

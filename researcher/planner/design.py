@@ -44,7 +44,7 @@ from researcher.planner.instruments import InstrumentFolder
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.planner.seam import PlanOptions
-from researcher.planner.stages import ALPHA, POWER, RACE_FROM, branches, compared, cost, raced, with_most
+from researcher.planner.stages import ALPHA, POWER, RACE_FROM, branches, check_seeds, compared, cost, raced, with_most
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 PLANNED_EFFECT = 1.5
@@ -225,6 +225,7 @@ def checked(plan: Plan) -> Plan:
             f"several arms would be called {shared[0]}, and nothing would tell their trials apart; write their levels otherwise",
             shared,
         )
+    check_seeds(plan.stages)
     for arm in plan.arms:
         levels = plan.levels_of(arm)
         if RUN_PARAMETERS in levels and any(target.startswith(f"{RUN_PARAMETERS}.") for target in levels):

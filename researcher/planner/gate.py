@@ -7,7 +7,8 @@ gate.give(Answer(verdict="approve", by="ada"))
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -15,7 +16,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
 from foundation.strict import StrictModel
-from researcher.planner.saving import saver_in
+from researcher.planner.saving import caught_up, with_saver
+
+T = TypeVar("T")
 
 
 class Answer(StrictModel):
@@ -43,38 +46,44 @@ class Gate:
 
     def ask(self, question: dict[str, Any]) -> Answer | None:
         """Put the question, unless it was put before. Returns the answer, None while there is none."""
-        with saver_in(self._checkpoints) as saver:
-            graph = _graph(saver)
-            if not graph.get_state(self._config).values:
-                graph.invoke(_State(question=question), self._config)
+
+        def put(graph: Any) -> Answer | None:
+            if not caught_up(graph, self._config).values:
+                graph.invoke(_State(question=question), self._config, durability="sync")
             return _answer(graph.get_state(self._config).values)
+
+        return self._on(put)
 
     def answer(self) -> Answer | None:
         """What was answered; None while nobody has."""
-        with saver_in(self._checkpoints) as saver:
-            return _answer(_graph(saver).get_state(self._config).values)
+        return self._on(lambda graph: _answer(graph.get_state(self._config).values))
 
     def waits(self) -> bool:
         """Whether it was asked and nobody has answered."""
-        with saver_in(self._checkpoints) as saver:
-            values = _graph(saver).get_state(self._config).values
-            return bool(values) and _answer(values) is None
+        values = self._on(lambda graph: graph.get_state(self._config).values)
+        return bool(values) and _answer(values) is None
 
     def give(self, answer: Answer) -> Answer:
         """Answer; returns the answer that counts, which is an earlier one where there is one.
 
         Raises: LookupError when nothing was asked.
         """
-        with saver_in(self._checkpoints) as saver:
-            graph = _graph(saver)
-            state = graph.get_state(self._config)
+
+        def take(graph: Any) -> Answer:
+            state = caught_up(graph, self._config)
             if not state.values:
                 raise LookupError("nothing was asked at this gate")
             if state.next:
-                graph.invoke(Command(resume=answer.model_dump()), self._config)
+                graph.invoke(Command(resume=answer.model_dump()), self._config, durability="sync")
             given = _answer(graph.get_state(self._config).values)
             assert given is not None
             return given
+
+        return self._on(take)
+
+    def _on(self, work: Callable[[Any], T]) -> T:
+        """The work on the gate's graph. Raises: DatabaseAway; OSError when SQLite's disk fails."""
+        return with_saver(self._checkpoints, lambda saver: work(_graph(saver)))
 
 
 def _graph(saver: BaseCheckpointSaver[str] | None) -> Any:

@@ -23,7 +23,7 @@ from researcher.planner.design import checked, design, fitted
 from researcher.planner.instruments import InstrumentFolder, available, read_instrument
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.saving import saver_in
+from researcher.planner.saving import Saver, caught_up, with_saver
 from researcher.planner.seam import Planner, PlannerChoice, PlanOptions, PlanRequest
 from researcher.planner.sources import pinned
 
@@ -83,16 +83,17 @@ class BuiltinPlanner:
         return await asyncio.to_thread(self._run, request)
 
     def _run(self, request: PlanRequest) -> Plan:
-        with saver_in(self._checkpoints) as saver:
-            graph = _graph(request).compile(checkpointer=saver)
-            if saver is None:
-                return Plan.model_validate(graph.invoke(_State(topic=request.topic))["plan"])
-            config: RunnableConfig = {"configurable": {"thread_id": f"plan/{self._thread}"}}
-            state = graph.get_state(config)
-            if state.values and not state.next:
-                return Plan.model_validate(state.values["plan"])
-            begun = bool(state.values)
-            return Plan.model_validate(graph.invoke(None if begun else _State(topic=request.topic), config)["plan"])
+        return with_saver(self._checkpoints, lambda saver: self._run_with(saver, request))
+
+    def _run_with(self, saver: Saver | None, request: PlanRequest) -> Plan:
+        graph = _graph(request).compile(checkpointer=saver)
+        if saver is None:
+            return Plan.model_validate(graph.invoke(_State(topic=request.topic))["plan"])
+        config: RunnableConfig = {"configurable": {"thread_id": f"plan/{self._thread}"}}
+        values = caught_up(graph, config).values
+        return Plan.model_validate(
+            (values or graph.invoke(_State(topic=request.topic), config, durability="sync"))["plan"]
+        )
 
 
 class _State(TypedDict, total=False):

@@ -3,27 +3,60 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
+import psycopg
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
+from researcher.store.outages import PATIENCE_S, is_held, of_driver, patiently
+
 _BUSY_S = 20.0
+
+T = TypeVar("T")
+Saver = BaseCheckpointSaver[str]
+
+
+def with_saver(url: str | None, work: Callable[[Saver | None], T]) -> T:
+    """The work done with LangGraph's saver in that database, SQLite or PostgreSQL; None for no database.
+
+    While the database is away, or another program holds it, the work is begun anew: it must find its place in what was kept.
+    Raises: DatabaseAway when patience ends; OSError when SQLite's disk fails.
+    """
+    if url is None:
+        return work(None)
+
+    def once() -> T:
+        with _saver_in(url) as saver:
+            return work(saver)
+
+    return patiently(once, PATIENCE_S)
+
+
+def caught_up(graph: Any, config: RunnableConfig) -> Any:
+    """The graph's state at its next question or its end: what an outage or a crash cut off is done first."""
+    state = graph.get_state(config)
+    if state.tasks and not state.interrupts:
+        graph.invoke(None, config, durability="sync")
+        state = graph.get_state(config)
+    return state
 
 
 @contextmanager
-def saver_in(url: str | None) -> Iterator[BaseCheckpointSaver[str] | None]:
-    """LangGraph's saver in that database, SQLite or PostgreSQL; None for no database. Raises: OSError when SQLite's disk fails."""
-    if url is None:
-        yield None
-    elif url.startswith("sqlite:///"):
+def _saver_in(url: str) -> Iterator[Saver]:
+    """Raises: DBAPIError when the database is away; OSError."""
+    if url.startswith("sqlite:///"):
         file = url.removeprefix("sqlite:///")
         connection = sqlite3.connect(file, check_same_thread=False, timeout=_BUSY_S)
         try:
             yield SqliteSaver(connection)
         except sqlite3.OperationalError as error:
+            if is_held(held := of_driver(error)):
+                raise held from error
             raise OSError(
                 f"the plan cannot be kept in {file}: {error}; make room on that disk, then start again"
             ) from error
@@ -31,6 +64,9 @@ def saver_in(url: str | None) -> Iterator[BaseCheckpointSaver[str] | None]:
             connection.close()
     else:
         scheme, _, rest = url.partition("://")
-        with PostgresSaver.from_conn_string(f"{scheme.split('+')[0]}://{rest}") as saver:
-            saver.setup()
-            yield saver
+        try:
+            with PostgresSaver.from_conn_string(f"{scheme.split('+')[0]}://{rest}") as saver:
+                saver.setup()
+                yield saver
+        except psycopg.OperationalError as error:
+            raise of_driver(error) from error

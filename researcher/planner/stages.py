@@ -13,11 +13,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from researcher.models import Branch, Condition, Hypothesis, Plan, Stage, StageKind
+from researcher.planner.refusals import PlanningRefused
 
 ALPHA, POWER = 0.05, 0.8
 NOISE_FLOOR, COMPARE, CONFIRM, FINE = "noise-floor", "compare", "confirm", "fine"
 RACE_FROM = 4
 """Treatments against one baseline from which they race; fewer are all compared, with Holm's adjustment."""
+LAST_SEED = 2**31 - 1
+"""The greatest seed that a run takes (swarm.protocol.runspec.RunSpec)."""
 _RUNG_SEEDS = 2
 _DECIDED = ("supported", "refuted", "equivalent")
 
@@ -155,6 +158,17 @@ def with_seeds(stages: Sequence[Stage], seeds: int) -> tuple[Stage, ...]:
         return stage.model_copy(update={"seeds": own, "max_seeds": own})
 
     return with_most([sized(stage) for stage in stages], seeds)
+
+
+def check_seeds(stages: Sequence[Stage]) -> None:
+    """Raises: PlanningRefused where a stage would, at its most, take seeds that no run takes."""
+    over = max(stage.first_seed + stage.max_seeds - 1 for stage in stages) - LAST_SEED
+    if over > 0:
+        first = min(stage.first_seed for stage in stages)
+        raise PlanningRefused(
+            f"seeds go up to {LAST_SEED}, and from {first} on this plan may need {over} more than there are: give "
+            f"--first-seed {max(0, first - over)} or less, or fewer --seeds"
+        )
 
 
 def cost(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> tuple[int, float]:

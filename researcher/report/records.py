@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from researcher.analysis.conclusions import Conclusions, conclude
@@ -19,6 +19,7 @@ from researcher.analysis.samples import NotEnoughTrials
 from researcher.analysis.sentinels import SentinelFinding, inspect
 from researcher.models import Stage, StageKind, StudyData, TrialRecord, TrialStatus
 from researcher.report.errors import RecordsDisagree
+from researcher.report.rests import rests
 
 ENDED = (TrialStatus.DONE, TrialStatus.FAILED)
 _CLOSE = 1e-9
@@ -45,6 +46,10 @@ class Records:
     @cached_property
     def done(self) -> list[TrialRecord]:
         return [trial for trial in self.data.trials if trial.status is TrialStatus.DONE]
+
+    @cached_property
+    def rests(self) -> Mapping[str, list[tuple[float, float]]]:
+        return rests(self.data.events)
 
     @cached_property
     def conclusions(self) -> Conclusions:

@@ -191,9 +191,13 @@ class Vocabulary:
         return tokens
 
     def trial_s(self, *, arm: str | None = None) -> Value:
-        """Wall seconds of ended trials together, from the first attempt's intent to the end."""
-        spans = [(trial.started_at, trial.ended_at) for trial in self._trials(arm)]
-        return math.fsum(end - start for start, end in spans if start is not None and end is not None)
+        """Wall seconds of ended trials together, from the first attempt's intent to the end, without those at rest."""
+        spans = list[float]()
+        for trial in self._trials(arm):
+            if trial.started_at is not None and trial.ended_at is not None:
+                spans.append(trial.ended_at - trial.started_at)
+                spans += [begin - end for begin, end in self._records.rests.get(trial.key, ())]
+        return math.fsum(spans)
 
     def span_s(self) -> Value:
         """Wall seconds from the first trial's beginning to the last one's end."""

@@ -40,6 +40,8 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 3600.0
 _QUIET_S = 900.0
 """A study that worked for so long is not taken for one that dies at once."""
 _KNOCK_S = 0.1
+_PLANNED_S = 600.0
+"""A study whose plan was not frozen by then was given up by the one who planned it."""
 _children: list[subprocess.Popen[bytes]] = []
 """Processes that this one started, so that it can bury them."""
 
@@ -96,9 +98,13 @@ class Carrier:
             if now - starts.began > _QUIET_S:
                 starts.count = 0
             return True
-        if study.pause_requested or study.plan_version is None:
+        if study.plan_version is None:
+            return now - study.created_at < _PLANNED_S
+        if self._died(study.id):  # its servers are to be freed, whether or not it may run now
+            self._begin(study.id, now)
+        elif study.pause_requested:
             return True
-        if study.stop_requested or table.over(now):
+        elif study.stop_requested or table.over(now):
             self._begin(study.id, now)
         elif table.open(now):
             if self._rests_at_a_gate(study.id):
@@ -106,6 +112,10 @@ class Carrier:
             else:
                 self._begin(study.id, now)
         return True
+
+    def _died(self, study_id: str) -> bool:
+        """Whether the one who last worked on it, and does no more, never gave it back: what runs for it may run still."""
+        return self._store.lease(study_id) is not None
 
     def _rests_at_a_gate(self, study_id: str) -> bool:
         gate = open_gate(self._store, study_id)

@@ -54,25 +54,8 @@ class Line:
         """writer: name of this thread's row. number: of its newest transaction."""
 
     def patiently(self, work: Callable[[], R]) -> R:
-        """Do the work, again and again while the database is away. It must be one transaction, or only read.
-
-        Raises: DatabaseAway when patience ends, StorageFailed.
-        """
-        began, pause_s = time.monotonic(), _FIRST_PAUSE_S
-        while True:
-            try:
-                return work()
-            except DBAPIError as error:
-                if _is_storage(error):
-                    raise StorageFailed(_words(error)) from error
-                if not passes(error):
-                    raise
-                waited_s = time.monotonic() - began  # each try takes its own time, too
-                if waited_s >= self._patience_s:
-                    raise DatabaseAway(waited_s, _words(error)) from error
-                _log.warning("the database does not answer (%s); again in %.2f s", _words(error), pause_s)
-            time.sleep(pause_s)  # in the caller's thread, as a busy database does: what is not recorded must not go on
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        """As the function of this name does it, for as long as this line is patient."""
+        return patiently(work, self._patience_s)
 
     def commit(self, session: Session) -> None:
         """Commit, and make sure of it where the answer is lost. Raises: DBAPIError when it was not committed."""
@@ -108,6 +91,33 @@ class Line:
         with self._engine.begin() as connection:
             mine = select(ReceiptRow.number).where(ReceiptRow.writer == self._thread.writer)
             return connection.execute(mine.with_for_update()).scalar() == number
+
+
+def patiently(work: Callable[[], R], patience_s: float = PATIENCE_S) -> R:
+    """Do the work, again and again while the database is away. Whatever of it is done twice must be as if done once.
+
+    Raises: DatabaseAway when patience ends, StorageFailed.
+    """
+    began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    while True:
+        try:
+            return work()
+        except DBAPIError as error:
+            if _is_storage(error):
+                raise StorageFailed(_words(error)) from error
+            if not passes(error):
+                raise
+            waited_s = time.monotonic() - began  # each try takes its own time, too
+            if waited_s >= patience_s:
+                raise DatabaseAway(waited_s, _words(error)) from error
+            _log.warning("the database does not answer (%s); again in %.2f s", _words(error), pause_s)
+        time.sleep(pause_s)  # in the caller's thread, as a busy database does: what is not recorded must not go on
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def of_driver(error: Exception) -> DBAPIError:
+    """An error of the database's driver, met without SQLAlchemy, as `patiently` knows it."""
+    return DBAPIError(None, None, error)
 
 
 def passes(error: DBAPIError) -> bool:

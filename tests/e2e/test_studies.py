@@ -12,11 +12,17 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from foundation.clock import SystemClock
+from researcher.executor.processes import Berth
+from researcher.ownership import owned_now
+from researcher.schedule.timetable import Timetable, Window
+from researcher.store.store import Store
 from tests.command import LOOKING, looked
 from tests.e2e.killed import MOMENTS
 
@@ -133,6 +139,55 @@ def test_a_study_killed_at_any_moment_resumes_to_the_same_verdict(
     assert len(done) == 6
     assert {count for _, count in done} == {1}
     assert machine.researcher("verify").returncode == 0
+
+
+def _alive(machine: Machine) -> list[Berth]:
+    """Servers and clients of the study."""
+    locks = machine.home.glob("studies/*/**/lock")
+    return [berth for lock in locks if (berth := Berth(lock.parent, SystemClock())).alive()]
+
+
+@pytest.mark.parametrize("rest", ["pause", "window"])
+def test_a_study_whose_researcher_was_killed_holds_no_server_while_it_rests(
+    machine: Machine, undisturbed: Machine, rest: str
+) -> None:
+    assert machine.start(moment="mid-trial").returncode == -signal.SIGKILL
+    assert _alive(machine)
+    study = machine.status()["id"]
+    if rest == "pause":
+        assert machine.researcher("pause").returncode == 0
+    else:
+        store = Store.open(f"sqlite:///{machine.home / 'researcher.db'}")
+        later = (datetime.now(UTC).weekday() + 3) % 7
+        closed = Timetable(windows=(Window(opens=0, closes=1, weekdays=(later,)),), zone="UTC")
+        with owned_now(store, study) as own:
+            own.save_schedule(study, {"timetable": closed.model_dump(mode="json"), "carried": True})
+        assert machine.researcher("resume", study, "--scheduled").returncode == 3
+        store.save_schedule(study, {"timetable": Timetable(zone="UTC").model_dump(mode="json"), "carried": False})
+        store.close()
+    assert not _alive(machine)
+    assert machine.rows("SELECT count(*) FROM attempts WHERE outcome = 'open'") == [(1,)]
+    resumed = machine.researcher("resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert _conclusions(machine) == _conclusions(undisturbed)
+    assert machine.rows("SELECT count(*) FROM attempts WHERE outcome != 'done'") == [(0,)]
+
+
+def test_a_study_whose_terminal_is_closed_holds_no_server(machine: Machine) -> None:
+    words = ["start", "--topic", TOPIC, "--instrument", str(REPEAT), "--engine", "echo", "--seeds", "3"]
+    environ = {**os.environ, "RESEARCHER_HOME": str(machine.home), "PYTHONPATH": str(ROOT)}
+    environ.pop("RESEARCHER_DATABASE_URL", None)
+    environ.pop("MLFLOW_TRACKING_URI", None)
+    command = [sys.executable, "-m", "researcher.main", *words]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert any("running" in line for line in process.stdout)
+        assert _alive(machine)
+        for _ in range(2):
+            process.send_signal(signal.SIGHUP)
+        assert "goes on" in process.stdout.read()
+    assert process.returncode == 130
+    assert not _alive(machine)
 
 
 def test_a_stored_metric_that_was_changed_is_found_and_its_claim_named(machine: Machine, undisturbed: Machine) -> None:

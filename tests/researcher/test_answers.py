@@ -13,6 +13,7 @@ from researcher.planner.gate import Answer
 from researcher.planner.graph import PlanOptions, plan_study
 from researcher.store.errors import WrongState
 from tests.fakes.shown_study import at_gate, opened, planned, running
+from tests.fakes.study import study_plan
 
 pytestmark = pytest.mark.anyio
 
@@ -110,4 +111,15 @@ def test_one_seed_per_arm_is_refused_in_one_line(home: Path, capsys: pytest.Capt
     study = at_gate(found.store, url)
     assert main(["amend", study, "--seeds", "1", "--because", "cheap"]) == 2
     assert "at least 2 are needed" in capsys.readouterr().err
+    found.store.close()
+
+
+def test_an_amendment_that_runs_out_of_seeds_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, url = opened(home)
+    plan = study_plan()
+    late = tuple(stage.model_copy(update={"first_seed": 2**31 - 10}) for stage in plan.stages)
+    study = at_gate(found.store, url, plan=plan.model_copy(update={"stages": late}))
+    assert main(["amend", study, "--seeds", "11", "--budget", "8h", "--because", "more"]) == 2
+    assert "seeds go up to 2147483647" in capsys.readouterr().err
+    assert found.store.plan(study).version == 1
     found.store.close()

@@ -13,7 +13,7 @@ from researcher.conduct import Conduct
 from researcher.executor.attempts import TrialLimits
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
-from researcher.executor.trials import Executor
+from researcher.executor.trials import Executor, OnProgress, Progress
 from researcher.models import Budget, Plan, StudyStatus, TrialRecord, TrialStatus
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
@@ -124,4 +124,63 @@ async def test_a_study_that_died_before_its_conclusion_is_concluded_though_its_w
         outcome = await conduct.carry_out(study)
     assert outcome.status is StudyStatus.DONE
     assert [record.verdict.value for record in store.verdicts(study)] == ["supported"]
+    store.close()
+
+
+class _Paced:
+    """An executor whose trials take 300 s each; it ends after the first `calls` calls as one that was told to pause does."""
+
+    def __init__(self, store: Store, clock: ManualClock, calls: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._calls = calls
+
+    async def run_trials(
+        self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress
+    ) -> list[TrialRecord]:
+        self._calls -= 1
+        if self._calls < 0:
+            self._store.request_pause(study_id)
+            return []
+        began = self._clock.monotonic()
+        for trial in trials:
+            finish(self._store, study_id, trial, 0.01 * trial.seed + (0.3 if trial.arm == "lr=base" else 0.6))
+            self._clock.advance(300.0)
+            spent_s = self._clock.monotonic() - began
+            on_progress(
+                Progress(
+                    key=trial.key, status="done", attempt=1, step=1, note="", curve=(), spent_s=spent_s, left_s=None
+                )
+            )
+        return []
+
+    def halt(self, wish: str) -> None: ...
+
+
+class _Watched(_Quiet):
+    def __init__(self) -> None:
+        self.spent_s: list[float] = []
+
+    def show(self, picture: StudyPicture) -> None:
+        self.spent_s.append(picture.spent_s)
+
+
+async def test_what_is_spent_counts_on_over_stages_and_resumes(tmp_path: Path) -> None:
+    """It stands beside the budget of the whole study."""
+    clock = ManualClock()
+    store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
+    study = store.create_study("a topic", {})
+    store.save_plan(study, study_plan())
+    view = _Watched()
+    for calls in (1, 9):  # paused after its noise floor, then resumed
+        executor = _Paced(store, clock, calls)
+        conduct = Conduct(store, executor, _Quiet(), view, clock, tmp_path / "studies")  # type: ignore[arg-type]
+        async with asyncio.timeout(30):
+            await conduct.carry_out(study)
+        clock.advance(3600.0)
+        store.clear_requests(study)
+    assert store.study(study).status is StudyStatus.DONE
+    [wall] = [budget for budget in store.budget(study) if budget.kind == "wall_s"]
+    assert view.spent_s == sorted(view.spent_s)
+    assert view.spent_s[-1] == wall.spent == 300.0 * len(store.trials(study))
     store.close()

@@ -11,6 +11,7 @@ import pytest
 
 from foundation.clock import ManualClock
 from researcher.conduct import Conduct
+from researcher.report.errors import RecordsDisagree
 from researcher.store.errors import DatabaseAway
 
 pytestmark = pytest.mark.anyio
@@ -92,3 +93,29 @@ async def test_the_daily_report_waits_for_no_copy(tmp_path: Path, monkeypatch: p
             clock.advance(600.0)
         slow.let.set()
     assert [round((at - began) / 86_400) for at in written] == [1, 2]
+
+
+async def test_a_daily_report_that_fails_is_tried_again_and_ends_no_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = cast(Any, None)
+    clock, sink = ManualClock(), _Failing(0)
+    conduct = Conduct(nothing, nothing, sink, nothing, clock, tmp_path)
+    failures = [OSError(28, "No space left on device"), DatabaseAway(600.0, "no route"), RecordsDisagree("altered")]
+    failed, written = list[float](), list[float]()
+    began = clock.now()
+
+    def interim(study_id: str) -> None:
+        days = (clock.now() - began) / 86_400
+        if failures:
+            failed.append(days)
+            raise failures.pop(0)
+        written.append(days)
+
+    monkeypatch.setattr(conduct, "_interim", interim)
+    async with asyncio.timeout(PATIENCE_S), conduct._copying("st-1"):
+        while not written:
+            await asyncio.sleep(0)
+            clock.advance(600.0)
+    assert max(failed) < 1.1, "what may pass is tried again at the next look"
+    assert [round(at) for at in written] == [2], "records that disagree do so a moment later, too"

@@ -10,8 +10,7 @@ be that hours later. Given a database, the graph is checkpointed there, and what
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -33,7 +32,7 @@ from researcher.planner.llm.templates import filled
 from researcher.planner.matching import with_steps
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.saving import saver_in
+from researcher.planner.saving import caught_up, with_saver
 from researcher.planner.seam import PlanRequest
 from researcher.planner.sources import pinned
 from researcher.planner.wording import tokens
@@ -85,33 +84,41 @@ class Conversation:
         self._checkpoints = checkpoints
         self._memory = InMemorySaver()
         self._config: RunnableConfig = {"configurable": {"thread_id": f"ask/{thread}"}}
+        self._at = ""
+        """The checkpoint at which it waits for a reply."""
 
     def begin(self) -> Standing:
         """Go to the first question, or to that at which a crash cut it off."""
-        with self._graph() as graph:
-            state = graph.get_state(self._config)
-            if not state.values:
-                graph.invoke(_State(attempt=1, rung=0), self._config)
-            elif state.next and not state.interrupts:
-                graph.invoke(None, self._config)
+
+        def to_a_question(graph: Any) -> Standing:
+            if not caught_up(graph, self._config).values:
+                graph.invoke(_State(attempt=1, rung=0), self._config, durability="sync")
             return self._standing(graph)
+
+        return self._on(to_a_question)
 
     def give(self, reply: Reply) -> Standing:
         """Go on with what came back, to the next question or to the end."""
         raw = None if reply.raw is None else json.dumps(reply.raw)
         said = {"raw": raw, "refused": reply.refused, "tokens": reply.tokens, "cost": reply.cost}
-        with self._graph() as graph:
-            graph.invoke(Command(resume=said), self._config)
+
+        def go_on(graph: Any) -> Standing:
+            if (
+                _place(caught_up(graph, self._config)) == self._at
+            ):  # else it took the reply before the database went away
+                graph.invoke(Command(resume=said), self._config, durability="sync")
             return self._standing(graph)
 
-    @contextmanager
-    def _graph(self) -> Iterator[Any]:
-        with saver_in(self._checkpoints) as saver:
-            yield self._nodes.compile(checkpointer=saver or self._memory)
+        return self._on(go_on)
+
+    def _on(self, work: Callable[[Any], Standing]) -> Standing:
+        return with_saver(
+            self._checkpoints, lambda saver: work(self._nodes.compile(checkpointer=saver or self._memory))
+        )
 
     def _standing(self, graph: Any) -> Standing:
         state = graph.get_state(self._config)
-        values, waiting = state.values, state.interrupts
+        values, waiting, self._at = state.values, state.interrupts, _place(state)
         plan = values.get("plan")
         return Standing(
             question=Question(**waiting[0].value) if waiting else None,
@@ -120,6 +127,10 @@ class Conversation:
             tokens=values.get("tokens", 0),
             cost=values.get("cost", 0.0),
         )
+
+
+def _place(state: Any) -> str:
+    return str(state.config["configurable"].get("checkpoint_id", ""))
 
 
 class _State(TypedDict, total=False):

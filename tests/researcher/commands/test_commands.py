@@ -126,6 +126,17 @@ def test_a_budget_that_pays_for_nothing_ends_with_the_code_for_budgets_and_says_
     assert said.count("\n") == 1
 
 
+def test_seeds_that_no_run_takes_are_refused_beforehand(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where only the most seeds of the last stage reach so far."""
+    command = ["start", "--topic", TOPIC, "--planner", "builtin", "--dry-run", "--first-seed"]
+    assert main([*command, str(2**31 - 5)]) == 0
+    capsys.readouterr()
+    assert main([*command, str(2**31 - 4)]) == USAGE
+    said = capsys.readouterr().err
+    assert "seeds go up to 2147483647" in said
+    assert "--first-seed 2147483643 or less" in said
+
+
 @pytest.mark.parametrize("budget", ["-5m", "0", "0h", "soon", ""])
 def test_a_budget_that_is_no_time_is_one_line_that_says_how_to_write_it(
     budget: str, capsys: pytest.CaptureFixture[str]

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from foundation.clock import ManualClock
+from foundation.clock import ManualClock, SystemClock
 from researcher.commands.home import Home
 from researcher.commands.study import Sitting, sit
 from researcher.conduct import Conduct, Outcome
 from researcher.executor.errors import NoServersLeft
+from researcher.executor.processes import Berth
 from researcher.models import StudyStatus
 from researcher.schedule.timetable import Timetable
-from tests.fakes.shown_study import at_gate, opened, planned
+from tests.fakes.shown_study import at_gate, opened, planned, running
 
 pytestmark = pytest.mark.anyio
 NOON = 1_700_049_600.0
@@ -97,4 +98,24 @@ async def test_a_study_that_came_to_rest_when_the_next_window_was_open_goes_on(
     with pytest.raises(NoServersLeft, match="enough seen"):
         await sit(found, study, _Quiet(), wait=wait, clock=clock, copy=lambda store: _Quiet())
     assert slow.calls == 2
+    found.store.close()
+
+
+@pytest.mark.parametrize("why", ["stop", "pause", "window", "days"])
+async def test_what_one_who_died_left_is_ended_before_the_study_rests(home: tuple[Home, str], why: str) -> None:
+    found, _ = home
+    study, trial = running(found.store)
+    windows, days = (["13:00-14:00"] if why == "window" else []), (1 if why == "days" else None)
+    timetable = Timetable.of(windows, days, NOON - 86_401, zone="UTC")
+    found.store.save_schedule(study, {"timetable": timetable.model_dump(mode="json"), "carried": True})
+    if why in ("stop", "pause"):
+        getattr(found.store, f"request_{why}")(study)
+    berth = Berth(found.studies / study / "server" / "process", SystemClock())
+    berth.start(["/bin/sleep", "600"], {})
+    outcome = await _sat_down(found, study)
+    assert not berth.alive()
+    ended = why in ("stop", "days")
+    assert outcome.status is (StudyStatus.STOPPED if ended else StudyStatus.WAITING)
+    assert (outcome.report is not None) is ended
+    assert [each.outcome for each in found.store.attempts(study, trial.key)] == ["open"]
     found.store.close()

@@ -513,6 +513,19 @@ async def test_a_server_that_someone_else_uses_is_waited_for_and_then_given_up(l
     assert trial.status == TrialStatus.PLANNED
 
 
+async def test_a_pause_is_heeded_while_a_server_that_someone_else_uses_is_waited_for(lab: Lab, tmp_path: Path) -> None:
+    limits = TrialLimits(busy_s=600, grace_s=5, check_s=0.3)
+    with ServerProcess(tmp_path / "a") as server:
+        async with SwarmClient(server.url) as person:
+            run = await person.start_run(RunSpec.model_validate({"limits": {"steps": 3}}))
+            async with lab.pool(server.url) as pool, asyncio.timeout(60):
+                pool.tell = lambda _: lab.store.request_pause(lab.study)
+                await lab.run(pool, lab.trials()[:1], limits=limits)
+            assert (await person.status()).run_id == run.run_id
+    [trial] = lab.store.trials(lab.study)[:1]
+    assert trial.status == TrialStatus.PLANNED
+
+
 async def test_the_run_that_a_finished_study_left_behind_is_stopped(lab: Lab, tmp_path: Path) -> None:
     from researcher.models import StudyStatus
 

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from foundation.clock import ManualClock
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.knowledge import findings_of
 from researcher.commands import DONE, FAILED
 from researcher.conduct import report
 from researcher.main import main
-from researcher.models import StudyData, Verdict
+from researcher.models import StudyData, TrialRecord, Verdict
+from researcher.report.expressions import Evaluator
+from researcher.report.records import Records
 from researcher.report.verify import verify
 from researcher.store.errors import Unreadable
 from researcher.store.store import Store
@@ -180,3 +183,46 @@ def test_where_another_version_concluded_a_study_verify_says_so(
     store.record_report(written, store.report_files(written), seal.model_copy(update={"wording": "another"}))
     assert main(["verify", written]) == FAILED
     assert "another version of researcher concluded the study" in capsys.readouterr().out
+
+
+def test_the_time_at_rest_is_no_cost_of_a_trial(database: Path) -> None:
+    """A night outside its window, a withdrawn attempt, and a trial that was whole when it was taken up again."""
+    clock = ManualClock()
+    store = Store.open(f"sqlite:///{database}", clock=clock)
+    data = supported()
+    study_id = store.create_study(data.topic, {})
+    store.save_plan(study_id, data.plan)
+    made = store.ensure_trials(study_id, data.trials[0].stage, [(each.arm, each.seed) for each in data.trials[:3]])
+
+    def begin(trial: TrialRecord, attempt: int) -> None:
+        store.record_intent(study_id, trial.key, attempt, "server", f"{trial.key}#{attempt}", {})
+        store.record_submitted(study_id, trial.key, "run-1", {})
+        clock.advance(100)
+
+    def rest(trial: TrialRecord) -> None:
+        store.pause_attempt(study_id, trial.key, "its window closed")
+        clock.advance(10)
+        store.record_rest(study_id, trial.key, "its window closed")
+        clock.advance(54_000)
+
+    night, moved, whole = made
+    begin(night, 1)
+    rest(night)
+    store.continue_attempt(study_id, night.key, 2)
+    clock.advance(100)
+    store.finish_trial(study_id, night.key, data.trials[0].finals, data.trials[0].series)
+
+    begin(moved, 1)
+    rest(moved)
+    store.withdraw_attempt(study_id, moved.key, "its server lost its state")
+    clock.advance(1000)
+    begin(moved, 2)
+    store.finish_trial(study_id, moved.key, data.trials[1].finals, data.trials[1].series)
+
+    begin(whole, 1)
+    rest(whole)
+    store.finish_trial(study_id, whole.key, data.trials[2].finals, data.trials[2].series)
+
+    found = Evaluator(Records(store.study_data(study_id))).value("trial_s()")
+    assert found == pytest.approx(210 + 210 + 110)
+    store.close()

@@ -220,3 +220,34 @@ def test_there_is_one_daemon_for_a_data_directory(tmp_path: Path, monkeypatch: p
             assert not second
     with only_daemon() as again:
         assert again
+
+
+@pytest.mark.parametrize("rests", ["window", "pause", "gate"])
+def test_one_whose_worker_died_is_begun_once_though_it_rests_so_that_its_servers_are_freed(
+    house: _House, rests: str
+) -> None:
+    study = house.study("22:00-23:00" if rests == "window" else "08:00-20:00")
+    if rests == "pause":
+        house.store.request_pause(study)
+    elif rests == "gate":
+        house.store.record_event(study, "asked", {"gate": "plan/1"})
+        house.waiting.add((study, "plan/1"))
+    house.store.acquire_lease(study, f"{this_process()}0", 60.0)  # a process of this machine that is no more
+    house.carrier.look()
+    assert house.launched == [study]
+    token = house.store.acquire_lease(study, this_process(), 60.0, dead_owner=f"{this_process()}0")
+    house.store.release_lease(study, token)  # as the one that was begun does when it has ended what was left
+    for _ in range(10):
+        house.clock.advance(20)
+        house.carrier.look()
+    assert house.launched == [study]
+
+
+def test_a_study_whose_planner_died_before_the_plan_was_frozen_keeps_no_daemon(house: _House) -> None:
+    study = house.store.create_study("a question", {})
+    table = Timetable.of([], None, house.clock.now(), zone=_ZONE)
+    house.store.save_schedule(study, {"timetable": table.model_dump(mode="json"), "carried": True})
+    assert house.carrier.look() == [study]
+    house.clock.advance(3600)
+    assert house.carrier.look() == []
+    assert house.launched == []

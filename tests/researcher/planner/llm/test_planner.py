@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.sqlite import SqliteSaver
 
 from foundation.clock import Clock, ManualClock, SystemClock
 from researcher.models import LlmCall, Plan
@@ -300,3 +302,29 @@ async def test_two_comparisons_in_sequence_are_laid_out_by_code_alone() -> None:
     assert plan.planner == "builtin"
     assert [factor.name for factor in plan.factors] == ["learning_rate", "group_size"]
     assert any("in sequence" in line and "built-in planner" in line for line in plan.assumptions)
+
+
+@pytest.mark.parametrize("write", range(1, 13))
+async def test_a_database_that_is_held_at_any_write_costs_no_question_and_takes_each_reply_once(
+    write: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, real = list[bool](), SqliteSaver.put
+
+    def put(*arguments: Any) -> Any:
+        writes.append(True)
+        if len(writes) == write:
+            held = sqlite3.OperationalError("database is locked")
+            held.sqlite_errorname = "SQLITE_BUSY"
+            raise held
+        return real(*arguments)
+
+    monkeypatch.setattr(SqliteSaver, "put", put)
+    wrong = {**SENSIBLE, "metric": "happiness"}
+    llm = ScriptedLlm(said(wrong), said(SENSIBLE))
+    url = f"sqlite:///{tmp_path}/researcher.db"
+    asking = LlmPlanner(
+        llm, LlmSettings(model="some-llm"), SystemClock(), BuiltinPlanner(), checkpoints=url, thread="st-1"
+    )
+    assert (await asking.plan(request())).planner == "some-llm"
+    assert len(llm.asked) == 2
+    assert len(writes) > 1
