@@ -185,6 +185,12 @@ def test_what_cannot_be_written_is_said_in_one_line() -> None:
     assert (done.returncode, done.stderr) == (1, "swarm models list: cannot write: No space left on device\n")
 
 
+def test_a_command_whose_output_is_closed_does_its_work() -> None:
+    command = f"'{sys.executable}' -m swarm.main models list >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_error_is_json_where_that_was_asked_for(capsys: Capture) -> None:
     assert swarm("run", "status", "--url", "http://127.0.0.1:9", "--json") == 1
     assert "swarm serve" in json.loads(capsys.readouterr().err)["error"]
