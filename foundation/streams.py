@@ -21,6 +21,7 @@ def read_or_not() -> Iterator[None]:
     """Print inside what nobody has to read: the exit code says all the same how it ended."""
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may be closed
+            sys.stdout.flush()
     except BrokenPipeError:
         silence(sys.stdout)

@@ -48,8 +48,16 @@ def is_deeper(value: Any, levels: int) -> bool:
     return bool(layer)
 
 
+def finite(digits: str) -> float:
+    """A number with a point or an exponent. Raises: ValueError where it is beyond what a computer holds."""
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits} is no number that a computer holds")
+    return number
+
+
 def _read(text: str) -> Any:
-    value = json.loads(text, parse_constant=_refused, parse_float=_finite)
+    value = json.loads(text, parse_constant=_refused, parse_float=finite)
     return json.loads(_written(value))
 
 
@@ -60,10 +68,3 @@ def _written(value: Any, *, sort_keys: bool = False) -> str:
 
 def _refused(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits} is no number that a computer holds")
-    return number

@@ -7,13 +7,17 @@ more of them (swarm/cli/episodes.py).
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from foundation.commandline import Parser, UsageError
-from foundation.streams import silence
+from foundation.streams import read_or_not, silence
+
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Of standard output: a full disk, a terminal that is gone."""
 
 
 def parser() -> Parser:
@@ -43,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from swarm.protocol.errors import SwarmError
 
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        with read_or_not():  # also what Python would write at its end
+            return code
     except UsageError as error:
         return _fail(args, error, 2)
     except SwarmError as error:
@@ -53,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         silence(sys.stdout)
         return 0
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        silence(sys.stdout)
+        return _fail(args, SwarmError(f"cannot write: {error.strerror}"), 1)
 
 
 def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:

@@ -38,6 +38,14 @@ def read_document(source: str | None) -> dict[str, Any]:
     return document
 
 
+def option_json(text: str, what: str) -> Any:
+    """JSON that stands on the command line itself. what: begins the sentence where it is none. Raises: UsageError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # as above
+        raise UsageError(f"{what} is not JSON: {error}") from error
+
+
 def assign(document: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
     """`document` with each `path=value` set: `optimizer.learning_rate=4e-5`. Values are JSON, else text."""
     for assignment in assignments:

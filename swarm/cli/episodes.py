@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from foundation.commandline import UsageError
 from swarm.cli import connection
-from swarm.cli.documents import read_document, valid
+from swarm.cli.documents import option_json, read_document, valid
 
 if TYPE_CHECKING:
     from swarm.protocol.episodes import EpisodeGrant
@@ -212,10 +212,7 @@ def _numbers(option: str, texts: list[str]) -> dict[str, float]:
 
 
 def _object(option: str, text: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{option} is not JSON: {error}") from error
+    document = option_json(text, option)
     if not isinstance(document, dict):
         raise UsageError(f"{option} must be an object")
     return document

@@ -120,6 +120,12 @@ async def _sit(args: argparse.Namespace, chosen: Iterable[Task], rollout: Rollou
         patience=patience,
     ) as swarm:
         run = await swarm.run(args.run_id or await swarm.current_run_id())
+        size = run.spec.batch.group_size
+        if size < args.episodes_each:
+            raise UsageError(
+                f"run {run.run_id} cannot be judged: its batch.group_size is {size}, and a judge compares two episodes of "
+                "one group; start a run with groups of at least 2, or take part with `swarm join talk`"
+            )
         editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
         out = sys.stderr if args.json else sys.stdout
         sitting = Sitting(
@@ -130,7 +136,7 @@ async def _sit(args: argparse.Namespace, chosen: Iterable[Task], rollout: Rollou
             mix=args.mix,
             kind="eval" if getattr(args, "by_hand", False) else "train",
         )
-        times = args.times or max(1, run.spec.batch.group_size // args.episodes_each)
+        times = args.times or max(1, size // args.episodes_each)
         try:
             await _all(sitting, chosen, times, _part(args, rollout))
         finally:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
 from foundation.commandline import UsageError
-from swarm.cli.documents import read_document
+from swarm.cli.documents import option_json, read_document
 
 if TYPE_CHECKING:
     from swarm.client import Task
@@ -36,7 +35,7 @@ def task_of(args: argparse.Namespace) -> Task:
     if args.task_id is not None:
         document["id"] = args.task_id
     if args.metadata is not None:
-        document["metadata"] = _json(args.metadata, "--metadata")
+        document["metadata"] = option_json(args.metadata, "--metadata")
     unknown = sorted(set(document) - _FIELDS)
     if unknown or not isinstance(document["metadata"], dict):
         raise UsageError(f"a task has id, query and metadata (an object){f', not {unknown[0]}' if unknown else ''}")
@@ -50,16 +49,9 @@ def _document(text: str) -> dict[str, Any]:
         return read_document(text[1:])
     if not text.lstrip().startswith("{"):
         return {"query": text}
-    document = _json(text, "--task looks like a task {id, query, metadata}, but")
+    document = option_json(text, "--task looks like a task {id, query, metadata}, but")
     if not isinstance(document, dict) or "query" not in document:
         raise UsageError(
             '--task is an object without a query; write {"query": "..."}, where a prompt may look like JSON'
         )
     return document
-
-
-def _json(text: str, what: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{what} is not JSON: {error}") from error

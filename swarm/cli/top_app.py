@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
@@ -31,7 +32,7 @@ class Panel(Vertical):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self.border_title = url
+        self.border_title = Text(url)
 
     def compose(self) -> ComposeResult:
         yield Static("waiting for the server", classes="head", markup=False)
@@ -59,11 +60,11 @@ class Panel(Vertical):
         self.query_one(".failures", Static).update("\n".join(failure_lines(view)))
 
     def _fill(self, name: str, titles: Row, rows: Sequence[Row]) -> None:
-        table: DataTable[str] = self.query_one(name, DataTable)
+        table: DataTable[Text] = self.query_one(name, DataTable)
         table.display = bool(rows)
         table.clear(columns=True)
         table.add_columns(*titles)
-        table.add_rows(rows)
+        table.add_rows([Text(cell) for cell in row] for row in rows)  # a plain string would be read as markup
 
 
 class Top(App[None]):
@@ -74,7 +75,8 @@ class Top(App[None]):
     CSS = """
     Panel { height: auto; border: round $primary; padding: 0 1; margin-bottom: 1; }
     Panel.away { border: round $error; }
-    Panel Static { height: auto; } Panel Sparkline { height: 3; } Panel DataTable { height: auto; max-height: 12; }
+    Panel Static { height: auto; } Panel Sparkline { height: 3; }
+    Panel DataTable { height: auto; min-height: 1; max-height: 12; }
     .failures { color: $error; }
     """
 

@@ -33,8 +33,11 @@ def resolve(name_or_path: str, *, cache: Path | None = None) -> ModelFolder:
     """
     cache = cache or model_cache_dir()
     local = Path(name_or_path).expanduser()
-    if local.is_dir():
-        return _local(local.resolve(), cache)
+    try:
+        if local.is_dir():
+            return _local(local.resolve(), cache)
+    except OSError as error:
+        raise ModelUnavailable(f"{name_or_path} cannot be read: {error.strerror or error}") from error
     known = catalogue.find(name_or_path)
     if known is None:
         known = _hub_repository(name_or_path)
@@ -86,7 +89,6 @@ def _cached(known: KnownModel, cache: Path) -> ModelFolder | None:
 
 def _fetch(known: KnownModel, cache: Path) -> ModelFolder:
     """From its sources, the best first. Raises: ModelUnavailable with what each of them said."""
-    cache.mkdir(parents=True, exist_ok=True)
     with _only_one(cache / f".{known.folders[0]}.lock", known.name):
         found = _cached(known, cache)  # another process may have made it while this one waited
         if found is not None:
@@ -150,7 +152,13 @@ def _finish(partial: Path, final: Path, known: KnownModel, source: str) -> Model
 
 @contextlib.contextmanager
 def _only_one(lock: Path, name: str) -> Iterator[None]:
-    with open(lock, "w") as file:
+    with contextlib.ExitStack() as held:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(open(lock, "w"))
+        except OSError as error:
+            text = f"cannot write in {lock.parent}: {error.strerror or error}; SWARM_MODELS names another folder"
+            raise ModelUnavailable(text) from error
         try:
             if not locked(file, lock, wait=False):
                 log.info("another process is making %s; waiting for it ...", name)

@@ -5,6 +5,7 @@ Knows nothing of where a model comes from.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
@@ -109,8 +110,11 @@ def verify(path: Path) -> ModelFolder:
 
 
 def fingerprint_folder(path: Path, memory: Path) -> ModelFolder:
-    """A person's own folder, fingerprinted. `memory` is a file that spares hashing it again while nothing changed."""
-    known = read_manifest(memory)
+    """A person's own folder, fingerprinted. `memory` is a file that spares hashing it again while nothing changed; where it
+    cannot be kept, the folder is hashed each time."""
+    known = None
+    with contextlib.suppress(OSError):
+        known = read_manifest(memory)
     weights = weight_files(path)
     if known is not None and {file.name for file in weights} == set(known.files):
         stats = {file.name: file.stat() for file in weights}
@@ -119,7 +123,8 @@ def fingerprint_folder(path: Path, memory: Path) -> ModelFolder:
     records = {file.name: _record(file) for file in weights}
     fingerprint = fingerprint_of({name: record.sha256 for name, record in records.items()})
     manifest = Manifest(name=path.name, source=str(path), fingerprint=fingerprint, files=records)
-    write_atomically(memory, manifest.model_dump_json(indent=1).encode())
+    with contextlib.suppress(OSError):
+        write_atomically(memory, manifest.model_dump_json(indent=1).encode())
     return ModelFolder(path=path, name=path.name, fingerprint=fingerprint)
 
 

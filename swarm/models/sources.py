@@ -24,6 +24,8 @@ WHEEL_LIMIT_S = 900.0
 CONVERSION_LIMIT_S = 600.0
 DISTILLATION_LIMIT_S = 3600.0
 HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "vocab*", "merges.txt", "*.jinja", "*.model"]
+_NO_ADDRESS = (httpx.InvalidURL, ValueError)
+"""What is raised for a name or an HF_ENDPOINT of which no address can be made."""
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ def fetch_from_hub(repo: str, into: Path) -> None:
     except LocalEntryNotFoundError:
         reason = "HF_HUB_OFFLINE is set and the hub's cache does not hold it" if offline else "the download broke off"
         raise SourceFailed(f"hub: {reason}") from None
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except (HfHubHTTPError, httpx.HTTPError, *_NO_ADDRESS, OSError) as error:
         raise SourceFailed(f"hub: {_one_line(error)}") from error
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(snapshot, into, symlinks=False)
@@ -68,7 +70,7 @@ def _probe_hub(repo: str) -> None:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         answer = httpx.get(f"{endpoint}/api/models/{repo}", timeout=HUB_PROBE_S, headers=headers, follow_redirects=True)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, *_NO_ADDRESS) as error:
         raise SourceFailed(f"hub: not reachable ({_one_line(error)})") from error
     if answer.status_code >= 400:
         raise SourceFailed(f"hub: answered {answer.status_code} for {repo}")

@@ -18,6 +18,7 @@ from bench.serving import ServerProcess
 from swarm.main import main
 
 ROOT = Path(__file__).parents[2]
+LONG_NUMBER, DEEP = "1" * 5_000, "[" * 100_000
 Capture = pytest.CaptureFixture[str]
 
 
@@ -94,6 +95,14 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         (["serve", "--engine", "echo", "--host", "192.0.2.1"], 1, "set SWARM_ADMIN_TOKEN"),
         (["serve", "--engine", "echo", "--port", "abc"], 2, "must be a whole number from 0 to 65535; got 'abc'"),
         (["models", "get", "smolm2-135m"], 1, "did you mean 'smollm2-135m'?"),
+        (["try", "json:dumps", "--task", "x", "--metadata", f'{{"n": {LONG_NUMBER}}}'], 2, "--metadata is not JSON"),
+        (["try", "json:dumps", "--task", f'{{"query": {DEEP}'], 2, "but is not JSON"),
+        (
+            ["episode", "end", "--reward", "1", "--metadata", f'{{"n": {LONG_NUMBER}}}', "-"],
+            2,
+            "--metadata is not JSON",
+        ),
+        (["episode", "end", "--reward", "1", "--metadata", DEEP, "-"], 2, "--metadata is not JSON"),
     ],
 )
 def test_an_error_is_one_clear_line(
@@ -101,6 +110,7 @@ def test_an_error_is_one_clear_line(
 ) -> None:
     for name in ("SWARM_URL", "SWARM_TOKEN", "SWARM_EPISODE", "SWARM_LEASE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"episode_id": "ep-1", "lease": "l"})))
     assert swarm(*arguments) == code
     captured = capsys.readouterr()
     assert said in captured.err
@@ -166,6 +176,19 @@ def test_a_rollout_that_failed_is_told_by_the_exit_code_when_nobody_reads_why(
     with os.fdopen(writer, "w", buffering=1) as out:
         monkeypatch.setattr(sys, "stdout", out)
         assert swarm("try", f"{tmp_path}/agent.py:f", "--task", "x") == 1
+
+
+def test_what_cannot_be_written_is_said_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "swarm.main", "models", "list"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (1, "swarm models list: cannot write: No space left on device\n")
+
+
+def test_a_command_whose_output_is_closed_does_its_work() -> None:
+    command = f"'{sys.executable}' -m swarm.main models list >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_error_is_json_where_that_was_asked_for(capsys: Capture) -> None:

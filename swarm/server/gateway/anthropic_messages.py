@@ -170,7 +170,7 @@ def _assistant(blocks: Sequence[JsonObject]) -> Message:
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking") or ""))
         elif kind == "tool_use":
-            function = {"name": str(block.get("name") or ""), "arguments": json.dumps(block.get("input") or {})}
+            function = {"name": str(block.get("name") or ""), "arguments": _arguments(block.get("input", {}))}
             calls.append({"id": str(block.get("id") or ""), "type": "function", "function": function})
         elif kind != "redacted_thinking":
             raise bad_request(f"content blocks of type {kind!r} are not served in assistant messages", "messages")
@@ -179,6 +179,11 @@ def _assistant(blocks: Sequence[JsonObject]) -> Message:
     if thoughts:
         message["reasoning"] = "".join(thoughts)
     return message | ({"tool_calls": calls} if calls else {})
+
+
+def _arguments(given: Any) -> str:
+    """The input of a call as the model wrote it: a text is what was no JSON."""
+    return given if isinstance(given, str) else json.dumps(given)
 
 
 def _user(blocks: Sequence[JsonObject]) -> list[Message]:

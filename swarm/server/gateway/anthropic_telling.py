@@ -178,11 +178,12 @@ def _signature(answer_id: str) -> str:
 
 
 def _input(arguments: str) -> Any:
-    """Arguments as the object that the dialect has; what is no JSON is shown as it is."""
+    """Arguments as the object that the dialect has; what is no JSON, or a text, is shown as it was written."""
     try:
-        return read_json(arguments or "{}")
+        value = read_json(arguments or "{}")
     except ValueError:
         return arguments
+    return arguments if isinstance(value, str) else value
 
 
 def _is_json(text: str) -> bool:

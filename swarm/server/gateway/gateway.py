@@ -66,6 +66,16 @@ class _Request:
         return self.dialect.telling(self.body, self.asked[0])
 
 
+def agent_behind(wanted: str, hosted: str) -> str | None:
+    """The agent in `model@agent`, where a model's name has one behind it. Raises: RequestRefused for another model."""
+    if wanted in (POLICY_MODEL, hosted):
+        return None
+    name, mark, agent = wanted.rpartition("@")
+    if not mark or name not in (POLICY_MODEL, hosted):
+        raise unknown_model(wanted, hosted)
+    return agent
+
+
 class Gateway:
     """Answers the inference surface. All coroutines are called from one event loop."""
 
@@ -205,13 +215,9 @@ class Gateway:
         return takings
 
     def _agent(self, body: dict[str, Any], headers: Mapping[str, str]) -> str | None:
-        """Who asks: the header, or what follows the model's name (`model@agent`). Raises: RequestRefused, another model."""
-        hosted, wanted = self._engine.info.model, body.get("model")
-        agent = None
-        if isinstance(wanted, str) and wanted not in ("", POLICY_MODEL, hosted):
-            name, mark, agent = wanted.rpartition("@")
-            if not mark or name not in (POLICY_MODEL, hosted):
-                raise unknown_model(wanted, hosted)
+        """Who asks: the header, or what follows the model's name. Raises: RequestRefused, another model."""
+        wanted = body.get("model")
+        agent = agent_behind(wanted, self._engine.info.model) if isinstance(wanted, str) and wanted else None
         return headers.get(_AGENT_HEADER) or agent or None
 
     # -- sampling -------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ _OPENER = re.compile(r"""\{(?=\s*["}])|\[(?=\s*[\]\[{"\-\dtfnNI])""")
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 """Of JSON: a string, which may be cut, or a brace outside of one."""
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+_SHOWN = json.JSONDecoder(parse_constant=lambda _: None, parse_float=wide_json.finite)
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
@@ -130,7 +131,7 @@ def _text_at(text: str, at: int) -> tuple[str, int]:
 def read_json(text: str) -> Any:
     """JSON that a model wrote; NaN and its like are null. Raises: ValueError where it is none, or none that can be shown."""
     try:
-        value = _DECODER.decode(text)
+        value = _SHOWN.decode(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if wide_json.is_deeper(value, MOST_DEPTH_SHOWN):

@@ -7,7 +7,7 @@ string counts as sampled where the client wrote the same again; else the ids sta
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from swarm.protocol.episodes import RecordedCall
@@ -71,16 +71,19 @@ def _after_answer(call: RecordedCall, text: str, decode: Decode) -> _Continuatio
     said = next((same for same in (shown, shown.rstrip(), shown.strip()) if same and text.startswith(same)), None)
     if said is None:
         return ForkCause.ANSWER_EDITED
-    rest = text[len(said) :]
-    sampled = decode(call.sampled_ids)
-    cut = sampled[len(shown) :] if sampled.startswith(shown) else ""
+    rest, seen = text[len(said) :], shown.lstrip()
+    sampled = decode(call.sampled_ids).lstrip()  # decoding may leave the first blank out, which was shown
+    whole = _Continuation(call, [*call.prompt_ids, *call.sampled_ids], rest)
+    if not sampled.startswith(seen):  # special tokens are not shown
+        return whole if call.finish_reason == "length" else ForkCause.STOP_STRING_CUT
+    cut = sampled[len(seen) :]
     if rest.startswith(cut):
-        return _Continuation(call, [*call.prompt_ids, *call.sampled_ids], rest[len(cut) :])
+        return replace(whole, rest=rest[len(cut) :])
     for end in range(len(call.sampled_ids) - 1, 0, -1):
-        kept = decode(call.sampled_ids[:end])
-        if kept == shown:
+        kept = decode(call.sampled_ids[:end]).lstrip()
+        if kept == seen:
             return _Continuation(call, [*call.prompt_ids, *call.sampled_ids[:end]], rest)
-        if len(kept) < len(shown):
+        if len(kept) < len(seen):
             break
     return ForkCause.STOP_STRING_CUT
 

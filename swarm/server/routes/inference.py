@@ -14,10 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from swarm.engine.seam import EngineDown, EngineInfo
-from swarm.protocol.episodes import POLICY_MODEL
 from swarm.protocol.errors import SwarmError
-from swarm.server.gateway.errors import answer_of, anthropic_body, unknown_model
-from swarm.server.gateway.gateway import Gateway
+from swarm.server.gateway.errors import answer_of, anthropic_body
+from swarm.server.gateway.gateway import Gateway, agent_behind
 from swarm.server.keys import API_KEY_PREFIX, EpisodeKey, Keyring, bearer
 from swarm.server.routes import wire
 from swarm.server.routes.wire import Operation
@@ -114,9 +113,7 @@ class InferenceRoutes:
 
     async def model(self, request: Request) -> Response:
         await self._require_open(request)
-        wanted = request.path_params["model"]
-        if wanted not in (self.info.model, POLICY_MODEL):
-            raise unknown_model(wanted, self.info.model)
+        agent_behind(request.path_params["model"], self.info.model)
         return wire.answer_json(self._card())
 
     def _card(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from textual.widgets import DataTable, Sparkline, Static
 
 from bench.serving import ServerProcess
+from swarm.cli.diagnosis import ClientRecord
 from swarm.cli.top_app import Panel, Top
 from swarm.cli.watch import ServerView, Watch
 from swarm.cli.watch_text import server_text, sparkline
@@ -168,3 +170,32 @@ async def test_a_server_that_goes_away_stays_on_the_screen_as_it_was(server: Ser
                 await pilot.pause(0.05)
         assert "gone [for] now" in str(panel.query_one(".head", Static).content)
         assert "groups:" in str(panel.query_one(".pool", Static).content)
+
+
+class ScriptedAbroad(Script):
+    url = "http://[fe80::1]:8642"
+
+
+@pytest.mark.anyio
+async def test_what_looks_like_markup_is_shown_as_it_is(server: ServerProcess) -> None:
+    async with SwarmClient(server.url) as client:
+        await client.start_run(spec())
+        view = await Watch(client).now()
+    assert view.status is not None
+    view.status.pool.by_mix = {
+        "[b]math[/]": MixStatus(running=2, ended=1, trained_groups=3, debt=0.0),
+        "[/math]": MixStatus(),
+    }
+    clients = [
+        ClientRecord(client_id=name, client_version="[v2]", episodes=1, failed=0, reward_mean=None)
+        for name in ("a[/b]", "[red]a")
+    ]
+    app = Top([ScriptedAbroad(view.model_copy(update={"clients": clients}))])
+    async with app.run_test(size=(160, 40)) as pilot:
+        drawn = ""
+        async with asyncio.timeout(60):
+            while "1 episodes" not in drawn or "debt" not in drawn:
+                await pilot.pause(0.05)
+                drawn = html.unescape(app.export_screenshot()).replace("\xa0", " ")
+    for shown in ("a[/b]", "[red]a", "version [v2]", "[b]math[/]", "[/math]", ScriptedAbroad.url):
+        assert shown in drawn

@@ -453,6 +453,16 @@ async def test_a_person_at_a_pipe_judges_until_the_group_is_full(echo_server: Se
         assert {entry.client_version async for entry in swarm.ledger()} == {"join-judge"}
 
 
+async def test_a_run_whose_groups_hold_no_pair_cannot_be_judged(echo_server: ServerProcess) -> None:
+    async with SwarmClient(echo_server.url) as swarm:
+        await swarm.start_run(spec(batch={"tasks": 1, "group_size": 1}, algorithm={"name": "reinforce_pp"}))
+        process = joined(echo_server, "judge", "--task", "Repeat hello")
+        out, err = await asyncio.to_thread(process.communicate, "", 120)
+        assert (process.returncode, out) == (2, "")
+        assert "batch.group_size is 1, and a judge compares two episodes of one group" in err
+        assert [entry async for entry in swarm.ledger()] == []
+
+
 async def test_a_study_is_played_in_a_terminal_and_ctrl_c_costs_one_episode(echo_server: ServerProcess) -> None:
     async with SwarmClient(echo_server.url) as swarm:
         await swarm.start_run(spec())

@@ -52,6 +52,40 @@ def test_changed_local_weights_change_the_fingerprint(tmp_path: Path) -> None:
     assert resolve(str(path), cache=tmp_path / "cache").fingerprint != before.fingerprint
 
 
+def test_a_local_checkpoint_is_taken_where_the_cache_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = str(make_checkpoint(tmp_path / "one"))
+    beside = [resolve(path, cache=tmp_path / "file" / inner).fingerprint for inner in ("", "cache")]
+    assert beside == [resolve(path, cache=tmp_path / "cache").fingerprint] * 2
+
+
+@pytest.mark.usefixtures("no_sources")
+def test_a_name_that_the_hub_cannot_have_is_refused_without_asking_it(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match="hub: Repo id must"):
+        resolve("owner/two words", cache=tmp_path)
+
+
+def test_what_makes_no_address_of_the_hub_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for endpoint, name in (("http://127.0.0.1:9", "owner/two\nlines"), ("http://[bad", "owner/name")):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        with pytest.raises(ModelUnavailable, match="hub: not reachable"):
+            resolve(name, cache=tmp_path)
+
+
+@pytest.mark.usefixtures("no_sources")
+@pytest.mark.parametrize("inner", ["", "cache"])
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, inner: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelUnavailable, match=r"^cannot write in .*/file.*; SWARM_MODELS names another folder$"):
+        resolve("smollm2-135m", cache=tmp_path / "file" / inner)
+
+
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match=r"cannot be read: .*name too long"):
+        resolve("x" * 5000, cache=tmp_path / "cache")
+
+
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match=r"config\.json"):
         resolve(str(tmp_path), cache=tmp_path / "cache")

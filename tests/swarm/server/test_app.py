@@ -394,7 +394,10 @@ async def test_an_agent_is_answered_under_its_episodes_key(served: Served) -> No
     assert answer.json()["choices"][0]["message"]["content"] in {"red", "~der"}
     models = await served.http.get("/v1/models", headers=_bearer(grant["api_key"]))
     assert [card["id"] for card in models.json()["data"]] == ["echo"]
-    assert (await served.http.get("/v1/models/echo", headers=_bearer(grant["api_key"]))).json()["id"] == "echo"
+    for name in ("echo", "policy", "echo@planner", "policy@planner"):
+        assert (await served.http.get(f"/v1/models/{name}", headers=_bearer(grant["api_key"]))).json()["id"] == "echo"
+    for name in ("other", "other@planner"):
+        assert (await served.http.get(f"/v1/models/{name}", headers=_bearer(grant["api_key"]))).status_code == 404
 
 
 async def test_a_body_that_is_too_large_is_refused_with_its_limit(

@@ -153,6 +153,15 @@ STRANGE_ARGUMENTS = [
     r'{"a": ["\ude00\ud83d", "\ud83d\ude00"]}',
     '{"a": NaN}',
     '{"a": %s}' % ("[" * 100 + "]" * 100),
+    '{"a": 1E400}',
+    '{"a": 1.0}{"b": 2}',
+    "not json",
+    '"json"',
+    "[]",
+    "0",
+    "null",
+    "false",
+    "",
 ]
 
 
@@ -171,6 +180,11 @@ def test_strange_arguments_go_to_an_agent_and_come_back_as_the_message_that_was_
     told = wide_json.loads(wide_json.dumps(AnthropicMessages().answer(BODY, BODY, answer)))
     (sent_back,) = chat_messages([{"role": "assistant", "content": told["content"]}])
     assert same_message(sent_back, message_of(answer) or {})
+
+
+def test_a_call_without_an_input_is_one_without_arguments() -> None:
+    (sent_back,) = chat_messages([{"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look"}]}])
+    assert sent_back["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
 def test_an_integer_of_any_size_is_an_integer_to_the_agent() -> None:
