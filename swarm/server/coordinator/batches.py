@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from swarm.protocol.episodes import RecordedCall
 from swarm.protocol.runspec import BatchSpec, RunSpec
 from swarm.server.coordinator.groups import Group, Groups
-from swarm.server.coordinator.mix import EVERYTHING, Mix, Turns, family_of
+from swarm.server.coordinator.mix import EVERYTHING, Turns, family_of
 from swarm.server.pool.rows import EpisodeRow, MixRow, PlannedGroup
 
 
@@ -57,10 +57,6 @@ class Draw:
     missing: Counter[str]
     """Turns of each family that no group takes; not all of them once each family has one and no group is left."""
     complete: bool
-
-    def ready(self, mix: Mix) -> set[str]:
-        """Families that have a group for each of their turns."""
-        return {family_of(group.row.mix, mix) for group in self.groups} - set(self.missing)
 
 
 def draw(batch: BatchSpec, balance: MixRow, groups: Iterable[Group], wanted: int, passed: Set[str]) -> Draw:
