@@ -96,7 +96,9 @@ def _worth(batch: BatchSpec, episodes: int) -> int:
 
 def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, passed: Set[str]) -> frozenset[str]:
     """Families that may open another group now. wanted: the horizon."""
-    if sum(group.expected for group in groups) >= batch.max_pool_episodes:
+    held = [group.expected for group in groups]
+    # After a patch of the bound or of the groups' size, what is held may fill the pool and still be less than a batch.
+    if sum(held) >= batch.max_pool_episodes and sum(_worth(batch, each) for each in held) >= one_batch(batch):
         return frozenset()
     counted = [group for group in groups if group.counts]
     if not batch.mix:  # one family has all the turns

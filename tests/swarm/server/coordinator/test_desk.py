@@ -402,6 +402,21 @@ async def test_a_spec_that_this_server_cannot_carry_out_names_each_bad_field(wor
     assert fields == ["model", "max_model_len", "batch.max_pool_episodes"]
 
 
+async def test_a_patch_under_which_fewer_groups_than_a_batch_fill_the_pool_does_not_stop_the_run(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"group_size": 4, "max_pool_episodes": 8}, limits={"steps": 1})
+        for reward in (0.0, 1.0, 0.0, 1.0):
+            await world.episode("t-1", reward)
+        await world.desk.patch_run(world.run_id, {"batch": {"group_size": 2, "max_pool_episodes": 4}}, None, "ann")
+        for reward in (0.0, 1.0):
+            lease = await world.claim("t-2")
+            await world.call(lease)
+            await world.end(lease, reward)
+        await world.until_status("complete")
+
+
 async def test_a_patch_is_refused_when_it_is_misspelt_untunable_or_out_of_date(world: World) -> None:
     async def patch(change: dict[str, object], if_match: int | None = None) -> Refusal:
         return await world.refused(world.desk.patch_run(world.run_id, change, if_match, "tester"))
