@@ -94,7 +94,7 @@ class Conductor:
             return
         match next_duty.duty:
             case Duty.RESTORE:
-                await self._restore(run)
+                await self._restore()
             case Duty.OPEN:
                 await self._open(run)
             case Duty.SERVE:
@@ -142,13 +142,15 @@ class Conductor:
             await self._make(run, self._clerk.book.state.journalled)
         self._clerk.engine_opened(run.run_id, context.directory)
 
-    async def _restore(self, run: Run) -> None:
+    async def _restore(self) -> None:
         """Go back to a checkpoint, as an operator wished; what is opened next is the new branch."""
         wish = self._clerk.situation.restoration
         assert wish is not None
         await self._clerk.settled()  # what is decided already is part of the past
-        then = await self._clerk.read(lambda reader: past(reader, wish.run_id, run.specs, wish.step))
         try:
+            # Another run may have taken the place of this one while the wish waited for the engine.
+            specs = dict(self._clerk.book.interventions.judge(wish).specs)
+            then = await self._clerk.read(lambda reader: past(reader, wish.run_id, specs, wish.step))
             await self._clerk.carry_out(lambda book: book.interventions.restore(wish, then))
         except Refusal as refusal:
             if refusal.code is ErrorCode.STORAGE_FULL:

@@ -11,11 +11,11 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.protocol.episodes import DropReason, EpisodeAbort
 from swarm.protocol.errors import ErrorCode
-from swarm.protocol.status import Phase, RestoreRequest
+from swarm.protocol.status import Phase, RestoreRequest, RunRequest
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
 from swarm.server.coordinator.team_desk import TeamDesk
 from tests.fakes.engine import FaultyEngine
-from tests.swarm.server.coordinator.world import PATIENCE_S, World, running
+from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +137,29 @@ async def test_a_restore_waits_for_the_step_under_way_and_supersedes_it(tmp_path
         world.engine.gate.set()
         assert await waiting == 1
         assert (await world.states())[4:] == ["dropped superseded"] * 4
+
+
+async def test_a_restore_that_waits_for_the_engine_is_refused_when_another_run_took_the_place(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        run_id = await world.begin(limits={"steps": 2}, checkpoint={"every_steps": 1})
+        await steps(world, 1, 1)
+        await world.desk.patch_run(run_id, {"optimizer": {"learning_rate": 1e-6}}, None, "ann")
+        await world.batch()
+        await world.until_status("complete")
+    world = World(tmp_path, FaultyEngine().adopt(engine), clock)
+    world.run_id = run_id
+    await world.desk.start()  # not the conductor: the engine boots
+    waiting = asyncio.create_task(restored(world, 2))
+    await world.pause()
+    other = (await world.desk.create_run(RunRequest(spec=spec()), by="bob")).run_id
+    world.task = asyncio.create_task(world.conductor.run())
+    async with asyncio.timeout(PATIENCE_S):
+        refusal = await world.refused(waiting)
+    assert (refusal.code, "replaced by another" in refusal.detail) == (ErrorCode.OVER_LIMIT, True)
+    world.run_id = other
+    await steps(world, 1, 1)
+    await world.stop()
 
 
 async def test_a_checkpoint_that_was_waited_for_cannot_come_once_the_run_was_restored(tmp_path: Path) -> None:
