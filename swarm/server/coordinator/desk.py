@@ -30,7 +30,7 @@ from swarm.protocol.episodes import (
     TaskProgress,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import AS_STORED, RunSpec
 from swarm.protocol.status import (
     CheckpointRef,
     Phase,
@@ -107,7 +107,7 @@ class Desk:
         key = request.idempotency_key
         known = self._run_by_key(key) if key is not None else None
         if known is not None:
-            if known.request_digest != asked:
+            if known.request_digest != asked and not self._began_with(known.run_id, request.spec):
                 detail = f"key {key!r} started {known.run_id} with another spec; use a fresh key for each run"
                 raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
             await self.clerk.settled()
@@ -123,6 +123,13 @@ class Desk:
         for note in notes:
             _log.warning("run %s: %s", run_id, note)
             self.log(f"run {run_id}: {note}")
+
+    def _began_with(self, run_id: str, spec: RunSpec) -> bool:
+        """Whether the run was started with this spec. (Its digest is another where a version with fewer fields took it.)"""
+        run = self._book.state.run
+        configs = run.configs if run is not None and run.run_id == run_id else self._read.configs(run_id)
+        first = RunSpec.model_validate(configs[0].spec, context=AS_STORED)
+        return first == (spec if first.dtype == "auto" else spec.computed_in(first.dtype))
 
     def _run_by_key(self, key: str) -> RunRow | None:
         run = self._book.state.run

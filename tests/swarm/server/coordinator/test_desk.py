@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import orjson
 import pytest
 from pydantic import ValidationError
 
+from foundation.clock import ManualClock
 from swarm.engine.seam import EngineHealth
 from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, EpisodeResult
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 from swarm.server.coordinator.desk import GrantedLease
+from swarm.server.coordinator.leases import digest
+from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
 pytestmark = pytest.mark.anyio
@@ -392,6 +397,24 @@ async def test_the_same_key_starts_one_run(world: World) -> None:
     assert (await world.refused(world.desk.create_run(other, by="tester"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
 
 
+async def test_the_same_key_finds_the_run_that_a_version_without_some_field_started(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    request = RunRequest(spec=spec(), idempotency_key="k")
+    async with running(tmp_path, engine, clock) as world:
+        first = await world.desk.create_run(request, by="tester")
+    older = request.spec.model_dump(mode="json")
+    del older["batch"]["max_gen_batches"]
+    with contextlib.closing(sqlite3.connect(tmp_path / "pool" / "pool.sqlite")) as pool, pool:
+        (body,) = pool.execute("SELECT body FROM runs").fetchone()
+        row = orjson.loads(body) | {"request_digest": digest(orjson.dumps(older))}
+        pool.execute("UPDATE runs SET body = ?", (orjson.dumps(row),))
+        pool.execute("UPDATE configs SET spec = ?", (orjson.dumps(older | {"dtype": "float32"}),))
+    async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
+        assert await world.desk.create_run(request, by="tester") == first
+        other = RunRequest(spec=spec(seed=9), idempotency_key="k")
+        assert (await world.refused(world.desk.create_run(other, by="tester"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
+
+
 async def test_a_spec_that_this_server_cannot_carry_out_names_each_bad_field(world: World) -> None:
     await world.desk.stop_run(world.run_id)
     await world.until_phase(Phase.IDLE)
@@ -428,6 +451,17 @@ async def test_a_patch_is_refused_when_it_is_misspelt_untunable_or_out_of_date(w
     stale = await patch({"max_staleness": 1}, if_match=7)
     assert (stale.code, stale.fields["config_version"]) == (ErrorCode.CONFIG_CONFLICT, 1)
     assert (await world.desk.report(world.run_id)).config_version == 1
+
+
+async def test_a_whole_number_of_any_size_in_a_patch_is_kept_and_fails_no_other_write(world: World) -> None:
+    lease = await world.claim()
+    await world.call(lease)
+    patch = {"algorithm": {"clip_high": 10**20}}
+    await asyncio.gather(world.desk.patch_run(world.run_id, patch, None, "ann"), world.end(lease))
+    await world.desk.stop_run(world.run_id)
+    await world.until_phase(Phase.IDLE)
+    first, _ = world.run_id, await world.begin()
+    assert [change.patch for change in (await world.desk.report(first)).changes] == [patch]
 
 
 async def test_a_change_is_kept_with_who_and_when(world: World) -> None:
