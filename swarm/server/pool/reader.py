@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from foundation import wide_json
 from swarm.protocol.episodes import DropReason, EpisodeState, RecordedCall, TaskProgress
 from swarm.protocol.summary import LedgerSummary
 from swarm.server.pool import schema, summary
@@ -123,7 +124,7 @@ class PoolReader:
                 config_version=row[1],
                 at=row[2],
                 by=row[3],
-                patch=orjson.loads(row[4]),
+                patch=wide_json.loads(row[4]),
                 spec=orjson.loads(row[5]),
             )
             for row in rows
