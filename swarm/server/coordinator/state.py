@@ -368,8 +368,6 @@ class BookState:
         lag = self.trained_from - group.oldest_step
         if group.ended and lag > run.spec.max_staleness:
             return DropReason.STALE, f"its oldest token is {lag} versions behind"
-        if not group.open and self._teaches_nothing(group):  # it was ready before the rule asked for differences
-            return DropReason.ZERO_VARIANCE, None
         return None
 
     def _teaches_nothing(self, group: Group) -> bool:
@@ -377,6 +375,12 @@ class BookState:
         if self.run is None or self.run.spec.batch.rule != "informative_tasks" or not group.equal_rewards:
             return False
         return self.flat_groups < most_flat(self.run.spec.batch)
+
+    def drop_flat(self) -> None:
+        """Drop groups that were ready before the rule asked for differences."""
+        for group in self.groups.ready():
+            if self._teaches_nothing(group):
+                self.drop_group(group, DropReason.ZERO_VARIANCE)
 
     def look_at_mix(self, *, rearm: bool = False, held_up: str | None = None) -> None:
         """See which families the others wait for. rearm: patience may have been changed. held_up: may open no group now."""
