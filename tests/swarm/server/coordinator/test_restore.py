@@ -282,6 +282,24 @@ async def test_a_checkpoint_that_is_not_kept_cannot_be_restored(tmp_path: Path) 
         world.run_id = newest
 
 
+@pytest.mark.parametrize("damage", ["missing", "cut short"])
+async def test_a_damaged_checkpoint_is_refused_and_the_others_can_still_be_restored(
+    tmp_path: Path, damage: str
+) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 1, "keep": 5})
+        await steps(world, 1, 3)
+        await world.desk.request_checkpoint(run_id)
+        file = tmp_path / "runs" / run_id / "step-00000001.json"
+        file.unlink() if damage == "missing" else file.write_bytes(file.read_bytes()[:9])
+        refusal = await world.refused(world.desk.restore_run(run_id, RestoreRequest(step=1), "ann"))
+        assert (refusal.code, refusal.fields["checkpoints"]) == (ErrorCode.NOT_FOUND, [0, 2, 3])
+        assert str(file) in refusal.detail
+        assert await restored(world, 2) == 1
+        assert await world.states() == ["trained 1"] * 4 + ["trained 2"] * 4 + ["dropped superseded"] * 4
+        await steps(world, 3, 3)
+
+
 async def test_superseded_episodes_keep_their_reason_when_the_branch_is_trained_again(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         await world.begin(limits={"steps": 2}, checkpoint={"every_steps": 1})
