@@ -153,7 +153,7 @@ class PoolReader:
         return self._number("SELECT max(step) FROM steps WHERE run_id = ? AND state = 'done'", run_id)
 
     def held_out(self, run_id: str) -> list[HeldOutRow]:
-        """What the ended eval episodes of each step earned, by step."""
+        """What the ended eval episodes that the weights of each step played alone earned, by step."""
         rows = self._db.execute(schema.HELD_OUT, (run_id,))
         return [HeldOutRow(step=step, reward=reward, episodes=episodes) for step, reward, episodes in rows]
 
