@@ -625,6 +625,22 @@ async def test_with_a_full_disk_requests_are_refused_nothing_changes_and_later_o
     assert await world.states() == ["ended"]
 
 
+async def test_while_another_program_holds_the_pool_requests_are_refused_and_the_server_goes_on(world: World) -> None:
+    lease = await world.claim("t-1", idle_limit_s=10)
+    held = await world.claim("t-1", idle_limit_s=1e4)
+    await world.call(held)
+    world.store._db.execute("PRAGMA busy_timeout = 20")
+    with contextlib.closing(sqlite3.connect(world.store.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        refusal = await world.refused(world.end(held))
+        assert (refusal.code, "another program" in refusal.detail) == (ErrorCode.STORAGE_FULL, True)
+        await world.passes(20)  # a lease runs out, which cannot be written either
+        other.execute("ROLLBACK")
+    await world.hurry(lambda: lease.episode_id not in world.desk.clerk.book.state.live)
+    assert (await world.end(held)).status == "pooled"
+    assert await world.states() == ["dropped expired", "ended"]
+
+
 async def test_what_was_decided_on_top_of_a_failed_write_is_refused_with_it(world: World) -> None:
     lease = await world.claim("t-1")
     await world.call(lease)
