@@ -191,9 +191,10 @@ class Desk:
         """
         await self._require_run(run_id)
         run, key = self._book.state.run, wish.idempotency_key
-        if run is not None and run.run_id == run_id and key is not None and key == run.row.restore_key:
-            if run.row.branched_at != wish.step:
-                detail = f"key {key!r} restored {run_id} to step {run.row.branched_at}; use a fresh key for each"
+        done = run.row.restored_to(key) if run is not None and run.run_id == run_id and key is not None else None
+        if done is not None:
+            if done != wish.step:
+                detail = f"key {key!r} restored {run_id} to step {done}; use a fresh key for each"
                 raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
             return await self.report(run_id)
         asked = Restoration(run_id=run_id, step=wish.step, by=by, key=key)
@@ -393,7 +394,9 @@ class Desk:
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
     ) -> list[TaskProgress]:
-        """Ended episodes by task (and, for eval, by step of the weights). run_id None: the current run."""
+        """Ended episodes by task (and, for eval, by step of the weights). run_id None: the current run. Codes: not_found (run)."""
+        if run_id is not None:
+            await self._require_run(run_id)
         run = self._book.state.run
         asked = run_id or (run.run_id if run else "")
         await self.clerk.settled()

@@ -232,6 +232,35 @@ async def test_a_claimant_that_goes_away_while_waiting_leaves_no_episode_behind(
     assert len(await world.states()) == 5
 
 
+async def test_an_empty_key_of_a_claim_is_none_and_so_is_an_empty_mix(world: World) -> None:
+    first, second = [await world.claim("t-1", idempotency_key="", mix=mix) for mix in (None, "")]
+    assert (first.group_id, first.slot, second.slot) == (second.group_id, 0, 1)
+    for _ in range(2):
+        await world.claim("t-2")
+    waiting = [asyncio.create_task(world.claim(task, idempotency_key="", wait_s=60)) for task in ("t-3", "t-4")]
+    await world.pause()
+    assert not any(claim.done() for claim in waiting)
+    for claim in waiting:
+        claim.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("digits", ["NaN", "-Infinity", "1e999"])
+async def test_metadata_that_holds_no_numbers_is_refused(world: World, digits: str) -> None:
+    lease = await world.claim()
+    await world.call(lease)
+    stated = f'{{"lease": "{lease.lease}", "reward": 1, "metadata": {{"seen": [{{"x": {digits}}}]}}}}'
+    result = EpisodeResult.model_validate_json(stated)
+    refusal = await world.refused(world.desk.end(lease.episode_id, result))
+    assert (refusal.code, "metadata" in refusal.detail) == (ErrorCode.INVALID_SPEC, True)
+    assert (await world.end(lease)).status == "pooled"
+
+
+async def test_progress_of_a_run_that_never_was_is_not_found(world: World) -> None:
+    assert (await world.refused(world.desk.tasks(run_id="run-nope"))).code is ErrorCode.NOT_FOUND
+    assert await world.desk.tasks() == await world.desk.tasks(run_id=world.run_id) == []
+
+
 async def test_a_repeated_claim_with_its_key_gets_the_same_lease(world: World) -> None:
     first = await world.claim(idempotency_key="k")
     assert await world.claim(idempotency_key="k", wait_s=5) == first

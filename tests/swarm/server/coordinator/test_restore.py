@@ -183,10 +183,13 @@ async def test_a_checkpoint_that_was_waited_for_cannot_come_once_the_run_was_res
 
 async def test_a_repeated_restore_with_its_key_makes_one_branch(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
-        await world.begin()
+        await world.begin(checkpoint={"every_steps": 1})
         assert await restored(world, 0, "k") == await restored(world, 0, "k") == 1
         await steps(world, 1, 2)
         await world.desk.request_checkpoint(world.run_id)
+        assert await restored(world, 1, "later") == 2
+        again = await world.desk.restore_run(world.run_id, RestoreRequest(step=0, idempotency_key="k"), "ann")
+        assert (again.branch, again.step) == (2, 1)
         other = world.desk.restore_run(world.run_id, RestoreRequest(step=2, idempotency_key="k"), "ann")
         assert (await world.refused(other)).code is ErrorCode.IDEMPOTENCY_CONFLICT
 
