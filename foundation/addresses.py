@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 
+PRIVATE_DOMAINS = ("localhost", "internal")
+"""Where nobody can register a name."""
+
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches that host."""
@@ -13,3 +16,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name: it may resolve to anything
         return False
+
+
+def is_private_name(host: str) -> bool:
+    """Whether no stranger can have that host stand for a machine of his choice: an address, or a name that no public DNS knows."""
+    name = host.removesuffix(".")
+    if "." not in name or name.rpartition(".")[2].lower() in PRIVATE_DOMAINS:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

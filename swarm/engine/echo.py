@@ -216,13 +216,16 @@ class EchoEngine:
         if step:
             if step not in steps:
                 raise EngineError(f"run {run.run_id} has no checkpoint of step {step}; there are {sorted(steps)}")
-            stored = json.loads(_checkpoint_path(run.directory, step).read_bytes())
-            training = _Training(run, step=step, theta=stored["theta"], start=stored["start"])
+            theta, start = _stored(run.directory, step)
+            training = _Training(run, step=step, theta=theta, start=start)
         if at_step is not None:
             _forget_other_future(run, at_step)
         self._training = training
         await self.serve(WeightsVersion(run_id=run.run_id, branch=run.branch, step=step))
         return step
+
+    async def require_checkpoint(self, directory: Path, step: int) -> None:
+        _stored(directory, step)
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
         training = self._open()
@@ -282,6 +285,16 @@ def _forget_other_future(run: RunContext, step: int) -> None:
         path = _checkpoint_path(run.directory, later)
         if later > step and json.loads(path.read_bytes()).get("branch", 0) < run.branch:
             path.unlink()
+
+
+def _stored(directory: Path, step: int) -> tuple[float, float]:
+    """Theta of a checkpoint, and what the run began with. Raises: EngineError."""
+    path = _checkpoint_path(directory, step)
+    try:
+        stored = json.loads(path.read_bytes())
+        return stored["theta"], stored["start"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"checkpoint {path} cannot be read: {error}") from error
 
 
 def _checkpoint_path(directory: Path, step: int) -> Path:

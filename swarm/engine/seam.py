@@ -216,6 +216,9 @@ class Engine(Protocol):
         Resets in place: no child is booted again.
         """
 
+    async def require_checkpoint(self, directory: Path, step: int) -> None:
+        """Changes nothing. Raises EngineError when this step's checkpoint is missing or not what was written: `open_run` would too."""
+
     async def train(self, batch: TrainBatch) -> StepOutcome:
         """One optimiser step. The new weights are not served before `serve`. Raises TrainerCrashed, TrainingRefused."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from foundation.strict import StrictModel
 
@@ -43,6 +43,11 @@ class EpisodeClaim(StrictModel):
     """How long one LLM call may take. The idle limit stands still while a call is open: this bounds for how long."""
     wait_s: Annotated[float, Field(ge=0, le=120)] = 30.0
     idempotency_key: str | None = None
+
+    @field_validator("mix", "idempotency_key")
+    @classmethod
+    def _empty_is_none(cls, text: str | None) -> str | None:
+        return text or None
 
 
 class EpisodeGrant(BaseModel):

@@ -65,6 +65,7 @@ def create_app(
     measures = MetricsRoutes(desk=desk, tokens=tokens)
     operations = [*agents.operations(), *control.operations(), *teams.operations(), *measures.operations()]
     app = FastAPI(title="Swarm server", version="1", docs_url=None, redoc_url=None)
+    app.state.public_url = public_url
     app.add_middleware(wire.StraightSend)
     for operation in operations:
         _serve(app, operation)

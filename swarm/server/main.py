@@ -264,7 +264,7 @@ def _state_path(args: argparse.Namespace) -> Path:
 def _url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"a url looks like http://10.0.0.2:8642, got {text!r}")
-    return text
+    return text.rstrip("/")
 
 
 def _latency(text: str) -> float:

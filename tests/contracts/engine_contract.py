@@ -381,6 +381,7 @@ class EngineContract:
         await engine.train(first)
         await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=1))
         assert await engine.checkpoint() == 1
+        await engine.require_checkpoint(run.directory, 1)
         second = await batch_of(engine, run.spec, 2)
         once = await engine.train(second)
         assert await engine.open_run(run) == 1
@@ -399,6 +400,8 @@ class EngineContract:
         run = await open_run()
         with pytest.raises(EngineError):
             await engine.open_run(run, at_step=7)
+        with pytest.raises(EngineError):
+            await engine.require_checkpoint(run.directory, 7)
         await engine.open_run(run)
 
     async def test_another_run_starts_from_the_hosted_model(self, engine: Engine, open_run: OpenRun) -> None:

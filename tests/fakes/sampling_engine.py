@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from swarm.engine.local.inference import VllmInference
 from swarm.engine.seam import (
     Dialect,
+    EngineError,
     EngineHealth,
     EngineInfo,
     RunContext,
@@ -60,6 +62,9 @@ class SamplingEngine:
     async def open_run(self, run: RunContext, *, at_step: int | None = None) -> int:
         await self.serve(WeightsVersion(run_id=run.run_id, branch=run.branch, step=0))
         return 0
+
+    async def require_checkpoint(self, directory: Path, step: int) -> None:
+        raise EngineError("this engine samples only")
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
         raise TrainingRefused("this engine samples only")

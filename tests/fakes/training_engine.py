@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from foundation.clock import SystemClock
 from foundation.ids import derived_seed
+from swarm.engine.local.manifest import require_whole
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.trainer import TrainerHandle
 from swarm.engine.seam import (
@@ -96,6 +97,9 @@ class TrainingEngine:
         step = await self._mortal("open_run", self.trainer.open_run(run, at_step))
         self._version = WeightsVersion(run_id=run.run_id, branch=run.branch, step=step)
         return step
+
+    async def require_checkpoint(self, directory: Path, step: int) -> None:
+        require_whole(directory, step)
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
         return await self._mortal("train", self.trainer.train(batch))

@@ -15,24 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from foundation.paths import write_atomically
 from swarm.engine.local.device import Device
+from swarm.engine.local.manifest import (
+    HASHES,
+    MANIFEST,
+    PREFIX,
+    REPLACED,
+    UNFINISHED,
+    BrokenCheckpoint,
+    folder_of,
+    unchanged,
+)
 from swarm.engine.local.tensor_file import write_tensors
 from swarm.engine.seam import EngineError
-from swarm.models.folder import sha256_of
 from swarm.protocol.runspec import RunSpec
 
 _LOG = logging.getLogger(__name__)
-_PREFIX = "step-"
-_UNFINISHED = ".unfinished-"
-_REPLACED = f"{_UNFINISHED}replaced-"
-_MANIFEST_OF = TypeAdapter(dict[str, str])
-"""SHA-256 of each file, by name."""
-_WEIGHTS, _MOMENTS, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+_WEIGHTS, _MOMENTS, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 
 
 class TrainerState(BaseModel):
@@ -56,10 +60,6 @@ class Checkpoint:
     moments: dict[str, Tensor]
 
 
-class BrokenCheckpoint(EngineError):
-    """A checkpoint's files are not the ones that were written."""
-
-
 def write(directory: Path, checkpoint: Checkpoint, *, keep: int, best: int | None = None) -> None:
     """Write it durably, in the place of one of the same step if there is one; remove all but the newest `keep` and `best`.
 
@@ -68,7 +68,7 @@ def write(directory: Path, checkpoint: Checkpoint, *, keep: int, best: int | Non
     step = checkpoint.state.step
     put_back(directory)
     _remove_unfinished(directory)
-    unfinished = directory / f"{_UNFINISHED}{step}"
+    unfinished = directory / f"{UNFINISHED}{step}"
     try:
         unfinished.mkdir(parents=True)
         _write_files(unfinished, checkpoint)
@@ -86,9 +86,9 @@ def write(directory: Path, checkpoint: Checkpoint, *, keep: int, best: int | Non
 def take_name(unfinished: Path, step: int) -> None:
     """Give a folder that is whole the name of its step's checkpoint. Raises: OSError, with one that has the name in its place."""
     directory = unfinished.parent
-    final = _folder(directory, step)
+    final = folder_of(directory, step)
     if final.exists():
-        final.rename(directory / f"{_REPLACED}{step}")
+        final.rename(directory / f"{REPLACED}{step}")
     try:
         unfinished.rename(final)
     except OSError:
@@ -101,8 +101,8 @@ def put_back(directory: Path) -> None:
 
     Raises: OSError.
     """
-    for replaced in directory.glob(f"{_REPLACED}*"):
-        final = _folder(directory, int(replaced.name.rpartition("-")[2]))
+    for replaced in directory.glob(f"{REPLACED}*"):
+        final = folder_of(directory, int(replaced.name.rpartition("-")[2]))
         if final.exists():
             shutil.rmtree(replaced)
         else:
@@ -111,7 +111,7 @@ def put_back(directory: Path) -> None:
 
 def steps(directory: Path) -> list[int]:
     """Steps of the finished checkpoints, oldest first."""
-    names = (path.name.removeprefix(_PREFIX) for path in directory.glob(f"{_PREFIX}*"))
+    names = (path.name.removeprefix(PREFIX) for path in directory.glob(f"{PREFIX}*"))
     return sorted(int(name) for name in names if name.isdigit())
 
 
@@ -127,7 +127,7 @@ def newest(directory: Path) -> Checkpoint | None:
 
 def read(directory: Path, step: int) -> Checkpoint:
     """Raises: EngineError when there is none of this step, BrokenCheckpoint when it is not what was written."""
-    folder = _folder(directory, step)
+    folder = folder_of(directory, step)
     if not folder.is_dir():
         raise EngineError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
     try:
@@ -141,26 +141,14 @@ def read(directory: Path, step: int) -> Checkpoint:
         raise BrokenCheckpoint(f"checkpoint {folder} cannot be read: {error}") from error
 
 
-def unchanged(folder: Path) -> dict[str, str]:
-    """The manifest of a checkpoint whose files are all as it has them.
-
-    Raises: BrokenCheckpoint for one that is not; OSError, ValueError where one cannot be read.
-    """
-    manifest = _MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
-    for name, expected in manifest.items():
-        if sha256_of(folder / name) != expected:
-            raise BrokenCheckpoint(f"checkpoint {folder}: {name} has changed since it was written")
-    return manifest
-
-
 def fingerprint(directory: Path, step: int) -> str | None:
     """The SHA-256 of the weights of this step's checkpoint, as its manifest has it; None when there is no checkpoint.
 
     Raises: EngineError when ranks of the verl engine wrote it, BrokenCheckpoint when its manifest cannot be read.
     """
-    folder = _folder(directory, step)
+    folder = folder_of(directory, step)
     try:
-        manifest = _MANIFEST_OF.validate_json((folder / _MANIFEST).read_bytes())
+        manifest = HASHES.validate_json((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -171,7 +159,7 @@ def fingerprint(directory: Path, step: int) -> str | None:
 
 def device_of(directory: Path, step: int) -> Device | None:
     """What computed the weights of this step's checkpoint; None when it does not say, or there is none. Raises: BrokenCheckpoint."""
-    file = _folder(directory, step) / _STATE
+    file = folder_of(directory, step) / _STATE
     try:
         return TrainerState.model_validate_json(file.read_bytes()).device
     except FileNotFoundError:
@@ -184,7 +172,7 @@ def forget_other_future(directory: Path, branch: int, step: int) -> None:
     """A run goes on from `step` on a new branch: what older branches made after it does not count any more."""
     for later in [other for other in steps(directory) if other > step]:
         try:
-            state = TrainerState.model_validate_json((_folder(directory, later) / _STATE).read_bytes())
+            state = TrainerState.model_validate_json((folder_of(directory, later) / _STATE).read_bytes())
         except (OSError, ValidationError):
             continue  # broken: passed over when it is met
         if state.branch < branch:
@@ -207,22 +195,18 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     state = checkpoint.state.model_dump_json().encode()
     manifest[_STATE] = hashlib.sha256(state).hexdigest()
     write_atomically(folder / _STATE, state)
-    write_atomically(folder / _MANIFEST, json.dumps(manifest).encode())
-
-
-def _folder(directory: Path, step: int) -> Path:
-    return directory / f"{_PREFIX}{step:08d}"
+    write_atomically(folder / MANIFEST, json.dumps(manifest).encode())
 
 
 def _remove(directory: Path, step: int) -> None:
     """Out of sight first, so that a folder that is half removed is never taken for a checkpoint."""
-    doomed = directory / f"{_UNFINISHED}removed-{step}"
-    _folder(directory, step).rename(doomed)
+    doomed = directory / f"{UNFINISHED}removed-{step}"
+    folder_of(directory, step).rename(doomed)
     shutil.rmtree(doomed)
 
 
 def _remove_unfinished(directory: Path) -> None:
-    for path in directory.glob(f"{_UNFINISHED}*"):
+    for path in directory.glob(f"{UNFINISHED}*"):
         shutil.rmtree(path)
 
 

@@ -16,6 +16,7 @@ from foundation.clock import Clock
 from foundation.memory import available_memory
 from swarm.engine.local.device import Device, slow_type
 from swarm.engine.local.inference import VllmInference, WeightsRefused
+from swarm.engine.local.manifest import require_whole
 from swarm.engine.local.memory import (
     GIB,
     TrainerMemory,
@@ -185,6 +186,9 @@ class LocalEngine:
         else:
             await self.serve(version)
         return step
+
+    async def require_checkpoint(self, directory: Path, step: int) -> None:
+        await asyncio.to_thread(require_whole, directory, step)
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
         async with self.inference.asleep() if self.sleep_mode else nullcontext():

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foundation.paths import write_atomically
-from swarm.engine.local.checkpoints import BrokenCheckpoint, TrainerState, put_back, steps, take_name, unchanged
+from swarm.engine.local.checkpoints import TrainerState, put_back, steps, take_name
+from swarm.engine.local.manifest import BrokenCheckpoint, unchanged
 from swarm.engine.seam import EngineError
 from swarm.models.folder import sha256_of
 

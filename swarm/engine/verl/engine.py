@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
+from swarm.engine.local.manifest import require_whole
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.vllm_server import VllmSettings
 from swarm.engine.local.wire import OpenRun, Train, WriteCheckpoint
@@ -145,6 +146,9 @@ class VerlEngine:
         step = (await self.driver.ask(command)).step
         await self.serve(WeightsVersion(run_id=run.run_id, branch=run.branch, step=step))
         return step
+
+    async def require_checkpoint(self, directory: Path, step: int) -> None:
+        await asyncio.to_thread(require_whole, directory, step)
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
         self._refuse_without_run()

@@ -36,6 +36,8 @@ class Admission:
         self._state = state
         self._openings: tuple[tuple[object, ...], frozenset[str], bool] = ((), frozenset(), False)
         """What was asked last, the families that may open a group, whether the pool is full."""
+        self._held_up: set[str | None] = set()
+        """Families that were told since then that it is not their turn."""
 
     def require_trainable(self, claim: EpisodeClaim, run: Run) -> None:
         """Codes: forbidden{client_version} when it is quarantined, invalid_spec{errors} for a mix that the run has not."""
@@ -60,7 +62,7 @@ class Admission:
             balance = in_force(run.row.mix, batch.mix)
             found = openings(batch, balance, state.groups, wanted, passed)
             full = not found and sum(group.expected for group in state.groups) >= batch.max_pool_episodes
-            self._openings = (asked, found, full)
+            self._openings, self._held_up = (asked, found, full), set()
         _, open_to, full = self._openings
         if family_of(claim.mix, batch.mix) in open_to:
             return None
@@ -71,6 +73,9 @@ class Admission:
         if not open_to:
             detail = f"the groups that step {run.step + ahead} and max_staleness allow are taken; wait for the step"
             return NotYet(code=ErrorCode.DRAINING, detail=detail)
+        if claim.mix not in self._held_up:
+            self._held_up.add(claim.mix)
+            state.look_at_mix(held_up=claim.mix)
         ends_at = [at - state.lease_time for at in state.awaited.ends_at(batch.mix).values()]
         retry_s = min([left_s for left_s in ends_at if left_s > 0], default=LONGEST_RETRY_S)
         detail = f"family {claim.mix!r} has its share of the next steps; it is the turn of {', '.join(sorted(open_to))}"

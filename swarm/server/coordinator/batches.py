@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from swarm.protocol.episodes import RecordedCall
 from swarm.protocol.runspec import BatchSpec, RunSpec
 from swarm.server.coordinator.groups import Group, Groups
-from swarm.server.coordinator.mix import EVERYTHING, Mix, Turns, family_of
+from swarm.server.coordinator.mix import EVERYTHING, Turns, family_of
 from swarm.server.pool.rows import EpisodeRow, MixRow, PlannedGroup
 
 
@@ -58,10 +58,6 @@ class Draw:
     """Turns of each family that no group takes; not all of them once each family has one and no group is left."""
     complete: bool
 
-    def ready(self, mix: Mix) -> set[str]:
-        """Families that have a group for each of their turns."""
-        return {family_of(group.row.mix, mix) for group in self.groups} - set(self.missing)
-
 
 def draw(batch: BatchSpec, balance: MixRow, groups: Iterable[Group], wanted: int, passed: Set[str]) -> Draw:
     """Give the next turns to groups of the families whose turns they are, until there is as much as `wanted`.
@@ -100,7 +96,9 @@ def _worth(batch: BatchSpec, episodes: int) -> int:
 
 def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, passed: Set[str]) -> frozenset[str]:
     """Families that may open another group now. wanted: the horizon."""
-    if sum(group.expected for group in groups) >= batch.max_pool_episodes:
+    held = [group.expected for group in groups]
+    # After a patch of the bound or of the groups' size, what is held may fill the pool and still be less than a batch.
+    if sum(held) >= batch.max_pool_episodes and sum(_worth(batch, each) for each in held) >= one_batch(batch):
         return frozenset()
     counted = [group for group in groups if group.counts]
     if not batch.mix:  # one family has all the turns

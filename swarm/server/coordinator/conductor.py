@@ -94,7 +94,7 @@ class Conductor:
             return
         match next_duty.duty:
             case Duty.RESTORE:
-                await self._restore(run)
+                await self._restore()
             case Duty.OPEN:
                 await self._open(run)
             case Duty.SERVE:
@@ -142,13 +142,17 @@ class Conductor:
             await self._make(run, self._clerk.book.state.journalled)
         self._clerk.engine_opened(run.run_id, context.directory)
 
-    async def _restore(self, run: Run) -> None:
+    async def _restore(self) -> None:
         """Go back to a checkpoint, as an operator wished; what is opened next is the new branch."""
         wish = self._clerk.situation.restoration
         assert wish is not None
         await self._clerk.settled()  # what is decided already is part of the past
-        then = await self._clerk.read(lambda reader: past(reader, wish.run_id, run.specs, wish.step))
         try:
+            # Another run may have taken the place of this one while the wish waited for the engine.
+            run = self._clerk.book.interventions.judge(wish)
+            specs = dict(run.specs)
+            await self._require_checkpoint(run, wish.step)
+            then = await self._clerk.read(lambda reader: past(reader, wish.run_id, specs, wish.step))
             await self._clerk.carry_out(lambda book: book.interventions.restore(wish, then))
         except Refusal as refusal:
             if refusal.code is ErrorCode.STORAGE_FULL:
@@ -156,6 +160,21 @@ class Conductor:
             self._clerk.restored(refusal)
         else:
             self._clerk.restored(None)
+
+    async def _require_checkpoint(self, run: Run, step: int) -> None:
+        """Later checkpoints are given up only for one that can be read. Codes: not_found{checkpoints}."""
+        if not step:
+            return
+        try:
+            await self._engine.require_checkpoint(self._directory(run), step)
+        except EngineDown:
+            raise
+        except EngineError as error:
+            others = [0, *(kept for kept in run.row.checkpoints if kept != step)]
+            detail = (
+                f"run {run.run_id} cannot go back to step {step}: {error}; there are {', '.join(map(str, others))} too"
+            )
+            raise Refusal(ErrorCode.NOT_FOUND, detail, checkpoints=others) from error
 
     async def _step(self) -> None:
         self._clerk.set_phase(Phase.UPDATING)

@@ -30,7 +30,7 @@ from swarm.protocol.episodes import (
     TaskProgress,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import AS_STORED, RunSpec
 from swarm.protocol.status import (
     CheckpointRef,
     Phase,
@@ -107,7 +107,7 @@ class Desk:
         key = request.idempotency_key
         known = self._run_by_key(key) if key is not None else None
         if known is not None:
-            if known.request_digest != asked:
+            if known.request_digest != asked and not self._began_with(known.run_id, request.spec):
                 detail = f"key {key!r} started {known.run_id} with another spec; use a fresh key for each run"
                 raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
             await self.clerk.settled()
@@ -123,6 +123,13 @@ class Desk:
         for note in notes:
             _log.warning("run %s: %s", run_id, note)
             self.log(f"run {run_id}: {note}")
+
+    def _began_with(self, run_id: str, spec: RunSpec) -> bool:
+        """Whether the run was started with this spec. (Its digest is another where a version with fewer fields took it.)"""
+        run = self._book.state.run
+        configs = run.configs if run is not None and run.run_id == run_id else self._read.configs(run_id)
+        first = RunSpec.model_validate(configs[0].spec, context=AS_STORED)
+        return first == (spec if first.dtype == "auto" else spec.computed_in(first.dtype))
 
     def _run_by_key(self, key: str) -> RunRow | None:
         run = self._book.state.run
@@ -184,9 +191,10 @@ class Desk:
         """
         await self._require_run(run_id)
         run, key = self._book.state.run, wish.idempotency_key
-        if run is not None and run.run_id == run_id and key is not None and key == run.row.restore_key:
-            if run.row.branched_at != wish.step:
-                detail = f"key {key!r} restored {run_id} to step {run.row.branched_at}; use a fresh key for each"
+        done = run.row.restored_to(key) if run is not None and run.run_id == run_id and key is not None else None
+        if done is not None:
+            if done != wish.step:
+                detail = f"key {key!r} restored {run_id} to step {done}; use a fresh key for each"
                 raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
             return await self.report(run_id)
         asked = Restoration(run_id=run_id, step=wish.step, by=by, key=key)
@@ -386,7 +394,9 @@ class Desk:
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
     ) -> list[TaskProgress]:
-        """Ended episodes by task (and, for eval, by step of the weights). run_id None: the current run."""
+        """Ended episodes by task (and, for eval, by step of the weights). run_id None: the current run. Codes: not_found (run)."""
+        if run_id is not None:
+            await self._require_run(run_id)
         run = self._book.state.run
         asked = run_id or (run.run_id if run else "")
         await self.clerk.settled()

@@ -6,6 +6,7 @@ Pure bookkeeping: no HTTP, no torch, no waiting. What it decides stands in memor
 from __future__ import annotations
 
 import hmac
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -374,8 +375,9 @@ def result_digest(result: EpisodeResult) -> str:
     """Equal for equal results. Codes: invalid_spec for numbers that cannot be stored."""
     stated = [result.reward, result.agent_rewards, result.success, result.metrics, result.metadata]
     try:
+        json.dumps(result.metadata, allow_nan=False)  # the other writes nothing in place of what is no number
         return digest(orjson.dumps(stated, option=orjson.OPT_SORT_KEYS))
-    except orjson.JSONEncodeError as error:
+    except (orjson.JSONEncodeError, ValueError) as error:
         raise Refusal(ErrorCode.INVALID_SPEC, f"metadata cannot be stored: {error}; send plain JSON values") from error
 
 

@@ -73,6 +73,8 @@ class Interventions:
             for task_id, ordinal in then.eval_ordinals:
                 state.eval_ordinals.setdefault(task_id, set()).add(ordinal)
         row.branch, row.branched_at, row.restore_key, row.mix = row.branch + 1, wish.step, wish.key, then.mix
+        if wish.key is not None:
+            row.restored_by[wish.key] = wish.step
         row.checkpoints = [step for step in row.checkpoints if step <= wish.step]
         row.status, row.reason, row.ended_at = "running", None, None
         row.stop_requested_at, row.released = None, False

@@ -90,7 +90,7 @@ def _weights(ratios: tuple[tuple[str, float], ...]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Awaited:
-    """Families that others wait for with their part of the next step done, and since when. Times are lease time."""
+    """Families that others wait for, which have done what they may, and since when. Times are lease time."""
 
     since: dict[str, float] = field(default_factory=dict)
     told: dict[str, float] = field(default_factory=dict)

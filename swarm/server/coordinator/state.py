@@ -368,8 +368,6 @@ class BookState:
         lag = self.trained_from - group.oldest_step
         if group.ended and lag > run.spec.max_staleness:
             return DropReason.STALE, f"its oldest token is {lag} versions behind"
-        if not group.open and self._teaches_nothing(group):  # it was ready before the rule asked for differences
-            return DropReason.ZERO_VARIANCE, None
         return None
 
     def _teaches_nothing(self, group: Group) -> bool:
@@ -378,8 +376,14 @@ class BookState:
             return False
         return self.flat_groups < most_flat(self.run.spec.batch)
 
-    def look_at_mix(self, *, rearm: bool = False) -> None:
-        """See which families the others wait for. rearm: patience may have been changed."""
+    def drop_flat(self) -> None:
+        """Drop groups that were ready before the rule asked for differences."""
+        for group in self.groups.ready():
+            if self._teaches_nothing(group):
+                self.drop_group(group, DropReason.ZERO_VARIANCE)
+
+    def look_at_mix(self, *, rearm: bool = False, held_up: str | None = None) -> None:
+        """See which families the others wait for. rearm: patience may have been changed. held_up: may open no group now."""
         run = self.run
         if run is None or run.row.status != "running" or not run.spec.batch.mix:
             self.awaited.since.clear()
@@ -387,7 +391,10 @@ class BookState:
         batch, now = run.spec.batch, self.lease_time
         balance = in_force(run.row.mix, batch.mix)
         found = draw(batch, balance, self.groups.ready(), one_batch(batch), self.passed())
-        begun = self.awaited.look(set(found.missing), found.ready(batch.mix), batch.mix, now)
+        done = {family_of(group.row.mix, batch.mix) for group in self.groups.ready()}
+        if held_up is not None:
+            done.add(held_up)
+        begun = self.awaited.look(set(found.missing), done - set(found.missing), batch.mix, now)
         ends_at = self.awaited.ends_at(batch.mix)
         for name in ends_at if rearm else begun:
             self.deadlines.add(ends_at[name], MIX_PATIENCE)
@@ -398,6 +405,7 @@ class BookState:
         if self.run is not None:
             late = self.awaited.newly_passed(self.run.spec.batch.mix, self.lease_time)
             self.log += [f"family {name!r} keeps the others waiting: they go on without it" for name in late]
+        self.look_at_mix()  # without it, the turn may be of another that is not there
 
     def _resolve(self, group: Group) -> None:
         """The partial policy."""

@@ -270,6 +270,7 @@ class StepBook:
         judge(spec, state.info)
         if spec == run.spec:
             return
+        new_rule = spec.batch.rule != run.spec.batch.rule
         config = ConfigRow(
             run_id=run.run_id,
             config_version=run.config_version + 1,
@@ -281,6 +282,8 @@ class StepBook:
         run.configs.append(config)
         run.specs[config.config_version] = spec
         state.changes.append(PutConfig(config))
+        if new_rule:
+            state.drop_flat()
         state.settle_all()
         state.turned = True
         state.log.append(f"config {config.config_version} of {run.run_id} by {by}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from foundation import wide_json
 from swarm.protocol.episodes import DropReason, EpisodeState, RecordedCall, TaskProgress
 from swarm.protocol.summary import LedgerSummary
 from swarm.server.pool import schema, summary
@@ -123,7 +124,7 @@ class PoolReader:
                 config_version=row[1],
                 at=row[2],
                 by=row[3],
-                patch=orjson.loads(row[4]),
+                patch=wide_json.loads(row[4]),
                 spec=orjson.loads(row[5]),
             )
             for row in rows
@@ -152,7 +153,7 @@ class PoolReader:
         return self._number("SELECT max(step) FROM steps WHERE run_id = ? AND state = 'done'", run_id)
 
     def held_out(self, run_id: str) -> list[HeldOutRow]:
-        """What the ended eval episodes of each step earned, by step."""
+        """What the ended eval episodes that the weights of each step played alone earned, by step."""
         rows = self._db.execute(schema.HELD_OUT, (run_id,))
         return [HeldOutRow(step=step, reward=reward, episodes=episodes) for step, reward, episodes in rows]
 

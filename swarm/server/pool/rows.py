@@ -187,9 +187,16 @@ class RunRow:
     """The step that the current branch began from."""
     restore_key: str | None = None
     """Idempotency key of the restore that began it."""
+    restored_by: dict[str, int] = field(default_factory=dict)
+    """Idempotency key of each restore of the run so far → the step that it went back to."""
     quarantined: dict[str, str] = field(default_factory=dict)
     """Client versions that are not to be trained, and why."""
     mix: MixRow = field(default_factory=MixRow)
+
+    def restored_to(self, key: str) -> int | None:
+        """The step that the restore with this key went back to; None when there was none."""
+        newest = self.branched_at if key == self.restore_key else None  # an older server wrote no other
+        return self.restored_by.get(key, newest)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -133,10 +133,6 @@ WHERE run_id = :run_id AND reward IS NOT NULL AND (reason IS NULL OR reason NOT 
   AND (:client_id IS NULL OR client_id = :client_id) AND (:mix IS NULL OR mix = :mix)
 GROUP BY task_id, mix, kind, eval_step ORDER BY min(seq)
 """
-HELD_OUT = """
-SELECT claimed_step, avg(reward), count(*) FROM episodes
-WHERE run_id = ? AND kind = 'eval' AND reason = 'eval' AND reward IS NOT NULL GROUP BY claimed_step ORDER BY claimed_step
-"""
 EPISODE_BODY = (
     "client_version",
     "config_version",
@@ -154,3 +150,17 @@ EPISODE_BODY = (
     "ended_at",
 )
 """Fields of an episode that nothing is searched by, in the order they stand in its body."""
+
+
+def of_body(name: str) -> str:
+    """SQL for a field of an episode's body."""
+    return f"json_extract(CAST(body AS TEXT), '$[{EPISODE_BODY.index(name)}]')"
+
+
+HELD_OUT = f"""
+SELECT claimed_step, avg(reward), count(*) FROM episodes
+WHERE run_id = ? AND kind = 'eval' AND reason = 'eval' AND reward IS NOT NULL
+  AND {of_body("oldest_step")} = claimed_step AND {of_body("step_tokens")} = claimed_step * sampled_tokens
+GROUP BY claimed_step ORDER BY claimed_step
+"""
+"""Of the episodes that the weights of their step played alone, to the last token."""

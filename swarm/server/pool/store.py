@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from foundation import wide_json
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.server.pool import schema
 from swarm.server.pool.reader import PoolReader
@@ -36,6 +37,8 @@ from swarm.server.pool.rows import (
 )
 
 _LOG = logging.getLogger(__name__)
+BUSY_S = 5.0
+"""So long is waited for another program that has the file."""
 PAGE_CACHE_KIB = 16_384
 """Pages of a growing pool that stay in memory: enough for a commit's; the system's cache has the others."""
 
@@ -54,7 +57,7 @@ class PoolStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._failing = False
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
         try:
             self._prepare()
             self.read = PoolReader(path)
@@ -176,19 +179,21 @@ class PoolStore:
                 raise TypeError(f"not a change: {change!r}")
 
 
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+
+
 def _refusal(error: sqlite3.OperationalError, path: Path) -> Refusal | sqlite3.OperationalError:
-    """A full or failing disk is the operator's to mend, and refused in words; anything else is a fault of ours."""
+    """A disk that is full or fails, or a file that another program holds, is the operator's to mend, and refused in words;
+    anything else is a fault of ours."""
     primary_code = error.sqlite_errorcode & 0xFF
-    if primary_code not in (
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_READONLY,
-    ):
+    if primary_code == sqlite3.SQLITE_BUSY:
+        mend = f"another program has held it for {BUSY_S:g} s; end that one (`fuser {path}` names it), and try again"
+    elif primary_code in _FULL:
+        mend = "make room on the disk and try again"
+    else:
         return error
     return Refusal(
-        ErrorCode.STORAGE_FULL,
-        f"the pool at {path} could not be written ({error}); nothing was stored: make room on the disk and try again",
+        ErrorCode.STORAGE_FULL, f"the pool at {path} could not be written ({error}); nothing was stored: {mend}"
     )
 
 
@@ -233,7 +238,7 @@ def _group_values(row: GroupRow) -> tuple[Any, ...]:
 
 
 def _config_values(row: ConfigRow) -> tuple[Any, ...]:
-    return row.run_id, row.config_version, row.at, row.by, orjson.dumps(row.patch), orjson.dumps(row.spec)
+    return row.run_id, row.config_version, row.at, row.by, wide_json.dumps(row.patch), orjson.dumps(row.spec)
 
 
 def _step_values(row: StepRow) -> tuple[Any, ...]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from swarm.protocol.summary import LastFailure, LedgerCount, LedgerSummary
-from swarm.server.pool.schema import EPISODE_BODY
+from swarm.server.pool.schema import of_body
 
 RECENT = 50
-_VERSION = f"json_extract(CAST(body AS TEXT), '$[{EPISODE_BODY.index('client_version')}]')"
+_VERSION = of_body("client_version")
 _FATE = f"client_id, {_VERSION} AS client_version, kind, mix, state, reason"
 _TELLING = f"seq + {1 << 60} * (instr(coalesce(detail, ''), 'Traceback') > 0)"
 """Failures in order of what they tell."""

@@ -203,6 +203,7 @@ class ControlRoutes:
                 answer=TaskProgress,
                 answer_list=True,
                 query=TasksQuery,
+                codes=unknown,
             ),
             _get("/swarm/v1/ledger", self.ledger, "What became of each episode", LedgerPage, LedgerQuery, unknown),
             _get(

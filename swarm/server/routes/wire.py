@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foundation import strict_json, wide_json
-from foundation.addresses import is_loopback
+from foundation.addresses import is_loopback, is_private_name
 from foundation.strict import FieldError, StrictModel, explain
 from swarm.protocol.errors import BodyTooLarge, ErrorCode, Refusal, SwarmError
 from swarm.protocol.problem import Problem
@@ -92,10 +92,19 @@ def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT)
 
 
 def _refuse_foreign_pages(request: Request) -> None:
-    """A web page from elsewhere, open in a browser on this machine, reaches the loopback too. Programs send no `Origin`.
+    """A web page from elsewhere, open in a browser on this machine, reaches the loopback too. Programs send no `Origin`, and
+    browsers none where a page asks its own site; the name of which may be made to stand for this machine.
 
     Raises: Refusal(forbidden).
     """
+    host = _host_of(f"//{request.headers.get('host', '')}")
+    if not is_private_name(host) and host != _host_of(
+        request.app.state.public_url or ""
+    ):  # its DNS may answer anything
+        detail = (
+            f"a server that asks for no token does not answer for {host}; start it with --public-url or an admin token"
+        )
+        raise Refusal(ErrorCode.FORBIDDEN, detail)
     origin = request.headers.get("origin")
     if origin is not None and not _of_this_machine(origin):
         detail = f"a web page of {origin} may not steer a server that asks for no token; start it with an admin token"
@@ -103,10 +112,14 @@ def _refuse_foreign_pages(request: Request) -> None:
 
 
 def _of_this_machine(origin: str) -> bool:
+    return is_loopback(_host_of(origin))
+
+
+def _host_of(url: str) -> str:
     try:
-        return is_loopback(urlsplit(origin).hostname or "")
+        return urlsplit(url).hostname or ""
     except ValueError:  # no url
-        return False
+        return ""
 
 
 async def read_body(request: Request) -> bytes:

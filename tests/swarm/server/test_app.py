@@ -54,7 +54,7 @@ def _bearer(token: str) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def serving(directory: Path, tokens: ControlTokens) -> AsyncIterator[Served]:
+async def serving(directory: Path, tokens: ControlTokens, public_url: str | None = None) -> AsyncIterator[Served]:
     clock, ids, engine, closing = SystemClock(), RandomIds(), EchoEngine(), asyncio.Event()
     desk = Desk.open(directory / "pool", engine.info, clock=clock, ids=ids)
     await desk.start()
@@ -67,8 +67,9 @@ async def serving(directory: Path, tokens: ControlTokens) -> AsyncIterator[Serve
         tokens=tokens,
         clock=clock,
         closing=closing,
+        public_url=public_url,
     )
-    async with httpx.AsyncClient(transport=ASGITransport(app), base_url="http://swarm.test") as http:
+    async with httpx.AsyncClient(transport=ASGITransport(app), base_url="http://127.0.0.1:8642") as http:
         yield Served(http, closing, engine)
     conductor.cancel()
     await asyncio.gather(conductor, return_exceptions=True)
@@ -190,6 +191,25 @@ async def test_a_web_page_from_elsewhere_steers_no_server_without_tokens(served:
     assert_problem(answer, 403, "forbidden")
     own = await served.http.get("/swarm/v1/status", headers={"Origin": "http://localhost:3000"})
     assert own.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example:8642", "evil.example", "127.0.0.1.evil.example", "evil.example."])
+async def test_a_server_without_tokens_answers_no_page_whose_name_was_turned_to_this_machine(
+    served: Served, guarded: Served, host: str
+) -> None:
+    document = assert_problem(await served.http.get("/swarm/v1/ledger", headers={"Host": host}), 403, "forbidden")
+    assert "--public-url" in document["detail"]
+    assert (await guarded.http.get("/swarm/v1/ledger", headers={"Host": host} | _bearer(CLIENT))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:8642", "[::1]:8642", "10.0.0.2", "swarm:8642", "host.docker.internal", "swarm.example:443", ""]
+)
+async def test_a_server_without_tokens_answers_under_addresses_private_names_and_its_public_url(
+    tmp_path: Path, host: str
+) -> None:
+    async with serving(tmp_path, ControlTokens(None, None), public_url="https://swarm.example") as served:
+        assert (await served.http.get("/swarm/v1/ledger", headers={"Host": host})).status_code == 200
 
 
 async def test_a_client_token_reads_and_claims_but_starts_no_run(guarded: Served) -> None:
@@ -388,7 +408,7 @@ def assert_openai_error(answer: httpx.Response, status: int, code: str | None) -
 
 async def test_an_agent_is_answered_under_its_episodes_key(served: Served) -> None:
     grant = await served.claim(await served.start_run())
-    assert grant["base_url"] == "http://swarm.test/v1"
+    assert grant["base_url"] == "http://127.0.0.1:8642/v1"
     answer = await chat(served, grant["api_key"])
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] in {"red", "~der"}
@@ -422,7 +442,7 @@ async def test_a_client_that_hangs_up_while_it_sends_is_no_fault_of_the_server(
     transport = served.http._transport
     assert isinstance(transport, ASGITransport)
     scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": path, "raw_path": b""}
-    scope |= {"query_string": b"", "server": ("swarm.test", 80), "client": ("127.0.0.1", 1)}
+    scope |= {"query_string": b"", "server": ("127.0.0.1", 8642), "client": ("127.0.0.1", 1)}
     scope["headers"] = [(b"authorization", f"Bearer {grant['api_key']}".encode())]
     told = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
     answers: list[Any] = []

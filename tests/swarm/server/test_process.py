@@ -148,6 +148,13 @@ def test_bad_arguments_are_usage_errors(arguments: list[str], capsys: pytest.Cap
     assert not re.search(r"_\w+ value", capsys.readouterr().err)
 
 
+def test_a_public_url_is_told_without_its_last_slash() -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    args = parser.parse_args(["serve", "--public-url", "https://swarm.example/at/"])
+    assert args.public_url == "https://swarm.example/at"
+
+
 def test_an_end_is_on_disk_before_its_200(tmp_path: Path) -> None:
     strace = shutil.which("strace")
     if strace is None:

@@ -11,6 +11,7 @@ import pytest
 
 from swarm.engine.local import checkpoints as of_one_process
 from swarm.engine.local.checkpoints import TrainerState, put_back, steps
+from swarm.engine.local.manifest import require_whole
 from swarm.engine.seam import EngineError
 from swarm.engine.verl import checkpoints
 from swarm.protocol.runspec import RunSpec
@@ -91,6 +92,18 @@ def test_the_next_write_puts_back_what_a_killed_one_was_replacing(tmp_path: Path
     write(tmp_path, 2)
     assert steps(tmp_path) == [1, 2]
     assert checkpoints.verified(tmp_path, 1, RANKS).step == 1
+
+
+@pytest.mark.parametrize("name", ["step-00000001", ".unfinished-replaced-1", ".unfinished-replaced-step-00000001"])
+def test_whether_a_checkpoint_is_whole_can_be_asked_without_opening_it(tmp_path: Path, name: str) -> None:
+    write(tmp_path, 1)
+    (tmp_path / "step-00000001").rename(tmp_path / name)
+    require_whole(tmp_path, 1)
+    with pytest.raises(EngineError, match="step-00000002 cannot be read"):
+        require_whole(tmp_path, 2)
+    (tmp_path / name / "model_world_size_2_rank_1.pt").write_bytes(b"other weights")
+    with pytest.raises(EngineError, match="has changed since it was written"):
+        require_whole(tmp_path, 1)
 
 
 def test_what_was_replaced_comes_back_for_no_other_branch(tmp_path: Path) -> None:

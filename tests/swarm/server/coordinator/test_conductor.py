@@ -15,7 +15,7 @@ from foundation.clock import ManualClock
 from swarm.client.messages import read
 from swarm.engine.seam import EngineHealth
 from swarm.protocol.episodes import DropReason, EpisodeAbort
-from swarm.protocol.errors import ErrorCode
+from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunReport, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 from swarm.server.coordinator.team_desk import TeamDesk
@@ -107,6 +107,32 @@ async def test_what_is_learnt_whole_fills_an_informative_batch_in_the_end(tmp_pa
         for number in range(6):  # and nothing else comes: the second step is made of such groups too
             await flat(f"t-{10 + number}")
         await world.until_status("complete")
+
+
+async def test_groups_of_equal_rewards_that_fill_a_step_stay_over_a_failed_write_and_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        batch = {"rule": "informative_tasks", "max_gen_batches": 1}
+        run_id = await world.begin(batch=batch, limits={"steps": 1})
+        for task in ("t-1", "t-2", "t-3"):
+            for _ in range(2):
+                await world.episode(task, 1.0)
+        found = ["dropped zero_variance"] * 4 + ["ended"] * 2
+        assert await world.states() == found
+        with monkeypatch.context() as disk:
+            disk.setattr(world.store, "commit", full_disk)
+            assert (await world.refused(world.claim("t-4"))).code is ErrorCode.STORAGE_FULL
+        await world.pause()
+        assert await world.states() == found
+    async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
+        world.run_id = run_id
+        assert ((await world.desk.status()).pool.groups_ready, await world.states()) == (1, found)
+
+
+def full_disk() -> None:
+    raise Refusal(ErrorCode.STORAGE_FULL, "full")
 
 
 async def test_a_batch_can_be_cut_by_the_number_of_episodes(tmp_path: Path) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import orjson
 import pytest
 from pydantic import ValidationError
 
+from foundation.clock import ManualClock
 from swarm.engine.seam import EngineHealth
 from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, EpisodeResult
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 from swarm.server.coordinator.desk import GrantedLease
+from swarm.server.coordinator.leases import digest
+from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
 pytestmark = pytest.mark.anyio
@@ -227,6 +232,35 @@ async def test_a_claimant_that_goes_away_while_waiting_leaves_no_episode_behind(
     assert len(await world.states()) == 5
 
 
+async def test_an_empty_key_of_a_claim_is_none_and_so_is_an_empty_mix(world: World) -> None:
+    first, second = [await world.claim("t-1", idempotency_key="", mix=mix) for mix in (None, "")]
+    assert (first.group_id, first.slot, second.slot) == (second.group_id, 0, 1)
+    for _ in range(2):
+        await world.claim("t-2")
+    waiting = [asyncio.create_task(world.claim(task, idempotency_key="", wait_s=60)) for task in ("t-3", "t-4")]
+    await world.pause()
+    assert not any(claim.done() for claim in waiting)
+    for claim in waiting:
+        claim.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("digits", ["NaN", "-Infinity", "1e999"])
+async def test_metadata_that_holds_no_numbers_is_refused(world: World, digits: str) -> None:
+    lease = await world.claim()
+    await world.call(lease)
+    stated = f'{{"lease": "{lease.lease}", "reward": 1, "metadata": {{"seen": [{{"x": {digits}}}]}}}}'
+    result = EpisodeResult.model_validate_json(stated)
+    refusal = await world.refused(world.desk.end(lease.episode_id, result))
+    assert (refusal.code, "metadata" in refusal.detail) == (ErrorCode.INVALID_SPEC, True)
+    assert (await world.end(lease)).status == "pooled"
+
+
+async def test_progress_of_a_run_that_never_was_is_not_found(world: World) -> None:
+    assert (await world.refused(world.desk.tasks(run_id="run-nope"))).code is ErrorCode.NOT_FOUND
+    assert await world.desk.tasks() == await world.desk.tasks(run_id=world.run_id) == []
+
+
 async def test_a_repeated_claim_with_its_key_gets_the_same_lease(world: World) -> None:
     first = await world.claim(idempotency_key="k")
     assert await world.claim(idempotency_key="k", wait_s=5) == first
@@ -392,6 +426,24 @@ async def test_the_same_key_starts_one_run(world: World) -> None:
     assert (await world.refused(world.desk.create_run(other, by="tester"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
 
 
+async def test_the_same_key_finds_the_run_that_a_version_without_some_field_started(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    request = RunRequest(spec=spec(), idempotency_key="k")
+    async with running(tmp_path, engine, clock) as world:
+        first = await world.desk.create_run(request, by="tester")
+    older = request.spec.model_dump(mode="json")
+    del older["batch"]["max_gen_batches"]
+    with contextlib.closing(sqlite3.connect(tmp_path / "pool" / "pool.sqlite")) as pool, pool:
+        (body,) = pool.execute("SELECT body FROM runs").fetchone()
+        row = orjson.loads(body) | {"request_digest": digest(orjson.dumps(older))}
+        pool.execute("UPDATE runs SET body = ?", (orjson.dumps(row),))
+        pool.execute("UPDATE configs SET spec = ?", (orjson.dumps(older | {"dtype": "float32"}),))
+    async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
+        assert await world.desk.create_run(request, by="tester") == first
+        other = RunRequest(spec=spec(seed=9), idempotency_key="k")
+        assert (await world.refused(world.desk.create_run(other, by="tester"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
+
+
 async def test_a_spec_that_this_server_cannot_carry_out_names_each_bad_field(world: World) -> None:
     await world.desk.stop_run(world.run_id)
     await world.until_phase(Phase.IDLE)
@@ -400,6 +452,21 @@ async def test_a_spec_that_this_server_cannot_carry_out_names_each_bad_field(wor
     assert refusal.code is ErrorCode.INVALID_SPEC
     fields = [error["field"] for error in refusal.fields["errors"]]
     assert fields == ["model", "max_model_len", "batch.max_pool_episodes"]
+
+
+async def test_a_patch_under_which_fewer_groups_than_a_batch_fill_the_pool_does_not_stop_the_run(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"group_size": 4, "max_pool_episodes": 8}, limits={"steps": 1})
+        for reward in (0.0, 1.0, 0.0, 1.0):
+            await world.episode("t-1", reward)
+        await world.desk.patch_run(world.run_id, {"batch": {"group_size": 2, "max_pool_episodes": 4}}, None, "ann")
+        for reward in (0.0, 1.0):
+            lease = await world.claim("t-2")
+            await world.call(lease)
+            await world.end(lease, reward)
+        await world.until_status("complete")
 
 
 async def test_a_patch_is_refused_when_it_is_misspelt_untunable_or_out_of_date(world: World) -> None:
@@ -413,6 +480,17 @@ async def test_a_patch_is_refused_when_it_is_misspelt_untunable_or_out_of_date(w
     stale = await patch({"max_staleness": 1}, if_match=7)
     assert (stale.code, stale.fields["config_version"]) == (ErrorCode.CONFIG_CONFLICT, 1)
     assert (await world.desk.report(world.run_id)).config_version == 1
+
+
+async def test_a_whole_number_of_any_size_in_a_patch_is_kept_and_fails_no_other_write(world: World) -> None:
+    lease = await world.claim()
+    await world.call(lease)
+    patch = {"algorithm": {"clip_high": 10**20}}
+    await asyncio.gather(world.desk.patch_run(world.run_id, patch, None, "ann"), world.end(lease))
+    await world.desk.stop_run(world.run_id)
+    await world.until_phase(Phase.IDLE)
+    first, _ = world.run_id, await world.begin()
+    assert [change.patch for change in (await world.desk.report(first)).changes] == [patch]
 
 
 async def test_a_change_is_kept_with_who_and_when(world: World) -> None:
@@ -574,6 +652,22 @@ async def test_with_a_full_disk_requests_are_refused_nothing_changes_and_later_o
     assert (await world.desk.status()).storage_full is None
     assert len((await world.desk.trace(lease.episode_id)).calls) == 2
     assert await world.states() == ["ended"]
+
+
+async def test_while_another_program_holds_the_pool_requests_are_refused_and_the_server_goes_on(world: World) -> None:
+    lease = await world.claim("t-1", idle_limit_s=10)
+    held = await world.claim("t-1", idle_limit_s=1e4)
+    await world.call(held)
+    world.store._db.execute("PRAGMA busy_timeout = 20")
+    with contextlib.closing(sqlite3.connect(world.store.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        refusal = await world.refused(world.end(held))
+        assert (refusal.code, "another program" in refusal.detail) == (ErrorCode.STORAGE_FULL, True)
+        await world.passes(20)  # a lease runs out, which cannot be written either
+        other.execute("ROLLBACK")
+    await world.hurry(lambda: lease.episode_id not in world.desk.clerk.book.state.live)
+    assert (await world.end(held)).status == "pooled"
+    assert await world.states() == ["dropped expired", "ended"]
 
 
 async def test_what_was_decided_on_top_of_a_failed_write_is_refused_with_it(world: World) -> None:

@@ -57,3 +57,22 @@ async def test_the_best_checkpoint_is_marked_in_the_report_and_can_be_restored(t
             "step-00000001.json",
             "step-00000004.json",
         ]
+
+
+async def test_an_evaluation_counts_for_weights_that_played_all_of_it_alone(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(checkpoint={"every_steps": 1, "keep": 5}, limits={"steps": 9})
+        await world.batch()
+        await world.until_step(1)
+        straddling, late = [await world.claim("held-out", kind="eval", wait_s=1e2) for _ in range(2)]
+        await world.call(straddling)
+        await evaluate(world, 0.2)
+        await world.batch()
+        await world.until_step(2)
+        for lease in (straddling, late):
+            await world.call(lease)
+            await world.end(lease, 1.0)
+        await evaluate(world, 0.1)
+        await world.desk.request_checkpoint(world.run_id)
+        kept = (await world.desk.report(world.run_id)).checkpoints
+        assert [(one.step, one.held_out, one.best) for one in kept] == [(1, 0.2, True), (2, 0.1, False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.clock import ManualClock
-from swarm.protocol.errors import ErrorCode
+from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.quantities import MOST
 from swarm.protocol.runspec import BatchSpec, MixSpec
 from swarm.server.coordinator import mix as mixes
@@ -172,6 +173,37 @@ async def test_a_family_slower_than_its_patience_is_passed_and_paid_back(tmp_pat
         assert await trained_mixes(world) == ["a"] * 4 + ["b"] * 4
         status = (await world.desk.status()).pool.by_mix["b"]
         assert (status.passed, status.debt) == (False, 0)
+
+
+async def played_alone(world: World, mix: str, *, patiences: int) -> None:
+    """All groups that one family may open, again after each patience of 30 s."""
+    for _ in range(patiences):
+        with contextlib.suppress(Refusal):
+            while True:
+                await group(world, mix)
+        await world.passes(31)
+
+
+@pytest.mark.parametrize(
+    ("shares", "tasks", "alive", "steps"),
+    [
+        pytest.param(
+            {"a": 1, "b": 1, "c": 1}, 2, "a", 1, id="the missing family that has the turn after is awaited too"
+        ),
+        pytest.param({"math": 40, "web": 30, "code": 30}, 2, "math", 1, id="the documented mix"),
+        pytest.param({"math": 3, "web": 1}, 2, "web", 1, id="a ready group whose turn is not in the next step"),
+        pytest.param({"a": 1, "b": 1}, 1, "a", 2, id="a step of one group, whose turn is of the missing family"),
+    ],
+)
+async def test_one_family_alone_goes_on_when_the_patience_with_all_others_is_over(
+    tmp_path: Path, shares: dict[str, int], tasks: int, alive: str, steps: int
+) -> None:
+    async with running(tmp_path) as world:
+        mix = {name: {"ratio": ratio, "patience_s": 30} for name, ratio in shares.items()}
+        await world.begin(batch={"tasks": tasks, "mix": mix}, limits={"steps": 9})
+        await played_alone(world, alive, patiences=len(shares) + steps)
+        await world.until_step(steps)
+        assert set(await trained_mixes(world)) == {alive}
 
 
 async def test_the_end_of_a_patience_is_told_once_however_often_it_is_looked_at(

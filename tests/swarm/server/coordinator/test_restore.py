@@ -11,11 +11,11 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.protocol.episodes import DropReason, EpisodeAbort
 from swarm.protocol.errors import ErrorCode
-from swarm.protocol.status import Phase, RestoreRequest
+from swarm.protocol.status import Phase, RestoreRequest, RunRequest
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
 from swarm.server.coordinator.team_desk import TeamDesk
 from tests.fakes.engine import FaultyEngine
-from tests.swarm.server.coordinator.world import PATIENCE_S, World, running
+from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
 pytestmark = pytest.mark.anyio
 
@@ -139,6 +139,29 @@ async def test_a_restore_waits_for_the_step_under_way_and_supersedes_it(tmp_path
         assert (await world.states())[4:] == ["dropped superseded"] * 4
 
 
+async def test_a_restore_that_waits_for_the_engine_is_refused_when_another_run_took_the_place(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        run_id = await world.begin(limits={"steps": 2}, checkpoint={"every_steps": 1})
+        await steps(world, 1, 1)
+        await world.desk.patch_run(run_id, {"optimizer": {"learning_rate": 1e-6}}, None, "ann")
+        await world.batch()
+        await world.until_status("complete")
+    world = World(tmp_path, FaultyEngine().adopt(engine), clock)
+    world.run_id = run_id
+    await world.desk.start()  # not the conductor: the engine boots
+    waiting = asyncio.create_task(restored(world, 2))
+    await world.pause()
+    other = (await world.desk.create_run(RunRequest(spec=spec()), by="bob")).run_id
+    world.task = asyncio.create_task(world.conductor.run())
+    async with asyncio.timeout(PATIENCE_S):
+        refusal = await world.refused(waiting)
+    assert (refusal.code, "replaced by another" in refusal.detail) == (ErrorCode.OVER_LIMIT, True)
+    world.run_id = other
+    await steps(world, 1, 1)
+    await world.stop()
+
+
 async def test_a_checkpoint_that_was_waited_for_cannot_come_once_the_run_was_restored(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 9})
@@ -160,10 +183,13 @@ async def test_a_checkpoint_that_was_waited_for_cannot_come_once_the_run_was_res
 
 async def test_a_repeated_restore_with_its_key_makes_one_branch(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
-        await world.begin()
+        await world.begin(checkpoint={"every_steps": 1})
         assert await restored(world, 0, "k") == await restored(world, 0, "k") == 1
         await steps(world, 1, 2)
         await world.desk.request_checkpoint(world.run_id)
+        assert await restored(world, 1, "later") == 2
+        again = await world.desk.restore_run(world.run_id, RestoreRequest(step=0, idempotency_key="k"), "ann")
+        assert (again.branch, again.step) == (2, 1)
         other = world.desk.restore_run(world.run_id, RestoreRequest(step=2, idempotency_key="k"), "ann")
         assert (await world.refused(other)).code is ErrorCode.IDEMPOTENCY_CONFLICT
 
@@ -257,6 +283,24 @@ async def test_a_checkpoint_that_is_not_kept_cannot_be_restored(tmp_path: Path) 
             await world.refused(world.desk.restore_run("run-gone", RestoreRequest(step=0), "a"))
         ).code == "not_found"
         world.run_id = newest
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut short"])
+async def test_a_damaged_checkpoint_is_refused_and_the_others_can_still_be_restored(
+    tmp_path: Path, damage: str
+) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 1, "keep": 5})
+        await steps(world, 1, 3)
+        await world.desk.request_checkpoint(run_id)
+        file = tmp_path / "runs" / run_id / "step-00000001.json"
+        file.unlink() if damage == "missing" else file.write_bytes(file.read_bytes()[:9])
+        refusal = await world.refused(world.desk.restore_run(run_id, RestoreRequest(step=1), "ann"))
+        assert (refusal.code, refusal.fields["checkpoints"]) == (ErrorCode.NOT_FOUND, [0, 2, 3])
+        assert str(file) in refusal.detail
+        assert await restored(world, 2) == 1
+        assert await world.states() == ["trained 1"] * 4 + ["trained 2"] * 4 + ["dropped superseded"] * 4
+        await steps(world, 3, 3)
 
 
 async def test_superseded_episodes_keep_their_reason_when_the_branch_is_trained_again(tmp_path: Path) -> None:
