@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Coroutine
 from typing import Any, ClassVar, TypeVar
@@ -26,8 +27,14 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._users = 0
-        self._thread = threading.Thread(target=self._loop.run_forever, name="swarm-client", daemon=True)
+        self._leaving = False
+        self._thread = threading.Thread(target=self._run, name="swarm-client", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        while not self._leaving:
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):  # raised to its caller; the others' work goes on
+                self._loop.run_forever()
 
     @classmethod
     def enter(cls) -> LoopThread:
@@ -44,9 +51,13 @@ class LoopThread:
         ended = threading.Event()
 
         def begin() -> None:
-            task = self._loop.create_task(work)
-            task.add_done_callback(lambda _: ended.set())
-            begun.set_result(task)
+            try:
+                task = self._loop.create_task(work)
+                task.add_done_callback(lambda _: ended.set())
+                begun.set_result(task)
+            except BaseException as error:  # noqa: BLE001 - raised to the caller, who would wait for ever
+                begun.set_exception(error)
+                ended.set()
 
         self._refuse_own_thread(work)
         self._loop.call_soon_threadsafe(begin)
@@ -70,6 +81,7 @@ class LoopThread:
             if self._users:
                 return
             LoopThread._running = None
+        self._leaving = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

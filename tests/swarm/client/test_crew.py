@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -193,6 +194,21 @@ async def test_one_crashing_rollout_costs_one_episode_and_its_traceback_is_in_th
     assert "Traceback" in detail
     assert "ValueError: bad answer" in detail
     assert "swk_" not in detail
+
+
+async def test_a_rollout_that_exits_has_crashed() -> None:
+    async def rollout(episode: Episode, task: Task) -> float:
+        if task.id == "t-1":
+            sys.exit("agent: bad flag")
+        return 1.0
+
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(3), rollout, kind="eval", retries=0)
+    assert (report.ended, report.crashed, report.given_up) == (2, 1, 1)
+    (detail,) = (one.detail for one in stub.episodes.values() if one.detail)
+    assert detail.count("Traceback") == 1
+    assert 'sys.exit("agent: bad flag")' in detail
 
 
 async def test_a_task_that_always_crashes_is_given_up_and_the_others_go_on() -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
 
 import httpx
 import pytest
@@ -17,6 +21,23 @@ from swarm.client.sync import Episode, SwarmClient
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
 APART_S = 0.5
+LONG_S = 20.0
+
+T = TypeVar("T")
+
+
+def in_time(work: Callable[[], T], within_s: float = LONG_S) -> T:
+    """What `work` answers, in a thread that nobody waits for beyond the time. Raises: TimeoutError."""
+    answer: Future[T] = Future()
+
+    def answering() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised to who asked
+            answer.set_exception(error)
+
+    threading.Thread(target=answering, daemon=True).start()
+    return answer.result(within_s)
 
 
 class Belated(httpx.AsyncBaseTransport):
@@ -90,6 +111,37 @@ def test_a_stream_of_tasks_may_ask_its_own_client() -> None:
 
     with over(SwarmClient("http://stub"), SwarmStub(group_size=2).transport()) as swarm:
         assert swarm.run_tasks(tasks(swarm), rollout, run_id=RUN).ended == 4
+
+
+def test_a_rollout_that_exits_has_crashed_and_the_client_goes_on() -> None:
+    def rollout(episode: Episode, task: Task) -> float:
+        if task.id == "bad":
+            sys.exit("agent: bad flag")
+        return 1.0
+
+    stub = SwarmStub()
+    with over(SwarmClient("http://stub"), stub.transport()) as swarm:
+        stream = [Task("bad", ""), Task("good", "")]
+        report = in_time(partial(swarm.run_tasks, stream, rollout, run_id=RUN, kind="eval", retries=0))
+        assert swarm.status().run_id == RUN
+    assert (report.ended, report.crashed) == (1, 1)
+    (detail,) = (one.detail for one in stub.episodes.values() if one.detail)
+    assert detail.count("Traceback") == 1
+    assert 'sys.exit("agent: bad flag")' in detail
+
+
+def test_a_stream_of_tasks_that_exits_ends_its_caller_and_no_other() -> None:
+    def tasks() -> Iterator[Task]:
+        yield Task("a", "")
+        sys.exit("no data")
+
+    def rollout(episode: Episode, task: Task) -> float:
+        return 1.0
+
+    with over(SwarmClient("http://stub"), SwarmStub().transport()) as swarm:
+        with pytest.raises(SystemExit, match="no data"):
+            in_time(partial(swarm.run_tasks, tasks(), rollout, run_id=RUN, kind="eval"))
+        assert swarm.status().run_id == RUN
 
 
 def test_waiting_inside_the_loop_that_does_the_work_is_refused_instead_of_lasting_for_ever() -> None:
