@@ -7,14 +7,14 @@ import functools
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from swarm.client import client as asynchronous
 from swarm.client import episode as episodes
 from swarm.client.crew import CrewReport
 from swarm.client.sync.episode import Episode
 from swarm.client.sync.loop import LoopThread
-from swarm.client.tasks import Outcome, Rollout, Task
+from swarm.client.tasks import Outcome, Rollout, Task, plain
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import (
     DropReason,
@@ -34,6 +34,7 @@ from swarm.protocol.status import CheckpointRef, RunReport, ServerStatus
 from swarm.protocol.summary import LedgerSummary
 from swarm.protocol.teams import EpisodePreparation, EpisodeResolution, TeamReceipt
 
+T = TypeVar("T")
 SyncRollout = Callable[["Episode", Task], Outcome | float | None]
 
 
@@ -314,7 +315,8 @@ class _Stream(AsyncIterable[Task]):
 
     async def __aiter__(self) -> AsyncIterator[Task]:
         loop = asyncio.get_running_loop()
-        drawn = await loop.run_in_executor(self._thread, iter, self._tasks)
+        begin = functools.partial(iter, self._tasks)
+        drawn = await loop.run_in_executor(self._thread, _heard, begin, "the stream of tasks")
         while (task := await loop.run_in_executor(self._thread, next, drawn, None)) is not None:
             yield task
 
@@ -330,6 +332,14 @@ class _SizedStream(_Stream):
 def _in_thread(rollout: SyncRollout, threads: ThreadPoolExecutor, thread: LoopThread) -> Rollout:
     async def play(inner: episodes.Episode, task: Task) -> Outcome | float | None:
         work = functools.partial(rollout, Episode(inner, thread), task)
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+        return await asyncio.get_running_loop().run_in_executor(threads, _heard, work, "the rollout")
 
     return play
+
+
+def _heard(work: Callable[[], T], whose: str) -> T:
+    """In the thread: what it raises reaches whoever waits in the event loop."""
+    try:
+        return work()
+    except StopIteration as error:
+        raise plain(error, whose) from None

@@ -130,6 +130,32 @@ def test_a_rollout_that_exits_has_crashed_and_the_client_goes_on() -> None:
     assert 'sys.exit("agent: bad flag")' in detail
 
 
+def test_a_rollout_that_finds_nothing_next_has_crashed() -> None:
+    def rollout(episode: Episode, task: Task) -> float:
+        return next(float(word) for word in task.query.split() if word.isdigit())
+
+    stub = SwarmStub()
+    with over(SwarmClient("http://stub"), stub.transport()) as swarm:
+        stream = [Task("bad", "none"), Task("good", "1")]
+        report = in_time(partial(swarm.run_tasks, stream, rollout, run_id=RUN, kind="eval", retries=0))
+    assert (report.ended, report.crashed) == (1, 1)
+    (detail,) = (one.detail for one in stub.episodes.values() if one.detail)
+    assert "return next(float(word)" in detail
+    assert "StopIteration" in detail
+
+
+def test_tasks_that_are_no_stream_end_their_caller() -> None:
+    class Broken:
+        def __iter__(self) -> Iterator[Task]:
+            return next(iter(()))
+
+    with (
+        over(SwarmClient("http://stub"), SwarmStub().transport()) as swarm,
+        pytest.raises(RuntimeError, match="tasks raised StopIteration"),
+    ):
+        in_time(partial(swarm.run_tasks, Broken(), lambda *_: 1.0, run_id=RUN, kind="eval"))
+
+
 def test_a_stream_of_tasks_that_exits_ends_its_caller_and_no_other() -> None:
     def tasks() -> Iterator[Task]:
         yield Task("a", "")
