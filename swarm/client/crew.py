@@ -68,8 +68,10 @@ class _History:
     claims: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     ended: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     """By family and task."""
-    orphans: list[tuple[LedgerEntry, int]] = field(default_factory=list)
-    """Open episodes of a process that is gone, with the ordinal of their claim."""
+    orphans: defaultdict[tuple[str | None, str], list[tuple[LedgerEntry, int]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """Open episodes of a process that is gone, with the ordinal of their claim; by family and task too."""
 
 
 class _Fate(Enum):
@@ -125,14 +127,15 @@ class Crew:
         run = await self._swarm.run(self._run_id)
         size = self._per_task or (run.spec.batch.group_size if self._kind == "train" else 1)
         self._history = await self._look_back(run.step)
-        await self._give_orphans_back()
+        for family, task_id in list(self._history.orphans):
+            if self._mix is None or family == self._mix:  # another's may be what another crew of this client plays
+                await self._give_orphans_back(family, task_id)
         total = len(tasks) * size if isinstance(tasks, Sized) else None
         line = ProgressLine(
             self._kind,
             total=total,
             clock=self._swarm.clock,
             stream=terminal(self._watched),
-            done=self._history.ended.total(),
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -150,19 +153,18 @@ class Crew:
         found = _History()
         me = self._swarm.client_id
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
-            if self._mix is not None and entry.mix != self._mix:
-                continue  # of another crew of this client
+            which = (entry.mix, entry.task_id)
             if entry.state is EpisodeState.RUNNING:
-                found.orphans.append((entry, found.claims[entry.mix, entry.task_id]))
-            found.claims[entry.mix, entry.task_id] += 1
-        for progress in await self._swarm.tasks(run_id=self._run_id, client_id=me, mix=self._mix):
+                found.orphans[which].append((entry, found.claims[which]))
+            found.claims[which] += 1
+        for progress in await self._swarm.tasks(run_id=self._run_id, client_id=me):
             if progress.kind == self._kind and (self._kind == "train" or progress.step == step):
                 found.ended[progress.mix, progress.task_id] += progress.ended
         return found
 
-    async def _give_orphans_back(self) -> None:
-        """Abort what an earlier process of this client left open, so that its slots are on offer again."""
-        for entry, ordinal in self._history.orphans:
+    async def _give_orphans_back(self, family: str | None, task_id: str) -> None:
+        """Abort what an earlier process of this client left open of a task, so that its slots are on offer again."""
+        for entry, ordinal in self._history.orphans.pop((family, task_id), ()):
             claim = self._episode(entry.task_id, ordinal, entry.mix).claim
             try:
                 grant = await self._swarm.claim(claim)
@@ -182,9 +184,11 @@ class Crew:
         lanes = Lanes(group, self._swarm.clock)
         async for task in each(tasks):
             family = self._family(task)
+            await self._give_orphans_back(family, task.id)
             done = min(size, self._history.ended[family, task.id])
             self._history.ended[family, task.id] -= done
             self._report.resumed += done
+            line.resumed(done)
             begin = partial(self._begin, group, task, size, line)
             if done < size:
                 await lanes.enter(family, begin, size - done, may_be_passed=task.mix is not None)

@@ -442,7 +442,9 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing is said to the server any more."""
 
 
-async def die_while_holding(stub: SwarmStub, after: int, concurrency: int = 4, mix: str | None = None) -> None:
+async def die_while_holding(
+    stub: SwarmStub, after: int, concurrency: int = 4, mix: str | None = None, crew: str | None = None
+) -> None:
     """Run a crew whose process vanishes once `after` episodes ended, with others open."""
     deaf = SwarmStub.transport(stub)
     ended = 0
@@ -458,7 +460,7 @@ async def die_while_holding(stub: SwarmStub, after: int, concurrency: int = 4, m
 
     swarm = SwarmClient("http://stub", client_id="c-1", transport=deaf, clock=ManualClock())
     stream = [replace(task, mix=mix) for task in tasks(4)]
-    working = asyncio.create_task(swarm.run_tasks(stream, rollout, concurrency=concurrency))
+    working = asyncio.create_task(swarm.run_tasks(stream, rollout, concurrency=concurrency, mix=crew))
     await dying.wait()
     for _ in range(100):
         await asyncio.sleep(0)
@@ -484,6 +486,35 @@ async def test_a_restarted_client_goes_on_where_it_stopped_and_frees_what_it_lef
     assert Counter(one.claim["task_id"] for one in stub.episodes.values() if one.state == "ended") == {
         task.id: 3 for task in tasks(4)
     }
+
+
+async def test_a_crew_with_a_family_goes_on_with_tasks_of_another_where_it_stopped() -> None:
+    stub = SwarmStub(group_size=3)
+    stream = [Task("1", ""), Task("1", "", mix="code"), Task("2", "", mix="code")]
+    async with client(stub) as swarm:
+        await swarm.run_tasks(stream[:2], right, mix="math")
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(stream, right, mix="math")
+    assert (report.resumed, report.ended) == (6, 3)
+
+
+async def test_a_crew_with_a_family_frees_what_it_left_open_of_another_and_plays_none_of_it_on() -> None:
+    stub = SwarmStub(group_size=3)
+    await die_while_holding(stub, 4, mix="code", crew="math")
+    left_open = {one.episode_id for one in stub.episodes.values() if one.state == "running"}
+    played: set[str] = set()
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        played.add(episode.id)
+        return 1.0
+
+    async with client(stub) as swarm:
+        await swarm.run_tasks([Task("of-its-own", "")], right, mix="math")
+        assert stub.by_state()["aborted"] == 0
+        report = await swarm.run_tasks([replace(task, mix="code") for task in tasks(4)], rollout, mix="math")
+    assert (report.resumed, report.ended) == (4, 8)
+    assert not played & left_open
+    assert stub.by_state() == {"ended": 15, "aborted": len(left_open)}
 
 
 async def test_a_restarted_client_frees_what_it_left_open_of_tasks_with_a_family_of_their_own_and_plays_none_of_it_on() -> (
@@ -565,7 +596,8 @@ async def test_another_client_does_not_count_on_this_ones_episodes() -> None:
 
 async def test_the_progress_line_says_how_far_how_good_and_how_fast() -> None:
     clock, stream = ManualClock(), io.StringIO()
-    line = ProgressLine("train", total=4, clock=clock, stream=stream, done=1)
+    line = ProgressLine("train", total=4, clock=clock, stream=stream)
+    line.resumed(1)
     clock.advance(2)
     line.ended(1.0)
     line.ended(0.0)
