@@ -165,6 +165,8 @@ class Crew:
     async def _give_orphans_back(self, family: str | None, task_id: str) -> None:
         """Abort what an earlier process of this client left open of a task, so that its slots are on offer again."""
         for entry, ordinal in self._history.orphans.pop((family, task_id), ()):
+            if self._key(entry.task_id, ordinal, entry.mix) in self._swarm.playing:
+                continue
             claim = self._episode(entry.task_id, ordinal, entry.mix).claim
             try:
                 grant = await self._swarm.claim(claim)
@@ -233,9 +235,14 @@ class Crew:
         async with AsyncExitStack() as stack:
             try:
                 async with self._turns[family, task.id]:
-                    episode = self._episode(task.id, self._history.claims[family, task.id], family)
+                    ordinal = self._history.claims[family, task.id]
+                    while (key := self._key(task.id, ordinal, family)) in self._swarm.playing:
+                        ordinal += 1
+                    self._swarm.playing.add(key)
+                    stack.callback(self._swarm.playing.discard, key)
+                    episode = self._episode(task.id, ordinal, family)
                     await stack.enter_async_context(episode)
-                    self._history.claims[family, task.id] += 1
+                    self._history.claims[family, task.id] = ordinal + 1
             except (OverLimit, NotFound) as error:
                 if isinstance(error, NotFound):  # the server works on another run by now, or never knew this one:
                     await self._swarm.run(self._run_id)  # then it is not found here either
@@ -300,8 +307,11 @@ class Crew:
     def _family(self, task: Task) -> str | None:
         return task.mix or self._mix
 
-    def _episode(self, task_id: str, ordinal: int, mix: str | None) -> Episode:
+    def _key(self, task_id: str, ordinal: int, mix: str | None) -> str:
         family = "" if mix is None else f"{mix}:"
+        return f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{family}{task_id}/{ordinal}"
+
+    def _episode(self, task_id: str, ordinal: int, mix: str | None) -> Episode:
         return self._swarm.episode(
             task_id=task_id,
             run_id=self._run_id,
@@ -311,7 +321,7 @@ class Crew:
             max_episode_s=self._max_episode_s,
             max_call_s=self._max_call_s,
             sampling=self._sampling,
-            idempotency_key=f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{family}{task_id}/{ordinal}",
+            idempotency_key=self._key(task_id, ordinal, mix),
         )
 
 

@@ -546,6 +546,31 @@ async def test_a_restarted_client_does_not_take_a_task_of_one_family_for_the_sam
     assert Counter(one.claim["mix"] for one in stub.episodes.values()) == {"math": 3, "code": 3}
 
 
+@pytest.mark.parametrize("ids", [("a", "b"), ("a", "a")], ids=["tasks of its own", "the same tasks"])
+async def test_a_second_crew_of_a_client_leaves_alone_what_the_first_plays(ids: tuple[str, str]) -> None:
+    stub, begun, over = SwarmStub(group_size=2), asyncio.Event(), asyncio.Event()
+    played: list[str] = []
+
+    async def slow(episode: Episode, task: Task) -> float:
+        played.append(episode.id)
+        if len(played) == 2:
+            begun.set()
+        await over.wait()
+        return 1.0
+
+    async with client(stub) as swarm:
+        first = asyncio.create_task(swarm.run_tasks([Task(ids[0], "")], slow, episodes_per_task=2))
+        await begun.wait()
+        second = asyncio.create_task(swarm.run_tasks([Task(ids[1], "")], slow, episodes_per_task=2))
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+        over.set()
+        reports = [await first, await second]
+    assert [(report.ended, report.lost) for report in reports] == [(2, 0), (2, 0)]
+    assert len(set(played)) == 4
+    assert stub.by_state() == {"ended": 4}
+
+
 async def test_what_a_restarted_client_cannot_give_back_does_not_keep_it_from_its_work() -> None:
     stub = SwarmStub(group_size=3)
     await die_while_holding(stub, 0)
