@@ -268,7 +268,7 @@ class Crew:
         episode.on_lost = playing.cancel
         try:
             outcome = await playing
-            if episode.aborted:
+            if episode.aborted or (episode.in_team and episode.receipt is None):
                 self._last_crash = "an abort of its own"
                 return _given_up(episode)
             hand_in(episode, outcome)
@@ -338,9 +338,9 @@ def _given_up(episode: Episode, reason: str | None = None, error: Exception | No
 
 
 def _broke_its_team(episode: Episode, error: Exception | None) -> bool:
-    """Whether the episode is lost because its team gave it up when the rollout crashed: the swarm's own errors are no crash."""
+    """Whether its team gave it up when the rollout crashed, or said so: the swarm's own errors are no crash."""
     own = error is not None and (isinstance(error, EpisodeUnfinished) or not isinstance(error, SwarmError))
-    return episode.in_team and own
+    return episode.in_team and (own or episode.aborted)
 
 
 def hand_in(episode: Episode, outcome: Outcome | float | None) -> None:

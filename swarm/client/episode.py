@@ -165,9 +165,14 @@ class Episode:
         """As handed in; None before."""
         return self._result
 
-    async def let_go(self, receipt: EpisodeReceipt | None = None) -> None:
-        """It is decided elsewhere (by a team): stop renewing; leaving the block sends nothing more."""
+    async def let_go(self, receipt: EpisodeReceipt | None = None, given_up: str | None = None) -> None:
+        """It is decided elsewhere (by a team): stop renewing; leaving the block sends nothing more.
+
+        given_up: why, where whoever plays it said so.
+        """
         self.in_team = True
+        if given_up is not None and self.receipt is None:
+            self.abort(given_up)
         if receipt is not None:
             self.receipt = receipt
         else:

@@ -103,9 +103,9 @@ class Team:
         if error is not None:
             await self._abort(f"{type(error).__name__}: {error}")
         elif self._abort_reason is not None:
-            await self._abort(self._abort_reason)
+            await self._abort(self._abort_reason, given_up=True)
         elif unfinished:
-            await self._abort("the client left the team without rewards")
+            await self._abort("the client left the team without rewards", given_up=True)
             raise EpisodeUnfinished(f"the team was left without rewards for {', '.join(unfinished)}: call ep.end")
         else:
             await self._conclude()
@@ -175,8 +175,11 @@ class Team:
             elif isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _abort(self, reason: str) -> None:
-        """Only while no commit can have been heard, or after it was refused. The decider first, then it stands."""
+    async def _abort(self, reason: str, *, given_up: bool = False) -> None:
+        """Only while no commit can have been heard, or after it was refused. The decider first, then it stands.
+
+        given_up: the caller's own will, and nothing that happened to the team.
+        """
         words = redact(reason)[-REASON_CHARS:]
         for name in sorted(self._held, key=lambda name: name != self._decider):
             episode = self.members[name]
@@ -186,11 +189,11 @@ class Team:
                 continue
             except SwarmError as error:
                 log.warning("could not abort episode %s, it will be settled without us: %s", episode.id, error)
-        await self._let_go()
+        await self._let_go(words if given_up else None)
 
-    async def _let_go(self) -> None:
+    async def _let_go(self, given_up: str | None = None) -> None:
         for name in self._held:
-            await self.members[name].let_go()
+            await self.members[name].let_go(given_up=given_up)
 
 
 def team(

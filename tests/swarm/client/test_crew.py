@@ -16,7 +16,7 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, TeamOver, team
 from swarm.client.client import CREW_PATIENCE
-from swarm.client.errors import EngineFailed, NotFound, StorageFull
+from swarm.client.errors import EngineFailed, LeaseLost, NotFound, StorageFull
 from swarm.client.lanes import READ_AHEAD
 from swarm.client.progress import ProgressLine
 from swarm.protocol.errors import ErrorCode
@@ -308,6 +308,41 @@ async def test_a_rollout_that_always_crashes_inside_its_team_stops_the_crew_too(
     async with client(SwarmStub()) as swarm, other:
         with pytest.raises(RolloutsFailing, match="no such tool"):
             await swarm.run_tasks(stream, rollout, concurrency=2)
+
+
+@pytest.mark.parametrize("rewarded", [True, False])
+async def test_a_rollout_that_gives_its_team_up_has_crashed(rewarded: bool) -> None:
+    stub, beside = SwarmStub(), SwarmStub()
+    other = SwarmClient("http://other", transport=beside.transport(), clock=ManualClock())
+
+    async def rollout(episode: Episode, task: Task) -> float | None:
+        async with team(planner=episode, solver=other) as both:
+            if rewarded:
+                both.end(rewards={"planner": 1.0, "solver": 1.0})
+            both.abort("judged invalid")
+        return None if rewarded else 0.0
+
+    async with client(stub) as swarm, other:
+        report = await swarm.run_tasks(tasks(1), rollout, kind="eval", retries=1)
+    assert (report.ended, report.crashed, report.lost, report.given_up) == (0, 2, 0, 1)
+    assert [one.detail for one in stub.episodes.values()] == ["judged invalid"] * 2
+    assert beside.by_state() == {"aborted": 2}
+
+
+async def test_a_rollout_that_hides_that_its_team_was_lost_has_not_ended_its_episode() -> None:
+    stub = SwarmStub()
+    other = SwarmClient("http://other", transport=SwarmStub().transport(), clock=ManualClock())
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        try:
+            async with team(planner=episode, solver=other):
+                raise LeaseLost(ErrorCode.LEASE_LOST, "the server was started again")
+        except LeaseLost:
+            return 0.0
+
+    async with client(stub) as swarm, other:
+        report = await swarm.run_tasks(tasks(1), rollout, kind="eval", retries=1)
+    assert (report.ended, report.crashed, report.lost, report.given_up) == (0, 0, 2, 1)
 
 
 async def test_a_crew_stops_when_the_run_of_a_member_of_its_team_is_over() -> None:
