@@ -7,14 +7,15 @@ import functools
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from swarm.client import client as asynchronous
 from swarm.client import episode as episodes
 from swarm.client.crew import CrewReport
 from swarm.client.sync.episode import Episode
 from swarm.client.sync.loop import LoopThread
-from swarm.client.tasks import Outcome, Rollout, Task, plain
+from swarm.client.sync.threads import heard, in_its_own
+from swarm.client.tasks import Outcome, Rollout, Task
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import (
     DropReason,
@@ -34,7 +35,6 @@ from swarm.protocol.status import CheckpointRef, RunReport, ServerStatus
 from swarm.protocol.summary import LedgerSummary
 from swarm.protocol.teams import EpisodePreparation, EpisodeResolution, TeamReceipt
 
-T = TypeVar("T")
 SyncRollout = Callable[["Episode", Task], Outcome | float | None]
 
 
@@ -279,18 +279,16 @@ class SwarmClient:
         sampling: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> CrewReport:
-        """As the asynchronous one; `rollout` is a plain function and runs in threads, `concurrency` of them at most.
+        """As the asynchronous one; `rollout` is a plain function, and each attempt has a thread of its own.
 
+        No thread can be cancelled: that of an attempt whose lease was lost, or of a crew that was interrupted, runs on unheard.
         `tasks` are drawn in a thread of their own: a stream may take its time, and may ask this client.
         """
-        with (
-            ThreadPoolExecutor(concurrency, thread_name_prefix="rollout") as threads,
-            ThreadPoolExecutor(1, thread_name_prefix="tasks") as drawing,
-        ):
+        with ThreadPoolExecutor(1, thread_name_prefix="tasks") as drawing:
             return self.thread.call(
                 self.inner.run_tasks(
                     _SizedStream(tasks, drawing) if isinstance(tasks, Sized) else _Stream(tasks, drawing),
-                    _in_thread(rollout, threads, self.thread),
+                    _in_threads(rollout, self.thread),
                     concurrency=concurrency,
                     retries=retries,
                     kind=kind,
@@ -316,7 +314,7 @@ class _Stream(AsyncIterable[Task]):
     async def __aiter__(self) -> AsyncIterator[Task]:
         loop = asyncio.get_running_loop()
         begin = functools.partial(iter, self._tasks)
-        drawn = await loop.run_in_executor(self._thread, _heard, begin, "the stream of tasks")
+        drawn = await loop.run_in_executor(self._thread, heard, begin, "the stream of tasks")
         while (task := await loop.run_in_executor(self._thread, next, drawn, None)) is not None:
             yield task
 
@@ -329,17 +327,8 @@ class _SizedStream(_Stream):
         return len(self._tasks)
 
 
-def _in_thread(rollout: SyncRollout, threads: ThreadPoolExecutor, thread: LoopThread) -> Rollout:
+def _in_threads(rollout: SyncRollout, thread: LoopThread) -> Rollout:
     async def play(inner: episodes.Episode, task: Task) -> Outcome | float | None:
-        work = functools.partial(rollout, Episode(inner, thread), task)
-        return await asyncio.get_running_loop().run_in_executor(threads, _heard, work, "the rollout")
+        return await in_its_own(functools.partial(rollout, Episode(inner, thread), task), "the rollout")
 
     return play
-
-
-def _heard(work: Callable[[], T], whose: str) -> T:
-    """In the thread: what it raises reaches whoever waits in the event loop."""
-    try:
-        return work()
-    except StopIteration as error:
-        raise plain(error, whose) from None

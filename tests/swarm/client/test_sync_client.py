@@ -144,6 +144,25 @@ def test_a_rollout_that_finds_nothing_next_has_crashed() -> None:
     assert "StopIteration" in detail
 
 
+def test_a_rollout_that_is_stuck_costs_its_episode_alone() -> None:
+    stub, played, freed = SwarmStub(), list[str](), threading.Event()
+
+    def rollout(episode: Episode, task: Task) -> float:
+        played.append(task.id)
+        if task.id == "stuck":
+            stub.episodes[episode.id].state = "dropped"
+            freed.wait(LONG_S)
+        return 1.0
+
+    stream = [Task("stuck", ""), *(Task(f"t-{number}", "") for number in range(6))]
+    with over(SwarmClient("http://stub"), stub.transport()) as swarm:
+        crew = partial(swarm.run_tasks, stream, rollout, run_id=RUN, kind="eval", concurrency=1, retries=0)
+        report = in_time(partial(crew, idle_limit_s=0.3), LONG_S / 2)
+        freed.set()
+    assert (report.ended, report.lost) == (6, 1)
+    assert played == [task.id for task in stream]
+
+
 def test_tasks_that_are_no_stream_end_their_caller() -> None:
     class Broken:
         def __iter__(self) -> Iterator[Task]:
