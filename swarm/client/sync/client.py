@@ -77,6 +77,8 @@ class SwarmClient:
         if not self._open:
             return
         self._open = False
+        if self.thread.inherited:
+            return
         try:
             self.thread.call(self.inner.close())
         finally:

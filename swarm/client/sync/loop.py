@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, ClassVar, TypeVar
@@ -18,15 +19,18 @@ LEAVING_S = 10.0
 class LoopThread:
     """One event loop for all synchronous clients of the process: it runs while any of them is open.
 
-    One, because the members of a team are clients of different servers that act together.
+    One, because the members of a team are clients of different servers that act together. A process that was forked begins
+    with none: the thread is its parent's.
     """
 
     _running: ClassVar[LoopThread | None] = None
     _lock: ClassVar[threading.Lock] = threading.Lock()
+    _forks_known: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._users = 0
+        self._process = os.getpid()
         self._leaving = False
         self._thread = threading.Thread(target=self._run, name="swarm-client", daemon=True)
         self._thread.start()
@@ -40,10 +44,22 @@ class LoopThread:
     def enter(cls) -> LoopThread:
         """The loop, for one more user. Each `leave`s it once."""
         with cls._lock:
+            if not cls._forks_known:
+                os.register_at_fork(after_in_child=cls._begin_anew)
+                cls._forks_known = True
             if cls._running is None:
                 cls._running = cls()
             cls._running._users += 1
             return cls._running
+
+    @classmethod
+    def _begin_anew(cls) -> None:
+        cls._running, cls._lock = None, threading.Lock()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this is the copy that a forked process has of its parent's."""
+        return self._process != os.getpid()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`. Interrupting the caller cancels it, and waits until it has given back what it held."""
@@ -59,7 +75,7 @@ class LoopThread:
                 begun.set_exception(error)
                 ended.set()
 
-        self._refuse_own_thread(work)
+        self._refuse_waiting_for_ever(work)
         self._loop.call_soon_threadsafe(begin)
         try:
             ended.wait()
@@ -69,8 +85,13 @@ class LoopThread:
             raise
         return begun.result().result()
 
-    def _refuse_own_thread(self, work: Coroutine[Any, Any, T]) -> None:
-        """Raises: RuntimeError where waiting would be for ever."""
+    def _refuse_waiting_for_ever(self, work: Coroutine[Any, Any, T]) -> None:
+        """Raises: RuntimeError where nobody would do the work."""
+        if self.inherited:
+            work.close()
+            raise RuntimeError(
+                "this client is of the process that forked this one, which has to make a client of its own"
+            )
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a synchronous client cannot be used inside the event loop that does its work")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -187,6 +188,39 @@ def test_a_stream_of_tasks_that_exits_ends_its_caller_and_no_other() -> None:
         with pytest.raises(SystemExit, match="no data"):
             in_time(partial(swarm.run_tasks, tasks(), rollout, run_id=RUN, kind="eval"))
         assert swarm.status().run_id == RUN
+
+
+FORKED = """
+import os, signal
+from swarm.client.sync import SwarmClient
+from tests.fakes.swarm_stub import RUN, SwarmStub
+from tests.swarm.client.test_sync_client import over
+
+def mine():
+    return over(SwarmClient("http://stub"), SwarmStub().transport())
+
+with mine() as parents:
+    assert parents.status().run_id == RUN
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        with mine() as swarm:
+            assert swarm.status().run_id == RUN
+        try:
+            parents.status()
+        except RuntimeError as error:
+            assert "make a client of its own" in str(error), error
+            parents.close()
+            os._exit(0)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert parents.status().run_id == RUN
+"""
+
+
+def test_a_forked_process_has_clients_of_its_own() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_waiting_inside_the_loop_that_does_the_work_is_refused_instead_of_lasting_for_ever() -> None:
