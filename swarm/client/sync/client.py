@@ -77,12 +77,8 @@ class SwarmClient:
         if not self._open:
             return
         self._open = False
-        if self.thread.inherited:
-            return
-        try:
-            self.thread.call(self.inner.close())
-        finally:
-            self.thread.leave()
+        if not self.thread.inherited:
+            self.thread.leave(self.inner.close)
 
     @property
     def url(self) -> str:

@@ -7,13 +7,15 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
 
 LEAVING_S = 10.0
 """How long an interrupted caller waits until what it began has been given back (Episode takes about twice GIVE_BACK_S)."""
+
+CLOSED = "this client is closed"
 
 
 class LoopThread:
@@ -32,6 +34,7 @@ class LoopThread:
         self._users = 0
         self._process = os.getpid()
         self._leaving = False
+        self._closing: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._thread = threading.Thread(target=self._run, name="swarm-client", daemon=True)
         self._thread.start()
 
@@ -39,6 +42,24 @@ class LoopThread:
         while not self._leaving:
             with contextlib.suppress(SystemExit, KeyboardInterrupt):  # raised to its caller; the others' work goes on
                 self._loop.run_forever()
+        last = self._loop.create_task(self._wind_up())
+        try:
+            while not last.done():
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                    self._loop.run_until_complete(last)
+        finally:
+            self._loop.close()
+
+    async def _wind_up(self) -> None:
+        """What threads still wait for is cancelled, and gives back what it held; then the last client is closed."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=LEAVING_S)
+        await self._loop.shutdown_asyncgens()
+        if self._closing is not None:
+            await self._closing()
 
     @classmethod
     def enter(cls) -> LoopThread:
@@ -76,14 +97,26 @@ class LoopThread:
                 ended.set()
 
         self._refuse_waiting_for_ever(work)
-        self._loop.call_soon_threadsafe(begin)
+        with LoopThread._lock:
+            if self._leaving:
+                work.close()
+                raise RuntimeError(CLOSED)
+            self._loop.call_soon_threadsafe(begin)
         try:
             ended.wait()
         except BaseException:
-            self._loop.call_soon_threadsafe(begun.result().cancel)
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop is closed, where another thread closed the last client meanwhile
+                self._loop.call_soon_threadsafe(begun.result().cancel)
             ended.wait(LEAVING_S)
             raise
-        return begun.result().result()
+        try:
+            return begun.result().result()
+        except asyncio.CancelledError:
+            if self._leaving:
+                raise RuntimeError(CLOSED) from None
+            raise
 
     def _refuse_waiting_for_ever(self, work: Coroutine[Any, Any, T]) -> None:
         """Raises: RuntimeError where nobody would do the work."""
@@ -96,13 +129,20 @@ class LoopThread:
             work.close()
             raise RuntimeError("a synchronous client cannot be used inside the event loop that does its work")
 
-    def leave(self) -> None:
+    def leave(self, closing: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """closing: what the user closes, once nothing of the loop's work needs it any more."""
         with LoopThread._lock:
-            self._users -= 1
-            if self._users:
-                return
-            LoopThread._running = None
-        self._leaving = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+            last = self._users == 1
+            if last or closing is None:
+                self._users -= 1
+            if last:
+                LoopThread._running = None
+                self._leaving, self._closing = True, closing
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        if last:
+            self._thread.join()
+        elif closing is not None:
+            try:
+                self.call(closing())
+            finally:
+                self.leave()

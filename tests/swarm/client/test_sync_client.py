@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from queue import Queue
 from typing import TypeVar
 
 import httpx
@@ -188,6 +189,57 @@ def test_a_stream_of_tasks_that_exits_ends_its_caller_and_no_other() -> None:
         with pytest.raises(SystemExit, match="no data"):
             in_time(partial(swarm.run_tasks, tasks(), rollout, run_id=RUN, kind="eval"))
         assert swarm.status().run_id == RUN
+
+
+class Silent(httpx.AsyncBaseTransport):
+    """A server that never answers."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("for ever")
+
+
+def test_a_thread_that_waits_for_a_client_which_is_closed_hears_of_it() -> None:
+    transport = Silent()
+    swarm = over(SwarmClient("http://stub"), transport)
+    answers: Queue[BaseException] = Queue()
+
+    def ask() -> None:
+        try:
+            swarm.status()
+        except Exception as error:  # noqa: BLE001 - it is looked at below
+            answers.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    transport.asked.wait(LONG_S)
+    in_time(swarm.close)
+    with pytest.raises(RuntimeError, match="this client is closed"):
+        raise answers.get(timeout=LONG_S)
+    with pytest.raises(RuntimeError, match="this client is closed"):
+        swarm.status()
+
+
+def test_an_episode_that_is_open_when_its_client_is_closed_is_given_back() -> None:
+    stub, playing, over_now = SwarmStub(), threading.Event(), threading.Event()
+
+    def rollout(episode: Episode, task: Task) -> float:
+        playing.set()
+        over_now.wait(LONG_S)
+        return 1.0
+
+    swarm = over(SwarmClient("http://stub"), stub.transport())
+    crew = partial(swarm.run_tasks, [Task("t", "")], rollout, run_id=RUN, kind="eval")
+    working = ThreadPoolExecutor(1).submit(crew)
+    playing.wait(LONG_S)
+    in_time(swarm.close)
+    with pytest.raises(RuntimeError, match="this client is closed"):
+        working.result(LONG_S)
+    over_now.set()
+    assert stub.by_state() == {"aborted": 1}
 
 
 FORKED = """
