@@ -112,7 +112,9 @@ def test_the_synchronous_twin_does_the_same(echo_server: ServerProcess) -> None:
     with synchronous.SwarmClient(echo_server.url) as swarm:
         run = swarm.start_run(spec(limits={"steps": 2}))
         with swarm.episode(task_id="t", kind="eval") as episode:
-            assert episode.end(reward=1.0).status == "pooled"
+            receipt = episode.end(reward=1.0)
+            assert receipt is not None
+            assert receipt.status == "pooled"
         with pytest.raises(ZeroDivisionError), swarm.episode(task_id="t", kind="eval") as broken:
             raise ZeroDivisionError("boom")
         stream = load_workflow(REPEAT, "workflow.py").tasks("train", 1, None)

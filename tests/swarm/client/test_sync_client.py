@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from swarm.client import Task
-from swarm.client.sync import Episode, SwarmClient
+from swarm.client.sync import Episode, SwarmClient, team
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
 APART_S = 0.5
@@ -189,6 +189,20 @@ def test_a_stream_of_tasks_that_exits_ends_its_caller_and_no_other() -> None:
         with pytest.raises(SystemExit, match="no data"):
             in_time(partial(swarm.run_tasks, tasks(), rollout, run_id=RUN, kind="eval"))
         assert swarm.status().run_id == RUN
+
+
+def test_a_member_of_a_team_is_ended_by_itself() -> None:
+    stub = SwarmStub()
+    with (
+        over(SwarmClient("http://stub"), stub.transport()) as swarm,
+        over(SwarmClient("http://other"), SwarmStub().transport()) as other,
+        team(task_id="t", planner=swarm.episode(task_id="t", run_id=RUN), solver=other) as both,
+    ):
+        both["planner"].end(reward=1.0, agent_rewards={"critic": 0.5})
+        handed_in = both["planner"].inner.result
+        both.abort("the stub knows no teams")
+    assert handed_in is not None
+    assert handed_in.agent_rewards == {"critic": 0.5}
 
 
 class Silent(httpx.AsyncBaseTransport):
