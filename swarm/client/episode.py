@@ -125,6 +125,21 @@ class Episode:
 
         Raises: ValueError for a reward that is no finite number, InvalidSpec for metadata that is no JSON.
         """
+        self._result = self.result_of(
+            reward=reward, success=success, metrics=metrics, agent_rewards=agent_rewards, metadata=metadata
+        )
+        return Ending(self)
+
+    def result_of(
+        self,
+        *,
+        reward: float,
+        success: bool | None,
+        metrics: Mapping[str, float] | None,
+        agent_rewards: Mapping[str, float] | None = None,
+        metadata: Mapping[str, Any] | None,
+    ) -> EpisodeResult:
+        """What `end` would hand in, checked and kept nowhere. Raises: what `end` raises."""
         if self._result is not None or self._abort_reason is not None:
             raise RuntimeError(f"episode {self.id} was ended already")
         result = EpisodeResult(
@@ -137,8 +152,7 @@ class Episode:
             idempotency_key=f"end-{self.id}",
         )
         written(result)  # what cannot be sent is refused here, to whoever said it
-        self._result = result
-        return Ending(self)
+        return result
 
     def abort(self, reason: str) -> None:
         """Give the episode up when the block is left: its calls are dropped, its slot is offered again.

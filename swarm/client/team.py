@@ -66,14 +66,17 @@ class Team:
         metrics: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """Hand the results in, one reward for every member. Sent when the block is left.
+        """Hand the results in, one reward for every member, all or none. Sent when the block is left.
 
         A member may be ended by itself instead (`ep["planner"].end(reward=..., agent_rewards=...)`), without awaiting it.
         """
         if set(rewards) != set(self.members):
             raise ValueError(f"give each member its reward: {', '.join(self.members)}; got {', '.join(rewards)}")
+        told: dict[str, Any] = {"success": success, "metrics": metrics, "metadata": metadata}
+        for name, reward in rewards.items():  # one that cannot be handed in keeps the others from it
+            self.members[name].result_of(reward=reward, **told)
         for name, reward in rewards.items():
-            self.members[name].end(reward=reward, success=success, metrics=metrics, metadata=metadata)
+            self.members[name].end(reward=reward, **told)
 
     def abort(self, reason: str) -> None:
         """Give the team up when the block is left: nothing of it counts. Results that were handed in are withdrawn."""

@@ -16,7 +16,7 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, TeamOver, team
 from swarm.client.client import CREW_PATIENCE
-from swarm.client.errors import EngineFailed, LeaseLost, NotFound, StorageFull
+from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NotFound, StorageFull
 from swarm.client.lanes import READ_AHEAD
 from swarm.client.progress import ProgressLine
 from swarm.protocol.errors import ErrorCode
@@ -327,6 +327,21 @@ async def test_a_rollout_that_gives_its_team_up_has_crashed(rewarded: bool) -> N
     assert (report.ended, report.crashed, report.lost, report.given_up) == (0, 2, 0, 1)
     assert [one.detail for one in stub.episodes.values()] == ["judged invalid"] * 2
     assert beside.by_state() == {"aborted": 2}
+
+
+@pytest.mark.parametrize("bad", [{"solver": float("nan")}, {"metadata": {"a": object()}}])
+async def test_results_of_a_team_are_handed_in_all_or_none(bad: dict[str, Any]) -> None:
+    stub, beside = SwarmStub(), SwarmStub()
+    other = SwarmClient("http://other", transport=beside.transport(), clock=ManualClock())
+    async with client(stub) as swarm, other, team(task_id="t", planner=swarm, solver=other) as both:
+        with pytest.raises((ValueError, InvalidSpec)):
+            both.end(rewards={"planner": 1.0, "solver": bad.get("solver", 1.0)}, metadata=bad.get("metadata"))
+        assert [member.ended for member in both.members.values()] == [False, False]
+        both.end(rewards={"planner": 0.25, "solver": 0.5})
+        assert [member.reward for member in both.members.values()] == [0.25, 0.5]
+        with pytest.raises(RuntimeError, match="was ended already"):
+            both.end(rewards={"planner": 0.0, "solver": 0.0})
+        both.abort("the stub knows no teams")
 
 
 async def test_a_rollout_that_hides_that_its_team_was_lost_has_not_ended_its_episode() -> None:
