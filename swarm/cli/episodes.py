@@ -214,7 +214,8 @@ def _numbers(option: str, texts: list[str]) -> dict[str, float]:
 def _object(option: str, text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+        json.dumps(document, allow_nan=False)
+    except ValueError as error:
         raise UsageError(f"{option} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise UsageError(f"{option} must be an object")

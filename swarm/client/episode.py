@@ -13,7 +13,7 @@ from foundation.clock import Clock
 from foundation.logs import redact
 from swarm.client.answers import to_its_answer
 from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NotFound
-from swarm.client.messages import written
+from swarm.client.messages import keyed, written
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
 from swarm.protocol.errors import SwarmError
@@ -148,7 +148,7 @@ class Episode:
             success=success,
             metrics=dict(metrics or {}),
             agent_rewards=None if agent_rewards is None else dict(agent_rewards),
-            metadata=dict(metadata or {}),
+            metadata=keyed(metadata),
             idempotency_key=f"end-{self.id}",
         )
         written(result)  # what cannot be sent is refused here, to whoever said it

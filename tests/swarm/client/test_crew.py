@@ -259,16 +259,26 @@ async def test_a_crash_whose_words_no_json_can_carry_costs_one_episode_too() -> 
     assert all("no such tool: \\ud83d" in one.detail for one in stub.episodes.values() if one.detail)
 
 
-@pytest.mark.parametrize("metadata", [{"answer": object()}, {"answer": "\ud83d"}])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"answer": object()},
+        {"answer": "\ud83d"},
+        {"losses": [{"last": float("nan")}]},
+        {"best": float("-inf")},
+        {7: "x"},
+    ],
+)
 async def test_metadata_that_no_json_can_carry_costs_one_episode(metadata: dict[str, Any]) -> None:
     async def rollout(episode: Episode, task: Task) -> None:
-        episode.end(reward=1.0, metadata=metadata if task.id == "t-1" else {})
+        episode.end(reward=1.0, metadata=metadata if task.id == "t-1" else {"loss": 0.5, "seen": {7: [None]}})
 
     stub = SwarmStub()
     async with client(stub) as swarm:
         report = await swarm.run_tasks(tasks(3), rollout, retries=0)
     assert (report.ended, report.crashed) == (4, 2)
     assert stub.by_state() == {"ended": 4, "aborted": 2}
+    assert all("InvalidSpec: " in one.detail for one in stub.episodes.values() if one.detail)
 
 
 async def test_a_result_that_the_server_refuses_costs_one_episode_whose_slot_is_given_back() -> None:
