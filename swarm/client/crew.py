@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from swarm.client.episode import Episode
 from swarm.client.errors import (
@@ -116,7 +117,7 @@ class Crew:
         self._sampling = sampling
         self._watched = progress
         self._permits = asyncio.Semaphore(concurrency)
-        self._turns: defaultdict[tuple[str | None, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = WeakValueDictionary()
         self._history = _History()
         self._failing = 0
         self._last_crash = ""
@@ -188,9 +189,10 @@ class Crew:
             family = self._family(task)
             await self._give_orphans_back(family, task.id)
             done = min(size, self._history.ended[family, task.id])
-            self._history.ended[family, task.id] -= done
-            self._report.resumed += done
-            line.resumed(done)
+            if done:
+                self._history.ended[family, task.id] -= done
+                self._report.resumed += done
+                line.resumed(done)
             begin = partial(self._begin, group, task, size, line)
             if done < size:
                 await lanes.enter(family, begin, size - done, may_be_passed=task.mix is not None)
@@ -234,7 +236,7 @@ class Crew:
         family = self._family(task)
         async with AsyncExitStack() as stack:
             try:
-                async with self._turns[family, task.id]:
+                async with self._turns.setdefault((family, task.id), asyncio.Lock()):
                     ordinal = self._history.claims[family, task.id]
                     while (key := self._key(task.id, ordinal, family)) in self._swarm.playing:
                         ordinal += 1

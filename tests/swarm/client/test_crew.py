@@ -16,6 +16,7 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, TeamOver, team
 from swarm.client.client import CREW_PATIENCE
+from swarm.client.crew import Crew
 from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NotFound, StorageFull
 from swarm.client.lanes import READ_AHEAD
 from swarm.client.progress import ProgressLine
@@ -650,6 +651,15 @@ async def test_a_task_that_comes_again_later_in_the_stream_counts_again() -> Non
     async with client(stub) as swarm:
         report = await swarm.run_tasks(stream, right)
     assert (report.resumed, report.ended) == (2, 4)
+
+
+async def test_of_tasks_that_are_over_a_crew_keeps_the_number_of_their_claims_alone() -> None:
+    async with client(SwarmStub(group_size=2)) as swarm:
+        crew = Crew(swarm, right, run_id=RUN, kind="train", episodes_per_task=2, concurrency=4, retries=0)
+        assert (await crew.work(tasks(50))).ended == 100
+    assert not crew._turns
+    assert not crew._history.ended
+    assert crew._history.claims.total() == 100
 
 
 def test_a_task_has_an_id() -> None:
