@@ -41,9 +41,11 @@ def read_document(source: str | None) -> dict[str, Any]:
 def option_json(text: str, what: str) -> Any:
     """JSON that stands on the command line itself. what: begins the sentence where it is none. Raises: UsageError."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError) as error:  # as above
         raise UsageError(f"{what} is not JSON: {error}") from error
+    return value
 
 
 def assign(document: dict[str, Any], assignments: list[str]) -> dict[str, Any]:

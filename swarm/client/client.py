@@ -92,6 +92,8 @@ class SwarmClient:
         self.ids = ids or RandomIds()
         self.client_id = client_id or self.ids.new("client")
         self.client_version = client_version
+        self.playing: set[str] = set()
+        """Keys of the claims whose episodes crews of this client play now: no process before it left them open."""
         self._has_own_patience = patience is not None
         self._wire = Wire(
             url,

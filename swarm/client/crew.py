@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from swarm.client.episode import Episode
 from swarm.client.errors import (
@@ -32,7 +33,7 @@ from swarm.client.errors import (
 )
 from swarm.client.lanes import Lanes
 from swarm.client.progress import ProgressLine, terminal
-from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each
+from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each, plain
 from swarm.protocol.episodes import EpisodeKind, EpisodeState, LedgerEntry
 from swarm.protocol.errors import SwarmError
 
@@ -68,8 +69,10 @@ class _History:
     claims: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     ended: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     """By family and task."""
-    orphans: list[tuple[LedgerEntry, int]] = field(default_factory=list)
-    """Open episodes of a process that is gone, with the ordinal of their claim."""
+    orphans: defaultdict[tuple[str | None, str], list[tuple[LedgerEntry, int]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """Open episodes of a process that is gone, with the ordinal of their claim; by family and task too."""
 
 
 class _Fate(Enum):
@@ -114,7 +117,7 @@ class Crew:
         self._sampling = sampling
         self._watched = progress
         self._permits = asyncio.Semaphore(concurrency)
-        self._turns: defaultdict[tuple[str | None, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = WeakValueDictionary()
         self._history = _History()
         self._failing = 0
         self._last_crash = ""
@@ -125,14 +128,15 @@ class Crew:
         run = await self._swarm.run(self._run_id)
         size = self._per_task or (run.spec.batch.group_size if self._kind == "train" else 1)
         self._history = await self._look_back(run.step)
-        await self._give_orphans_back()
+        for family, task_id in list(self._history.orphans):
+            if self._mix is None or family == self._mix:  # another's may be what another crew of this client plays
+                await self._give_orphans_back(family, task_id)
         total = len(tasks) * size if isinstance(tasks, Sized) else None
         line = ProgressLine(
             self._kind,
             total=total,
             clock=self._swarm.clock,
             stream=terminal(self._watched),
-            done=self._history.ended.total(),
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -150,19 +154,20 @@ class Crew:
         found = _History()
         me = self._swarm.client_id
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
-            if self._mix is not None and entry.mix != self._mix:
-                continue  # of another crew of this client
+            which = (entry.mix, entry.task_id)
             if entry.state is EpisodeState.RUNNING:
-                found.orphans.append((entry, found.claims[entry.mix, entry.task_id]))
-            found.claims[entry.mix, entry.task_id] += 1
-        for progress in await self._swarm.tasks(run_id=self._run_id, client_id=me, mix=self._mix):
+                found.orphans[which].append((entry, found.claims[which]))
+            found.claims[which] += 1
+        for progress in await self._swarm.tasks(run_id=self._run_id, client_id=me):
             if progress.kind == self._kind and (self._kind == "train" or progress.step == step):
                 found.ended[progress.mix, progress.task_id] += progress.ended
         return found
 
-    async def _give_orphans_back(self) -> None:
-        """Abort what an earlier process of this client left open, so that its slots are on offer again."""
-        for entry, ordinal in self._history.orphans:
+    async def _give_orphans_back(self, family: str | None, task_id: str) -> None:
+        """Abort what an earlier process of this client left open of a task, so that its slots are on offer again."""
+        for entry, ordinal in self._history.orphans.pop((family, task_id), ()):
+            if self._key(entry.task_id, ordinal, entry.mix) in self._swarm.playing:
+                continue
             claim = self._episode(entry.task_id, ordinal, entry.mix).claim
             try:
                 grant = await self._swarm.claim(claim)
@@ -182,9 +187,12 @@ class Crew:
         lanes = Lanes(group, self._swarm.clock)
         async for task in each(tasks):
             family = self._family(task)
+            await self._give_orphans_back(family, task.id)
             done = min(size, self._history.ended[family, task.id])
-            self._history.ended[family, task.id] -= done
-            self._report.resumed += done
+            if done:
+                self._history.ended[family, task.id] -= done
+                self._report.resumed += done
+                line.resumed(done)
             begin = partial(self._begin, group, task, size, line)
             if done < size:
                 await lanes.enter(family, begin, size - done, may_be_passed=task.mix is not None)
@@ -228,10 +236,15 @@ class Crew:
         family = self._family(task)
         async with AsyncExitStack() as stack:
             try:
-                async with self._turns[family, task.id]:
-                    episode = self._episode(task.id, self._history.claims[family, task.id], family)
+                async with self._turns.setdefault((family, task.id), asyncio.Lock()):
+                    ordinal = self._history.claims[family, task.id]
+                    while (key := self._key(task.id, ordinal, family)) in self._swarm.playing:
+                        ordinal += 1
+                    self._swarm.playing.add(key)
+                    stack.callback(self._swarm.playing.discard, key)
+                    episode = self._episode(task.id, ordinal, family)
                     await stack.enter_async_context(episode)
-                    self._history.claims[family, task.id] += 1
+                    self._history.claims[family, task.id] = ordinal + 1
             except (OverLimit, NotFound) as error:
                 if isinstance(error, NotFound):  # the server works on another run by now, or never knew this one:
                     await self._swarm.run(self._run_id)  # then it is not found here either
@@ -253,11 +266,11 @@ class Crew:
 
     async def _play(self, episode: Episode, task: Task) -> _Fate:
         """The rollout itself. It is cancelled when the lease is lost; its exceptions cost this episode alone."""
-        playing = asyncio.ensure_future(self._rollout(episode, task))
+        playing = asyncio.ensure_future(self._rolled_out(episode, task))
         episode.on_lost = playing.cancel
         try:
             outcome = await playing
-            if episode.aborted:
+            if episode.aborted or (episode.in_team and episode.receipt is None):
                 self._last_crash = "an abort of its own"
                 return _given_up(episode)
             hand_in(episode, outcome)
@@ -277,6 +290,12 @@ class Crew:
             return _given_up(episode, traceback.format_exc(), error)
         return _Fate.ENDED
 
+    async def _rolled_out(self, episode: Episode, task: Task) -> Outcome | float | None:
+        try:
+            return await self._rollout(episode, task)
+        except SystemExit as error:
+            raise plain(error, "the rollout") from None
+
     def _count(self, fate: _Fate, episode: Episode, line: ProgressLine) -> None:
         if fate is _Fate.ENDED:
             self._report.ended += 1
@@ -290,8 +309,11 @@ class Crew:
     def _family(self, task: Task) -> str | None:
         return task.mix or self._mix
 
-    def _episode(self, task_id: str, ordinal: int, mix: str | None) -> Episode:
+    def _key(self, task_id: str, ordinal: int, mix: str | None) -> str:
         family = "" if mix is None else f"{mix}:"
+        return f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{family}{task_id}/{ordinal}"
+
+    def _episode(self, task_id: str, ordinal: int, mix: str | None) -> Episode:
         return self._swarm.episode(
             task_id=task_id,
             run_id=self._run_id,
@@ -301,7 +323,7 @@ class Crew:
             max_episode_s=self._max_episode_s,
             max_call_s=self._max_call_s,
             sampling=self._sampling,
-            idempotency_key=f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{family}{task_id}/{ordinal}",
+            idempotency_key=self._key(task_id, ordinal, mix),
         )
 
 
@@ -318,9 +340,9 @@ def _given_up(episode: Episode, reason: str | None = None, error: Exception | No
 
 
 def _broke_its_team(episode: Episode, error: Exception | None) -> bool:
-    """Whether the episode is lost because its team gave it up when the rollout crashed: the swarm's own errors are no crash."""
+    """Whether its team gave it up when the rollout crashed, or said so: the swarm's own errors are no crash."""
     own = error is not None and (isinstance(error, EpisodeUnfinished) or not isinstance(error, SwarmError))
-    return episode.in_team and own
+    return episode.in_team and (own or episode.aborted)
 
 
 def hand_in(episode: Episode, outcome: Outcome | float | None) -> None:

@@ -13,7 +13,7 @@ from foundation.clock import Clock
 from foundation.logs import redact
 from swarm.client.answers import to_its_answer
 from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NotFound
-from swarm.client.messages import written
+from swarm.client.messages import keyed, written
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
 from swarm.protocol.errors import SwarmError
@@ -125,6 +125,21 @@ class Episode:
 
         Raises: ValueError for a reward that is no finite number, InvalidSpec for metadata that is no JSON.
         """
+        self._result = self.result_of(
+            reward=reward, success=success, metrics=metrics, agent_rewards=agent_rewards, metadata=metadata
+        )
+        return Ending(self)
+
+    def result_of(
+        self,
+        *,
+        reward: float,
+        success: bool | None,
+        metrics: Mapping[str, float] | None,
+        agent_rewards: Mapping[str, float] | None = None,
+        metadata: Mapping[str, Any] | None,
+    ) -> EpisodeResult:
+        """What `end` would hand in, checked and kept nowhere. Raises: what `end` raises."""
         if self._result is not None or self._abort_reason is not None:
             raise RuntimeError(f"episode {self.id} was ended already")
         result = EpisodeResult(
@@ -133,12 +148,11 @@ class Episode:
             success=success,
             metrics=dict(metrics or {}),
             agent_rewards=None if agent_rewards is None else dict(agent_rewards),
-            metadata=dict(metadata or {}),
+            metadata=keyed(metadata),
             idempotency_key=f"end-{self.id}",
         )
         written(result)  # what cannot be sent is refused here, to whoever said it
-        self._result = result
-        return Ending(self)
+        return result
 
     def abort(self, reason: str) -> None:
         """Give the episode up when the block is left: its calls are dropped, its slot is offered again.
@@ -165,9 +179,14 @@ class Episode:
         """As handed in; None before."""
         return self._result
 
-    async def let_go(self, receipt: EpisodeReceipt | None = None) -> None:
-        """It is decided elsewhere (by a team): stop renewing; leaving the block sends nothing more."""
+    async def let_go(self, receipt: EpisodeReceipt | None = None, given_up: str | None = None) -> None:
+        """It is decided elsewhere (by a team): stop renewing; leaving the block sends nothing more.
+
+        given_up: why, where whoever plays it said so.
+        """
         self.in_team = True
+        if given_up is not None and self.receipt is None:
+            self.abort(given_up)
         if receipt is not None:
             self.receipt = receipt
         else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from swarm.client.errors import InvalidSpec, NotASwarmServer
+from swarm.protocol.episodes import EpisodeResult
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.runspec import AS_STORED
 
@@ -17,10 +20,31 @@ Model = TypeVar("Model", bound=BaseModel)
 def written(message: BaseModel) -> bytes:
     """Raises: InvalidSpec for what JSON cannot carry."""
     try:
-        return message.model_dump_json().encode()
+        raw = message.model_dump_json().encode()
+        if isinstance(message, EpisodeResult):
+            _require_finite(to_jsonable_python(message.metadata), "metadata")
     except PydanticSerializationError as error:
         detail = f"it cannot be sent: {error}; give plain JSON values"
         raise InvalidSpec(ErrorCode.INVALID_SPEC, detail) from error
+    return raw
+
+
+def _require_finite(value: object, where: str) -> None:
+    """Raises: InvalidSpec for a number that would be stored as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidSpec(
+            ErrorCode.INVALID_SPEC, f"{where} is {value}, which is no number in JSON; leave it out or give null"
+        )
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        _require_finite(part, f"{where}[{key!r}]")
+
+
+def keyed(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Raises: InvalidSpec where a key is no text."""
+    for key in metadata or ():
+        if not isinstance(key, str):
+            raise InvalidSpec(ErrorCode.INVALID_SPEC, f"metadata has the key {key!r}; keys are texts")
+    return dict(metadata or {})
 
 
 def read(model: type[Model], raw: bytes) -> Model:

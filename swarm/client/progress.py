@@ -16,17 +16,20 @@ BAR_CELLS = 20
 class ProgressLine:
     """Counts outcomes and redraws itself in place. total: episodes to come, where that is known."""
 
-    def __init__(self, label: str, *, total: int | None, clock: Clock, stream: TextIO | None, done: int = 0) -> None:
+    def __init__(self, label: str, *, total: int | None, clock: Clock, stream: TextIO | None) -> None:
         self._label = label
         self._total = total
         self._clock = clock
         self._stream = stream
-        self._done = done
+        self._done = 0
         self._new = 0
         self._crashed = 0
         self._rewards: deque[float] = deque(maxlen=RECENT)
         self._started = clock.monotonic()
         self._drawn = -REDRAW_S
+
+    def resumed(self, episodes: int) -> None:
+        self._done += episodes
 
     def ended(self, reward: float | None) -> None:
         self._done += 1

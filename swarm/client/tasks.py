@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,16 @@ class Outcome:
 
 Rollout = Callable[["Episode", Task], Awaitable[Outcome | float | None]]
 """One attempt at a task. Returns its outcome, or a reward, or None after it called `episode.end` itself."""
+
+
+def plain(error: BaseException, whose: str) -> RuntimeError:
+    """`error`, raised at the same place, as one that asyncio hands on like any other. To be raised `from None`.
+
+    asyncio ends its loop for SystemExit, and no future of it carries StopIteration.
+    """
+    words = traceback.format_exception_only(error)[-1].strip()
+    return RuntimeError(f"{whose} raised {words}").with_traceback(error.__traceback__)
+
 
 TaskStream = Iterable[Task] | AsyncIterable[Task]
 """May be infinite."""

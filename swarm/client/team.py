@@ -66,14 +66,17 @@ class Team:
         metrics: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """Hand the results in, one reward for every member. Sent when the block is left.
+        """Hand the results in, one reward for every member, all or none. Sent when the block is left.
 
         A member may be ended by itself instead (`ep["planner"].end(reward=..., agent_rewards=...)`), without awaiting it.
         """
         if set(rewards) != set(self.members):
             raise ValueError(f"give each member its reward: {', '.join(self.members)}; got {', '.join(rewards)}")
+        told: dict[str, Any] = {"success": success, "metrics": metrics, "metadata": metadata}
+        for name, reward in rewards.items():  # one that cannot be handed in keeps the others from it
+            self.members[name].result_of(reward=reward, **told)
         for name, reward in rewards.items():
-            self.members[name].end(reward=reward, success=success, metrics=metrics, metadata=metadata)
+            self.members[name].end(reward=reward, **told)
 
     def abort(self, reason: str) -> None:
         """Give the team up when the block is left: nothing of it counts. Results that were handed in are withdrawn."""
@@ -103,9 +106,9 @@ class Team:
         if error is not None:
             await self._abort(f"{type(error).__name__}: {error}")
         elif self._abort_reason is not None:
-            await self._abort(self._abort_reason)
+            await self._abort(self._abort_reason, given_up=True)
         elif unfinished:
-            await self._abort("the client left the team without rewards")
+            await self._abort("the client left the team without rewards", given_up=True)
             raise EpisodeUnfinished(f"the team was left without rewards for {', '.join(unfinished)}: call ep.end")
         else:
             await self._conclude()
@@ -175,8 +178,11 @@ class Team:
             elif isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _abort(self, reason: str) -> None:
-        """Only while no commit can have been heard, or after it was refused. The decider first, then it stands."""
+    async def _abort(self, reason: str, *, given_up: bool = False) -> None:
+        """Only while no commit can have been heard, or after it was refused. The decider first, then it stands.
+
+        given_up: the caller's own will, and nothing that happened to the team.
+        """
         words = redact(reason)[-REASON_CHARS:]
         for name in sorted(self._held, key=lambda name: name != self._decider):
             episode = self.members[name]
@@ -186,11 +192,11 @@ class Team:
                 continue
             except SwarmError as error:
                 log.warning("could not abort episode %s, it will be settled without us: %s", episode.id, error)
-        await self._let_go()
+        await self._let_go(words if given_up else None)
 
-    async def _let_go(self) -> None:
+    async def _let_go(self, given_up: str | None = None) -> None:
         for name in self._held:
-            await self.members[name].let_go()
+            await self.members[name].let_go(given_up=given_up)
 
 
 def team(

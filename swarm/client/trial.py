@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
         return 1
     except KeyboardInterrupt:
         return 130
-    except Exception:  # noqa: BLE001 - the last stop: whatever it was, the executor needs its traceback
+    except (Exception, SystemExit):  # noqa: BLE001 - the last stop: whatever it was, the executor needs its traceback
         sys.stderr.write(logs.redact(traceback.format_exc()))
         return 1
     return 0

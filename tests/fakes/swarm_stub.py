@@ -174,7 +174,8 @@ class SwarmStub:
         counts = Counter(
             (one.claim["task_id"], one.claim["mix"], one.claim["kind"])
             for one in self.episodes.values()
-            if one.state == "ended" and one.claim["client_id"] == query.get("client_id", one.claim["client_id"])
+            if one.state == "ended"
+            and all(one.claim[name] == query.get(name, one.claim[name]) for name in ("client_id", "mix"))
         )
         return [
             {"task_id": task, "mix": mix, "kind": kind, "step": self.step if kind == "eval" else None, "ended": ended}

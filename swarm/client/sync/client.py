@@ -14,6 +14,7 @@ from swarm.client import episode as episodes
 from swarm.client.crew import CrewReport
 from swarm.client.sync.episode import Episode
 from swarm.client.sync.loop import LoopThread
+from swarm.client.sync.threads import heard, in_its_own
 from swarm.client.tasks import Outcome, Rollout, Task
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import (
@@ -76,10 +77,8 @@ class SwarmClient:
         if not self._open:
             return
         self._open = False
-        try:
-            self.thread.call(self.inner.close())
-        finally:
-            self.thread.leave()
+        if not self.thread.inherited:
+            self.thread.leave(self.inner.close)
 
     @property
     def url(self) -> str:
@@ -278,18 +277,16 @@ class SwarmClient:
         sampling: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> CrewReport:
-        """As the asynchronous one; `rollout` is a plain function and runs in threads, `concurrency` of them at most.
+        """As the asynchronous one; `rollout` is a plain function, and each attempt has a thread of its own.
 
+        No thread can be cancelled: that of an attempt whose lease was lost, or of a crew that was interrupted, runs on unheard.
         `tasks` are drawn in a thread of their own: a stream may take its time, and may ask this client.
         """
-        with (
-            ThreadPoolExecutor(concurrency, thread_name_prefix="rollout") as threads,
-            ThreadPoolExecutor(1, thread_name_prefix="tasks") as drawing,
-        ):
+        with ThreadPoolExecutor(1, thread_name_prefix="tasks") as drawing:
             return self.thread.call(
                 self.inner.run_tasks(
                     _SizedStream(tasks, drawing) if isinstance(tasks, Sized) else _Stream(tasks, drawing),
-                    _in_thread(rollout, threads, self.thread),
+                    _in_threads(rollout, self.thread),
                     concurrency=concurrency,
                     retries=retries,
                     kind=kind,
@@ -314,7 +311,8 @@ class _Stream(AsyncIterable[Task]):
 
     async def __aiter__(self) -> AsyncIterator[Task]:
         loop = asyncio.get_running_loop()
-        drawn = await loop.run_in_executor(self._thread, iter, self._tasks)
+        begin = functools.partial(iter, self._tasks)
+        drawn = await loop.run_in_executor(self._thread, heard, begin, "the stream of tasks")
         while (task := await loop.run_in_executor(self._thread, next, drawn, None)) is not None:
             yield task
 
@@ -327,9 +325,8 @@ class _SizedStream(_Stream):
         return len(self._tasks)
 
 
-def _in_thread(rollout: SyncRollout, threads: ThreadPoolExecutor, thread: LoopThread) -> Rollout:
+def _in_threads(rollout: SyncRollout, thread: LoopThread) -> Rollout:
     async def play(inner: episodes.Episode, task: Task) -> Outcome | float | None:
-        work = functools.partial(rollout, Episode(inner, thread), task)
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+        return await in_its_own(functools.partial(rollout, Episode(inner, thread), task), "the rollout")
 
     return play

@@ -59,13 +59,17 @@ class Episode:
         metrics: Mapping[str, float] | None = None,
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
-    ) -> EpisodeReceipt:
-        """Hand the result in; when this returns, it is stored durably. Raises: LeaseLost."""
+    ) -> EpisodeReceipt | None:
+        """Hand the result in; when this returns, it is stored durably. Raises: LeaseLost.
 
-        async def send() -> EpisodeReceipt:
-            return await self.inner.end(
+        None: it belongs to a team, which sends the results of its members when its block is left.
+        """
+
+        async def send() -> EpisodeReceipt | None:
+            ending = self.inner.end(
                 reward=reward, success=success, metrics=metrics, agent_rewards=agent_rewards, metadata=metadata
             )
+            return None if self.inner.in_team else await ending
 
         return self.thread.call(send())
 

@@ -70,7 +70,15 @@ def test_scripts_branch_on_exit_codes(server: ServerProcess, swarm: Swarm, tmp_p
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize(
-    "option", [["--metric", "x"], ["--agent-reward", "=1"], ["--metadata", "[]"], ["--metadata", "{"]]
+    "option",
+    [
+        ["--metric", "x"],
+        ["--agent-reward", "=1"],
+        ["--metadata", "[]"],
+        ["--metadata", "{"],
+        ["--metadata", '{"a": NaN}'],
+        ["--metadata", '{"a": [1e999]}'],
+    ],
 )
 def test_results_that_cannot_be_read_are_refused(option: list[str], swarm: Swarm, tmp_path: Path) -> None:
     (tmp_path / "g.json").write_text('{"episode_id": "e", "lease": "l"}')

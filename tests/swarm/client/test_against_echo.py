@@ -112,7 +112,9 @@ def test_the_synchronous_twin_does_the_same(echo_server: ServerProcess) -> None:
     with synchronous.SwarmClient(echo_server.url) as swarm:
         run = swarm.start_run(spec(limits={"steps": 2}))
         with swarm.episode(task_id="t", kind="eval") as episode:
-            assert episode.end(reward=1.0).status == "pooled"
+            receipt = episode.end(reward=1.0)
+            assert receipt is not None
+            assert receipt.status == "pooled"
         with pytest.raises(ZeroDivisionError), swarm.episode(task_id="t", kind="eval") as broken:
             raise ZeroDivisionError("boom")
         stream = load_workflow(REPEAT, "workflow.py").tasks("train", 1, None)
@@ -238,6 +240,23 @@ async def test_a_trial_fails_with_its_traceback_when_its_rollouts_do(
     assert code == 1
     assert "LookupError: nothing here" in err
     assert "RolloutsFailing" in err
+
+
+@pytest.mark.parametrize("place", ["tasks", "rollout"])
+async def test_a_trial_whose_code_exits_has_failed(place: str, echo_server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(
+        "import sys\nfrom swarm.client import Task\n"
+        f"def leave(place):\n    if place == {place!r}:\n        sys.exit(0)\n"
+        "def tasks(split, seed, count, **parameters):\n    leave('tasks')\n    return [Task('a', ''), Task('b', '')]\n"
+        "async def rollout(episode, task):\n    leave('rollout')\n"
+    )
+    async with SwarmClient(echo_server.url) as swarm:
+        run_id = (await swarm.start_run(spec())).run_id
+    changes = {"instrument_dir": str(tmp_path), "workflow": "leaving.py", "retries": 0}
+    code, _, err = finished(trial(blueprint(echo_server, run_id, tmp_path / "b.json", **changes)))
+    assert code == 1
+    assert f"leave('{place}')" in err
+    assert "SystemExit: 0" in err
 
 
 @pytest.mark.parametrize(("text", "said"), [("{}", "trial_key"), ('{"trial_keys": 1}', "did you mean 'trial_key'")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -15,7 +16,8 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, TeamOver, team
 from swarm.client.client import CREW_PATIENCE
-from swarm.client.errors import EngineFailed, NotFound, StorageFull
+from swarm.client.crew import Crew
+from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NotFound, StorageFull
 from swarm.client.lanes import READ_AHEAD
 from swarm.client.progress import ProgressLine
 from swarm.protocol.errors import ErrorCode
@@ -195,6 +197,21 @@ async def test_one_crashing_rollout_costs_one_episode_and_its_traceback_is_in_th
     assert "swk_" not in detail
 
 
+async def test_a_rollout_that_exits_has_crashed() -> None:
+    async def rollout(episode: Episode, task: Task) -> float:
+        if task.id == "t-1":
+            sys.exit("agent: bad flag")
+        return 1.0
+
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(tasks(3), rollout, kind="eval", retries=0)
+    assert (report.ended, report.crashed, report.given_up) == (2, 1, 1)
+    (detail,) = (one.detail for one in stub.episodes.values() if one.detail)
+    assert detail.count("Traceback") == 1
+    assert 'sys.exit("agent: bad flag")' in detail
+
+
 async def test_a_task_that_always_crashes_is_given_up_and_the_others_go_on() -> None:
     async def rollout(episode: Episode, task: Task) -> float:
         if task.id == "t-1":
@@ -243,16 +260,26 @@ async def test_a_crash_whose_words_no_json_can_carry_costs_one_episode_too() -> 
     assert all("no such tool: \\ud83d" in one.detail for one in stub.episodes.values() if one.detail)
 
 
-@pytest.mark.parametrize("metadata", [{"answer": object()}, {"answer": "\ud83d"}])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"answer": object()},
+        {"answer": "\ud83d"},
+        {"losses": [{"last": float("nan")}]},
+        {"best": float("-inf")},
+        {7: "x"},
+    ],
+)
 async def test_metadata_that_no_json_can_carry_costs_one_episode(metadata: dict[str, Any]) -> None:
     async def rollout(episode: Episode, task: Task) -> None:
-        episode.end(reward=1.0, metadata=metadata if task.id == "t-1" else {})
+        episode.end(reward=1.0, metadata=metadata if task.id == "t-1" else {"loss": 0.5, "seen": {7: [None]}})
 
     stub = SwarmStub()
     async with client(stub) as swarm:
         report = await swarm.run_tasks(tasks(3), rollout, retries=0)
     assert (report.ended, report.crashed) == (4, 2)
     assert stub.by_state() == {"ended": 4, "aborted": 2}
+    assert all("InvalidSpec: " in one.detail for one in stub.episodes.values() if one.detail)
 
 
 async def test_a_result_that_the_server_refuses_costs_one_episode_whose_slot_is_given_back() -> None:
@@ -292,6 +319,56 @@ async def test_a_rollout_that_always_crashes_inside_its_team_stops_the_crew_too(
     async with client(SwarmStub()) as swarm, other:
         with pytest.raises(RolloutsFailing, match="no such tool"):
             await swarm.run_tasks(stream, rollout, concurrency=2)
+
+
+@pytest.mark.parametrize("rewarded", [True, False])
+async def test_a_rollout_that_gives_its_team_up_has_crashed(rewarded: bool) -> None:
+    stub, beside = SwarmStub(), SwarmStub()
+    other = SwarmClient("http://other", transport=beside.transport(), clock=ManualClock())
+
+    async def rollout(episode: Episode, task: Task) -> float | None:
+        async with team(planner=episode, solver=other) as both:
+            if rewarded:
+                both.end(rewards={"planner": 1.0, "solver": 1.0})
+            both.abort("judged invalid")
+        return None if rewarded else 0.0
+
+    async with client(stub) as swarm, other:
+        report = await swarm.run_tasks(tasks(1), rollout, kind="eval", retries=1)
+    assert (report.ended, report.crashed, report.lost, report.given_up) == (0, 2, 0, 1)
+    assert [one.detail for one in stub.episodes.values()] == ["judged invalid"] * 2
+    assert beside.by_state() == {"aborted": 2}
+
+
+@pytest.mark.parametrize("bad", [{"solver": float("nan")}, {"metadata": {"a": object()}}])
+async def test_results_of_a_team_are_handed_in_all_or_none(bad: dict[str, Any]) -> None:
+    stub, beside = SwarmStub(), SwarmStub()
+    other = SwarmClient("http://other", transport=beside.transport(), clock=ManualClock())
+    async with client(stub) as swarm, other, team(task_id="t", planner=swarm, solver=other) as both:
+        with pytest.raises((ValueError, InvalidSpec)):
+            both.end(rewards={"planner": 1.0, "solver": bad.get("solver", 1.0)}, metadata=bad.get("metadata"))
+        assert [member.ended for member in both.members.values()] == [False, False]
+        both.end(rewards={"planner": 0.25, "solver": 0.5})
+        assert [member.reward for member in both.members.values()] == [0.25, 0.5]
+        with pytest.raises(RuntimeError, match="was ended already"):
+            both.end(rewards={"planner": 0.0, "solver": 0.0})
+        both.abort("the stub knows no teams")
+
+
+async def test_a_rollout_that_hides_that_its_team_was_lost_has_not_ended_its_episode() -> None:
+    stub = SwarmStub()
+    other = SwarmClient("http://other", transport=SwarmStub().transport(), clock=ManualClock())
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        try:
+            async with team(planner=episode, solver=other):
+                raise LeaseLost(ErrorCode.LEASE_LOST, "the server was started again")
+        except LeaseLost:
+            return 0.0
+
+    async with client(stub) as swarm, other:
+        report = await swarm.run_tasks(tasks(1), rollout, kind="eval", retries=1)
+    assert (report.ended, report.crashed, report.lost, report.given_up) == (0, 0, 2, 1)
 
 
 async def test_a_crew_stops_when_the_run_of_a_member_of_its_team_is_over() -> None:
@@ -426,7 +503,9 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing is said to the server any more."""
 
 
-async def die_while_holding(stub: SwarmStub, after: int, concurrency: int = 4, mix: str | None = None) -> None:
+async def die_while_holding(
+    stub: SwarmStub, after: int, concurrency: int = 4, mix: str | None = None, crew: str | None = None
+) -> None:
     """Run a crew whose process vanishes once `after` episodes ended, with others open."""
     deaf = SwarmStub.transport(stub)
     ended = 0
@@ -442,7 +521,7 @@ async def die_while_holding(stub: SwarmStub, after: int, concurrency: int = 4, m
 
     swarm = SwarmClient("http://stub", client_id="c-1", transport=deaf, clock=ManualClock())
     stream = [replace(task, mix=mix) for task in tasks(4)]
-    working = asyncio.create_task(swarm.run_tasks(stream, rollout, concurrency=concurrency))
+    working = asyncio.create_task(swarm.run_tasks(stream, rollout, concurrency=concurrency, mix=crew))
     await dying.wait()
     for _ in range(100):
         await asyncio.sleep(0)
@@ -468,6 +547,35 @@ async def test_a_restarted_client_goes_on_where_it_stopped_and_frees_what_it_lef
     assert Counter(one.claim["task_id"] for one in stub.episodes.values() if one.state == "ended") == {
         task.id: 3 for task in tasks(4)
     }
+
+
+async def test_a_crew_with_a_family_goes_on_with_tasks_of_another_where_it_stopped() -> None:
+    stub = SwarmStub(group_size=3)
+    stream = [Task("1", ""), Task("1", "", mix="code"), Task("2", "", mix="code")]
+    async with client(stub) as swarm:
+        await swarm.run_tasks(stream[:2], right, mix="math")
+    async with client(stub) as swarm:
+        report = await swarm.run_tasks(stream, right, mix="math")
+    assert (report.resumed, report.ended) == (6, 3)
+
+
+async def test_a_crew_with_a_family_frees_what_it_left_open_of_another_and_plays_none_of_it_on() -> None:
+    stub = SwarmStub(group_size=3)
+    await die_while_holding(stub, 4, mix="code", crew="math")
+    left_open = {one.episode_id for one in stub.episodes.values() if one.state == "running"}
+    played: set[str] = set()
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        played.add(episode.id)
+        return 1.0
+
+    async with client(stub) as swarm:
+        await swarm.run_tasks([Task("of-its-own", "")], right, mix="math")
+        assert stub.by_state()["aborted"] == 0
+        report = await swarm.run_tasks([replace(task, mix="code") for task in tasks(4)], rollout, mix="math")
+    assert (report.resumed, report.ended) == (4, 8)
+    assert not played & left_open
+    assert stub.by_state() == {"ended": 15, "aborted": len(left_open)}
 
 
 async def test_a_restarted_client_frees_what_it_left_open_of_tasks_with_a_family_of_their_own_and_plays_none_of_it_on() -> (
@@ -499,6 +607,31 @@ async def test_a_restarted_client_does_not_take_a_task_of_one_family_for_the_sam
     assert Counter(one.claim["mix"] for one in stub.episodes.values()) == {"math": 3, "code": 3}
 
 
+@pytest.mark.parametrize("ids", [("a", "b"), ("a", "a")], ids=["tasks of its own", "the same tasks"])
+async def test_a_second_crew_of_a_client_leaves_alone_what_the_first_plays(ids: tuple[str, str]) -> None:
+    stub, begun, over = SwarmStub(group_size=2), asyncio.Event(), asyncio.Event()
+    played: list[str] = []
+
+    async def slow(episode: Episode, task: Task) -> float:
+        played.append(episode.id)
+        if len(played) == 2:
+            begun.set()
+        await over.wait()
+        return 1.0
+
+    async with client(stub) as swarm:
+        first = asyncio.create_task(swarm.run_tasks([Task(ids[0], "")], slow, episodes_per_task=2))
+        await begun.wait()
+        second = asyncio.create_task(swarm.run_tasks([Task(ids[1], "")], slow, episodes_per_task=2))
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+        over.set()
+        reports = [await first, await second]
+    assert [(report.ended, report.lost) for report in reports] == [(2, 0), (2, 0)]
+    assert len(set(played)) == 4
+    assert stub.by_state() == {"ended": 4}
+
+
 async def test_what_a_restarted_client_cannot_give_back_does_not_keep_it_from_its_work() -> None:
     stub = SwarmStub(group_size=3)
     await die_while_holding(stub, 0)
@@ -518,6 +651,15 @@ async def test_a_task_that_comes_again_later_in_the_stream_counts_again() -> Non
     async with client(stub) as swarm:
         report = await swarm.run_tasks(stream, right)
     assert (report.resumed, report.ended) == (2, 4)
+
+
+async def test_of_tasks_that_are_over_a_crew_keeps_the_number_of_their_claims_alone() -> None:
+    async with client(SwarmStub(group_size=2)) as swarm:
+        crew = Crew(swarm, right, run_id=RUN, kind="train", episodes_per_task=2, concurrency=4, retries=0)
+        assert (await crew.work(tasks(50))).ended == 100
+    assert not crew._turns
+    assert not crew._history.ended
+    assert crew._history.claims.total() == 100
 
 
 def test_a_task_has_an_id() -> None:
@@ -549,7 +691,8 @@ async def test_another_client_does_not_count_on_this_ones_episodes() -> None:
 
 async def test_the_progress_line_says_how_far_how_good_and_how_fast() -> None:
     clock, stream = ManualClock(), io.StringIO()
-    line = ProgressLine("train", total=4, clock=clock, stream=stream, done=1)
+    line = ProgressLine("train", total=4, clock=clock, stream=stream)
+    line.resumed(1)
     clock.advance(2)
     line.ended(1.0)
     line.ended(0.0)

@@ -29,8 +29,8 @@ def swarms(tmp_path: Path) -> Iterator[tuple[SwarmClient, SwarmClient]]:
         yield one, other
 
 
-def ask(episode: Episode) -> None:
-    body = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+def ask(episode: Episode, model: str = "policy") -> None:
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
     headers = {"Authorization": f"Bearer {episode.api_key}"}
     with httpx.Client(trust_env=False, timeout=60.0) as http:
         http.post(f"{episode.base_url}/chat/completions", json=body, headers=headers).raise_for_status()
@@ -48,6 +48,18 @@ def test_a_team_counts_on_both_servers_with_a_reward_for_each(swarms: tuple[Swar
         both.end(rewards={"planner": 0.25, "solver": 1.0}, success=True)
     assert both.committed
     assert (rewards(one), rewards(other)) == ([0.25], [1.0])
+
+
+def test_members_may_be_ended_one_by_one(swarms: tuple[SwarmClient, SwarmClient]) -> None:
+    one, other = swarms
+    with team(task_id="t", planner=one, solver=other) as both:
+        ask(both["planner"], "policy@critic")
+        ask(both["solver"])
+        both["planner"].end(reward=1.0, agent_rewards={"critic": 0.5})
+        both["solver"].end(reward=0.0)
+    assert both.committed
+    (entry,) = one.ledger()
+    assert (entry.reward, entry.agent_rewards, rewards(other)) == (1.0, {"critic": 0.5}, [0.0])
 
 
 def test_a_team_that_is_left_early_counts_on_none(swarms: tuple[SwarmClient, SwarmClient]) -> None:
