@@ -34,12 +34,13 @@ class LoopThread:
         self._users = 0
         self._process = os.getpid()
         self._leaving = False
+        self._stopped = False
         self._closing: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._thread = threading.Thread(target=self._run, name="swarm-client", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._leaving:
+        while not self._stopped:
             with contextlib.suppress(SystemExit, KeyboardInterrupt):  # raised to its caller; the others' work goes on
                 self._loop.run_forever()
         last = self._loop.create_task(self._wind_up())
@@ -49,6 +50,10 @@ class LoopThread:
                     self._loop.run_until_complete(last)
         finally:
             self._loop.close()
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._loop.stop()
 
     async def _wind_up(self) -> None:
         """What threads still wait for is cancelled, and gives back what it held; then the last client is closed."""
@@ -138,7 +143,7 @@ class LoopThread:
             if last:
                 LoopThread._running = None
                 self._leaving, self._closing = True, closing
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop.call_soon_threadsafe(self._stop)
         if last:
             self._thread.join()
         elif closing is not None:
