@@ -18,7 +18,7 @@ import tarfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -124,10 +124,16 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
 
 
 def _packages() -> dict[str, str]:
-    """What is installed. What an interrupted installation left may lack its name or version."""
-    found = [each.metadata for each in distributions()]
-    whole = [each for each in found if "Name" in each and "Version" in each]
-    return dict(sorted((each["Name"].lower(), each["Version"]) for each in whole))
+    """What is installed, but for what an interrupted installation left without its name or version."""
+    return dict(sorted(known for each in distributions() if (known := _known_as(each)) is not None))
+
+
+def _known_as(distribution: Distribution) -> tuple[str, str] | None:
+    try:
+        found = distribution.metadata
+    except FileNotFoundError:  # of the package importlib_metadata, which takes over where it is imported
+        return None
+    return (found["Name"].lower(), found["Version"]) if "Name" in found and "Version" in found else None
 
 
 def read_archive(file: Path, into: Path) -> Archive:
