@@ -193,6 +193,6 @@ def _command(request: RehearsalRequest, python: str, place: str, mode: Mode) -> 
     file = folder / "request.json"
     file.write_text(request.model_dump_json())
     command = [python, "-m", "researcher.workshop.rehearse", str(file), str(folder / SPEC)]
-    reads = [Path(request.folder), file, Path(python).parents[1], Path(sys.prefix)]
+    reads = [Path(request.folder), file, Path(sys.prefix)]
     wrapped, environ = confined(command, os.environ, folder, reads=reads, mode=mode, bounds=_BOUNDS)
     return (wrapped if mode is Mode.BUBBLEWRAP else command), environ
