@@ -127,7 +127,8 @@ def check(after: Rehearsal) -> None:
 def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
     """Whether a mended version can be held against the old code, whose client failed by `fault`.
 
-    Raises: Unfit when it fails here otherwise than the client did: the sandbox may be why.
+    Raises: Unfit when no tasks can be drawn here, for whatever reason, or an episode fails elsewhere than the client did, or at its
+    line by another kind of OSError: the sandbox may be why.
     """
     if before.error:
         raise Unfit(f"it cannot be played: {_last_line(before.error)}")
