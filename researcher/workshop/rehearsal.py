@@ -36,7 +36,7 @@ _WORDS_BYTES = 64 << 10
 
 
 class RehearsalRequest(BaseModel):
-    """What the process gets. tasks: ids of further tasks to play. plays: False where episodes need partners."""
+    """What the process gets. tasks: ids of further tasks to play. plays: False where tasks are listed alone."""
 
     folder: str
     workflow: str
