@@ -172,7 +172,7 @@ def _carried_out(folder: InstrumentFolder, python: str, asked: str, place: Path)
     command = [python, "-m", "swarm.client.rehearsal", str(folder.path), folder.instrument.workflow]
     environ = child_environ()
     if folder.instrument.generated is not None:
-        command, environ = confined(command, environ, place, reads=[folder.path, Path(python).parents[1]])
+        command, environ = confined(command, environ, place, reads=[folder.path])
     out, err = place / "out.log", place / "err.log"
     with out.open("wb") as to_out, err.open("wb") as to_err:
         try:

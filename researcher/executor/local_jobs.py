@@ -40,8 +40,7 @@ class LocalJob:
         command, environ = [self._python, "-m", "swarm.client.trial", str(file)], child_environ()
         if code.sandboxed:
             servers = [blueprint.server_url, *(run.server_url for run in blueprint.partners.values())]
-            reads = [code.folder, file, Path(self._python).parents[1]]
-            command, environ = confined(command, environ, self.folder, reads=reads, servers=servers)
+            command, environ = confined(command, environ, self.folder, reads=[code.folder, file], servers=servers)
         elif "SWARM_TOKEN" not in environ and "SWARM_ADMIN_TOKEN" in os.environ:
             environ["SWARM_TOKEN"] = os.environ["SWARM_ADMIN_TOKEN"]
         self._said_from = self._berth.size()

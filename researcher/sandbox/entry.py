@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from researcher.sandbox.confinement import Bounds, Confined, confine
-from researcher.sandbox.launch import Mode, SandboxSpec, packages_root, system_reads
+from researcher.sandbox.launch import Mode, SandboxSpec, located, packages_root, system_reads
 from researcher.sandbox.relay import Relay
 
 _RELAYS = "relay"
@@ -100,7 +100,7 @@ async def _outside(spec: SandboxSpec, spec_file: Path) -> int:
     relay = Relay()
     for number, server in enumerate(servers):
         await relay.to_network(f"{number}.sock", server.host, server.port)
-    inner = [sys.executable, "-m", "researcher.sandbox.entry", "--inside", str(spec_file)]
+    inner = [located(sys.executable)[0], "-m", "researcher.sandbox.entry", "--inside", str(spec_file)]
     process = await asyncio.create_subprocess_exec(*bubblewrap(spec, spec_file, inner))
     try:
         code = await process.wait()

@@ -134,8 +134,9 @@ def confined(
     mode: Mode | None = None,
     bounds: Bounds | None = None,
 ) -> tuple[list[str], dict[str, str]]:
-    """How to start `command` so that it reads the system, Python, our packages and `reads`, and reaches only `servers`.
+    """How to start `command` so that it reads the system, its Python, our packages and `reads`, and reaches only `servers`.
 
+    command: its first word is a Python, this one or one of an environment.
     folder: for the sandbox's own files; made where it is not there.
     """
     spec = spec_of(command, folder, reads=reads, servers=servers, mode=mode, bounds=bounds)
@@ -156,11 +157,12 @@ def spec_of(
     """The same, as data. The room is made."""
     room = folder.resolve() / "room"
     room.mkdir(parents=True, exist_ok=True)
+    program, own = located(command[0])
     return SandboxSpec(
         mode=mode or sandbox().mode,
-        command=list(command),
+        command=[program, *command[1:]],
         folder=str(folder.resolve()),
-        reads=[str(path.resolve()) for path in reads],
+        reads=[str(path.resolve()) for path in (*reads, own)],
         room=str(room),
         servers=list({(each.host, each.port): each for each in map(_relayed, servers)}.values()),
         bounds=asdict(bounds or Bounds()),
@@ -183,6 +185,19 @@ def system_reads() -> list[Path]:
     own = [Path(sys.prefix), Path(sys.base_prefix), *(packages_root() / name for name in _PACKAGES)]
     found = [path for path in (*map(Path, _SYSTEM), *own) if path.exists()]
     return list(dict.fromkeys([*found, *(path.resolve() for path in found if path.is_symlink())]))
+
+
+def located(python: str) -> tuple[str, Path]:
+    """Where a Python is found in the sandbox, and what it reads to start beside the system: its environment, else itself alone.
+
+    What lies around a Python that has no environment may be a home (`~/bin/python`), or the whole disk (`/bin/python3`).
+    """
+    place = Path(python)
+    environment = place.parent.parent
+    if (environment / "pyvenv.cfg").is_file():
+        environment = environment.resolve()
+        return str(environment / place.parent.name / place.name), environment
+    return str(place.resolve()), place.resolve()
 
 
 def packages_root() -> Path:

@@ -36,7 +36,7 @@ _WORDS_BYTES = 64 << 10
 
 
 class RehearsalRequest(BaseModel):
-    """What the process gets. tasks: ids of further tasks to play. plays: False where episodes need partners."""
+    """What the process gets. tasks: ids of further tasks to play. plays: False where tasks are listed alone."""
 
     folder: str
     workflow: str
@@ -127,7 +127,8 @@ def check(after: Rehearsal) -> None:
 def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
     """Whether a mended version can be held against the old code, whose client failed by `fault`.
 
-    Raises: Unfit when it fails here otherwise than the client did: the sandbox may be why.
+    Raises: Unfit when no tasks can be drawn here, for whatever reason, or an episode fails elsewhere than the client did, or at its
+    line by another kind of OSError: the sandbox may be why.
     """
     if before.error:
         raise Unfit(f"it cannot be played: {_last_line(before.error)}")
@@ -193,6 +194,6 @@ def _command(request: RehearsalRequest, python: str, place: str, mode: Mode) -> 
     file = folder / "request.json"
     file.write_text(request.model_dump_json())
     command = [python, "-m", "researcher.workshop.rehearse", str(file), str(folder / SPEC)]
-    reads = [Path(request.folder), file, Path(python).parents[1], Path(sys.prefix)]
+    reads = [Path(request.folder), file, Path(sys.prefix)]
     wrapped, environ = confined(command, os.environ, folder, reads=reads, mode=mode, bounds=_BOUNDS)
     return (wrapped if mode is Mode.BUBBLEWRAP else command), environ

@@ -15,12 +15,12 @@ LONGEST = 4000
 _NUMBER = re.compile(r"-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d{1,3}(?!\w))?")
 _EQUALS = re.compile(r"(?<![<>!])=")
 """What stands before an answer; no part of another relation."""
-_BARE = r"\\boxed\s*(?P<bare>-?\d[\d.,/]*+(?:\\?%)?+)(?!\w|\s*[\^*+-])"
-"""A number that is boxed without braces, and nothing that goes on behind it."""
+_BARE = r"\\boxed\s*(?P<bare>-?\d[\d.,/]*+(?:\\?%)?+)(?!\w|[ \t]*(?:[\^*+]|-(?![ \t]+[^\W\d_]{2})))"
+"""A number that is boxed without braces, and no arithmetic that goes on behind it; a dash before a word is none."""
 _BRACES = re.compile(rf"(?P<box>\\boxed\s*\{{)|{_BARE}|\\\\|\\[{{}}]|(?P<open>\{{)|(?P<close>\}})")
 """`\\{` and `\\}` are signs and group nothing."""
-_NOT_BEFORE, _NOT_BEHIND = r"(?<!\d[.,])(?<![^\w.]\.)(?<!\A\.)(?<![-−–])", r"(?![.,]\d)(?![-−–]\d)"
-"""What makes a number part of another, or negative."""
+_NOT_BEFORE, _NOT_BEHIND = r"(?<!\d[.,])(?<![^\w.]\.)(?<!\A\.)(?<!\d[eE][-+])(?<!(?<!\w)[-−–])", r"(?![.,]\d)"
+"""What makes a number part of another, or negative: a hyphen behind a letter or digit (`COVID-19`, `2-3`) is no sign."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -47,7 +49,13 @@ def shut(mode: Mode, least: int) -> None:
 
 
 def run(
-    code: str, place: Path, mode: Mode, *, servers: tuple[str, ...] = (), reads: tuple[Path, ...] = ()
+    code: str,
+    place: Path,
+    mode: Mode,
+    *,
+    servers: tuple[str, ...] = (),
+    reads: tuple[Path, ...] = (),
+    python: str = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
     program = f"import os, socket, subprocess, sys, threading\n{code}\nprint('went through')\n"
     environ = {
@@ -57,7 +65,7 @@ def run(
         "AWS_SECRET": "s",
     }
     command, environ = confined(
-        [sys.executable, "-c", program],
+        [python, "-c", program],
         environ,
         place / "sandbox",
         reads=reads,
@@ -131,6 +139,31 @@ def test_keys_in_a_home_are_not_read(tmp_path: Path, mode: Mode, secret: Path, r
     assert done.returncode != 0
     assert "private" not in done.stdout
     assert "id_ed25519" not in done.stdout
+
+
+@pytest.mark.parametrize("place", ["/bin/python3", "/usr/bin/python3", "home/bin/python", "home/copied/bin/python"])
+def test_what_lies_around_a_python_is_not_read(tmp_path: Path, mode: Mode, secret: Path, place: str) -> None:
+    shut(mode, 1)
+    python, real = tmp_path / place, Path(sys.executable).resolve()
+    if python.is_relative_to(tmp_path):
+        python.parent.mkdir(parents=True)
+        shutil.copy(real, python) if "copied" in place else python.symlink_to(real)
+    if not python.exists():
+        pytest.skip(f"there is no {python}")
+    assert "went through" in run("import json", tmp_path, mode, python=str(python)).stdout
+    done = run(f"print(open({str(secret)!r}).read())", tmp_path, mode, python=str(python))
+    assert done.returncode != 0
+    assert "private" not in done.stdout
+
+
+def test_a_python_of_an_environment_has_its_packages_through_a_link_too(tmp_path: Path, mode: Mode) -> None:
+    venv.EnvBuilder(symlinks=True).create(tmp_path / "environment")
+    next((tmp_path / "environment" / "lib").glob("python*/site-packages")).joinpath("word_maker.py").write_text("")
+    (tmp_path / "link").symlink_to("environment")
+    for name in ("environment", "link"):
+        python = str(tmp_path / name / "bin" / "python")
+        done = run("import word_maker", tmp_path, mode, python=python)
+        assert "went through" in done.stdout, done.stderr
 
 
 def test_secrets_are_not_in_its_environment_nor_in_another_processs(tmp_path: Path, mode: Mode) -> None:

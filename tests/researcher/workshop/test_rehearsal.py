@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import tracemalloc
 import venv
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from researcher.executor.diagnosis import Cause, Diagnosis
+from researcher.sandbox.confinement import landlock_version
 from researcher.sandbox.launch import Mode, sandbox
 from researcher.workshop.checks import Unfit
 from researcher.workshop.rehearsal import (
@@ -38,6 +40,13 @@ def instrument(tmp_path: Path, text: str) -> Path:
     return tmp_path
 
 
+def linked(place: Path) -> str:
+    """The Python beneath this one, by a link."""
+    place.parent.mkdir()
+    place.symlink_to(Path(sys.executable).resolve())
+    return str(place)
+
+
 @pytest.mark.parametrize("mode", [Mode.BUBBLEWRAP, Mode.LIMITS])
 async def test_every_task_is_played_with_every_answer_and_comes_to_its_reward(mode: Mode) -> None:
     if mode is Mode.BUBBLEWRAP and sandbox().mode is not Mode.BUBBLEWRAP:
@@ -63,6 +72,24 @@ async def test_it_is_played_under_the_python_that_clients_have(tmp_path: Path, m
     check(await rehearse(needy, python=str(environment / "bin" / "python"), mode=mode))
     with pytest.raises(Unfit, match="No module named 'word_maker'"):
         check(await rehearse(needy, mode=mode))
+
+
+@pytest.mark.parametrize("mode", [Mode.BUBBLEWRAP, Mode.LIMITS])
+async def test_nothing_is_read_of_a_home_whose_bin_holds_the_python(
+    tmp_path: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mode is Mode.BUBBLEWRAP and sandbox().mode is not Mode.BUBBLEWRAP:
+        pytest.skip(sandbox().words)
+    if mode is Mode.LIMITS and landlock_version() < 1:
+        pytest.skip("this kernel shuts no files")
+    monkeypatch.setenv("PYTHONPATH", sysconfig.get_path("purelib"))
+    python, secret, code = linked(tmp_path / "bin" / "python"), tmp_path / "secret", tmp_path / "code"
+    secret.write_text("a private key")
+    code.mkdir()
+    check(await rehearse(request(instrument(code, WORKFLOW)), python=python, mode=mode))
+    reaching = request(instrument(code, f"{WORKFLOW}\nopen({str(secret)!r})\n"))
+    with pytest.raises(Unfit, match=r"cannot be played: [\s\S]*(No such file|Permission denied)"):
+        check(await rehearse(reaching, python=python, mode=mode))
 
 
 async def test_tasks_that_were_named_are_played_too(tmp_path: Path) -> None:
