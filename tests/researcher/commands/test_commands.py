@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -24,6 +25,7 @@ from researcher.commands.study import seconds
 from researcher.executor.processes import Berth
 from researcher.main import main, parser
 from researcher.models import OVER_BUDGET, Claim, Event, LlmCall, ReportSeal, StudyStatus
+from researcher.ownership import this_process
 from researcher.planner.instruments import InstrumentFolder, read_instrument
 from researcher.planner.llm.settings import LlmSettings
 from researcher.report.writer import wording
@@ -329,6 +331,7 @@ def test_what_a_killed_researcher_left_on_given_servers_is_stopped_with_its_stud
         urls = [left_on.url, lent.url, away]
         resting = store.create_study("a topic", {"servers": urls})
         store.save_plan(resting, example_plan())
+        store.ensure_trials(resting, "compare", [(ARMS[0], 0)])
         store.set_study_status(resting, StudyStatus.RUNNING)
         client = Berth(home / "studies" / resting / "trials" / "0123" / "lr-seed0" / "attempt1", SystemClock())
         client.start(["sleep", "600"], dict(os.environ))
@@ -352,6 +355,35 @@ def test_a_study_that_somebody_works_on_is_asked_to_stop(capsys: pytest.CaptureF
     assert main(["stop", worked_on, "--json"]) == 0
     assert "asked elsewhere/1/1.0" in json.loads(capsys.readouterr().out)["told"]
     assert (store.study(worked_on).status, store.study(worked_on).stop_requested) == (StudyStatus.RUNNING, True)
+
+
+@pytest.mark.parametrize("wish", ["stop", "pause"])
+def test_an_owner_that_lives_is_asked_though_its_lease_lapsed(
+    wish: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    worked_on = store.create_study("a topic", {})
+    store.save_plan(worked_on, example_plan())
+    store.set_study_status(worked_on, StudyStatus.RUNNING)
+    store.acquire_lease(worked_on, this_process(), -1.0)
+    its_server = Berth(home / "studies" / worked_on / "server" / "process", SystemClock())
+    its_server.start(["sleep", "600"], dict(os.environ))
+    try:
+        assert main([wish, worked_on]) == 0
+        assert its_server.alive()
+    finally:
+        asyncio.run(its_server.end(0.0))
+    assert f"asked {this_process()} to {wish}" in capsys.readouterr().out
+    assert store.study(worked_on).status is StudyStatus.RUNNING
+
+
+def test_a_study_whose_machine_is_gone_is_stopped_once_its_lease_lapsed() -> None:
+    store = Store.open()
+    left = store.create_study("a topic", {})
+    store.save_plan(left, example_plan())
+    store.acquire_lease(left, "elsewhere/1/1.0", -1.0)
+    assert main(["stop", left]) == 0
+    assert store.study(left).status is StudyStatus.STOPPED
 
 
 def test_a_reproduction_is_not_taken_for_a_study_to_go_on_with(
