@@ -43,7 +43,6 @@ from researcher.planner.llm.endpoint import OpenAIEndpoint
 from researcher.planner.llm.planner import LlmPlanner
 from researcher.planner.llm.settings import llm_settings
 from researcher.planner.refusals import PlanningRefused
-from researcher.report.errors import RecordsDisagree
 from researcher.schedule.daemon import ensure_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
@@ -354,12 +353,8 @@ class Sitting:
     async def rest(self, halt: Halted) -> Outcome:
         """Leave the study as it is to rest, with no server held by one who died over it."""
         await self._end_left()
-        folder = None
-        if halt.status is StudyStatus.STOPPED:
-            try:
-                folder = interim_report(self._store, self._study_id, self._home.studies)
-            except (OSError, RecordsDisagree) as error:  # it ends all the same; `researcher report` writes it anew
-                self._view.say(f"the report could not be written: {error}")
+        ends = halt.status is StudyStatus.STOPPED
+        folder = interim_report(self._store, self._study_id, self._home.studies) if ends else None
         self._store.set_study_status(self._study_id, halt.status, halt.reason)
         return Outcome(halt.status, halt.reason, folder)
 
