@@ -14,6 +14,7 @@ from researcher.commands import DONE
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.look import carrier, plan_lines
 from researcher.commands.study import seconds
+from researcher.conduct import interim_report
 from researcher.executor.leftovers import end_left_of
 from researcher.gates import STOPPED_ON_REQUEST, STOPPED_UNPLANNED
 from researcher.models import StudyRecord, StudyStatus
@@ -94,8 +95,9 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
             if wish == "pause":
                 return "; ".join(["nobody works on it; it stays where it is", *left])
             reason = STOPPED_UNPLANNED if study.plan_version is None else STOPPED_ON_REQUEST
+            folder = interim_report(own, study.id, home.studies)
             own.set_study_status(study.id, StudyStatus.STOPPED, reason)
-            return "; ".join([reason, *left])
+            return "; ".join([reason, *left, *([] if folder is None else [f"report: {folder / 'report.md'}"])])
     except LeaseHeld as held:
         return f"asked {held.owner} to {wish}"
 

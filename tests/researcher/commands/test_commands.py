@@ -36,7 +36,7 @@ from swarm.client.sync import SwarmClient
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS, example_plan
 from tests.fakes.repeat_study import FOLDER
-from tests.fakes.shown_study import at_gate, meet_gate, opened
+from tests.fakes.shown_study import at_gate, meet_gate, opened, running
 
 TOPIC = "Does a learning rate of 4e-5 learn sums faster than 1e-5?"
 
@@ -384,6 +384,28 @@ def test_a_study_whose_machine_is_gone_is_stopped_once_its_lease_lapsed() -> Non
     store.acquire_lease(left, "elsewhere/1/1.0", -1.0)
     assert main(["stop", left]) == 0
     assert store.study(left).status is StudyStatus.STOPPED
+
+
+def test_a_study_that_is_stopped_at_rest_has_its_report(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    study, _ = running(store)
+    assert main(["stop", study]) == 0
+    page = home / "studies" / study / "report.md"
+    assert str(page) in capsys.readouterr().out
+    assert page.is_file()
+    assert store.study(study).status is StudyStatus.STOPPED
+
+
+def test_a_study_is_stopped_at_rest_though_its_report_cannot_be_written(
+    study: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    store.set_study_status(study, StudyStatus.WAITING, "waits for its next window")
+    (home / "studies").mkdir(exist_ok=True)
+    (home / "studies" / study).write_text("in the way")
+    assert main(["stop", study]) == 0
+    assert "report.md" not in capsys.readouterr().out
+    assert store.study(study).status is StudyStatus.STOPPED
 
 
 def test_a_reproduction_is_not_taken_for_a_study_to_go_on_with(
