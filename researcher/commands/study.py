@@ -262,12 +262,13 @@ def _to_its_end(study_id: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
 async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """SIGTERM ends it as Ctrl-C does: servers of our own are stopped, and the study can be resumed. So does SIGHUP, unless it
     is ignored, as under `nohup`."""
-    task, told = asyncio.current_task(), asyncio.Event()
+    task = asyncio.current_task()
     assert task is not None
 
     def end() -> None:
-        if not told.is_set():  # a terminal that is closed may say so twice, and the end is not to be cut short
-            told.set()
+        if (
+            not task.cancelling()
+        ):  # told before, by Ctrl-C or a terminal that closes twice: its end is not to be cut short
             task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import os
+import signal
 import sys
 from argparse import Namespace
 from contextlib import nullcontext
@@ -18,10 +19,11 @@ from bench.serving import ServerProcess
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir
-from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, WAITING, machine, run, watch
+from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, WAITING, Interrupted, machine, run, watch
 from researcher.commands.home import Home
 from researcher.commands.look import event_text
-from researcher.commands.study import seconds
+from researcher.commands.study import _to_its_end, seconds
+from researcher.conduct import Outcome
 from researcher.executor.processes import Berth
 from researcher.main import main, parser
 from researcher.models import OVER_BUDGET, Claim, Event, LlmCall, ReportSeal, StudyStatus
@@ -436,6 +438,30 @@ def test_what_was_no_study_under_way_is_not_said_to_go_on(
     monkeypatch.setattr(home, f"{command}_command", interrupted)
     assert run(Namespace(command=command, json=False)) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_terminal_that_closes_after_ctrl_c_does_not_cut_the_end_short() -> None:
+    ended = list[str]()
+
+    async def work() -> Outcome:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            os.kill(os.getpid(), signal.SIGHUP)
+            for _ in range(100):  # as long as servers take to end
+                await asyncio.sleep(0)
+            ended.append("the servers")
+        raise AssertionError
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(Interrupted):
+            _to_its_end("st-1", work())
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGHUP, before[1])
+    assert ended == ["the servers"]
 
 
 def test_a_start_that_was_interrupted_while_it_planned_points_at_no_study(
