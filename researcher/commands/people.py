@@ -78,7 +78,7 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     name = answer_gate(home.store, default_url(), study.id, answer)
     carried = (home.store.schedule(study.id) or {}).get("carried")
     goes_on = carried and not study.status.ended and not study.pause_requested
-    then = f"{carrier() if goes_on else '`researcher resume`'} goes on with it"
+    then = carrier() if goes_on else "`researcher resume` goes on with it"
     word = "approved" if answer.verdict == "approve" else "rejected"
     _say(args, study, f"{name} {word}; {then}")
     return DONE

@@ -23,10 +23,11 @@ T = TypeVar("T")
 Saver = BaseCheckpointSaver[str]
 
 
-def with_saver(url: str | None, work: Callable[[Saver | None], T], patience_s: float = PATIENCE_S) -> T:
+def with_saver(url: str | None, work: Callable[[Saver | None], T], patience_s: float | None = None) -> T:
     """The work done with LangGraph's saver in that database, SQLite or PostgreSQL; None for no database.
 
     While the database is away, or another program holds it, the work is begun anew: it must find its place in what was kept.
+    patience_s: how long it is tried, ten minutes unless stated.
     Raises: DatabaseAway when patience ends; OSError when SQLite's disk fails.
     """
     if url is None:
@@ -36,7 +37,7 @@ def with_saver(url: str | None, work: Callable[[Saver | None], T], patience_s: f
         with _saver_in(url) as saver:
             return work(saver)
 
-    return patiently(once, patience_s)
+    return patiently(once, patience_s or PATIENCE_S)
 
 
 def caught_up(graph: Any, config: RunnableConfig) -> Any:
