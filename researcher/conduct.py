@@ -34,6 +34,8 @@ _COPY_EVERY_S = 10.0
 _COUNT_EVERY_S = 30.0
 """How often the wall time that was spent is written down: what a crash may forget."""
 _INTERIM_EVERY_S = 86_400.0
+_INTERIM_AGAIN_S = 3600.0
+"""How soon it is tried again where there was none."""
 
 
 class Sink(Protocol):
@@ -96,12 +98,12 @@ class Conduct:
             try:
                 decision = await self._stages(study_id, plan, picture)
             except OverBudget as error:
-                self._interim(study_id)
+                interim_report(self._store, study_id, self._reports)
                 self._store.record_event(study_id, OVER_BUDGET, {"because": str(error)})
                 self._store.set_study_status(study_id, StudyStatus.STOPPED, str(error))
                 raise
             except Halted as halt:
-                folder = self._interim(study_id)
+                folder = interim_report(self._store, study_id, self._reports)
                 self._store.set_study_status(study_id, halt.status, halt.reason)
                 return Outcome(halt.status, halt.reason, folder, for_window=isinstance(halt, WindowClosed))
             folder = self._conclude(study_id, plan, decision, picture)
@@ -251,9 +253,6 @@ class Conduct:
         self._store.set_study_status(study_id, StudyStatus.DONE, decision.reason)
         return folder
 
-    def _interim(self, study_id: str) -> Path | None:
-        return interim_report(self._store, study_id, self._reports)
-
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str) -> AsyncIterator[None]:
         """Keep the copies of the records up to date beside the work, and once a day the report as far as there is one.
@@ -287,21 +286,22 @@ class Conduct:
             await self._either(ended, _COPY_EVERY_S)
             if ended.done() or self._clock.now() < due_at:  # by the time of day: a machine may sleep in between
                 continue
-            try:
-                self._interim(study_id)
-            except (OSError, StoreError) as error:  # it is written at the next look, and no such report ends a study
-                _log.warning("the daily report could not be written: %s", error)
-                continue
-            except RecordsDisagree as error:
-                _log.warning("there is no daily report: %s", error)
-            due_at += _INTERIM_EVERY_S
+            written = interim_report(self._store, study_id, self._reports)
+            due_at = self._clock.now() + (_INTERIM_AGAIN_S if written is None else _INTERIM_EVERY_S)
 
 
 def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
-    """The report as far as there is one: some trial has ended, and nothing is concluded from it yet."""
-    if not any(trial.status is TrialStatus.DONE for trial in store.trials(study_id, series=())):
+    """The report as far as there is one: some trial has ended, and nothing is concluded from it yet.
+
+    None also where it cannot be written, which the log tells: a study goes on, rests and ends without it.
+    """
+    try:
+        if not any(trial.status is TrialStatus.DONE for trial in store.trials(study_id, series=())):
+            return None
+        return report(store, study_id, reports)
+    except (OSError, StoreError, RecordsDisagree) as error:
+        _log.warning("the report of %s could not be written (`researcher report` writes it): %s", study_id, error)
         return None
-    return report(store, study_id, reports)
 
 
 def report(store: Store, study_id: str, reports: Path) -> Path:

@@ -23,11 +23,20 @@ def this_process() -> str:
 
 def is_dead(owner: str) -> bool:
     """Whether an owner is known to be gone. One on another machine never is: its lease has to run out."""
-    host, _, rest = owner.rpartition("/")[0].rpartition("/")
-    pid, start = rest, owner.rpartition("/")[2]
+    return _lives(owner) is False
+
+
+def lives_here(owner: str) -> bool:
+    """Whether an owner is known to live: a process of this machine, whether its lease is in force or not."""
+    return _lives(owner) is True
+
+
+def _lives(owner: str) -> bool | None:
+    """None where this machine cannot tell."""
+    host, _, pid = owner.rpartition("/")[0].rpartition("/")
     if host != socket.gethostname() or not pid.isdigit():
-        return False
-    return str(started_at(int(pid))) != start
+        return None
+    return str(started_at(int(pid))) == owner.rpartition("/")[2]
 
 
 def living_owner(store: Store, study_id: str, now: float) -> str | None:

@@ -15,7 +15,7 @@ from researcher.archive import Archive, read_archive, write_archive
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.own_servers import have_models, pool_of
-from researcher.commands.study import setup
+from researcher.commands.sitting import setup
 from researcher.executor.blueprint import Code
 from researcher.executor.keeping import Keeping
 from researcher.executor.trials import Executor

@@ -209,21 +209,22 @@ def unattended(home: Home, study: StudyRecord) -> str:
     detail = home.store.schedule(study.id)
     carried = detail is not None and detail.get("carried") and not study.pause_requested
     if unanswered_gate(home.store, study.id) is not None:
-        return f"{f'{carrier()} goes on with it once' if carried else 'nobody works on it until'} there is an answer"
+        return f"{carrier()} once there is an answer" if carried else "nobody works on it until there is an answer"
     if detail is None or not carried:
         return "nobody works on it; `researcher resume` goes on"
     now = time.time()
     opening = Timetable.of_record(detail).next_opening(now)
     if opening is None:
-        return f"its days are over; {carrier()} ends it"
-    return f"{carrier()} goes on with it" + (f" at {when(opening)}" if opening > now else "")
+        return f"its days are over; {carrier('ends')}"
+    return carrier() + (f" at {when(opening)}" if opening > now else "")
 
 
-def carrier() -> str:
-    """Whoever works on studies that are in the daemon's care: itself, or what a person has to start where there is none."""
+def carrier(does: str = "goes on with") -> str:
+    """Who goes on with a study in the daemon's care (or `does` else): the daemon, or what a person has to start where there is none."""
     from researcher.schedule.daemon import daemon_lives  # APScheduler takes longer to import than a list takes
 
-    return "the daemon" if daemon_lives() else "no daemon runs here: `researcher daemon` or `researcher resume`"
+    who = "the daemon" if daemon_lives() else "no daemon runs here: `researcher daemon` or `researcher resume`"
+    return f"{who} {does} it"
 
 
 def known_text(known: Known | str) -> str:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import getpass
+from typing import Literal
 
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.answers import Amendment, amend, answer_gate
 from researcher.commands import DONE
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.commands.look import carrier, plan_lines, worker_of
+from researcher.commands.look import carrier, plan_lines
 from researcher.commands.study import seconds
-from researcher.executor.leftovers import end_left, end_left_of
+from researcher.conduct import interim_report
+from researcher.executor.leftovers import end_left_of
 from researcher.gates import STOPPED_ON_REQUEST, STOPPED_UNPLANNED
 from researcher.models import StudyRecord, StudyStatus
-from researcher.ownership import owned_now
+from researcher.ownership import lives_here, owned_now
 from researcher.planner.gate import Answer
 from researcher.store.database import default_url
 from researcher.store.errors import LeaseHeld, WrongState
@@ -29,8 +31,7 @@ def stop_command(args: argparse.Namespace) -> int:
         _say(args, study, f"{study.status} already")
         return DONE
     home.store.request_stop(study.id)
-    working = worker_of(home, study.id)
-    _say(args, study, f"asked {working} to stop" if working else _stop_now(home, study))
+    _say(args, study, _told_or_done(home, study, "stop"))
     return DONE
 
 
@@ -41,8 +42,7 @@ def pause_command(args: argparse.Namespace) -> int:
     if study.status.ended:
         raise WrongState(f"{study.id} is {study.status}; there is nothing to pause")
     home.store.request_pause(study.id)
-    working = worker_of(home, study.id)
-    _say(args, study, f"asked {working} to pause" if working else _pause_now(home, study))
+    _say(args, study, _told_or_done(home, study, "pause"))
     return DONE
 
 
@@ -78,33 +78,28 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     name = answer_gate(home.store, default_url(), study.id, answer)
     carried = (home.store.schedule(study.id) or {}).get("carried")
     goes_on = carried and not study.status.ended and not study.pause_requested
-    then = f"{carrier() if goes_on else '`researcher resume`'} goes on with it"
+    then = carrier() if goes_on else "`researcher resume` goes on with it"
     word = "approved" if answer.verdict == "approve" else "rejected"
     _say(args, study, f"{name} {word}; {then}")
     return DONE
 
 
-def _stop_now(home: Home, study: StudyRecord) -> str:
-    """Stop a study that rests, and all that runs for it; what came of it, in words."""
-    reason = STOPPED_UNPLANNED if study.plan_version is None else STOPPED_ON_REQUEST
-    try:
-        with owned_now(home.store, study.id) as own:
-            given = study.options.get("servers", ())
-            left = asyncio.run(end_left(home.studies / study.id, study.id, given, SystemClock()))
-            own.set_study_status(study.id, StudyStatus.STOPPED, reason)
-    except LeaseHeld as held:  # somebody took it up meanwhile
-        return f"asked {held.owner} to stop"
-    return "; ".join([reason, *left])
-
-
-def _pause_now(home: Home, study: StudyRecord) -> str:
-    """End what runs for a study that nobody works on, so that its servers are free; what came of it, in words."""
+def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]) -> str:
+    """Who was asked to; where nobody works on the study, it is done here. What came of it, in words."""
+    lease = home.store.lease(study.id)
+    if lease is not None and lives_here(lease.owner):  # its lease may have lapsed: the process was suspended, or slow
+        return f"asked {lease.owner} to {wish}"
     try:
         with owned_now(home.store, study.id) as own:
             left = asyncio.run(end_left_of(own, study.id, home.studies / study.id, SystemClock()))
-    except LeaseHeld as held:  # somebody took it up meanwhile
-        return f"asked {held.owner} to pause"
-    return "; ".join(["nobody works on it; it stays where it is", *left])
+            if wish == "pause":
+                return "; ".join(["nobody works on it; it stays where it is", *left])
+            reason = STOPPED_UNPLANNED if study.plan_version is None else STOPPED_ON_REQUEST
+            folder = interim_report(own, study.id, home.studies)
+            own.set_study_status(study.id, StudyStatus.STOPPED, reason)
+            return "; ".join([reason, *left, *([] if folder is None else [f"report: {folder / 'report.md'}"])])
+    except LeaseHeld as held:
+        return f"asked {held.owner} to {wish}"
 
 
 def _study(args: argparse.Namespace) -> tuple[Home, StudyRecord]:

@@ -122,8 +122,16 @@ class AttemptRun:
         self._swarm = site.main.swarm
 
         def slot(server: Server) -> Slot:
-            waits = {"busy_s": limits.busy_s, "look_s": limits.look_s}
-            return Slot(server, work.study_id, store, clock, **waits, tell=tell, heed=heed)
+            return Slot(
+                server,
+                work.study_id,
+                store,
+                clock,
+                busy_s=limits.busy_s,
+                look_s=limits.look_s,
+                tell=tell,
+                heed=heed,
+            )
 
         self._slot = slot(site.main)
         self._beside = {role: slot(server) for role, server in site.beside.items()}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from foundation.clock import Clock
@@ -20,16 +19,12 @@ from swarm.protocol.errors import SwarmError
 
 
 async def end_left_of(store: Store, study_id: str, folder: Path, clock: Clock) -> list[str]:
-    """The same for whoever owns the study and is not working on it. Servers that were given are asked where it has trials."""
-    begun = bool(store.trials(study_id, series=()))
-    return await end_left(folder, study_id, store.study(study_id).options.get("servers", ()) if begun else (), clock)
+    """End all that, for whoever owns the study and is not working on it; what servers keep of it stays, so that the study can go on.
 
-
-async def end_left(folder: Path, study_id: str, urls: Iterable[str], clock: Clock) -> list[str]:
-    """End all that; what servers keep of it stays, so that the study can go on. folder: the study's. urls: given servers.
-
-    Returns what could not be ended, in words.
+    folder: the study's. Servers that were given are asked where it has trials. Returns what could not be ended, in words.
     """
+    begun = bool(store.trials(study_id, series=()))
+    urls = store.study(study_id).options.get("servers", ()) if begun else ()
     for locks in ("trials/*/*/*/lock", "server*/process/lock"):
         berths = [Berth(lock.parent, clock) for lock in await asyncio.to_thread(_found, folder, locks)]
         await asyncio.gather(*(berth.end(LocalLimits().grace_s) for berth in berths))

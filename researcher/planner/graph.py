@@ -23,7 +23,7 @@ from researcher.planner.design import checked, design, fitted
 from researcher.planner.instruments import InstrumentFolder, available, read_instrument
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.saving import Saver, caught_up, with_saver
+from researcher.planner.saving import PLANNING_PATIENCE_S, Saver, caught_up, with_saver
 from researcher.planner.seam import Planner, PlannerChoice, PlanOptions, PlanRequest
 from researcher.planner.sources import pinned
 
@@ -83,7 +83,7 @@ class BuiltinPlanner:
         return await asyncio.to_thread(self._run, request)
 
     def _run(self, request: PlanRequest) -> Plan:
-        return with_saver(self._checkpoints, lambda saver: self._run_with(saver, request))
+        return with_saver(self._checkpoints, lambda saver: self._run_with(saver, request), PLANNING_PATIENCE_S)
 
     def _run_with(self, saver: Saver | None, request: PlanRequest) -> Plan:
         graph = _graph(request).compile(checkpointer=saver)

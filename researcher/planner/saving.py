@@ -16,15 +16,18 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from researcher.store.outages import PATIENCE_S, is_held, of_driver, patiently
 
 _BUSY_S = 20.0
+PLANNING_PATIENCE_S = 60.0
+"""While a plan is made: a person sits before it, and one Ctrl-C waits for the end of it."""
 
 T = TypeVar("T")
 Saver = BaseCheckpointSaver[str]
 
 
-def with_saver(url: str | None, work: Callable[[Saver | None], T]) -> T:
+def with_saver(url: str | None, work: Callable[[Saver | None], T], patience_s: float | None = None) -> T:
     """The work done with LangGraph's saver in that database, SQLite or PostgreSQL; None for no database.
 
     While the database is away, or another program holds it, the work is begun anew: it must find its place in what was kept.
+    patience_s: how long it is tried, ten minutes unless stated.
     Raises: DatabaseAway when patience ends; OSError when SQLite's disk fails.
     """
     if url is None:
@@ -34,7 +37,7 @@ def with_saver(url: str | None, work: Callable[[Saver | None], T]) -> T:
         with _saver_in(url) as saver:
             return work(saver)
 
-    return patiently(once, PATIENCE_S)
+    return patiently(once, patience_s or PATIENCE_S)
 
 
 def caught_up(graph: Any, config: RunnableConfig) -> Any:

@@ -1,4 +1,7 @@
-"""When trials rested, by the journal: paused, or waiting for another attempt after one that was withdrawn."""
+"""When trials rested, by the journal alone: paused, or waiting for another attempt after one that was withdrawn.
+
+It does not know of a researcher that was killed, or interrupted on servers of the study's own: until it goes on, that time counts.
+"""
 
 from __future__ import annotations
 

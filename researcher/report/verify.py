@@ -65,11 +65,13 @@ def verify(
     if _went_on(data):
         since = Difference(claim="report", problem="the study went on since; `researcher report` writes it again")
         return [*_plan(records), since]
-    found = [*_plan(records), *_claims(records, claims)]
+    elsewhere = seal is not None and reworded(seal)
+    found = [*_plan(records), *_claims(records, claims, elsewhere=elsewhere)]
     try:
         whole = page(records)
-        found += [*_attempts(records), *_verdicts(records), *_findings(records), *_decisions(records)]
-        if seal is not None and reworded(seal):
+        concluded = [*_verdicts(records), *_findings(records), *_decisions(records)]
+        found += [*_attempts(records), *(map(_by_another_version, concluded) if elsewhere else concluded)]
+        if seal is not None and elsewhere:
             found += _as_sealed(claims, files, seal)
         else:
             found += [*_completeness(whole, claims), *_files(whole, files, sealed=seal is not None)]
@@ -138,8 +140,15 @@ def _shown(column: object) -> Value:
     return column if column is None or isinstance(column, str | int | float) else json.dumps(column, ensure_ascii=False)
 
 
-def _claims(records: Records, claims: Sequence[Claim]) -> Iterator[Difference]:
-    """A trial's own claims come first: they lead to the record that was changed."""
+def _by_another_version(found: Difference) -> Difference:
+    """It differs all the same, but the records need not have been changed."""
+    problem = f"{found.problem} (another version of researcher concluded the study, perhaps by other rules)"
+    return found.model_copy(update={"problem": problem})
+
+
+def _claims(records: Records, claims: Sequence[Claim], *, elsewhere: bool) -> Iterator[Difference]:
+    """A trial's own claims come first: they lead to the record that was changed. elsewhere: another version computed them."""
+    differs = "another version of researcher computed it; `researcher report` writes it again"
     evaluator, stored = Evaluator(records), Evaluator(Records(records.data, believe_finals=True))
     for claim in sorted(claims, key=lambda claim: not claim.name.startswith("trial.")):
         told = {"claim": claim.name, "expression": claim.expression, "reported": claim.value}
@@ -152,7 +161,9 @@ def _claims(records: Records, claims: Sequence[Claim]) -> Iterator[Difference]:
             yield Difference(**told, problem=str(error))
             continue
         if not _same(claim.value, value):
-            yield Difference(**told, recomputed=value, problem="the records give another value")
+            yield Difference(
+                **told, recomputed=value, problem=differs if elsewhere else "the records give another value"
+            )
 
 
 def _as_stored(evaluator: Evaluator, claim: Claim) -> Value:

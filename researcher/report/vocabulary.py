@@ -191,7 +191,7 @@ class Vocabulary:
         return tokens
 
     def trial_s(self, *, arm: str | None = None) -> Value:
-        """Wall seconds of ended trials together, from the first attempt's intent to the end, without those at rest."""
+        """Wall seconds of ended trials together, from the first attempt's intent to the end, without rests (researcher.report.rests)."""
         spans = list[float]()
         for trial in self._trials(arm):
             if trial.started_at is not None and trial.ended_at is not None:

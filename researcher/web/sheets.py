@@ -278,7 +278,7 @@ class Sheets:
         asked = [e for e in self._store.events(study.id, limit=100_000, kind="asked") if e.detail["gate"] == name]
         answer = Gate(self._checkpoints, study.id, name).answer()
         carried = (self._store.schedule(study.id) or {}).get("carried")
-        then = f"{carrier() if carried else f'`researcher resume {study.id}`'} goes on with it"
+        then = carrier() if carried else f"`researcher resume {study.id}` goes on with it"
         return GatePart(
             name=name,
             question=[(key, _told(value)) for key, value in asked[-1].detail.items() if key != "gate"],

@@ -24,7 +24,7 @@ from typing import Any
 
 from foundation import logs
 from researcher.commands.home import Home
-from researcher.commands.study import sit
+from researcher.commands.sitting import sit
 from researcher.executor.errors import ExecutorError
 from researcher.executor.processes import child_environ
 from researcher.models import LlmCall

@@ -104,6 +104,26 @@ async def test_a_study_whose_last_trials_end_as_its_wall_time_does_is_concluded(
     store.close()
 
 
+async def test_a_study_whose_report_cannot_be_written_stops_all_the_same(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
+    study = store.create_study("a topic", {})
+    store.save_plan(study, study_plan())
+    [trial] = store.ensure_trials(study, "floor", [("lr=base", 0)])
+    store.set_budget(study, "trials", 20)
+    finish(store, study, trial, 0.3)
+    store.set_budget(study, "wall_s", 1.0)
+    store.spend(study, "wall_s", "before", 1e9)
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / study).write_text("in the way")
+    executor = _Finishing(store, clock, 0.0)
+    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    with pytest.raises(OverBudget):
+        await conduct.carry_out(study)
+    assert store.study(study).status is StudyStatus.STOPPED
+    store.close()
+
+
 async def test_a_study_that_died_before_its_conclusion_is_concluded_though_its_wall_time_is_spent(
     tmp_path: Path,
 ) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from foundation.clock import ManualClock
 from researcher.conduct import Conduct
+from researcher.models import TrialStatus
 from researcher.report.errors import RecordsDisagree
 from researcher.store.errors import DatabaseAway
 
@@ -85,7 +87,7 @@ async def test_the_daily_report_waits_for_no_copy(tmp_path: Path, monkeypatch: p
     clock, slow = ManualClock(), _Slow()
     conduct = Conduct(nothing, nothing, slow, nothing, clock, tmp_path)
     written = list[float]()
-    monkeypatch.setattr(conduct, "_interim", lambda study_id: written.append(clock.now()))
+    monkeypatch.setattr("researcher.conduct.interim_report", lambda *_: written.append(clock.now()) or tmp_path)
     began = clock.now()
     async with asyncio.timeout(PATIENCE_S), conduct._copying("st-1"):
         while len(written) < 2:
@@ -95,27 +97,25 @@ async def test_the_daily_report_waits_for_no_copy(tmp_path: Path, monkeypatch: p
     assert [round((at - began) / 86_400) for at in written] == [1, 2]
 
 
-async def test_a_daily_report_that_fails_is_tried_again_and_ends_no_study(
+async def test_a_daily_report_that_fails_is_tried_again_within_the_hour_and_ends_no_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = cast(Any, None)
     clock, sink = ManualClock(), _Failing(0)
-    conduct = Conduct(nothing, nothing, sink, nothing, clock, tmp_path)
-    failures = [OSError(28, "No space left on device"), DatabaseAway(600.0, "no route"), RecordsDisagree("altered")]
-    failed, written = list[float](), list[float]()
+    done = cast(Any, SimpleNamespace(trials=lambda *_, **__: [SimpleNamespace(status=TrialStatus.DONE)]))
+    conduct = Conduct(done, nothing, sink, nothing, clock, tmp_path)
+    tried = list[float]()
     began = clock.now()
 
-    def interim(study_id: str) -> None:
-        days = (clock.now() - began) / 86_400
-        if failures:
-            failed.append(days)
-            raise failures.pop(0)
-        written.append(days)
+    def report(*_: object) -> Path:
+        tried.append((clock.now() - began) / 3600)
+        if len(tried) < 4:
+            raise (OSError(28, "full"), DatabaseAway(600.0, "no route"), RecordsDisagree("altered"))[len(tried) - 1]
+        return tmp_path
 
-    monkeypatch.setattr(conduct, "_interim", interim)
+    monkeypatch.setattr("researcher.conduct.report", report)
     async with asyncio.timeout(PATIENCE_S), conduct._copying("st-1"):
-        while not written:
+        while len(tried) < 5:
             await asyncio.sleep(0)
             clock.advance(600.0)
-    assert max(failed) < 1.1, "what may pass is tried again at the next look"
-    assert [round(at) for at in written] == [2], "records that disagree do so a moment later, too"
+    assert [round(at) for at in tried] == [24, 25, 26, 27, 51]

@@ -32,7 +32,7 @@ from researcher.planner.llm.templates import filled
 from researcher.planner.matching import with_steps
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.saving import caught_up, with_saver
+from researcher.planner.saving import PLANNING_PATIENCE_S, caught_up, with_saver
 from researcher.planner.seam import PlanRequest
 from researcher.planner.sources import pinned
 from researcher.planner.wording import tokens
@@ -103,9 +103,8 @@ class Conversation:
         said = {"raw": raw, "refused": reply.refused, "tokens": reply.tokens, "cost": reply.cost}
 
         def go_on(graph: Any) -> Standing:
-            if (
-                _place(caught_up(graph, self._config)) == self._at
-            ):  # else it took the reply before the database went away
+            # Elsewhere: it took the reply before the database went away.
+            if _place(caught_up(graph, self._config)) == self._at:
                 graph.invoke(Command(resume=said), self._config, durability="sync")
             return self._standing(graph)
 
@@ -113,7 +112,9 @@ class Conversation:
 
     def _on(self, work: Callable[[Any], Standing]) -> Standing:
         return with_saver(
-            self._checkpoints, lambda saver: work(self._nodes.compile(checkpointer=saver or self._memory))
+            self._checkpoints,
+            lambda saver: work(self._nodes.compile(checkpointer=saver or self._memory)),
+            PLANNING_PATIENCE_S,
         )
 
     def _standing(self, graph: Any) -> Standing:

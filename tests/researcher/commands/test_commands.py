@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
+import signal
 import sys
 from argparse import Namespace
 from contextlib import nullcontext
@@ -17,13 +19,15 @@ from bench.serving import ServerProcess
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir
-from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, WAITING, machine, run, watch
+from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, WAITING, Interrupted, machine, run, watch
 from researcher.commands.home import Home
 from researcher.commands.look import event_text
-from researcher.commands.study import seconds
+from researcher.commands.study import _to_its_end, seconds
+from researcher.conduct import Outcome
 from researcher.executor.processes import Berth
 from researcher.main import main, parser
 from researcher.models import OVER_BUDGET, Claim, Event, LlmCall, ReportSeal, StudyStatus
+from researcher.ownership import this_process
 from researcher.planner.instruments import InstrumentFolder, read_instrument
 from researcher.planner.llm.settings import LlmSettings
 from researcher.report.writer import wording
@@ -34,7 +38,7 @@ from swarm.client.sync import SwarmClient
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS, example_plan
 from tests.fakes.repeat_study import FOLDER
-from tests.fakes.shown_study import at_gate, meet_gate, opened
+from tests.fakes.shown_study import at_gate, meet_gate, opened, running
 
 TOPIC = "Does a learning rate of 4e-5 learn sums faster than 1e-5?"
 
@@ -329,6 +333,7 @@ def test_what_a_killed_researcher_left_on_given_servers_is_stopped_with_its_stud
         urls = [left_on.url, lent.url, away]
         resting = store.create_study("a topic", {"servers": urls})
         store.save_plan(resting, example_plan())
+        store.ensure_trials(resting, "compare", [(ARMS[0], 0)])
         store.set_study_status(resting, StudyStatus.RUNNING)
         client = Berth(home / "studies" / resting / "trials" / "0123" / "lr-seed0" / "attempt1", SystemClock())
         client.start(["sleep", "600"], dict(os.environ))
@@ -352,6 +357,57 @@ def test_a_study_that_somebody_works_on_is_asked_to_stop(capsys: pytest.CaptureF
     assert main(["stop", worked_on, "--json"]) == 0
     assert "asked elsewhere/1/1.0" in json.loads(capsys.readouterr().out)["told"]
     assert (store.study(worked_on).status, store.study(worked_on).stop_requested) == (StudyStatus.RUNNING, True)
+
+
+@pytest.mark.parametrize("wish", ["stop", "pause"])
+def test_an_owner_that_lives_is_asked_though_its_lease_lapsed(
+    wish: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    worked_on = store.create_study("a topic", {})
+    store.save_plan(worked_on, example_plan())
+    store.set_study_status(worked_on, StudyStatus.RUNNING)
+    store.acquire_lease(worked_on, this_process(), -1.0)
+    its_server = Berth(home / "studies" / worked_on / "server" / "process", SystemClock())
+    its_server.start(["sleep", "600"], dict(os.environ))
+    try:
+        assert main([wish, worked_on]) == 0
+        assert its_server.alive()
+    finally:
+        asyncio.run(its_server.end(0.0))
+    assert f"asked {this_process()} to {wish}" in capsys.readouterr().out
+    assert store.study(worked_on).status is StudyStatus.RUNNING
+
+
+def test_a_study_whose_machine_is_gone_is_stopped_once_its_lease_lapsed() -> None:
+    store = Store.open()
+    left = store.create_study("a topic", {})
+    store.save_plan(left, example_plan())
+    store.acquire_lease(left, "elsewhere/1/1.0", -1.0)
+    assert main(["stop", left]) == 0
+    assert store.study(left).status is StudyStatus.STOPPED
+
+
+def test_a_study_that_is_stopped_at_rest_has_its_report(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    study, _ = running(store)
+    assert main(["stop", study]) == 0
+    page = home / "studies" / study / "report.md"
+    assert str(page) in capsys.readouterr().out
+    assert page.is_file()
+    assert store.study(study).status is StudyStatus.STOPPED
+
+
+def test_a_study_is_stopped_at_rest_though_its_report_cannot_be_written(
+    study: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    store.set_study_status(study, StudyStatus.WAITING, "waits for its next window")
+    (home / "studies").mkdir(exist_ok=True)
+    (home / "studies" / study).write_text("in the way")
+    assert main(["stop", study]) == 0
+    assert "report.md" not in capsys.readouterr().out
+    assert store.study(study).status is StudyStatus.STOPPED
 
 
 def test_a_reproduction_is_not_taken_for_a_study_to_go_on_with(
@@ -382,6 +438,30 @@ def test_what_was_no_study_under_way_is_not_said_to_go_on(
     monkeypatch.setattr(home, f"{command}_command", interrupted)
     assert run(Namespace(command=command, json=False)) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_terminal_that_closes_after_ctrl_c_does_not_cut_the_end_short() -> None:
+    ended = list[str]()
+
+    async def work() -> Outcome:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            os.kill(os.getpid(), signal.SIGHUP)
+            for _ in range(100):  # as long as servers take to end
+                await asyncio.sleep(0)
+            ended.append("the servers")
+        raise AssertionError
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(Interrupted):
+            _to_its_end("st-1", work())
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGHUP, before[1])
+    assert ended == ["the servers"]
 
 
 def test_a_start_that_was_interrupted_while_it_planned_points_at_no_study(

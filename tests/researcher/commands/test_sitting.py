@@ -8,7 +8,7 @@ import pytest
 
 from foundation.clock import ManualClock, SystemClock
 from researcher.commands.home import Home
-from researcher.commands.study import Sitting, sit
+from researcher.commands.sitting import Sitting, sit
 from researcher.conduct import Conduct, Outcome
 from researcher.executor.errors import NoServersLeft
 from researcher.executor.processes import Berth

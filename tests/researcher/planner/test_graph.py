@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from researcher.planner import graph
+from researcher.planner import graph, saving
+from researcher.planner.gate import Gate
 from researcher.planner.graph import BuiltinPlanner
+from researcher.planner.llm.graph import Conversation
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import Planner
 from researcher.store.store import Store
@@ -53,6 +55,19 @@ async def test_a_finished_thread_gives_its_plan_again_in_the_studys_own_database
     again = await BuiltinPlanner(url, "s-1").plan(request("What does temperature do to sums?"))
     assert again == plan
     Store.open(url).close()
+
+
+@pytest.mark.anyio
+async def test_a_person_who_starts_a_study_waits_for_a_held_database_less_long_than_a_gate_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience = list[float]()
+    monkeypatch.setattr(saving, "patiently", lambda work, patience_s: patience.append(patience_s) or work())
+    url = f"sqlite:///{tmp_path / 'researcher.db'}"
+    await BuiltinPlanner(url, "s-1").plan(request())
+    Conversation(request(), "some-llm", url, "s-1").begin()
+    Gate(url, "s-1", "plan/1").answer()
+    assert patience == [60.0, 60.0, 600.0]
 
 
 @pytest.mark.anyio

@@ -6,6 +6,7 @@ import itertools
 from math import prod
 
 import pytest
+from pydantic import ValidationError
 
 from researcher.analysis.decide import decide
 from researcher.models import Factor, Metric, Plan
@@ -13,6 +14,8 @@ from researcher.planner.arms import arms_of, hypotheses_of, runs
 from researcher.planner.graph import BuiltinPlanner
 from researcher.planner.reading import Crossed, Reading
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.stages import LAST_SEED
+from swarm.protocol.runspec import RunSpec
 from tests.contracts.planner_contract import TOPIC, request
 from tests.fakes.study import trials_with
 
@@ -220,3 +223,9 @@ async def test_a_balance_is_decided_by_the_orders_that_hold() -> None:
         plan, "compare", trials_with(plan, {arm: [mean + e for e in noise] for arm, mean in lines.items()})
     )
     assert decision.reason == "every planned trial has ended; what is not decided now stays open"
+
+
+def test_the_last_seed_is_the_greatest_that_a_run_takes() -> None:
+    assert RunSpec(seed=LAST_SEED).seed == LAST_SEED
+    with pytest.raises(ValidationError):
+        RunSpec(seed=LAST_SEED + 1)

@@ -10,7 +10,7 @@ import pytest
 
 from researcher.models import AttemptRecord, StudyData, TrialEvidence, TrialRecord, TrialStatus, Verdict
 from researcher.report.verify import Difference, verify
-from researcher.report.writer import Written, digest, write_report
+from researcher.report.writer import Written, claims_digest, digest, write_report
 from tests.fakes.concluded_study import STUDIES, concluded, many_arms, supported, with_failures
 from tests.fakes.raced_study import race_plan, run
 from tests.fakes.study import THRESHOLD, reaching_trial, study_plan
@@ -172,6 +172,27 @@ def test_a_report_that_another_version_worded_is_held_against_what_that_version_
     assert named(verify(data, report.claims, report.files, seal)) == {"file report.md"}
     path.unlink()
     assert named(verify(data, report.claims, report.files, seal)) == {"file report.md"}
+
+
+def test_what_another_version_computed_otherwise_is_told_without_accusing_the_records(
+    data: StudyData, report: Written
+) -> None:
+    diff = next(claim for claim in report.claims if claim.name == "H1.diff")
+    claims = [diff.model_copy(update={"value": 9.5}) if claim is diff else claim for claim in report.claims]
+    [finding] = data.findings
+    [verdict] = data.verdicts
+    then = dataclasses.replace(
+        data,
+        findings=(finding.model_copy(update={"verdict": Verdict.REFUTED}),),
+        verdicts=(verdict.model_copy(update={"reason": "by an older rule"}),),
+    )
+    seal = report.seal.model_copy(update={"wording": "another", "claims": claims_digest(claims)})
+    told = {each.claim: each.problem for each in verify(then, claims, report.files, seal)}
+    assert "another version of researcher computed it; `researcher report` writes it again" in told["H1.diff"]
+    for name in ("verdict H1", f"finding {finding.id}"):
+        assert "another version of researcher concluded the study" in told[name]
+    told = {each.claim: each.problem for each in verify(then, claims, report.files, report.seal)}
+    assert not any("another version" in told[name] for name in ("H1.diff", "verdict H1", f"finding {finding.id}"))
 
 
 @pytest.mark.parametrize("kept", [(1, 2, 4, 5, 6, 7, 8, 9, 10), ()])
