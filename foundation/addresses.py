@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-PRIVATE_DOMAINS = ("localhost", "internal")
+PRIVATE_DOMAINS = ("localhost", "localdomain", "local", "lan", "internal", "home.arpa", "test")
 """Where nobody can register a name."""
 
 
@@ -19,9 +19,11 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private_name(host: str) -> bool:
-    """Whether no stranger can have that host stand for a machine of his choice: an address, or a name that no public DNS knows."""
-    name = host.removesuffix(".")
-    if "." not in name or name.rpartition(".")[2].lower() in PRIVATE_DOMAINS:
+    """Whether no stranger can have that host stand for a machine of his choice: an address, a name without dots, or one that no
+    public DNS knows.
+    """
+    name = host.removesuffix(".").lower()
+    if "." not in name or name.endswith(tuple(f".{domain}" for domain in PRIVATE_DOMAINS)):
         return True
     try:
         ipaddress.ip_address(name)

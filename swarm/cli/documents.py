@@ -42,8 +42,8 @@ def option_json(text: str, what: str) -> Any:
     """JSON that stands on the command line itself. what: begins the sentence where it is none. Raises: UsageError."""
     try:
         value = json.loads(text)
-        json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError) as error:  # as above
+        json.dumps(value, allow_nan=False)  # Python reads NaN and Infinity, which are not JSON
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, lists in lists in lists
         raise UsageError(f"{what} is not JSON: {error}") from error
     return value
 

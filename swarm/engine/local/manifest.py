@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint are those that were written: its manifest has the hash of each. Imports no torch."""
+"""What the folders of checkpoints are called, and whether their files are those that were written. Imports no torch."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from foundation.paths import write_atomically
 from swarm.engine.local.checkpoints import TrainerState, put_back, steps, take_name
-from swarm.engine.local.manifest import BrokenCheckpoint, unchanged
+from swarm.engine.local.manifest import MANIFEST, BrokenCheckpoint, unchanged
 from swarm.engine.seam import EngineError
 from swarm.models.folder import sha256_of
 
 _LOG = logging.getLogger(__name__)
 _UNFINISHED = ".unfinished-"
-_STATE, _MANIFEST = "state.json", "manifest.json"
+_STATE = "state.json"
 _KINDS = ("model", "optim", "extra_state")
 
 
@@ -111,7 +111,7 @@ def _seal(unfinished: Path, state: TrainerState, ranks: int) -> None:
     text = state.model_dump_json().encode()
     manifest[_STATE] = hashlib.sha256(text).hexdigest()
     write_atomically(unfinished / _STATE, text)
-    write_atomically(unfinished / _MANIFEST, json.dumps(manifest).encode())
+    write_atomically(unfinished / MANIFEST, json.dumps(manifest).encode())
 
 
 def _sync(path: Path) -> None:

@@ -51,7 +51,10 @@ class Admission:
             raise invalid_spec([FieldError(field="mix", problem=problem, nearest=nearest(claim.mix or "", mix))])
 
     def no_room(self, claim: EpisodeClaim, run: Run) -> NotYet | None:
-        """Why no group can be opened for the claim now; None when one can."""
+        """Why no group can be opened for the claim now; None when one can.
+
+        A family that is told here that it is not its turn may begin the patience with those whose turn it is.
+        """
         state, batch = self._state, run.spec.batch
         ahead = 0 if state.journalled is None else 1
         wanted = horizon(run.spec, step=run.step, versions_ahead=ahead)

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from foundation.clock import Clock
 from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo
@@ -128,7 +130,10 @@ class Desk:
         """Whether the run was started with this spec. (Its digest is another where a version with fewer fields took it.)"""
         run = self._book.state.run
         configs = run.configs if run is not None and run.run_id == run_id else self._read.configs(run_id)
-        first = RunSpec.model_validate(configs[0].spec, context=AS_STORED)
+        try:
+            first = RunSpec.model_validate(configs[0].spec, context=AS_STORED)
+        except ValidationError:  # of another version: nobody can ask for it now
+            return False
         return first == (spec if first.dtype == "auto" else spec.computed_in(first.dtype))
 
     def _run_by_key(self, key: str) -> RunRow | None:

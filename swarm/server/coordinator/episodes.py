@@ -190,7 +190,7 @@ class EpisodeBook:
             live.claim_key, live.claim_digest = claim.idempotency_key, claim_digest(claim)
             state.claim_keys[claim.idempotency_key] = row.episode_id
         if group is not None and slot is not None:
-            group.running[slot] = row.episode_id
+            state.play(group, slot, row.episode_id)
         state.live[row.episode_id] = live
         state.deadlines.add(live.deadline, row.episode_id)
         state.changes.append(PutEpisode(row))

@@ -93,6 +93,10 @@ class Awaited:
     """Families that others wait for, which have done what they may, and since when. Times are lease time."""
 
     since: dict[str, float] = field(default_factory=dict)
+    early: set[str] = field(default_factory=set)
+    """Those for whom it began before anybody had its part of the next step ready: only while nobody plays them."""
+    paused: dict[str, float] = field(default_factory=dict)
+    """Since when the others had waited for a family when it was played again: until an episode of it is in the pool."""
     told: dict[str, float] = field(default_factory=dict)
     """Which end of patience with each was told of last."""
 
@@ -112,11 +116,37 @@ class Awaited:
         self.told.update(late)
         return sorted(late)
 
-    def look(self, missing: Set[str], ready: Set[str], mix: Mix, now: float) -> list[str]:
-        """Begin to wait for those who are `missing` while others are `ready`; returns whom. Forget who is not awaited."""
+    def look(self, missing: Set[str], awaited: Set[str], mix: Mix, now: float, *, early: bool) -> list[str]:
+        """Begin to wait for those who are `awaited`; returns whom. Forget who is not `missing`.
+
+        early: nobody has its part of the next step ready yet.
+        """
         passed = self.passed(mix, now)
         for name in [name for name in self.since if name not in missing and name not in passed]:
             del self.since[name]
-        begun = [name for name in missing if ready and name in mix and name not in self.since]
-        self.since.update(dict.fromkeys(begun, now))
+        begun = [name for name in awaited if name in mix and name not in self.since]
+        self.since.update({name: self.paused.pop(name, now) for name in begun})
+        self.early = self.early & self.since.keys() | set(begun) if early else set()
         return begun
+
+    def played(self, name: str, mix: Mix, now: float) -> None:
+        """Somebody took a slot of that family: what began early, and is not over, waits for how it ends."""
+        if name in self.early & self.since.keys() and name not in self.passed(mix, now):
+            self.early.discard(name)
+            self.paused[name] = self.since.pop(name)
+
+    def delivered(self, name: str) -> None:
+        """An episode of that family is in the pool."""
+        self.paused.pop(name, None)
+
+    def ready(self, name: str) -> None:
+        """That family has finished a group."""
+        self.since.pop(name, None)
+        self.early.discard(name)
+        self.paused.pop(name, None)
+
+    def clear(self) -> None:
+        """Nobody is waited for."""
+        self.since.clear()
+        self.early.clear()
+        self.paused.clear()

@@ -16,7 +16,7 @@ from swarm.protocol.status import Failure, Phase
 from swarm.server.coordinator.batches import draw, most_flat, one_batch
 from swarm.server.coordinator.groups import Group, Groups
 from swarm.server.coordinator.leases import Deadlines, LeaseClock, LiveEpisode
-from swarm.server.coordinator.mix import Awaited, Turns, family_of, in_force
+from swarm.server.coordinator.mix import EVERYTHING, Awaited, Turns, family_of, in_force
 from swarm.server.coordinator.prepared import Prepared
 from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.versions import Versions
@@ -271,6 +271,7 @@ class BookState:
             group.last_loss = self.lease_time
             self.turned = True
             self.settle(group)
+            self._look_at_rest(group)
         taken = self.eval_ordinals.get(row.task_id)
         if row.kind == "eval" and taken is not None and row.reason is not DropReason.EVAL and self._at_this_step(row):
             taken.discard(row.ordinal)
@@ -309,7 +310,22 @@ class BookState:
         del group.running[row.slot]
         group.ended[row.slot] = row
         group.last_end = self.lease_time
+        self.awaited.delivered(group.row.mix or EVERYTHING)
         self.settle(group)
+        self._look_at_rest(group)
+
+    def _look_at_rest(self, group: Group) -> None:
+        """Nothing runs in it any more, and it is not ready: who waits for its family may begin to count."""
+        if self.run is not None and self.run.spec.batch.mix and not group.running and group.row.state != "ready":
+            self.groups.touch()  # so that waiting claims ask again
+            self.turned = True
+            self.look_at_mix()
+
+    def play(self, group: Group, slot: int, episode_id: str) -> None:
+        """An episode takes a slot."""
+        group.running[slot] = episode_id
+        if self.run is not None:
+            self.awaited.played(group.row.mix or EVERYTHING, self.run.spec.batch.mix, self.lease_time)
 
     def leave_behind(self, client_id: str, client_version: str) -> None:
         """A client comes with a version of its code that has no group to join: it will not claim in groups of others."""
@@ -386,15 +402,20 @@ class BookState:
         """See which families the others wait for. rearm: patience may have been changed. held_up: may open no group now."""
         run = self.run
         if run is None or run.row.status != "running" or not run.spec.batch.mix:
-            self.awaited.since.clear()
+            self.awaited.clear()
             return
         batch, now = run.spec.batch, self.lease_time
         balance = in_force(run.row.mix, batch.mix)
         found = draw(batch, balance, self.groups.ready(), one_batch(batch), self.passed())
+        missing = set(found.missing)
         done = {family_of(group.row.mix, batch.mix) for group in self.groups.ready()}
         if held_up is not None:
             done.add(held_up)
-        begun = self.awaited.look(set(found.missing), done - set(found.missing), batch.mix, now)
+        early = {family_of(group.row.mix, batch.mix) for group in found.groups} <= missing
+        awaited = missing if done - missing else set()
+        if early:
+            awaited = awaited - {family_of(group.row.mix, batch.mix) for group in self.groups if group.running}
+        begun = self.awaited.look(missing, awaited, batch.mix, now, early=early)
         ends_at = self.awaited.ends_at(batch.mix)
         for name in ends_at if rearm else begun:
             self.deadlines.add(ends_at[name], MIX_PATIENCE)
@@ -429,7 +450,7 @@ class BookState:
         self.groups.touch()
         self.turned = True
         self.changes.append(PutGroup(group.row))
-        self.awaited.since.pop(family_of(group.row.mix, self.run.spec.batch.mix), None)
+        self.awaited.ready(family_of(group.row.mix, self.run.spec.batch.mix))
         self.look_at_mix()
 
     def drop_group(self, group: Group, reason: DropReason, detail: str | None = None) -> None:

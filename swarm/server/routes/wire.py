@@ -98,9 +98,8 @@ def _refuse_foreign_pages(request: Request) -> None:
     Raises: Refusal(forbidden).
     """
     host = _host_of(f"//{request.headers.get('host', '')}")
-    if not is_private_name(host) and host != _host_of(
-        request.app.state.public_url or ""
-    ):  # its DNS may answer anything
+    own_name = _host_of(request.app.state.public_url or "")
+    if host != own_name and not is_private_name(host):  # its DNS may answer anything
         detail = (
             f"a server that asks for no token does not answer for {host}; start it with --public-url or an admin token"
         )

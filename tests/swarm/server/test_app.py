@@ -193,7 +193,10 @@ async def test_a_web_page_from_elsewhere_steers_no_server_without_tokens(served:
     assert own.status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example:8642", "evil.example", "127.0.0.1.evil.example", "evil.example."])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example:8642", "evil.example", "127.0.0.1.evil.example", "evil.example.", "evil.arpa", "evillocal.example"],
+)
 async def test_a_server_without_tokens_answers_no_page_whose_name_was_turned_to_this_machine(
     served: Served, guarded: Served, host: str
 ) -> None:
@@ -203,7 +206,18 @@ async def test_a_server_without_tokens_answers_no_page_whose_name_was_turned_to_
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost:8642", "[::1]:8642", "10.0.0.2", "swarm:8642", "host.docker.internal", "swarm.example:443", ""]
+    "host",
+    [
+        *("localhost:8642", "localhost.localdomain", "[::1]:8642", "10.0.0.2", "swarm:8642", "swarm.example:443", ""),
+        *(
+            "host.docker.internal",
+            "GPU.local.",
+            "gpu.lan:8642",
+            "gpu.home.arpa",
+            "swarm.jobs.svc.cluster.local",
+            "a.test",
+        ),
+    ],
 )
 async def test_a_server_without_tokens_answers_under_addresses_private_names_and_its_public_url(
     tmp_path: Path, host: str

@@ -444,6 +444,15 @@ async def test_the_same_key_finds_the_run_that_a_version_without_some_field_star
         assert (await world.refused(world.desk.create_run(other, by="tester"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
 
 
+async def test_a_key_whose_stored_spec_is_valid_no_more_is_of_another_spec(tmp_path: Path) -> None:
+    engine, clock = FaultyEngine(), ManualClock()
+    async with running(tmp_path, engine, clock) as world:
+        await world.desk.create_run(RunRequest(spec=spec(), idempotency_key="k"), by="tester")
+        world.desk._book.state.run.configs[0].spec["max_staleness"] = "much"
+        other = RunRequest(spec=spec(seed=9), idempotency_key="k")
+        assert (await world.refused(world.desk.create_run(other, by="tester"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
+
+
 async def test_a_spec_that_this_server_cannot_carry_out_names_each_bad_field(world: World) -> None:
     await world.desk.stop_run(world.run_id)
     await world.until_phase(Phase.IDLE)

@@ -206,6 +206,53 @@ async def test_one_family_alone_goes_on_when_the_patience_with_all_others_is_ove
         assert set(await trained_mixes(world)) == {alive}
 
 
+TWO_UNEVEN = {"a": {"ratio": 9, "patience_s": 30}, "b": {"ratio": 1, "patience_s": 30}}
+
+
+async def test_a_family_that_is_played_is_not_passed_because_another_is_told_that_it_is_not_its_turn(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"tasks": 2, "mix": TWO_UNEVEN}, limits={"steps": 9})
+        for mix in ("a", "b"):
+            for _ in range(2):
+                await world.claim(mix, mix=mix, idle_limit_s=600)
+        for _ in range(3):
+            assert (await world.refused(world.claim("b-2", mix="b"))).code is ErrorCode.MIX_FULL
+            await world.passes(31)
+        assert not (await world.desk.status()).pool.by_mix["a"].passed
+
+
+async def test_one_rollout_at_a_time_of_a_family_longer_than_its_patience_in_all_is_no_reason_to_pass_it(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"tasks": 2, "group_size": 4, "mix": TWO_UNEVEN}, limits={"steps": 9})
+        await world.claim("b", mix="b", idle_limit_s=600)
+        waiting = asyncio.create_task(world.claim("b-2", mix="b", wait_s=120))
+        for reward in range(3):
+            lease = await world.claim("a", mix="a", idle_limit_s=600)
+            await world.passes(25)
+            await world.call(lease)
+            await world.end(lease, float(reward))
+        assert not (await world.desk.status()).pool.by_mix["a"].passed
+        assert not waiting.done()
+        await world.passes(31)  # nobody goes on with it
+        await waiting
+
+
+async def test_the_patience_with_a_family_whose_rollouts_are_all_lost_is_not_begun_anew_by_each(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(batch={"tasks": 2, "mix": TWO_UNEVEN}, limits={"steps": 9})
+        await world.claim("b", mix="b", idle_limit_s=600)
+        waiting = asyncio.create_task(world.claim("b-2", mix="b", wait_s=120))
+        for _ in range(4):
+            lease = await world.claim("a", mix="a", idle_limit_s=9)
+            await world.passes(10)
+            assert lease.episode_id not in world.desk.clerk.book.state.live
+        await waiting
+
+
 async def test_the_end_of_a_patience_is_told_once_however_often_it_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
