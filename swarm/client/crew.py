@@ -33,7 +33,7 @@ from swarm.client.errors import (
 )
 from swarm.client.lanes import Lanes
 from swarm.client.progress import ProgressLine, terminal
-from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each, plain
+from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, as_runtime_error, each
 from swarm.protocol.episodes import EpisodeKind, EpisodeState, LedgerEntry
 from swarm.protocol.errors import SwarmError
 
@@ -294,7 +294,7 @@ class Crew:
         try:
             return await self._rollout(episode, task)
         except SystemExit as error:
-            raise plain(error, "the rollout") from None
+            raise as_runtime_error(error, "the rollout") from None
 
     def _count(self, fate: _Fate, episode: Episode, line: ProgressLine) -> None:
         if fate is _Fate.ENDED:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import Queue
 from typing import TypeVar
@@ -21,6 +21,7 @@ import pytest
 
 from swarm.client import Task
 from swarm.client.sync import Episode, SwarmClient, loop, team
+from swarm.client.sync.threads import begin_in_thread
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
 APART_S = 0.5
@@ -31,16 +32,7 @@ T = TypeVar("T")
 
 def in_time(work: Callable[[], T], within_s: float = LONG_S) -> T:
     """What `work` answers, in a thread that nobody waits for beyond the time. Raises: TimeoutError."""
-    answer: Future[T] = Future()
-
-    def answering() -> None:
-        try:
-            answer.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised to who asked
-            answer.set_exception(error)
-
-    threading.Thread(target=answering, daemon=True).start()
-    return answer.result(within_s)
+    return begin_in_thread(work, "the test").result(within_s)
 
 
 class Belated(httpx.AsyncBaseTransport):
@@ -190,6 +182,24 @@ def test_a_stream_of_tasks_that_exits_ends_its_caller_and_no_other() -> None:
         with pytest.raises(SystemExit, match="no data"):
             in_time(partial(swarm.run_tasks, tasks(), rollout, run_id=RUN, kind="eval"))
         assert swarm.status().run_id == RUN
+
+
+def test_a_stream_of_tasks_that_is_stuck_keeps_nobody_waiting_when_the_client_is_closed() -> None:
+    stuck, freed = threading.Event(), threading.Event()
+
+    def tasks() -> Iterator[Task]:
+        yield Task("t", "")
+        stuck.set()
+        freed.wait(LONG_S)
+
+    swarm = over(SwarmClient("http://stub"), SwarmStub().transport())
+    crew = partial(swarm.run_tasks, tasks(), lambda *_: 1.0, run_id=RUN, kind="eval")
+    working = ThreadPoolExecutor(1).submit(crew)
+    stuck.wait(LONG_S)
+    in_time(swarm.close)
+    with pytest.raises(RuntimeError, match="this client is closed"):
+        working.result(LONG_S / 4)
+    freed.set()
 
 
 def test_a_member_of_a_team_is_ended_by_itself() -> None:
