@@ -19,7 +19,8 @@ from foundation.ids import Ids, RandomIds, derived_seed
 from swarm.client.crew import Crew, CrewReport
 from swarm.client.episode import Episode
 from swarm.client.errors import InvalidSpec, NotFound
-from swarm.client.messages import read, sendable, written
+from swarm.client.messages import read, require_finite_metadata, sendable, written
+from swarm.client.ordinals import Ordinals
 from swarm.client.tasks import Rollout, TaskStream
 from swarm.client.wire import Patience, Wire
 from swarm.protocol.episodes import (
@@ -92,8 +93,8 @@ class SwarmClient:
         self.ids = ids or RandomIds()
         self.client_id = client_id or self.ids.new("client")
         self.client_version = client_version
-        self.playing: set[str] = set()
-        """Keys of the claims whose episodes crews of this client play now: no process before it left them open."""
+        self.ordinals = Ordinals()
+        """Of the claims of all its crews."""
         self._has_own_patience = patience is not None
         self._wire = Wire(
             url,
@@ -294,6 +295,7 @@ class SwarmClient:
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         """Hand a result in. When this returns, it is stored durably. Raises: LeaseLost."""
+        require_finite_metadata(result.metadata)
         if result.idempotency_key is None:
             result = result.model_copy(update={"idempotency_key": f"end-{episode_id}"})
         return read(EpisodeReceipt, await self._post(f"{API}/episodes/{episode_id}:end", result))

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from swarm.client.episode import Episode
 from swarm.client.errors import (
@@ -33,7 +32,7 @@ from swarm.client.errors import (
 )
 from swarm.client.lanes import Lanes
 from swarm.client.progress import ProgressLine, terminal
-from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each, plain
+from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, as_runtime_error, each
 from swarm.protocol.episodes import EpisodeKind, EpisodeState, LedgerEntry
 from swarm.protocol.errors import SwarmError
 
@@ -66,7 +65,6 @@ class CrewReport:
 class _History:
     """What the server knows of this client from before."""
 
-    claims: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     ended: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     """By family and task."""
     orphans: defaultdict[tuple[str | None, str], list[tuple[LedgerEntry, int]]] = field(
@@ -117,7 +115,7 @@ class Crew:
         self._sampling = sampling
         self._watched = progress
         self._permits = asyncio.Semaphore(concurrency)
-        self._turns: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = WeakValueDictionary()
+        self._ordinals = swarm.ordinals
         self._history = _History()
         self._failing = 0
         self._last_crash = ""
@@ -152,12 +150,17 @@ class Crew:
     async def _look_back(self, step: int) -> _History:
         """Counts of this client in this run; for evaluations, of the weights being served alone."""
         found = _History()
+        claims: Counter[tuple[str | None, str]] = Counter()
+        played = set(self._ordinals.played)  # what ends while the ledger is read was no orphan either
         me = self._swarm.client_id
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
             which = (entry.mix, entry.task_id)
-            if entry.state is EpisodeState.RUNNING:
-                found.orphans[which].append((entry, found.claims[which]))
-            found.claims[which] += 1
+            claim = (self._numbered(entry.task_id, entry.mix), claims[which])
+            if entry.state is EpisodeState.RUNNING and claim not in played and claim not in self._ordinals.played:
+                found.orphans[which].append((entry, claims[which]))
+            claims[which] += 1
+        for (family, task_id), count in claims.items():
+            self._ordinals.found(self._numbered(task_id, family), count)
         for progress in await self._swarm.tasks(run_id=self._run_id, client_id=me):
             if progress.kind == self._kind and (self._kind == "train" or progress.step == step):
                 found.ended[progress.mix, progress.task_id] += progress.ended
@@ -166,7 +169,7 @@ class Crew:
     async def _give_orphans_back(self, family: str | None, task_id: str) -> None:
         """Abort what an earlier process of this client left open of a task, so that its slots are on offer again."""
         for entry, ordinal in self._history.orphans.pop((family, task_id), ()):
-            if self._key(entry.task_id, ordinal, entry.mix) in self._swarm.playing:
+            if not self._ordinals.give_back(self._numbered(task_id, family), ordinal):
                 continue
             claim = self._episode(entry.task_id, ordinal, entry.mix).claim
             try:
@@ -236,15 +239,14 @@ class Crew:
         family = self._family(task)
         async with AsyncExitStack() as stack:
             try:
-                async with self._turns.setdefault((family, task.id), asyncio.Lock()):
-                    ordinal = self._history.claims[family, task.id]
-                    while (key := self._key(task.id, ordinal, family)) in self._swarm.playing:
-                        ordinal += 1
-                    self._swarm.playing.add(key)
-                    stack.callback(self._swarm.playing.discard, key)
+                numbered = self._numbered(task.id, family)
+                async with self._ordinals.turn(numbered):
+                    ordinal = self._ordinals.next(numbered)
+                    self._ordinals.played.add((numbered, ordinal))
+                    stack.callback(self._ordinals.played.discard, (numbered, ordinal))
                     episode = self._episode(task.id, ordinal, family)
                     await stack.enter_async_context(episode)
-                    self._history.claims[family, task.id] = ordinal + 1
+                    self._ordinals.made(numbered, ordinal)
             except (OverLimit, NotFound) as error:
                 if isinstance(error, NotFound):  # the server works on another run by now, or never knew this one:
                     await self._swarm.run(self._run_id)  # then it is not found here either
@@ -294,7 +296,7 @@ class Crew:
         try:
             return await self._rollout(episode, task)
         except SystemExit as error:
-            raise plain(error, "the rollout") from None
+            raise as_runtime_error(error, "the rollout") from None
 
     def _count(self, fate: _Fate, episode: Episode, line: ProgressLine) -> None:
         if fate is _Fate.ENDED:
@@ -309,9 +311,10 @@ class Crew:
     def _family(self, task: Task) -> str | None:
         return task.mix or self._mix
 
-    def _key(self, task_id: str, ordinal: int, mix: str | None) -> str:
+    def _numbered(self, task_id: str, mix: str | None) -> str:
+        """What numbers its claims by itself."""
         family = "" if mix is None else f"{mix}:"
-        return f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{family}{task_id}/{ordinal}"
+        return f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{family}{task_id}"
 
     def _episode(self, task_id: str, ordinal: int, mix: str | None) -> Episode:
         return self._swarm.episode(
@@ -323,7 +326,7 @@ class Crew:
             max_episode_s=self._max_episode_s,
             max_call_s=self._max_call_s,
             sampling=self._sampling,
-            idempotency_key=self._key(task_id, ordinal, mix),
+            idempotency_key=f"{self._numbered(task_id, mix)}/{ordinal}",
         )
 
 

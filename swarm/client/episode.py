@@ -13,7 +13,7 @@ from foundation.clock import Clock
 from foundation.logs import redact
 from swarm.client.answers import to_its_answer
 from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NotFound
-from swarm.client.messages import keyed, written
+from swarm.client.messages import require_finite_metadata, with_text_keys, written
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
 from swarm.protocol.errors import SwarmError
@@ -148,9 +148,10 @@ class Episode:
             success=success,
             metrics=dict(metrics or {}),
             agent_rewards=None if agent_rewards is None else dict(agent_rewards),
-            metadata=keyed(metadata),
+            metadata=with_text_keys(metadata),
             idempotency_key=f"end-{self.id}",
         )
+        require_finite_metadata(result.metadata)
         written(result)  # what cannot be sent is refused here, to whoever said it
         return result
 

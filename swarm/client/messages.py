@@ -10,7 +10,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from swarm.client.errors import InvalidSpec, NotASwarmServer
-from swarm.protocol.episodes import EpisodeResult
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.runspec import AS_STORED
 
@@ -20,13 +19,22 @@ Model = TypeVar("Model", bound=BaseModel)
 def written(message: BaseModel) -> bytes:
     """Raises: InvalidSpec for what JSON cannot carry."""
     try:
-        raw = message.model_dump_json().encode()
-        if isinstance(message, EpisodeResult):
-            _require_finite(to_jsonable_python(message.metadata), "metadata")
+        return message.model_dump_json().encode()
     except PydanticSerializationError as error:
-        detail = f"it cannot be sent: {error}; give plain JSON values"
-        raise InvalidSpec(ErrorCode.INVALID_SPEC, detail) from error
-    return raw
+        raise _unsendable(error) from error
+
+
+def require_finite_metadata(metadata: Mapping[str, Any]) -> None:
+    """Raises: InvalidSpec for a number that would be stored as null, or for what JSON cannot carry."""
+    try:
+        plain = to_jsonable_python(metadata)
+    except PydanticSerializationError as error:
+        raise _unsendable(error) from error
+    _require_finite(plain, "metadata")
+
+
+def _unsendable(error: PydanticSerializationError) -> InvalidSpec:
+    return InvalidSpec(ErrorCode.INVALID_SPEC, f"it cannot be sent: {error}; give plain JSON values")
 
 
 def _require_finite(value: object, where: str) -> None:
@@ -39,7 +47,7 @@ def _require_finite(value: object, where: str) -> None:
         _require_finite(part, f"{where}[{key!r}]")
 
 
-def keyed(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+def with_text_keys(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     """Raises: InvalidSpec where a key is no text."""
     for key in metadata or ():
         if not isinstance(key, str):

@@ -39,7 +39,7 @@ Rollout = Callable[["Episode", Task], Awaitable[Outcome | float | None]]
 """One attempt at a task. Returns its outcome, or a reward, or None after it called `episode.end` itself."""
 
 
-def plain(error: BaseException, whose: str) -> RuntimeError:
+def as_runtime_error(error: BaseException, whose: str) -> RuntimeError:
     """`error`, raised at the same place, as one that asyncio hands on like any other. To be raised `from None`.
 
     asyncio ends its loop for SystemExit, and no future of it carries StopIteration.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sized
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ from swarm.client import episode as episodes
 from swarm.client.crew import CrewReport
 from swarm.client.sync.episode import Episode
 from swarm.client.sync.loop import LoopThread
-from swarm.client.sync.threads import heard, in_its_own
+from swarm.client.sync.threads import DaemonThread, begin_in_thread
 from swarm.client.tasks import Outcome, Rollout, Task
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import (
@@ -280,9 +280,9 @@ class SwarmClient:
         """As the asynchronous one; `rollout` is a plain function, and each attempt has a thread of its own.
 
         No thread can be cancelled: that of an attempt whose lease was lost, or of a crew that was interrupted, runs on unheard.
-        `tasks` are drawn in a thread of their own: a stream may take its time, and may ask this client.
+        `tasks` are drawn in one more, which is waited for as little: a stream may take its time, and may ask this client.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="tasks") as drawing:
+        with contextlib.closing(DaemonThread("the stream of tasks")) as drawing:
             return self.thread.call(
                 self.inner.run_tasks(
                     _SizedStream(tasks, drawing) if isinstance(tasks, Sized) else _Stream(tasks, drawing),
@@ -305,15 +305,14 @@ class SwarmClient:
 class _Stream(AsyncIterable[Task]):
     """Tasks of a plain iterable, each drawn in a thread, so that leases are renewed meanwhile."""
 
-    def __init__(self, tasks: Iterable[Task], thread: ThreadPoolExecutor) -> None:
+    def __init__(self, tasks: Iterable[Task], thread: DaemonThread) -> None:
         self._tasks = tasks
         self._thread = thread
 
     async def __aiter__(self) -> AsyncIterator[Task]:
-        loop = asyncio.get_running_loop()
-        begin = functools.partial(iter, self._tasks)
-        drawn = await loop.run_in_executor(self._thread, heard, begin, "the stream of tasks")
-        while (task := await loop.run_in_executor(self._thread, next, drawn, None)) is not None:
+        drawn = await asyncio.wrap_future(self._thread.begin(functools.partial(iter, self._tasks)))
+        following = functools.partial(next, drawn, None)
+        while (task := await asyncio.wrap_future(self._thread.begin(following))) is not None:
             yield task
 
 
@@ -327,6 +326,7 @@ class _SizedStream(_Stream):
 
 def _in_threads(rollout: SyncRollout, thread: LoopThread) -> Rollout:
     async def play(inner: episodes.Episode, task: Task) -> Outcome | float | None:
-        return await in_its_own(functools.partial(rollout, Episode(inner, thread), task), "the rollout")
+        playing = begin_in_thread(functools.partial(rollout, Episode(inner, thread), task), "the rollout")
+        return await asyncio.wrap_future(playing)
 
     return play

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
+from swarm.client.answers import GIVE_BACK_S
+
 T = TypeVar("T")
 
 LEAVING_S = 10.0
@@ -36,6 +38,10 @@ class LoopThread:
         self._leaving = False
         self._stopped = False
         self._closing: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._failure: BaseException | None = None
+        """What went wrong while the last client was closed."""
+        self._calls: dict[asyncio.Task[Any], threading.Event] = {}
+        """What threads wait for, with the event that wakes each."""
         self._thread = threading.Thread(target=self._run, name="swarm-client", daemon=True)
         self._thread.start()
 
@@ -50,21 +56,23 @@ class LoopThread:
                     self._loop.run_until_complete(last)
         finally:
             self._loop.close()
+            for ended in self._calls.values():
+                ended.set()
 
     def _stop(self) -> None:
         self._stopped = True
         self._loop.stop()
 
     async def _wind_up(self) -> None:
-        """What threads still wait for is cancelled, and gives back what it held; then the last client is closed."""
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        if others:
-            await asyncio.wait(others, timeout=LEAVING_S)
-        await self._loop.shutdown_asyncgens()
-        if self._closing is not None:
-            await self._closing()
+        """What threads wait for is cancelled, and gives back what it held; then what is left; then the last client is closed."""
+        try:
+            await _cancel(set(self._calls), LEAVING_S)
+            await _cancel(asyncio.all_tasks() - {asyncio.current_task()}, GIVE_BACK_S)
+            await self._loop.shutdown_asyncgens()
+            if self._closing is not None:
+                await self._closing()
+        except BaseException as error:  # noqa: BLE001 - raised to the thread that closes
+            self._failure = error
 
     @classmethod
     def enter(cls) -> LoopThread:
@@ -95,7 +103,8 @@ class LoopThread:
         def begin() -> None:
             try:
                 task = self._loop.create_task(work)
-                task.add_done_callback(lambda _: ended.set())
+                self._calls[task] = ended
+                task.add_done_callback(lambda task: self._calls.pop(task).set())
                 begun.set_result(task)
             except BaseException as error:  # noqa: BLE001 - raised to the caller, who would wait for ever
                 begun.set_exception(error)
@@ -110,14 +119,16 @@ class LoopThread:
         try:
             ended.wait()
         except BaseException:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the loop is closed, where another thread closed the last client meanwhile
+            # closed is the loop where another thread closed the last client meanwhile
+            with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(begun.result().cancel)
             ended.wait(LEAVING_S)
             raise
+        task = begun.result()
+        if not task.done():
+            raise RuntimeError(CLOSED)
         try:
-            return begun.result().result()
+            return task.result()
         except asyncio.CancelledError:
             if self._leaving:
                 raise RuntimeError(CLOSED) from None
@@ -135,7 +146,7 @@ class LoopThread:
             raise RuntimeError("a synchronous client cannot be used inside the event loop that does its work")
 
     def leave(self, closing: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """closing: what the user closes, once nothing of the loop's work needs it any more."""
+        """closing: what the user closes, once nothing of the loop's work needs it any more. Raises: what closing raises."""
         with LoopThread._lock:
             last = self._users == 1
             if last or closing is None:
@@ -146,8 +157,18 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(self._stop)
         if last:
             self._thread.join()
+            if self._failure is not None:
+                raise self._failure
         elif closing is not None:
             try:
                 self.call(closing())
             finally:
                 self.leave()
+
+
+async def _cancel(tasks: set[asyncio.Task[Any]], within_s: float) -> None:
+    """Cancel them and wait until they have ended, for `within_s` at most."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=within_s)

@@ -1,37 +1,56 @@
-"""Plain functions in threads, waited for in an event loop. Knows no swarm."""
+"""Plain functions in threads that keep no process from ending. Knows no swarm."""
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
 from typing import TypeVar
 
-from swarm.client.tasks import plain
+from swarm.client.tasks import as_runtime_error
 
 T = TypeVar("T")
 
 
-def heard(work: Callable[[], T], whose: str) -> T:
-    """`work`, so that what it raises reaches whoever waits in an event loop. whose: what it is called in an error."""
+class DaemonThread:
+    """A thread that does one piece of work after the other until it is closed; whoever closes it does not wait for it."""
+
+    def __init__(self, whose: str) -> None:
+        """whose: what its work is called in an error."""
+        self._whose = whose
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=whose, daemon=True).start()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+    def begin(self, work: Callable[[], T]) -> concurrent.futures.Future[T]:
+        """Its answer, or its error as one that may be raised in an event loop too."""
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+        answer.set_running_or_notify_cancel()
+        self._work.put(partial(_answer, work, self._whose, answer))
+        return answer
+
+    def close(self) -> None:
+        """It ends after what was begun."""
+        self._work.put(None)
+
+
+def begin_in_thread(work: Callable[[], T], whose: str) -> concurrent.futures.Future[T]:
+    """`work` in a thread of its own, which nobody has to wait for. whose: what it is called in an error."""
+    thread = DaemonThread(whose)
+    answer = thread.begin(work)
+    thread.close()
+    return answer
+
+
+def _answer(work: Callable[[], T], whose: str, answer: concurrent.futures.Future[T]) -> None:
     try:
-        return work()
+        answer.set_result(work())
     except StopIteration as error:
-        raise plain(error, whose) from None
-
-
-def in_its_own(work: Callable[[], T], whose: str) -> asyncio.Future[T]:
-    """`work` in a new thread, which nobody waits for once the future is cancelled, and which keeps no process from ending."""
-    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-    answer.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            answer.set_result(heard(work, whose))
-        except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits
-            answer.set_exception(error)
-
-    awaited = asyncio.wrap_future(answer)
-    threading.Thread(target=run, name=whose, daemon=True).start()
-    return awaited
+        answer.set_exception(as_runtime_error(error, whose))
+    except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits
+        answer.set_exception(error)

@@ -16,7 +16,6 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, TeamOver, team
 from swarm.client.client import CREW_PATIENCE
-from swarm.client.crew import Crew
 from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NotFound, StorageFull
 from swarm.client.lanes import READ_AHEAD
 from swarm.client.progress import ProgressLine
@@ -632,6 +631,49 @@ async def test_a_second_crew_of_a_client_leaves_alone_what_the_first_plays(ids: 
     assert stub.by_state() == {"ended": 4}
 
 
+async def test_crews_of_a_client_number_their_claims_as_the_ledger_does() -> None:
+    stub, over = SwarmStub(group_size=8), asyncio.Event()
+
+    async def slow(episode: Episode, task: Task) -> float:
+        await over.wait()
+        over.clear()
+        return 1.0
+
+    async with client(stub) as swarm:
+        first = asyncio.create_task(swarm.run_tasks([Task("a", "")], slow, episodes_per_task=2, concurrency=1))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        await swarm.run_tasks([Task("a", "")], right, episodes_per_task=3)
+        over.set()
+        for _ in range(200):
+            await asyncio.sleep(0)
+        over.set()
+        await first
+    numbers = [one.claim["idempotency_key"].rpartition("/")[2] for one in stub.episodes.values()]
+    assert numbers == ["0", "1", "2", "3", "4"]
+
+
+async def test_what_another_crew_of_the_client_has_ended_since_is_no_orphan() -> None:
+    stub, over = SwarmStub(group_size=2), asyncio.Event()
+
+    async def slow(episode: Episode, task: Task) -> float:
+        await over.wait()
+        return 1.0
+
+    async with client(stub) as swarm:
+        first = asyncio.create_task(swarm.run_tasks([Task("a", "", mix="math")], slow))
+
+        async def stream() -> AsyncIterator[Task]:
+            over.set()
+            await first
+            yield Task("a", "", mix="math")
+
+        for _ in range(200):
+            await asyncio.sleep(0)
+        await swarm.run_tasks(stream(), right, mix="code")
+    assert stub.by_state() == {"ended": 4}
+
+
 async def test_what_a_restarted_client_cannot_give_back_does_not_keep_it_from_its_work() -> None:
     stub = SwarmStub(group_size=3)
     await die_while_holding(stub, 0)
@@ -651,15 +693,6 @@ async def test_a_task_that_comes_again_later_in_the_stream_counts_again() -> Non
     async with client(stub) as swarm:
         report = await swarm.run_tasks(stream, right)
     assert (report.resumed, report.ended) == (2, 4)
-
-
-async def test_of_tasks_that_are_over_a_crew_keeps_the_number_of_their_claims_alone() -> None:
-    async with client(SwarmStub(group_size=2)) as swarm:
-        crew = Crew(swarm, right, run_id=RUN, kind="train", episodes_per_task=2, concurrency=4, retries=0)
-        assert (await crew.work(tasks(50))).ended == 100
-    assert not crew._turns
-    assert not crew._history.ended
-    assert crew._history.claims.total() == 100
 
 
 def test_a_task_has_an_id() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import Queue
 from typing import TypeVar
@@ -19,7 +20,8 @@ import httpx
 import pytest
 
 from swarm.client import Task
-from swarm.client.sync import Episode, SwarmClient, team
+from swarm.client.sync import Episode, SwarmClient, loop, team
+from swarm.client.sync.threads import begin_in_thread
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
 APART_S = 0.5
@@ -30,16 +32,7 @@ T = TypeVar("T")
 
 def in_time(work: Callable[[], T], within_s: float = LONG_S) -> T:
     """What `work` answers, in a thread that nobody waits for beyond the time. Raises: TimeoutError."""
-    answer: Future[T] = Future()
-
-    def answering() -> None:
-        try:
-            answer.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised to who asked
-            answer.set_exception(error)
-
-    threading.Thread(target=answering, daemon=True).start()
-    return answer.result(within_s)
+    return begin_in_thread(work, "the test").result(within_s)
 
 
 class Belated(httpx.AsyncBaseTransport):
@@ -191,6 +184,24 @@ def test_a_stream_of_tasks_that_exits_ends_its_caller_and_no_other() -> None:
         assert swarm.status().run_id == RUN
 
 
+def test_a_stream_of_tasks_that_is_stuck_keeps_nobody_waiting_when_the_client_is_closed() -> None:
+    stuck, freed = threading.Event(), threading.Event()
+
+    def tasks() -> Iterator[Task]:
+        yield Task("t", "")
+        stuck.set()
+        freed.wait(LONG_S)
+
+    swarm = over(SwarmClient("http://stub"), SwarmStub().transport())
+    crew = partial(swarm.run_tasks, tasks(), lambda *_: 1.0, run_id=RUN, kind="eval")
+    working = ThreadPoolExecutor(1).submit(crew)
+    stuck.wait(LONG_S)
+    in_time(swarm.close)
+    with pytest.raises(RuntimeError, match="this client is closed"):
+        working.result(LONG_S / 4)
+    freed.set()
+
+
 def test_a_member_of_a_team_is_ended_by_itself() -> None:
     stub = SwarmStub()
     with (
@@ -254,6 +265,69 @@ def test_an_episode_that_is_open_when_its_client_is_closed_is_given_back() -> No
         working.result(LONG_S)
     over_now.set()
     assert stub.by_state() == {"aborted": 1}
+
+
+def test_a_claim_on_its_way_when_its_client_is_closed_is_given_back() -> None:
+    stub = SwarmStub()
+    transport = Belated(stub)
+    swarm = over(SwarmClient("http://stub"), transport)
+    entering = ThreadPoolExecutor(1).submit(swarm.episode(task_id="t", run_id=RUN).__enter__)
+    transport.claimed.wait(LONG_S)
+    transport.interrupted.set()
+    in_time(swarm.close)
+    with pytest.raises(RuntimeError, match="this client is closed"):
+        entering.result(LONG_S)
+    assert stub.by_state() == {"aborted": 1}
+
+
+def test_work_that_does_not_end_when_its_client_is_closed_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "LEAVING_S", 0.1)
+    monkeypatch.setattr(loop, "GIVE_BACK_S", 0.1)
+    begun = threading.Event()
+
+    async def stubborn() -> None:
+        begun.set()
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    swarm = over(SwarmClient("http://stub"), SwarmStub().transport())
+    waiting = ThreadPoolExecutor(1).submit(swarm.thread.call, stubborn())
+    begun.wait(LONG_S)
+    in_time(swarm.close)
+    with pytest.raises(RuntimeError, match="this client is closed"):
+        waiting.result(LONG_S)
+
+
+def test_work_that_ends_only_when_it_is_told_twice_is_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "LEAVING_S", 0.1)
+    begun, ended = threading.Event(), threading.Event()
+
+    async def slow() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    swarm = over(SwarmClient("http://stub"), SwarmStub().transport())
+    ThreadPoolExecutor(1).submit(swarm.thread.call, slow())
+    begun.wait(LONG_S)
+    in_time(swarm.close)
+    assert ended.is_set()
+
+
+def test_what_goes_wrong_while_the_last_client_is_closed_is_raised() -> None:
+    class Broken(httpx.AsyncBaseTransport):
+        async def aclose(self) -> None:
+            raise OSError("no such socket")
+
+    swarm = over(SwarmClient("http://stub"), Broken())
+    with pytest.raises(OSError, match="no such socket"):
+        in_time(swarm.close)
 
 
 FORKED = """
