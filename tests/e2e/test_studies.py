@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,10 @@ def test_a_study_whose_terminal_is_closed_holds_no_server(machine: Machine) -> N
     environ.pop("RESEARCHER_DATABASE_URL", None)
     environ.pop("MLFLOW_TRACKING_URI", None)
     command = [sys.executable, "-m", "researcher.main", *words]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heard
+    ) as process:
         assert process.stdout is not None
         assert any("running" in line for line in process.stdout)
         assert _alive(machine)
