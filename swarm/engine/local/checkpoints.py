@@ -29,6 +29,7 @@ from swarm.engine.local.manifest import (
     UNFINISHED,
     BrokenCheckpoint,
     folder_of,
+    replaced_of,
     unchanged,
 )
 from swarm.engine.local.tensor_file import write_tensors
@@ -88,7 +89,7 @@ def take_name(unfinished: Path, step: int) -> None:
     directory = unfinished.parent
     final = folder_of(directory, step)
     if final.exists():
-        final.rename(directory / f"{REPLACED}{step}")
+        final.rename(replaced_of(directory, step))
     try:
         unfinished.rename(final)
     except OSError:

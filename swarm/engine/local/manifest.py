@@ -24,12 +24,16 @@ def folder_of(directory: Path, step: int) -> Path:
     return directory / f"{PREFIX}{step:08d}"
 
 
+def replaced_of(directory: Path, step: int) -> Path:
+    """Where a step's checkpoint lies while another takes its place."""
+    return directory / f"{REPLACED}{step}"
+
+
 def require_whole(directory: Path, step: int) -> None:
     """Raises: BrokenCheckpoint when there is no checkpoint of this step, or it is not what was written."""
     folder = folder_of(directory, step)
-    if not folder.exists():  # what a killed writer was replacing gets its name again when the run is opened
-        replaced = [path for path in directory.glob(f"{REPLACED}*") if int(path.name.rpartition("-")[2]) == step]
-        folder = next(iter(replaced), folder)
+    if not folder.exists() and (replaced := replaced_of(directory, step)).exists():
+        folder = replaced  # of a writer that was killed: it gets its name again when the run is opened
     try:
         unchanged(folder)
     except (OSError, ValueError) as error:  # pydantic's are ValueErrors

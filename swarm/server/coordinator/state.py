@@ -16,7 +16,7 @@ from swarm.protocol.status import Failure, Phase
 from swarm.server.coordinator.batches import draw, most_flat, one_batch
 from swarm.server.coordinator.groups import Group, Groups
 from swarm.server.coordinator.leases import Deadlines, LeaseClock, LiveEpisode
-from swarm.server.coordinator.mix import EVERYTHING, Awaited, Turns, family_of, in_force
+from swarm.server.coordinator.mix import Awaited, Turns, family_of, in_force
 from swarm.server.coordinator.prepared import Prepared
 from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.versions import Versions
@@ -310,7 +310,8 @@ class BookState:
         del group.running[row.slot]
         group.ended[row.slot] = row
         group.last_end = self.lease_time
-        self.awaited.delivered(group.row.mix or EVERYTHING)
+        if self.run is not None:
+            self.awaited.delivered(family_of(group.row.mix, self.run.spec.batch.mix))
         self.settle(group)
         self._look_at_rest(group)
 
@@ -325,7 +326,8 @@ class BookState:
         """An episode takes a slot."""
         group.running[slot] = episode_id
         if self.run is not None:
-            self.awaited.played(group.row.mix or EVERYTHING, self.run.spec.batch.mix, self.lease_time)
+            mix = self.run.spec.batch.mix
+            self.awaited.played(family_of(group.row.mix, mix), mix, self.lease_time)
 
     def leave_behind(self, client_id: str, client_version: str) -> None:
         """A client comes with a version of its code that has no group to join: it will not claim in groups of others."""

@@ -19,6 +19,7 @@ from swarm.client.client import CREW_PATIENCE
 from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NotFound, StorageFull
 from swarm.client.lanes import READ_AHEAD
 from swarm.client.progress import ProgressLine
+from swarm.client.tasks import Rollout
 from swarm.protocol.errors import ErrorCode
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
@@ -558,20 +559,28 @@ async def test_a_crew_with_a_family_goes_on_with_tasks_of_another_where_it_stopp
     assert (report.resumed, report.ended) == (6, 3)
 
 
-async def test_a_crew_with_a_family_frees_what_it_left_open_of_another_and_plays_none_of_it_on() -> None:
-    stub = SwarmStub(group_size=3)
-    await die_while_holding(stub, 4, mix="code", crew="math")
-    left_open = {one.episode_id for one in stub.episodes.values() if one.state == "running"}
-    played: set[str] = set()
+def running(stub: SwarmStub) -> set[str]:
+    return {one.episode_id for one in stub.episodes.values() if one.state == "running"}
+
+
+def noting(played: set[str]) -> Rollout:
+    """A rollout that is always right, and notes which episodes it was given."""
 
     async def rollout(episode: Episode, task: Task) -> float:
         played.add(episode.id)
         return 1.0
 
+    return rollout
+
+
+async def test_a_crew_with_a_family_frees_what_it_left_open_of_another_and_plays_none_of_it_on() -> None:
+    stub = SwarmStub(group_size=3)
+    await die_while_holding(stub, 4, mix="code", crew="math")
+    left_open, played = running(stub), set[str]()
     async with client(stub) as swarm:
         await swarm.run_tasks([Task("of-its-own", "")], right, mix="math")
         assert stub.by_state()["aborted"] == 0
-        report = await swarm.run_tasks([replace(task, mix="code") for task in tasks(4)], rollout, mix="math")
+        report = await swarm.run_tasks([replace(task, mix="code") for task in tasks(4)], noting(played), mix="math")
     assert (report.resumed, report.ended) == (4, 8)
     assert not played & left_open
     assert stub.by_state() == {"ended": 15, "aborted": len(left_open)}
@@ -582,15 +591,9 @@ async def test_a_restarted_client_frees_what_it_left_open_of_tasks_with_a_family
 ):
     stub = SwarmStub(group_size=3)
     await die_while_holding(stub, 4, mix="math")
-    left_open = {one.episode_id for one in stub.episodes.values() if one.state == "running"}
-    played: set[str] = set()
-
-    async def rollout(episode: Episode, task: Task) -> float:
-        played.add(episode.id)
-        return 1.0
-
+    left_open, played = running(stub), set[str]()
     async with client(stub) as swarm:
-        report = await swarm.run_tasks([replace(task, mix="math") for task in tasks(4)], rollout, concurrency=4)
+        report = await swarm.run_tasks([replace(task, mix="math") for task in tasks(4)], noting(played), concurrency=4)
     assert (report.resumed, report.ended) == (4, 8)
     assert not played & left_open
     assert stub.by_state() == {"ended": 12, "aborted": len(left_open)}
