@@ -247,9 +247,8 @@ async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     assert task is not None
 
     def end() -> None:
-        if (
-            not task.cancelling()
-        ):  # told before, by Ctrl-C or a terminal that closes twice: its end is not to be cut short
+        """Once: told again, by a terminal that closes after Ctrl-C, its end is not to be cut short."""
+        if not task.cancelling():
             task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -29,7 +29,7 @@ from swarm.engine.local.manifest import (
     UNFINISHED,
     BrokenCheckpoint,
     folder_of,
-    replaced_of,
+    replaced,
     unchanged,
 )
 from swarm.engine.local.tensor_file import write_tensors
@@ -89,7 +89,7 @@ def take_name(unfinished: Path, step: int) -> None:
     directory = unfinished.parent
     final = folder_of(directory, step)
     if final.exists():
-        final.rename(replaced_of(directory, step))
+        final.rename(directory / f"{REPLACED}{step}")
     try:
         unfinished.rename(final)
     except OSError:
@@ -102,12 +102,12 @@ def put_back(directory: Path) -> None:
 
     Raises: OSError.
     """
-    for replaced in directory.glob(f"{REPLACED}*"):
-        final = folder_of(directory, int(replaced.name.rpartition("-")[2]))
+    for step, path in replaced(directory).items():
+        final = folder_of(directory, step)
         if final.exists():
-            shutil.rmtree(replaced)
+            shutil.rmtree(path)
         else:
-            replaced.rename(final)
+            path.rename(final)
 
 
 def steps(directory: Path) -> list[int]:

@@ -24,16 +24,16 @@ def folder_of(directory: Path, step: int) -> Path:
     return directory / f"{PREFIX}{step:08d}"
 
 
-def replaced_of(directory: Path, step: int) -> Path:
-    """Where a step's checkpoint lies while another takes its place."""
-    return directory / f"{REPLACED}{step}"
+def replaced(directory: Path) -> dict[int, Path]:
+    """By step, the checkpoints in whose place another was being put when its writer was killed."""
+    return {int(path.name.rpartition("-")[2]): path for path in directory.glob(f"{REPLACED}*")}
 
 
 def require_whole(directory: Path, step: int) -> None:
     """Raises: BrokenCheckpoint when there is no checkpoint of this step, or it is not what was written."""
     folder = folder_of(directory, step)
-    if not folder.exists() and (replaced := replaced_of(directory, step)).exists():
-        folder = replaced  # of a writer that was killed: it gets its name again when the run is opened
+    if not folder.exists():  # what a killed writer was replacing gets its name again when the run is opened
+        folder = replaced(directory).get(step, folder)
     try:
         unchanged(folder)
     except (OSError, ValueError) as error:  # pydantic's are ValueErrors
