@@ -88,7 +88,7 @@ class Interventions:
                 waiting.reason = DropReason.SUPERSEDED
                 state.changes.append(PutEpisode(waiting))
         state.changes += [PutRun(row), SupersedeAfter(run.run_id, wish.step, detail)]
-        state.awaited.since.clear()
+        state.awaited.clear()
         state.flat_groups = 0
         state.situation.opened_run = None
         state.situation.checkpoint_wanted = False

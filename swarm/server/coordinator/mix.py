@@ -89,64 +89,74 @@ def _weights(ratios: tuple[tuple[str, float], ...]) -> dict[str, int]:
 
 
 @dataclass(slots=True)
+class _Wait:
+    """Of others for one family, since then. Times are lease time."""
+
+    since: float
+    early: bool
+    """It began before anybody had its part of the next step ready: only while nobody plays that family."""
+    resting: bool = False
+    """Somebody plays it: until an episode of it is in the pool, or is lost."""
+    told_of: bool = False
+
+
+@dataclass(slots=True)
 class Awaited:
-    """Families that others wait for, which have done what they may, and since when. Times are lease time."""
+    """Families that others wait for, which have done what they may. Times are lease time."""
 
-    since: dict[str, float] = field(default_factory=dict)
-    early: set[str] = field(default_factory=set)
-    """Those for whom it began before anybody had its part of the next step ready: only while nobody plays them."""
-    paused: dict[str, float] = field(default_factory=dict)
-    """Since when the others had waited for a family when it was played again: until an episode of it is in the pool."""
-    told: dict[str, float] = field(default_factory=dict)
-    """Which end of patience with each was told of last."""
-
-    def passed(self, mix: Mix, now: float) -> frozenset[str]:
-        """Those whose patience ran out: steps are made without them until they deliver a group."""
-        return frozenset(
-            name for name, since in self.since.items() if name in mix and since + mix[name].patience_s <= now
-        )
+    waits: dict[str, _Wait] = field(default_factory=dict)
 
     def ends_at(self, mix: Mix) -> dict[str, float]:
         """When the patience with each runs out."""
-        return {name: since + mix[name].patience_s for name, since in self.since.items() if name in mix}
+        return {
+            name: wait.since + mix[name].patience_s
+            for name, wait in self.waits.items()
+            if name in mix and not wait.resting
+        }
+
+    def passed(self, mix: Mix, now: float) -> frozenset[str]:
+        """Those whose patience ran out: steps are made without them until they deliver a group."""
+        return frozenset(name for name, at in self.ends_at(mix).items() if at <= now)
 
     def newly_passed(self, mix: Mix, now: float) -> list[str]:
         """Those whose patience ran out and who were not told of yet: each once, however often this is asked."""
-        late = {name: at for name, at in self.ends_at(mix).items() if at <= now and self.told.get(name) != at}
-        self.told.update(late)
-        return sorted(late)
+        passed = self.passed(mix, now)
+        late = sorted(name for name in passed if not self.waits[name].told_of)
+        for name, wait in self.waits.items():
+            wait.told_of = name in passed
+        return late
 
     def look(self, missing: Set[str], awaited: Set[str], mix: Mix, now: float, *, early: bool) -> list[str]:
         """Begin to wait for those who are `awaited`; returns whom. Forget who is not `missing`.
 
         early: nobody has its part of the next step ready yet.
         """
-        passed = self.passed(mix, now)
-        for name in [name for name in self.since if name not in missing and name not in passed]:
-            del self.since[name]
-        begun = [name for name in awaited if name in mix and name not in self.since]
-        self.since.update({name: self.paused.pop(name, now) for name in begun})
-        self.early = self.early & self.since.keys() | set(begun) if early else set()
+        kept = missing | self.passed(mix, now)
+        self.waits = {name: wait for name, wait in self.waits.items() if name in kept or wait.resting}
+        if not early:
+            for wait in self.waits.values():
+                wait.early = False
+        begun = [name for name in awaited if name in mix and (name not in self.waits or self.waits[name].resting)]
+        for name in begun:
+            since = self.waits[name].since if name in self.waits else now
+            self.waits[name] = _Wait(since, early)
         return begun
 
     def played(self, name: str, mix: Mix, now: float) -> None:
-        """Somebody took a slot of that family: what began early, and is not over, waits for how it ends."""
-        if name in self.early & self.since.keys() and name not in self.passed(mix, now):
-            self.early.discard(name)
-            self.paused[name] = self.since.pop(name)
+        """Somebody took a slot of that family: what began early, and is not over, rests until it is known how that ends."""
+        wait = self.waits.get(name)
+        if wait is not None and wait.early and name not in self.passed(mix, now):
+            wait.resting = True
 
     def delivered(self, name: str) -> None:
         """An episode of that family is in the pool."""
-        self.paused.pop(name, None)
+        if name in self.waits and self.waits[name].resting:
+            del self.waits[name]
 
     def ready(self, name: str) -> None:
         """That family has finished a group."""
-        self.since.pop(name, None)
-        self.early.discard(name)
-        self.paused.pop(name, None)
+        self.waits.pop(name, None)
 
     def clear(self) -> None:
         """Nobody is waited for."""
-        self.since.clear()
-        self.early.clear()
-        self.paused.clear()
+        self.waits.clear()

@@ -234,7 +234,7 @@ class StepBook:
         state.run = Run(row=row, configs=[config])
         state.groups_by_task = {}
         state.versions = Versions()
-        state.awaited.since.clear()
+        state.awaited.clear()
         state.eval_ordinals = {}
         state.flat_groups = 0
         state.situation.checkpoint_wanted = False

@@ -253,6 +253,21 @@ async def test_the_patience_with_a_family_whose_rollouts_are_all_lost_is_not_beg
         await waiting
 
 
+async def test_a_run_does_not_take_over_how_long_the_run_before_it_waited(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin(batch={"tasks": 2, "mix": TWO_UNEVEN}, limits={"steps": 9})
+        await world.claim("b", mix="b", idle_limit_s=600)
+        assert (await world.refused(world.claim("b-2", mix="b"))).code is ErrorCode.MIX_FULL
+        await world.claim("a", mix="a", idle_limit_s=600)  # the patience with it rests
+        await world.desk.stop_run(run_id)
+        await world.passes(700)
+        await world.until_status("stopped")
+        await world.begin(batch={"tasks": 2, "mix": TWO_UNEVEN}, limits={"steps": 9})
+        await group(world, "b")
+        await world.passes(1)
+        assert not (await world.desk.status()).pool.by_mix["a"].passed
+
+
 async def test_the_end_of_a_patience_is_told_once_however_often_it_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
