@@ -27,6 +27,23 @@ def root_logger_says_warnings() -> Iterator[None]:
     logging.root.setLevel(logging.WARNING)
 
 
+_ENGINES, _RAY = "engines", "ray"
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those on the Ray cluster last: it idles at a tenth of a core, and nothing else has to run beside it."""
-    items.sort(key=lambda item: "ray_cluster" in getattr(item, "fixturenames", ()))
+    """Two lanes, when pytest-xdist is asked for them: what boots an engine, one test after the other, beside all other files.
+
+    Those on the Ray cluster come last: it idles at a tenth of a core, and nothing else has to run beside it.
+    """
+    lanes = {item: _lane(item) for item in items}
+    items.sort(key=lambda item: {_ENGINES: 0, _RAY: 2}.get(lanes[item], 1))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(lanes[item]))
+
+
+def _lane(item: pytest.Item) -> str:
+    """A file's tests share its fixtures, and so does everything that uses the one booted vLLM or the one cluster."""
+    if "ray_cluster" in getattr(item, "fixturenames", ()):
+        return _RAY
+    return _ENGINES if item.get_closest_marker("slow") else item.nodeid.partition("::")[0]
