@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +25,16 @@ def root_logger_says_warnings() -> Iterator[None]:
     logging.root.setLevel(logging.WARNING)
     yield
     logging.root.setLevel(logging.WARNING)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test said may hold half a character, which no worker of pytest-xdist can tell."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode(errors="replace")) for name, text in report.sections
+    ]
+    return report
 
 
 _ENGINES, _RAY = "engines", "ray"
