@@ -145,6 +145,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
         power=POWER,
         planned_effect=PLANNED_EFFECT * reading.metric.margin,
         sampling_floor=True,
+        merged_looks=any(stage.spends is not None for stage in stages),
         sentinels=tuple(SENTINELS),
         budget=Budget(wall_s=budget_s, trials=len(arms) * seeds[1]),
         planner="builtin",

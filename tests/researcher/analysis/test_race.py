@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from researcher.analysis.conclusions import conclude
-from researcher.analysis.decide import decide, seeds_for
-from researcher.analysis.power import hypothesis_power, hypothesis_seeds, planning_alpha
+from researcher.analysis.decide import decide
+from researcher.analysis.power import hypothesis_power, hypothesis_seeds, planning_alpha, seeds_for
 from researcher.analysis.race import contenders, due, in_the_running, winning_chance
 from researcher.analysis.samples import NotEnoughTrials
 from researcher.models import Branch, Condition, Plan, Stage, StageKind, TrialRecord, Verdict
