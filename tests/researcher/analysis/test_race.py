@@ -116,6 +116,21 @@ def test_optuna_picks_among_the_frozen_arms_one_after_the_other_and_the_same_rec
     assert contenders(plan, plan.stages[-1], trials) == (BASE, ARMS[3])
 
 
+def test_beside_a_fine_stage_what_was_asked_is_tested_whichever_level_between_wins() -> None:
+    plan = race_plan(fine=2)
+    trials: list[TrialRecord] = []
+    for stage in plan.stages:
+        while len(more := trials_of(plan, stage, stage.seeds, trials, arm1=0.9, arm3=0.5)) > len(trials):
+            trials = more
+    assert {BASE, *ARMS[:2]} <= {trial.arm for trial in trials}
+    asked, further = (conclude(plan, trials).verdicts[part] for part in (slice(0, 2), slice(2, None)))
+    assert all(record.effect is not None for record in asked)
+    assert asked[1].verdict is Verdict.SUPPORTED
+    assert [record.effect is not None for record in further].count(True) == 1
+    assert planning_alpha(plan, plan.hypotheses[0]) == ALPHA / 2
+    assert planning_alpha(plan, plan.hypotheses[-1]) == ALPHA
+
+
 def look_plan() -> Plan:
     plan = study_plan(max_seeds=8)
     stages = compared([arm.name for arm in plan.arms], BASE, (4, 8), 2)

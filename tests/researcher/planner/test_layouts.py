@@ -66,7 +66,9 @@ async def test_looks_and_a_fine_stage_are_laid_out_where_they_are_asked_for() ->
     ]
     assert sum(stage.spends or 0.0 for stage in looked.stages) == pytest.approx(0.05)
     fine = await planned(fine=2)
-    assert [stage.kind for stage in fine.stages] == ["noise_floor", "fine", "confirm"]
+    assert [stage.kind for stage in fine.stages] == ["noise_floor", "compare", "fine", "confirm"]
+    assert fine.stages[1].arms == ("learning_rate=1e-5", "learning_rate=1e-4")
+    assert not set(fine.stages[1].arms[1:]) & set(fine.stages[-1].arms)
     levels = [arm.levels["learning_rate"] for arm in fine.arms]
     assert min(levels) == 1e-5
     assert max(levels) == 1e-4
