@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from foundation.strict import explain
 from researcher.analysis.power import power_of, seeds_needed
 from researcher.analysis.samples import deciding_stage
-from researcher.analysis.sentinels import SENTINELS
+from researcher.analysis.sentinels import PLANNED
 from researcher.models import (
     RUN_PARAMETERS,
     STUDY_MODEL,
@@ -146,7 +146,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
         planned_effect=PLANNED_EFFECT * reading.metric.margin,
         sampling_floor=True,
         merged_looks=any(stage.spends is not None for stage in stages),
-        sentinels=tuple(SENTINELS),
+        sentinels=PLANNED,
         budget=Budget(wall_s=budget_s, trials=len(arms) * seeds[1]),
         planner="builtin",
         assumptions=(*reading.assumptions, *_equal(arms)),
