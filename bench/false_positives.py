@@ -7,7 +7,7 @@ go through the whole executor (a simulated server, an injected clock). Seeds are
     several    four levels of one factor, Holm's adjustment
     race       eight levels: successive halving, the best confirmed on fresh seeds
     looks      two arms, looked at twice, alpha spent over the looks
-    fine       two arms and Optuna between them, the best confirmed on fresh seeds
+    fine       two arms, and then Optuna between them, the best confirmed on fresh seeds
     then       four levels of one factor, then three of another at the level that goes on, on fresh seeds
     border     two arms that differ by exactly the margin: called equivalent in at most 5 %
 

@@ -61,12 +61,12 @@ def answer_gate(store: Store, checkpoints: str, study_id: str, answer: Answer, *
             raise WrongState(f"{study_id} waits for no answer; it is {store.study(study_id).status}")
         asked = Gate(checkpoints, study_id, name)
         earlier = asked.answer()
-        if earlier is not None:
-            raise WrongState(f"{name} of {study_id} was answered already: {answer_text(earlier)}")
         try:
-            asked.give(answer)
+            counts = earlier or asked.give(answer)
         except LookupError as error:  # its process died between the journal and the question
             raise WrongState(f"{name} of {study_id} is not asked yet; `researcher resume {study_id}` asks") from error
+        if earlier is not None or counts != answer:  # the second: from another machine, a moment ago
+            raise WrongState(f"{name} of {study_id} was answered already: {answer_text(counts)}")
     _note(store, study_id, name, answer)
     return name
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -17,6 +18,8 @@ from researcher.models import Direction, Effect, Finding, Scalar, Verdict
 SCHEMA = 1
 LONGEST_LINE = 200_000
 _SHOWN = 10
+_YEAR_9999 = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+"""The last year that can be told of as a date, in any time zone."""
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Side = Annotated[tuple[dict[_Name, Scalar], ...], Field(max_length=64)]
@@ -64,7 +67,7 @@ class SharedFinding(StrictModel):
     verdict: Verdict
     effect: SharedEffect | None
     scope: dict[str, Any]
-    at: float
+    at: Annotated[float, Field(ge=0, lt=_YEAR_9999)]
 
     @model_validator(mode="after")
     def _a_verdict_has_its_effect(self) -> Self:

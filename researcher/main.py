@@ -171,7 +171,9 @@ def _add_care(start: Parser) -> None:
         metavar="22:00-07:00",
         help="when trials may run, in local time; 'sat,sun 00:00-24:00'; may be repeated (default: always)",
     )
-    start.add_argument("--days", type=count, metavar="N", help="days after which the study ends with what it has")
+    start.add_argument(
+        "--days", type=count, metavar="N", help="days after which the study ends with what it has (up to 3650)"
+    )
     start.add_argument(
         "--approve",
         choices=("never", "plan", "stage"),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from researcher.analysis.effects import effects
 from researcher.analysis.samples import NotEnoughTrials
-from researcher.analysis.sentinels import SentinelFinding, inspect
+from researcher.analysis.sentinels import inspect
+from researcher.analysis.sightings import SentinelFinding
 from researcher.analysis.verdicts import verdict
 from researcher.models import Effect, Plan, TrialRecord, VerdictRecord
 

@@ -5,17 +5,16 @@ Nothing is decided here that the plan does not say; where a condition cannot be 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from researcher.analysis.conclusions import Conclusions, conclude
 from researcher.analysis.orders import order_holds
-from researcher.analysis.power import hypothesis_power, hypothesis_seeds, measured_noise
-from researcher.analysis.race import contenders, in_the_running, rung_seeds
+from researcher.analysis.power import hypothesis_power, hypothesis_seeds, seeds_for
+from researcher.analysis.race import contenders, in_the_running
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage
-from researcher.models import Branch, Condition, Effect, Hypothesis, Plan, Stage, StageKind, TrialRecord
+from researcher.models import Branch, Condition, Effect, Hypothesis, Plan, TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,24 +72,6 @@ def holds(when: Condition, plan: Plan, trials: Sequence[TrialRecord], conclusion
             return order_holds(when, plan, trials)
         case "power_below":
             return min(hypothesis_power(plan, h, trials) for h in _asked(when, plan)) < _value(when)
-
-
-def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
-    """Seeds per arm of a stage: as many as the noise floor asks for, between the stage's own bounds; a look has its share."""
-    wanted = [stage.seeds]
-    try:
-        if stage.kind is StageKind.COARSE:
-            noise = measured_noise(plan, trials, plan.hypotheses[0].metric)
-            return rung_seeds(plan, stage, sigma=noise.upper)
-        if stage.kind is StageKind.FINE:
-            return stage.seeds
-        for hypothesis in plan.hypotheses:
-            if hypothesis.sides <= set(stage.arms):
-                seeds = hypothesis_seeds(plan, hypothesis, trials)
-                wanted.append(math.ceil(seeds * (stage.share or 1.0)))
-    except NotEnoughTrials:
-        pass  # the plan's power branch has seen to it; a plan without one runs its own seeds
-    return min(max(wanted), stage.max_seeds)
 
 
 def _decision(plan: Plan, branch: Branch, trials: Sequence[TrialRecord]) -> Decision:

@@ -2,7 +2,7 @@
 
 The hypotheses that one stage decides are a family, and each of them counts in its adjustment, also one that could not be
 tested; not those that a race left behind, which fresh seeds never test, nor those of a stage that the plan's branches passed
-by. At a look of a sequential design the level is what the look may spend.
+by. At a look of a sequential design the level is what the look may spend (`power.may_spend`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from researcher.analysis.comparisons import Comparison, compare, pairing_pays
+from researcher.analysis.power import may_spend
 from researcher.analysis.race import left_behind
 from researcher.analysis.samples import NotEnoughTrials, Sample, deciding_stage, judged_stage, seeds_of, side
 from researcher.models import Effect, Hypothesis, Plan, StageKind, TrialRecord
@@ -50,8 +51,8 @@ def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | Not
 
 
 def _alpha(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
-    spends = judged_stage(plan, hypothesis, trials).spends
-    return hypothesis.alpha if spends is None else spends
+    stage = judged_stage(plan, hypothesis, trials)
+    return hypothesis.alpha if stage.spends is None else may_spend(plan, stage, trials)
 
 
 def holm_p_values(p_values: Sequence[float]) -> list[float]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from researcher.analysis.comparisons import BOOTSTRAP_FROM
-from researcher.analysis.race import family_size, is_raced, most_rung_seeds, winning_chance
+from researcher.analysis.race import family_size, is_raced, most_rung_seeds, rung_seeds, winning_chance
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
 from researcher.models import Hypothesis, Metric, Plan, Stage, StageKind, TrialRecord
 
@@ -179,6 +179,37 @@ def hypothesis_seeds(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialR
     sigma = side_sigma(hypothesis, noise.upper)
     alpha = planning_alpha(plan, hypothesis)
     return seeds_needed(sigma=sigma, effect=plan.planned_effect, alpha=alpha, power=wanted_power(plan, hypothesis))
+
+
+def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
+    """Seeds per arm of a stage: as many as the noise floor asks for, between the stage's own bounds; a look has its share."""
+    wanted = [stage.seeds]
+    try:
+        if stage.kind is StageKind.COARSE:
+            noise = measured_noise(plan, trials, plan.hypotheses[0].metric)
+            return rung_seeds(plan, stage, sigma=noise.upper)
+        if stage.kind is StageKind.FINE:
+            return stage.seeds
+        for hypothesis in plan.hypotheses:
+            if hypothesis.sides <= set(stage.arms):
+                seeds = hypothesis_seeds(plan, hypothesis, trials)
+                wanted.append(math.ceil(seeds * (stage.share or 1.0)))
+    except NotEnoughTrials:
+        pass  # the plan's power branch has seen to it; a plan without one runs its own seeds
+    return min(max(wanted), stage.max_seeds)
+
+
+def may_spend(plan: Plan, look: Stage, trials: Sequence[TrialRecord]) -> float:
+    """The part of alpha for a look of a sequential design: its own, and that of the looks after it that add no seed to it."""
+    if look.spends is None:
+        raise ValueError(f"stage {look.id!r} is no look")
+    if not plan.merged_looks:
+        return look.spends
+    after = plan.stages[plan.stages.index(look) + 1 :]
+    had = seeds_for(plan, look, trials)
+    return look.spends + math.fsum(
+        each.spends for each in after if each.spends is not None and seeds_for(plan, each, trials) <= had
+    )
 
 
 def wanted_power(plan: Plan, hypothesis: Hypothesis) -> float:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
+from researcher.analysis.contention import contention, shared_machine
+from researcher.analysis.sightings import SentinelFinding, Severity, Unchecked, finding, points, series, unchecked
 from researcher.models import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor, Plan, TrialRecord, TrialStatus
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.mismatch import MISMATCH, STALENESS, outgrown
-
-Severity = Literal["invalid", "warning", "unchecked"]
 
 COLLAPSED_ENTROPY = 0.05
 """Share of the first entropy below which a policy has lost its variety."""
@@ -25,24 +24,8 @@ FAR_KL = 1.0
 """Nats per token from the first weights."""
 MOSTLY = 0.9
 GROWN = 1.5
-SLOW = 2.0
 _DTYPE = "run.dtype"
 """Where a run's spec says what matrices are multiplied in."""
-
-
-class SentinelFinding(BaseModel):
-    """What one sentinel saw. `text` holds no numbers; `value` is the one that made it speak."""
-
-    name: str
-    severity: Severity
-    text: str
-    arms: tuple[str, ...] = ()
-    trials: tuple[str, ...] = ()
-    value: float | None = None
-
-
-class _Unchecked(Exception):
-    """What the sentinel needs was not recorded."""
 
 
 Seen = tuple[str, float] | None
@@ -69,21 +52,21 @@ def _weights_did_not_change(plan: Plan, trial: TrialRecord) -> Seen:
         if _learning_rate(plan, trial, role) == 0:
             continue
         of, whose = ("", "the weights") if role is None else (f"{role}/", f"the weights of the {role}")
-        if np.any(_series(trial, f"{of}weights_change") > 0):
+        if np.any(series(trial, f"{of}weights_change") > 0):
             continue
         counted = bool(trial.series.get(f"{of}tokens_trained"))
-        if counted and np.any(_series(trial, f"{of}tokens_trained") > 0):
+        if counted and np.any(series(trial, f"{of}tokens_trained") > 0):
             return f"{whose} never changed although the run trained", 0.0
-        if np.any(_series(trial, f"{of}zero_variance_share") < 1):
+        if np.any(series(trial, f"{of}zero_variance_share") < 1):
             because = ": no token was trained, although rewards differed" if counted else " although rewards differed"
             return f"{whose} never changed{because}", 0.0
         if not counted:
-            raise _Unchecked
+            raise Unchecked
     return None
 
 
 def _collapse(_plan: Plan, trial: TrialRecord) -> Seen:
-    reward, entropy = _series(trial, "reward_mean"), _series(trial, "entropy")
+    reward, entropy = series(trial, "reward_mean"), series(trial, "entropy")
     if _end(reward) > _start(reward):
         return None
     if entropy[0] > 0 and entropy[-1] < COLLAPSED_ENTROPY * entropy[0]:
@@ -95,22 +78,22 @@ def _collapse(_plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _no_signal(_plan: Plan, trial: TrialRecord) -> Seen:
-    share = float(np.mean(_series(trial, "zero_variance_share")))
+    share = float(np.mean(series(trial, "zero_variance_share")))
     return ("nearly all groups had equal rewards: there was little to learn from", share) if share > MOSTLY else None
 
 
 def _leak(_plan: Plan, trial: TrialRecord) -> Seen:
     evidence = trial.evidence
     if evidence is None or evidence.train_tasks is None or evidence.heldout_tasks is None:
-        raise _Unchecked
+        raise Unchecked
     both = set(evidence.train_tasks) & set(evidence.heldout_tasks)
     return ("held-out tasks are among the training tasks", float(len(both))) if both else None
 
 
 def _gap(_plan: Plan, trial: TrialRecord) -> Seen:
     """Training reward rose by more than half its spread, and held-out reward by less than half of that rise."""
-    reward, spread = _series(trial, "reward_mean"), _series(trial, "reward_std")
-    before, after = _series(trial, "eval_reward_before"), _series(trial, "eval_reward_after")
+    reward, spread = series(trial, "reward_mean"), series(trial, "reward_std")
+    before, after = series(trial, "eval_reward_before"), series(trial, "eval_reward_after")
     trained, held_out = _end(reward) - _start(reward), float(np.mean(after) - np.mean(before))
     if trained > 0.5 * float(np.mean(spread)) and held_out < 0.5 * trained:
         return "training reward rose far more than held-out reward", trained - held_out
@@ -118,7 +101,7 @@ def _gap(_plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _longer(_plan: Plan, trial: TrialRecord) -> Seen:
-    reward, length = _series(trial, "reward_mean"), _series(trial, "sampled_tokens_mean")
+    reward, length = series(trial, "reward_mean"), series(trial, "sampled_tokens_mean")
     if _start(length) > 0 and _end(length) > GROWN * _start(length) and _end(reward) <= _start(reward):
         return "answers grew longer without more reward", _end(length) / _start(length)
     return None
@@ -128,8 +111,8 @@ def _other_weights(plan: Plan, trial: TrialRecord) -> Seen:
     unseen = False
     for role in (None, *plan.roles):
         of, whose = (f"{role}/", f"the {role}") if role is not None else ("", "the model")
-        stale = dict(_points(trial, of + STALENESS))
-        steps = [(value, stale[step]) for step, value in _points(trial, of + MISMATCH) if step in stale]
+        stale = dict(points(trial, of + STALENESS))
+        steps = [(value, stale[step]) for step, value in points(trial, of + MISMATCH) if step in stale]
         later = outgrown(steps)
         if later is not None:
             return (
@@ -138,7 +121,7 @@ def _other_weights(plan: Plan, trial: TrialRecord) -> Seen:
             )
         unseen = unseen or sum(staleness == 0 for _, staleness in steps) < 2  # nothing to compare the first with
     if unseen:
-        raise _Unchecked
+        raise Unchecked
     return None
 
 
@@ -150,7 +133,7 @@ def _not_applied(plan: Plan, trial: TrialRecord) -> Seen:
 
 def _changed(_plan: Plan, trial: TrialRecord) -> Seen:
     if trial.evidence is None or trial.evidence.changes is None:
-        raise _Unchecked
+        raise Unchecked
     if trial.evidence.changes:
         text = "the run was changed while it went on, which the plan does not name: the trial is exploratory"
         return text, float(len(trial.evidence.changes))
@@ -160,44 +143,19 @@ def _changed(_plan: Plan, trial: TrialRecord) -> Seen:
     return None
 
 
-def _contention(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """Compared within an arm: arms may differ in speed by what they vary. Only a wall-time metric becomes invalid."""
-    timed = any(plan.metric(h.metric).kind == "wall_s" for h in plan.hypotheses)
-    found = []
-    for arm in plan.arms:
-        own = [trial for trial in done if trial.arm == arm.name]
-        if any("step_s" not in trial.series for trial in own):
-            return [_unchecked(name)]
-        medians = {trial.key: float(np.median(_series(trial, "step_s"))) for trial in own}
-        usual = float(np.median(list(medians.values()))) if medians else 0.0
-        slow = [key for key, median in medians.items() if usual > 0 and median > SLOW * usual]
-        if slow:
-            found.append(
-                SentinelFinding(
-                    name=name,
-                    severity="invalid" if timed else "warning",
-                    text="steps of some trials took far longer than those of the same arm: the machine was shared",
-                    arms=(arm.name,),
-                    trials=tuple(slow),
-                    value=max(medians[key] for key in slow) / usual,
-                )
-            )
-    return found
-
-
 def _mixed_code(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
     """A repair of the instrument's code parts the trials before it from those after. Where that parts one side of a
     hypothesis from the other, the code may be what makes the difference."""
     ran = {trial.key: _code_of(plan, trial) for trial in done if trial.evidence is not None}
     blind = [trial for trial in done if trial.evidence is None]
-    found = [_unchecked(name, blind)] if blind else []
+    found = [unchecked(name, blind)] if blind else []
     if len(_all_of(ran)) < 2:
         return found
     text = "the arms that are compared ran different code: no version was run by both"
     found += _parted(name, text, plan, done, ran)
     text = "the instrument's code was mended while the study ran, and not all trials ran the same version"
     mended = [trial for trial in done if trial.evidence is not None and trial.evidence.code_versions]
-    return [*found, _finding(name, "warning", text, [(trial, float(len(ran[trial.key]))) for trial in mended])]
+    return [*found, finding(name, "warning", text, [(trial, float(len(ran[trial.key]))) for trial in mended])]
 
 
 def _mixed_types(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
@@ -207,27 +165,27 @@ def _mixed_types(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Sen
     for trial in done:
         try:
             used[trial.key] = frozenset([_types(plan, trial)])
-        except _Unchecked:
+        except Unchecked:
             blind.append(trial)
-    found = [_unchecked(name, blind)] if blind else []
+    found = [unchecked(name, blind)] if blind else []
     if len(_all_of(used)) < 2:
         return found
     text = "the arms that are compared were computed in different number types: none was used by both"
     found += _parted(name, text, plan, done, used)
     text = "trials were computed in different number types, as their servers compute"
-    return [*found, _finding(name, "warning", text, [(each, 2.0) for each in done if each.key in used])]
+    return [*found, finding(name, "warning", text, [(each, 2.0) for each in done if each.key in used])]
 
 
 def _types(plan: Plan, trial: TrialRecord) -> str:
     """What was sampled in, and what each model was trained in whose type the plan does not vary."""
     if trial.evidence is None:
-        raise _Unchecked
+        raise Unchecked
     varied = {target for factor in plan.factors for target in factor.targets}
     paths = [_DTYPE, *(f"roles.{role}.dtype" for role in sorted(trial.evidence.roles or {}))]
     trained = {path: str(_used(trial, path)) for path in paths if path not in varied}
     sampled = trial.evidence.model.dtype if trial.evidence.model is not None else None
     if sampled is None and _DTYPE in varied:
-        raise _Unchecked
+        raise Unchecked
     return str((sampled or trained[_DTYPE], trained))
 
 
@@ -247,7 +205,7 @@ def _parted(
         ]
         if all(sides) and not sides[0] & sides[1]:
             hits = [(trial, float(len(sides[0] | sides[1]))) for trial in done if trial.arm in hypothesis.sides]
-            found.append(_finding(name, "invalid", text, hits))
+            found.append(finding(name, "invalid", text, hits))
     return found
 
 
@@ -270,13 +228,13 @@ def _each(look: Callable[[Plan, TrialRecord], Seen], severity: Severity) -> Sent
         for trial in done:
             try:
                 found = look(plan, trial)
-            except _Unchecked:
+            except Unchecked:
                 blind.append(trial)
                 continue
             if found:
                 seen.setdefault(found[0], []).append((trial, found[1]))
-        findings = [_finding(name, severity, text, hits) for text, hits in seen.items()]
-        return findings + ([_unchecked(name, blind)] if blind else [])
+        findings = [finding(name, severity, text, hits) for text, hits in seen.items()]
+        return findings + ([unchecked(name, blind)] if blind else [])
 
     return ask
 
@@ -286,7 +244,8 @@ SENTINELS: dict[str, Sentinel] = {
     "heldout_leak": _each(_leak, "invalid"),
     "factor_not_applied": _each(_not_applied, "invalid"),
     "unplanned_change": _each(_changed, "invalid"),
-    "contention": _contention,
+    "contention": contention,
+    "shared_machine": shared_machine,
     "mixed_code": _mixed_code,
     "mixed_types": _mixed_types,
     "sampled_by_other_weights": _each(_other_weights, "warning"),
@@ -295,39 +254,8 @@ SENTINELS: dict[str, Sentinel] = {
     "heldout_gap": _each(_gap, "warning"),
     "longer_without_reward": _each(_longer, "warning"),
 }
-
-
-def _finding(name: str, severity: Severity, text: str, hits: Sequence[tuple[TrialRecord, float]]) -> SentinelFinding:
-    return SentinelFinding(
-        name=name,
-        severity=severity,
-        text=text,
-        arms=tuple(dict.fromkeys(trial.arm for trial, _ in hits)),
-        trials=tuple(trial.key for trial, _ in hits),
-        value=max(value for _, value in hits),
-    )
-
-
-def _unchecked(name: str, blind: Sequence[TrialRecord] = ()) -> SentinelFinding:
-    return SentinelFinding(
-        name=name,
-        severity="unchecked",
-        text="what this check needs was not recorded",
-        arms=tuple(dict.fromkeys(trial.arm for trial in blind)),
-        trials=tuple(trial.key for trial in blind),
-    )
-
-
-def _points(trial: TrialRecord, name: str) -> list[tuple[int, float]]:
-    """(step, value), in order of steps."""
-    points = trial.series.get(name)
-    if not points:
-        raise _Unchecked
-    return sorted(points)
-
-
-def _series(trial: TrialRecord, name: str) -> np.ndarray:
-    return np.array([value for _, value in _points(trial, name)])
+PLANNED = tuple(name for name in SENTINELS if name != "contention")
+"""Those that new plans name; the other is for the verdicts of plans that were frozen with it."""
 
 
 def _quarter(values: np.ndarray) -> int:
@@ -363,14 +291,14 @@ def _learning_rate(plan: Plan, trial: TrialRecord, role: str | None) -> Any:
         levels = {
             path: value for path, value in _wanted(plan, trial).items() if isinstance(value, bool | int | float | str)
         }
-    except _Unchecked:
+    except Unchecked:
         return None
     return plan.run_fields(levels, role).get("optimizer", {}).get("learning_rate")
 
 
 def _targets(factors: dict[str, Factor], name: str) -> tuple[str, ...]:
     if name not in factors:
-        raise _Unchecked
+        raise Unchecked
     return factors[name].targets
 
 
@@ -379,15 +307,15 @@ def _used(trial: TrialRecord, path: str) -> Any:
     root, _, rest = path.partition(".")
     if path == STUDY_MODEL:
         if evidence is None or evidence.model is None:
-            raise _Unchecked
+            raise Unchecked
         return evidence.model.name
     if root == "study":
-        return len(_series(trial, "reward_mean"))
+        return len(series(trial, "reward_mean"))
     source: Any = None
     if evidence is not None:
         source = {"run": evidence.spec, "roles": evidence.roles}.get(root, evidence.parameters)
     if source is None:
-        raise _Unchecked
+        raise Unchecked
     found: Any = source
     for part in rest.split(".") if root in ("run", "roles") else [rest]:
         found = found.get(part) if isinstance(found, dict) else None

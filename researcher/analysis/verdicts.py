@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from researcher.analysis.censoring import Censored, censored
 from researcher.analysis.samples import NotEnoughTrials, judged_stage, sample, seeds_of
-from researcher.analysis.sentinels import SentinelFinding
+from researcher.analysis.sightings import SentinelFinding
 from researcher.models import Effect, Hypothesis, Plan, TrialRecord, Verdict, VerdictRecord
 
 

@@ -275,5 +275,8 @@ def exit_code(home: Home, study: StudyRecord) -> int:
 
 
 def when(at: float) -> str:
-    """A time as a person reads it, in this machine's zone."""
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """A time as a person reads it, in this machine's zone; one that no calendar has, as the seconds since 1970 that it is."""
+    try:
+        return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):  # beyond the years 1 to 9999, or what the machine counts in
+        return f"{at:g} s after 1970"

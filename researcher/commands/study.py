@@ -56,6 +56,7 @@ def start_command(args: argparse.Namespace) -> int:
     check_installed(args.sink)
     check_clients(args.clients, args.instrument)
     _check_keeping(args)
+    timetable = Timetable.of(args.window, args.days, SystemClock().now())
     home, calls = open_home(), list[LlmCall]()
     if args.instrument == NEW:
         settings = settings_for_writing()
@@ -70,7 +71,6 @@ def start_command(args: argparse.Namespace) -> int:
         first_seed=args.first_seed,
         fine=args.fine,
     )
-    timetable = Timetable.of(args.window, args.days, SystemClock().now())
     place = RandomIds().new("plan")
     known = home.store.findings()
     llm = _llm_planner(args, place, calls)

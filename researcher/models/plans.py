@@ -225,6 +225,8 @@ class Plan(StrictModel):
     """One-sided confidence of the upper bound on σ that the noise floor gives; seeds are counted on that bound."""
     sampling_floor: Annotated[bool, Field(exclude_if=_is_unset)] = False
     """The bound on σ of a held-out metric is never below what sampling its answers alone can bring."""
+    merged_looks: Annotated[bool, Field(exclude_if=_is_unset)] = False
+    """A look that adds no seed is one with the look before it: what they may spend adds up."""
     sentinels: tuple[str, ...] = ()
     budget: Budget
     known: tuple[Known | str, ...] = ()

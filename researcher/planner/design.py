@@ -17,9 +17,8 @@ from pydantic import ValidationError
 from foundation.strict import explain
 from researcher.analysis.power import power_of, seeds_needed
 from researcher.analysis.samples import deciding_stage
-from researcher.analysis.sentinels import SENTINELS
+from researcher.analysis.sentinels import PLANNED
 from researcher.models import (
-    LEARNING_RATE,
     RUN_PARAMETERS,
     STUDY_MODEL,
     STUDY_STEPS,
@@ -37,14 +36,15 @@ from researcher.models import (
 )
 from researcher.models.plans import nested
 from researcher.planner import succession
-from researcher.planner.arms import arms_between, arms_of, hypotheses_of, hypothesis_of
+from researcher.planner.arms import arms_of, hypotheses_of
 from researcher.planner.balance import balances
 from researcher.planner.hosting import boots_s, models_of
 from researcher.planner.instruments import InstrumentFolder
+from researcher.planner.layout import laid_out
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.planner.seam import PlanOptions
-from researcher.planner.stages import ALPHA, POWER, RACE_FROM, branches, check_seeds, compared, cost, raced, with_most
+from researcher.planner.stages import ALPHA, POWER, branches, check_seeds, cost, with_most
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 PLANNED_EFFECT = 1.5
@@ -118,7 +118,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
     arms = arms_of(reading)
     hypotheses = hypotheses_of(reading, arms)
     seeds = _seeds(instrument, reading, options)
-    arms, hypotheses, stages = _laid_out(reading, arms, hypotheses, seeds, options)
+    arms, hypotheses, stages = laid_out(reading, arms, hypotheses, seeds, options)
     stages = tuple(each.model_copy(update={"first_seed": each.first_seed + options.first_seed}) for each in stages)
     budget_s = options.budget_s or reading.budget_s or DEFAULT_BUDGET_S
     settings = dict(_by_target(reading.settings))
@@ -145,7 +145,8 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
         power=POWER,
         planned_effect=PLANNED_EFFECT * reading.metric.margin,
         sampling_floor=True,
-        sentinels=tuple(SENTINELS),
+        merged_looks=any(stage.spends is not None for stage in stages),
+        sentinels=PLANNED,
         budget=Budget(wall_s=budget_s, trials=len(arms) * seeds[1]),
         planner="builtin",
         assumptions=(*reading.assumptions, *_equal(arms)),
@@ -251,44 +252,6 @@ def checked(plan: Plan) -> Plan:
     if astray:
         raise ValueError(f"branches lead to stages that do not exist: {astray}")
     return Plan.model_validate(plan.model_dump())
-
-
-def _laid_out(
-    reading: Reading,
-    arms: tuple[Arm, ...],
-    hypotheses: tuple[Hypothesis, ...],
-    seeds: tuple[int, int],
-    options: PlanOptions,
-) -> tuple[tuple[Arm, ...], tuple[Hypothesis, ...], tuple[Stage, ...]]:
-    """A race where many arms are set against one, or a fine stage is asked for; else a comparison of all, or one by one."""
-    if reading.following is not None:
-        if options.looks > 1 or options.fine:
-            raise PlanningRefused(
-                f"a study in sequence has no looks and no fine stage: leave out {'--looks' if options.looks > 1 else '--fine'}"
-            )
-        return arms, hypotheses, succession.stages_of(reading, seeds)
-    baselines = list(dict.fromkeys(arm for hypothesis in hypotheses for arm in hypothesis.baselines))
-    between = arms_between(reading) if options.fine else ()
-    many = len(hypotheses) >= RACE_FROM or bool(between)
-    if reading.crossed or reading.balance or len(baselines) > 1 or not many:
-        noisy = _noisy_arm(reading, arms, baselines[0])
-        return arms, hypotheses, compared([arm.name for arm in arms], noisy, seeds, options.looks)
-    treatments = [hypothesis.treatment for hypothesis in hypotheses]
-    (baseline,) = (arm for arm in arms if arm.name == baselines[0])
-    further = tuple(
-        hypothesis_of(reading, number, reading.factor, arm, baseline)
-        for number, arm in enumerate(between, start=len(hypotheses) + 1)
-    )
-    stages = raced(treatments, [arm.name for arm in between], baselines[0], seeds, options.fine if between else 0)
-    return (*arms, *between), (*hypotheses, *further), stages
-
-
-def _noisy_arm(reading: Reading, arms: Sequence[Arm], baseline: str) -> str:
-    """The arm whose noise is measured beforehand: the baseline, but for a control that trains nothing and so hardly varies."""
-    trains = {
-        arm.name for arm in arms if reading.factor.target != LEARNING_RATE or arm.levels.get(reading.factor.name) != 0
-    }
-    return baseline if baseline in trains or not trains else next(arm.name for arm in arms if arm.name in trains)
 
 
 def _branches(

@@ -3,6 +3,7 @@
 noise floor → compare                                    two arms, or a few
 noise floor → look → … → look                            the same with alpha spent over several looks
 noise floor → race → … → race → [fine →] confirm         many arms: successive halving, the best on fresh seeds
+noise floor → compare → fine → confirm                   a few, and the best of the levels between them on fresh seeds
 noise floor → compare → compare                          two factors in sequence: see `succession`
 """
 
@@ -64,23 +65,17 @@ def raced(
 ) -> tuple[Stage, ...]:
     """Rungs of a race, each with half the arms and twice the seeds; a fine stage where asked for; the best, confirmed.
 
+    Treatments too few for a race are compared first, all of them: what is confirmed is then the best of those between.
     between: arms among which Optuna picks. Seeds of the confirmation are fresh ones.
     """
     least, most = seeds
     stages = [Stage(id=NOISE_FLOOR, kind=StageKind.NOISE_FLOOR, arms=(baseline,), seeds=least, max_seeds=least)]
-    left, rung = len(treatments), 0
-    while left > 1 and len(treatments) >= RACE_FROM:
-        stages.append(
-            Stage(
-                id=f"race-{rung + 1}",
-                kind=StageKind.COARSE,
-                arms=tuple(treatments),
-                seeds=_RUNG_SEEDS * 2**rung,
-                max_seeds=max(_RUNG_SEEDS, most) * 2**rung,
-                keep=left if rung else None,
-            )
-        )
-        left, rung = math.ceil(left / 2), rung + 1
+    racing = len(treatments) >= RACE_FROM
+    if racing:
+        stages += _rungs(treatments, most)
+    else:
+        named = (baseline, *treatments)
+        stages.append(Stage(id=COMPARE, kind=StageKind.COMPARE, arms=named, seeds=least, max_seeds=most))
     if fine:
         picks = min(fine, len(between))
         seeds_each = _RUNG_SEEDS
@@ -90,11 +85,26 @@ def raced(
             )
         )
     fresh = max(stage.first_seed + stage.max_seeds for stage in stages)
-    arms = (baseline, *treatments, *between)
+    arms = (baseline, *(treatments if racing else ()), *between)
     stages.append(
         Stage(id=CONFIRM, kind=StageKind.CONFIRM, arms=arms, seeds=least, max_seeds=most, first_seed=fresh, keep=1)
     )
     return tuple(stages)
+
+
+def _rungs(treatments: Sequence[str], most: int) -> Iterator[Stage]:
+    """most: seeds per arm of the first, at the most."""
+    left, rung = len(treatments), 0
+    while left > 1:
+        yield Stage(
+            id=f"race-{rung + 1}",
+            kind=StageKind.COARSE,
+            arms=tuple(treatments),
+            seeds=_RUNG_SEEDS * 2**rung,
+            max_seeds=max(_RUNG_SEEDS, most) * 2**rung,
+            keep=left if rung else None,
+        )
+        left, rung = math.ceil(left / 2), rung + 1
 
 
 def branches(
@@ -121,6 +131,9 @@ def branches(
     for stage, after in itertools.pairwise(stages[1:]):
         if stage.explores:
             found.append(onward(stage, after, "exploring gives no verdict: the best go on"))
+        elif after.explores:
+            found += worthless(stage, hypotheses)
+            found.append(onward(stage, after, "whatever was found of them, levels between those compared are tried"))
         else:
             found += _decided(stage, hypotheses)
             found.append(onward(stage, after, "not decided at this look, and alpha is left for the next"))

@@ -16,7 +16,8 @@ from researcher.analysis.decide import Decision, decide
 from researcher.analysis.metrics import MetricMissing, finals
 from researcher.analysis.race import due
 from researcher.analysis.samples import NotEnoughTrials
-from researcher.analysis.sentinels import SentinelFinding, inspect
+from researcher.analysis.sentinels import inspect
+from researcher.analysis.sightings import SentinelFinding
 from researcher.models import Stage, StageKind, StudyData, TrialRecord, TrialStatus
 from researcher.report.errors import RecordsDisagree
 from researcher.report.rests import rests

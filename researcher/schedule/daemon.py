@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import socket
 import subprocess
@@ -21,10 +22,12 @@ from pathlib import Path
 
 from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from pydantic import ValidationError
 
 from foundation.clock import Clock, SystemClock
 from foundation.locks import locked
 from foundation.paths import user_data_dir
+from foundation.strict import explain
 from researcher.executor.processes import child_environ
 from researcher.gates import open_gate
 from researcher.models import StudyRecord
@@ -34,11 +37,14 @@ from researcher.schedule.timetable import Timetable
 from researcher.store.database import connect, default_url
 from researcher.store.store import Store
 
+_log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 20
 _WAKE_EVERY_S = 60.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 3600.0
 _QUIET_S = 900.0
 """A study that worked for so long is not taken for one that dies at once."""
+_AHEAD_S = 8 * 86_400.0
+"""Farther ahead no alarm is set for."""
 _KNOCK_S = 0.1
 _PLANNED_S = 600.0
 """A study whose plan was not frozen by then was given up by the one who planned it."""
@@ -75,21 +81,23 @@ class Carrier:
         self._starts: dict[str, _Starts] = {}
         self._lapsed: dict[str, int] = {}
         """Leases that had run out at the last look, by their token."""
+        self._unreadable: set[str] = set()
+        """Studies whose timetables this machine cannot read, and said so."""
 
     def look(self) -> list[str]:
         """Start what should run and does not. Returns the studies that are still in care."""
         return [study.id for study in self._store.studies() if self._cared_for(study)]
 
     def next_change(self) -> float | None:
-        """When a timetable of a study in care next opens or closes."""
+        """When a timetable of a study in care next opens or closes; None where none does within days: later looks ask anew."""
         now = self._clock.now()
         tables = [self._timetable(study.id) for study in self._store.studies() if not study.status.ended]
         changes = [table.next_change(now) for table in tables if table is not None]
-        return min((change for change in changes if change is not None), default=None)
+        return min((change for change in changes if change is not None and change < now + _AHEAD_S), default=None)
 
     def _cared_for(self, study: StudyRecord) -> bool:
-        table = self._timetable(study.id)
-        if table is None or study.status.ended:
+        table = None if study.status.ended else self._timetable(study.id)
+        if table is None:
             return False
         now = self._clock.now()
         if self._is_owned(study.id, now):
@@ -145,8 +153,18 @@ class Carrier:
         self._launch(study_id)
 
     def _timetable(self, study_id: str) -> Timetable | None:
+        """None where the study is in nobody's care, or not in this machine's, which cannot read it."""
         detail = self._store.schedule(study_id)
-        return None if detail is None or not detail.get("carried") else Timetable.of_record(detail)
+        if detail is None or not detail.get("carried"):
+            return None
+        try:
+            return Timetable.of_record(detail)
+        except ValidationError as error:
+            if study_id not in self._unreadable:
+                self._unreadable.add(study_id)
+                problems = "; ".join(str(problem) for problem in explain(error, Timetable))
+                _log.warning("%s is not carried from here: its timetable cannot be read: %s", study_id, problems)
+            return None
 
 
 async def carry(*, until_idle: bool) -> None:

@@ -22,6 +22,8 @@ from foundation.strict import StrictModel
 
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _WINDOW = re.compile(r"(?:(?P<days>[a-z,\-]+) )?(?P<opens>\d{1,2}:\d{2})-(?P<closes>\d{1,2}:\d{2})")
+LONGEST_DAYS = 3650
+"""After which a study ends at the latest, where it has such an end at all."""
 _DAY_S = 86_400.0
 _LOCALTIME = Path("/etc/localtime")
 """What it says has a name only where it is a link. Where there is none, the machine's time is UTC."""
@@ -80,6 +82,8 @@ class Timetable(StrictModel):
 
         Raises: UsageError, also where there are windows and the machine's zone has no name.
         """
+        if days is not None and days > LONGEST_DAYS:
+            raise UsageError(f"a study may take at most {LONGEST_DAYS} days, not {days:g}")
         return cls(
             windows=tuple(Window.parse(text) for text in windows),
             until=None if days is None else now + days * _DAY_S,

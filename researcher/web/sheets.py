@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from foundation.clock import Clock
 from foundation.logs import redact
-from researcher.analysis.sentinels import SentinelFinding, inspect
+from researcher.analysis.sentinels import inspect
+from researcher.analysis.sightings import SentinelFinding
 from researcher.answers import answer_text
 from researcher.commands.home import Home
 from researcher.commands.look import carrier, event_text, unattended, when

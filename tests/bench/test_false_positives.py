@@ -41,6 +41,13 @@ async def test_a_study_comes_out_the_same_by_simulation_and_through_the_whole_ex
     assert Verdict.SUPPORTED in {record.verdict for record in whole.verdicts} or fine
 
 
+async def test_a_fine_stage_leaves_no_treatment_that_was_asked_about_untested() -> None:
+    plan = await planned(TWO, fine=4)
+    asked = plan.hypotheses[0]
+    ending = simulate(plan, World(means={asked.treatment: 0.4}, sigma=0.02, seed=3))
+    assert ending.verdicts[0].verdict is Verdict.SUPPORTED
+
+
 async def test_an_interaction_is_found_where_there_is_one_and_not_where_effects_add_up() -> None:
     plan = await planned(CROSSED)
     low, high = (sorted(h.treatments) for h in plan.hypotheses[:2])

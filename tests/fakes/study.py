@@ -34,7 +34,7 @@ SENTINELS = (
     "heldout_leak",
     "factor_not_applied",
     "unplanned_change",
-    "contention",
+    "shared_machine",
     "mixed_code",
     "mixed_types",
     "sampled_by_other_weights",

@@ -8,8 +8,9 @@ import pytest
 
 from researcher.answers import Amendment, amend, answer_gate, answer_text
 from researcher.commands import DONE, FAILED, OUT_OF_BUDGET
+from researcher.gates import GIVEN
 from researcher.main import main
-from researcher.planner.gate import Answer
+from researcher.planner.gate import Answer, Gate
 from researcher.planner.graph import PlanOptions, plan_study
 from researcher.store.errors import WrongState
 from tests.fakes.shown_study import at_gate, opened, planned, running
@@ -33,6 +34,24 @@ def test_the_first_answer_stays_and_the_second_is_told(home: Path) -> None:
     assert answer_gate(found.store, url, study, ADA) == "plan/1"
     with pytest.raises(WrongState, match="answered already: approved by ada: worth it"):
         answer_gate(found.store, url, study, ADA)
+    found.store.close()
+
+
+def test_who_is_overtaken_from_another_machine_is_told_what_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lock of this machine holds the other one back: it answers between this one's look at the gate and its answer."""
+    found, url = opened(home)
+    study = at_gate(found.store, url)
+    looked = Gate.answer
+
+    def overtaken(gate: Gate) -> Answer | None:
+        before = looked(gate)
+        gate.give(ADA)
+        return before
+
+    monkeypatch.setattr(Gate, "answer", overtaken)
+    with pytest.raises(WrongState, match="answered already: approved by ada: worth it"):
+        answer_gate(found.store, url, study, Answer(verdict="reject", words="too dear", by="bob"))
+    assert not found.store.events(study, limit=10, kind=GIVEN)
     found.store.close()
 
 

@@ -68,6 +68,8 @@ def test_blank_lines_and_repeated_lines_are_nothing() -> None:
         (a_line(by=""), "by"),
         (a_line(margin=0), "margin"),
         (a_line(id="\x1b[31m"), "id"),
+        (a_line(at=1e18), "at:"),
+        (a_line(at=-1e15), "at:"),
         ("[]", "no JSON object"),
         ("{", "no JSON object on one line"),
         (a_line().replace("0.3,", "NaN,", 1), "NaN is no number"),

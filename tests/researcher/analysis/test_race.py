@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from researcher.analysis.conclusions import conclude
-from researcher.analysis.decide import decide, seeds_for
-from researcher.analysis.power import hypothesis_power, hypothesis_seeds, planning_alpha
+from researcher.analysis.decide import decide
+from researcher.analysis.power import hypothesis_power, hypothesis_seeds, planning_alpha, seeds_for
 from researcher.analysis.race import contenders, due, in_the_running, winning_chance
 from researcher.analysis.samples import NotEnoughTrials
 from researcher.models import Branch, Condition, Plan, Stage, StageKind, TrialRecord, Verdict
@@ -114,6 +114,21 @@ def test_optuna_picks_among_the_frozen_arms_one_after_the_other_and_the_same_rec
     assert set(picks) <= set(stage.arms)
     assert picks == contenders(plan, stage, list(reversed(trials)))
     assert contenders(plan, plan.stages[-1], trials) == (BASE, ARMS[3])
+
+
+def test_beside_a_fine_stage_what_was_asked_is_tested_whichever_level_between_wins() -> None:
+    plan = race_plan(fine=2)
+    trials: list[TrialRecord] = []
+    for stage in plan.stages:
+        while len(more := trials_of(plan, stage, stage.seeds, trials, arm1=0.9, arm3=0.5)) > len(trials):
+            trials = more
+    assert {BASE, *ARMS[:2]} <= {trial.arm for trial in trials}
+    asked, further = (conclude(plan, trials).verdicts[part] for part in (slice(0, 2), slice(2, None)))
+    assert all(record.effect is not None for record in asked)
+    assert asked[1].verdict is Verdict.SUPPORTED
+    assert [record.effect is not None for record in further].count(True) == 1
+    assert planning_alpha(plan, plan.hypotheses[0]) == ALPHA / 2
+    assert planning_alpha(plan, plan.hypotheses[-1]) == ALPHA
 
 
 def look_plan() -> Plan:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from researcher.analysis.sentinels import SENTINELS, inspect
+from researcher.analysis.sentinels import PLANNED, SENTINELS, inspect
 from researcher.models import Arm, Factor, HostedModel, Metric, Plan, PlanRole, TrialEvidence, TrialRecord
 from tests.fakes.study import SENTINELS as ALL
 from tests.fakes.study import done_trial, study_plan, trials_with
@@ -55,7 +55,7 @@ def test_a_sentinel_fires_on_its_sign(
     assert see(name, [one]) == {severity: (one.key,)}
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "contention"])
+@pytest.mark.parametrize("name", [name for name in ALL if name != "shared_machine"])
 def test_a_healthy_trial_rouses_no_sentinel(name: str) -> None:
     assert see(name, [trial()]) == {}
 
@@ -136,6 +136,42 @@ def test_every_model_of_a_team_is_asked_what_it_was_sampled_by() -> None:
 def test_what_was_not_recorded_is_reported_as_unchecked(name: str) -> None:
     blind = done_trial(study_plan(), TREAT, 0, 0.3)
     assert see(name, [blind]) == {"unchecked": (blind.key,)}
+
+
+TIMED = study_plan(metrics=(Metric(name="time", kind="wall_s", margin=1.0),))
+
+
+def paced(*steps: list[float]) -> list[TrialRecord]:
+    """The baseline's trials, by the seconds that their steps took."""
+    return [
+        done_trial(study_plan(), "lr=base", seed, 0.1, series={"step_s": step_s}) for seed, step_s in enumerate(steps)
+    ]
+
+
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_a_slow_trial_is_seen_beside_one_other_as_beside_many(others: int) -> None:
+    trials = paced(*[[1.0] * 4] * others, [9.0] * 4)
+    assert see("shared_machine", trials) == {"warning": (trials[-1].key,)}
+    assert see("shared_machine", trials, TIMED) == {"invalid": (trials[-1].key,)}
+    assert see("shared_machine", paced(*[[1.0] * 4] * others, [1.9] * 4)) == {}
+
+
+def test_a_few_steps_far_slower_take_the_verdict_of_a_metric_that_is_their_sum_and_of_no_other() -> None:
+    trials = paced([1.0] * 9, [1.0] * 9, [1.0] * 6 + [100.0] * 3)
+    assert see("shared_machine", trials, TIMED) == {"invalid": (trials[-1].key,)}
+    assert see("shared_machine", trials) == {}
+
+
+def test_one_trial_has_no_other_to_be_compared_with() -> None:
+    trials = paced([1.0] * 4)
+    assert see("shared_machine", trials) == {"unchecked": (trials[0].key,)}
+    blind = paced([1.0] * 4, [1.0] * 4, [])
+    assert see("shared_machine", blind) == {"unchecked": (blind[-1].key,)}
+
+
+def test_plans_that_name_contention_are_judged_as_they_were() -> None:
+    assert "contention" not in PLANNED
+    assert see("contention", paced([1.0] * 4, [9.0] * 4), TIMED) == {}
 
 
 def test_contention_warns_and_takes_the_verdict_of_a_wall_time_metric_only() -> None:
@@ -236,6 +272,7 @@ def test_adapters_and_all_weights_are_known_by_their_names() -> None:
 
 
 def test_a_plan_may_name_only_sentinels_that_exist() -> None:
-    assert set(ALL) == set(SENTINELS)
+    assert ALL == PLANNED
+    assert set(PLANNED) == set(SENTINELS) - {"contention"}
     with pytest.raises(ValueError, match="crystal_ball"):
         see("crystal_ball", [])

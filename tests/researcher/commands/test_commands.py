@@ -78,6 +78,11 @@ def test_a_misspelt_option_is_named_before_what_is_missing(
     assert f"(did you mean {meant}?)" in capsys.readouterr().err
 
 
+def test_days_beyond_ten_years_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["start", "--topic", "x", "--days", "3000000"]) == USAGE
+    assert "at most 3650 days" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said", "nearest"),
     [

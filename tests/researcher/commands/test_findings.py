@@ -182,3 +182,19 @@ def test_findings_are_chosen_by_instrument_factor_and_model(homes: Homes, capsys
     for flags, shown in ((["--factor", "learning_rate"], 1), (["--factor", "temperature"], 0), (["--model", "x"], 0)):
         assert main(["findings", "--json", *flags]) == 0
         assert len(json.loads(capsys.readouterr().out)["findings"]) == shown
+
+
+@pytest.mark.parametrize("at", [1e18, -1e15])
+def test_a_time_that_no_calendar_has_is_refused_and_one_that_is_stored_breaks_no_list(
+    homes: Homes, tmp_path: Path, capsys: pytest.CaptureFixture[str], at: float
+) -> None:
+    homes.enter("ours")
+    a_study(capsys, Verdict.SUPPORTED, 0.3)
+    file = tmp_path / "findings.jsonl"
+    assert main(["findings", "export", str(file), "--by", "Group 7"]) == 0
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"at": at}))
+    assert main(["findings", "import", str(file)]) == USAGE
+    assert "line 1: at" in capsys.readouterr().err
+    a_study(capsys, Verdict.SUPPORTED, 0.3, at)
+    assert main(["findings"]) == 0
+    assert f"{at:g} s after 1970" in capsys.readouterr().out

@@ -66,7 +66,9 @@ async def test_looks_and_a_fine_stage_are_laid_out_where_they_are_asked_for() ->
     ]
     assert sum(stage.spends or 0.0 for stage in looked.stages) == pytest.approx(0.05)
     fine = await planned(fine=2)
-    assert [stage.kind for stage in fine.stages] == ["noise_floor", "fine", "confirm"]
+    assert [stage.kind for stage in fine.stages] == ["noise_floor", "compare", "fine", "confirm"]
+    assert fine.stages[1].arms == ("learning_rate=1e-5", "learning_rate=1e-4")
+    assert not set(fine.stages[1].arms[1:]) & set(fine.stages[-1].arms)
     levels = [arm.levels["learning_rate"] for arm in fine.arms]
     assert min(levels) == 1e-5
     assert max(levels) == 1e-4
@@ -229,3 +231,31 @@ def test_the_last_seed_is_the_greatest_that_a_run_takes() -> None:
     assert RunSpec(seed=LAST_SEED).seed == LAST_SEED
     with pytest.raises(ValidationError):
         RunSpec(seed=LAST_SEED + 1)
+
+
+@pytest.mark.parametrize(
+    ("topic", "options", "why"),
+    [
+        (MANY, {"looks": 3}, "a race has no looks: leave out --looks"),
+        (TOPIC, {"looks": 5, "fine": 3}, "no looks: leave out --looks or --fine"),
+        ("Does RLOO learn faster than GRPO?", {"fine": 3}, "algorithm has no levels between .* leave out --fine"),
+        (TOGETHER, {"fine": 3}, "an interaction has no fine stage: leave out --fine"),
+        (BALANCE, {"fine": 3}, "best balance .* without a fine stage: leave out --fine"),
+        (
+            "Does a group size of 8 learn faster than 7?",
+            {"fine": 3},
+            "group_size has no levels between .* leave out --fine",
+        ),
+    ],
+)
+async def test_what_a_layout_cannot_have_is_refused_with_what_to_leave_out(
+    topic: str, options: dict[str, int], why: str
+) -> None:
+    with pytest.raises(PlanningRefused, match=why):
+        await planned(topic, **options)
+    assert (await planned(topic)).stages
+
+
+async def test_what_is_compared_may_be_looked_at_several_times() -> None:
+    for topic in (TOGETHER, "Does RLOO learn faster than GRPO?"):
+        assert [stage.id for stage in (await planned(topic, looks=2)).stages] == ["noise-floor", "look-1", "look-2"]

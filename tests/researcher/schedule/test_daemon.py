@@ -251,3 +251,35 @@ def test_a_study_whose_planner_died_before_the_plan_was_frozen_keeps_no_daemon(h
     house.clock.advance(3600)
     assert house.carrier.look() == []
     assert house.launched == []
+
+
+def test_a_timetable_that_cannot_be_read_is_told_of_once_and_stops_no_other_study(
+    house: _House, caplog: pytest.LogCaptureFixture
+) -> None:
+    def elsewhere() -> str:
+        study = house.study()
+        table = {"timetable": {"zone": "Mars/Olympus"}, "carried": True}
+        house.store.save_schedule(study, table)
+        return study
+
+    ended, lost, other = elsewhere(), elsewhere(), house.study("22:00-07:00")
+    house.store.set_study_status(ended, StudyStatus.STOPPED, "enough")
+    for _ in range(3):
+        assert house.carrier.look() == [other]
+        assert house.carrier.next_change() == _at("2026-03-02 22:00")
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert lost in told[0]
+    assert "Mars/Olympus" in told[0]
+
+
+def test_a_change_that_lies_far_ahead_is_asked_for_anew_by_a_later_look(house: _House) -> None:
+    """Also one that an earlier version stored and no calendar has."""
+    study = house.study(days=9)
+    assert house.carrier.look() == [study]
+    assert house.carrier.next_change() is None
+    house.until("2026-03-11 00:00")
+    assert house.carrier.next_change() == _at("2026-03-11 12:00")
+    house.store.save_schedule(study, {"timetable": {"zone": "UTC", "until": 2.6e11}, "carried": True})
+    assert house.carrier.look() == [study]
+    assert house.carrier.next_change() is None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.commandline import UsageError
-from researcher.schedule.timetable import Timetable, Window
+from researcher.schedule.timetable import LONGEST_DAYS, Timetable, Window
 
 _ZONE = "Europe/Berlin"
 
@@ -166,3 +166,9 @@ def test_nothing_changes_before_the_next_change(now: float) -> None:
     assert change > now
     assert table.open(now) == table.open(now + (change - now) * 0.999)
     assert table.open(change) != table.open(now)
+
+
+def test_days_beyond_ten_years_are_refused() -> None:
+    assert _table(days=LONGEST_DAYS).until is not None
+    with pytest.raises(UsageError, match="at most 3650"):
+        _table(days=3_000_000)

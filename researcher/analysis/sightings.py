@@ -1,0 +1,61 @@
+"""What a sentinel says of a plan's trials, and the series that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel
+
+from researcher.models import TrialRecord
+
+Severity = Literal["invalid", "warning", "unchecked"]
+
+
+class SentinelFinding(BaseModel):
+    """What one sentinel saw. `text` holds no numbers; `value` is the one that made it speak."""
+
+    name: str
+    severity: Severity
+    text: str
+    arms: tuple[str, ...] = ()
+    trials: tuple[str, ...] = ()
+    value: float | None = None
+
+
+class Unchecked(Exception):
+    """What the sentinel needs was not recorded."""
+
+
+def finding(name: str, severity: Severity, text: str, hits: Sequence[tuple[TrialRecord, float]]) -> SentinelFinding:
+    return SentinelFinding(
+        name=name,
+        severity=severity,
+        text=text,
+        arms=tuple(dict.fromkeys(trial.arm for trial, _ in hits)),
+        trials=tuple(trial.key for trial, _ in hits),
+        value=max(value for _, value in hits),
+    )
+
+
+def unchecked(name: str, blind: Sequence[TrialRecord] = ()) -> SentinelFinding:
+    return SentinelFinding(
+        name=name,
+        severity="unchecked",
+        text="what this check needs was not recorded",
+        arms=tuple(dict.fromkeys(trial.arm for trial in blind)),
+        trials=tuple(trial.key for trial in blind),
+    )
+
+
+def points(trial: TrialRecord, name: str) -> list[tuple[int, float]]:
+    """(step, value), in order of steps."""
+    points = trial.series.get(name)
+    if not points:
+        raise Unchecked
+    return sorted(points)
+
+
+def series(trial: TrialRecord, name: str) -> np.ndarray:
+    return np.array([value for _, value in points(trial, name)])
