@@ -186,7 +186,7 @@ class Gateway:
                 with_defaults(each, call.spec.sampling, call.seed + number * rules.form.choices(each))
                 for number, each in enumerate(wanted)
             ]
-            attempt, answered = await self._repeats.begin(episode_id, dialect, body, headers)
+            attempt, answered = await self._repeats.begin(episode_id, dialect, agent, body, headers)
             takings = [] if answered is not None else await self._takings(rules, asked, call, agent)
             opened = answered is None
             return _Request(

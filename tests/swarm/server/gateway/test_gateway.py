@@ -145,6 +145,22 @@ def test_an_equal_key_gives_the_recorded_answer_and_another_body_is_a_conflict(s
     assert len(episode.trace().calls) == 1
 
 
+def test_no_agent_gets_what_was_answered_to_another(served: Served) -> None:
+    episode = served.claim()
+    key = {"Idempotency-Key": "k"}
+    episode.raw(body(), **{"X-Agent-Name": "a"}, **key).raise_for_status()
+    episode.raw(body(), **{"X-Agent-Name": "b", "x-stainless-retry-count": "1"}).raise_for_status()
+    assert [call.agent for call in episode.trace().calls] == ["a", "b"]
+    assert episode.raw(body(), **{"X-Agent-Name": "b"}, **key).json()["error"]["code"] == "idempotency_conflict"
+
+
+def test_an_empty_key_is_none(served: Served) -> None:
+    episode = served.claim()
+    for tokens in (3, 4):
+        episode.raw(body(max_tokens=tokens), **{"Idempotency-Key": ""}).raise_for_status()
+    assert len(episode.trace().calls) == 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_marked_retry_gets_the_lost_answer_and_an_equal_body_a_new_one(served: Served, stream: bool) -> None:
     episode = served.claim()
