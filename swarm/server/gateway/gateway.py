@@ -6,7 +6,7 @@ One course for every dialect. Knows neither HTTP frameworks nor a concrete engin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
 from swarm.server.gateway.dialect import Dialect, Telling, check_depth
 from swarm.server.gateway.errors import answer_of, unknown_model
-from swarm.server.gateway.merged import closing, merged, together
+from swarm.server.gateway.merged import Over, closing, merged, together, until_over
 from swarm.server.gateway.prompts import Prompts
 from swarm.server.gateway.records import Records, Taking
 from swarm.server.gateway.repeats import Attempt, Repeats
@@ -107,7 +107,7 @@ class Gateway:
         if request.answered_before is not None:
             return request.answer(request.answered_before)
         try:
-            await together([self._sample(taking) for taking in request.takings])
+            await _while_open(request.call, lambda: together([self._sample(taking) for taking in request.takings]))
             return request.answer(self._finish(request))
         except RequestRefused:
             self._drop(request)
@@ -132,7 +132,8 @@ class Gateway:
         streams = [self._events(taking) for taking in request.takings]
         try:
             async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
-                async for taking, event in events:
+                while (found := await _next(request, events)) is not None:
+                    taking, event = found
                     if not request.closed and request.finished:
                         self._finish(request)
                     if event.data is not None:
@@ -187,7 +188,9 @@ class Gateway:
                 for number, each in enumerate(wanted)
             ]
             attempt, answered = await self._repeats.begin(episode_id, dialect, agent, body, headers)
-            takings = [] if answered is not None else await self._takings(rules, asked, call, agent)
+            takings: list[Taking] = []
+            if answered is None:
+                takings = await _while_open(call, partial(self._takings, rules, asked, call, agent))
             opened = answered is None
             return _Request(
                 dialect=rules,
@@ -290,10 +293,7 @@ class Gateway:
         kept = self._desk.close_call(request.call, records or None)
         if complete and not kept:
             request.attempt.answer = None
-            raise Refusal(
-                ErrorCode.LEASE_LOST,
-                f"episode {request.call.episode_id!r} ended while this call was sampled; nothing was kept",
-            )
+            raise _lost(request.call)
 
     def _drop(self, request: _Request) -> None:
         """The engine took nothing on: there is nothing to record."""
@@ -314,6 +314,27 @@ def _sample_request(taking: Taking) -> SampleRequest:
     return SampleRequest(
         dialect=taking.dialect.form.engine_dialect, body=taking.body, prompt_ids=taking.prompt.prompt_ids
     )
+
+
+async def _while_open(call: OpenCall, work: Callable[[], Awaitable[Answer]]) -> Answer:
+    """What `work` gives, which is cancelled when the episode ends. Raises: Refusal(lease_lost)."""
+    try:
+        return await until_over(call.ending, work)
+    except Over as error:
+        raise _lost(call) from error
+
+
+async def _next(request: _Request, events: AsyncIterator[Answer]) -> Answer | None:
+    """The next of a stream; None: that was all. What is recorded already is told to the end. Raises: Refusal(lease_lost)."""
+    try:
+        return await (anext(events) if request.closed else _while_open(request.call, events.__anext__))
+    except StopAsyncIteration:
+        return None
+
+
+def _lost(call: OpenCall) -> Refusal:
+    text = f"episode {call.episode_id!r} ended while this call was sampled; nothing was kept"
+    return Refusal(ErrorCode.LEASE_LOST, text)
 
 
 def _numbered(data: dict[str, Any], first: int) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +15,7 @@ import openai
 import pytest
 
 from swarm.engine.echo import EchoEngine
-from swarm.engine.seam import Dialect, Engine, EngineDown, EngineHealth, Sampled, SampleRequest
+from swarm.engine.seam import Dialect, Engine, EngineDown, EngineHealth, Sampled, SampledEvent, SampleRequest
 from swarm.protocol.runspec import SamplingSpec
 from swarm.server.gateway.sampling import recorded_sampling, with_defaults
 from tests.swarm.server.gateway.conftest import SPEC, Episode, Served
@@ -220,6 +222,73 @@ def test_a_call_of_an_ended_episode_is_refused(served: Served) -> None:
     answer = episode.raw(body())
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "lease_lost"
+
+
+class StalledEngine(EchoEngine):
+    """Samples `tokens` tokens of an answer, and no more."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(model="echo")
+        self.tokens = tokens
+        self.stopped = threading.Event()
+
+    async def _stall(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped.set()
+
+    async def sample(self, request: SampleRequest) -> Sampled:
+        await self._stall()
+        return await super().sample(request)
+
+    async def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
+        async for number, event in aenumerate(super().stream(request)):
+            if number > self.tokens:
+                await self._stall()
+            yield event
+
+
+async def aenumerate(events: AsyncIterator[SampledEvent]) -> AsyncIterator[tuple[int, SampledEvent]]:
+    number = 0
+    async for event in events:
+        yield number, event
+        number += 1
+
+
+@pytest.mark.parametrize("over", ["abort", "end", "expire"])
+def test_a_stream_ends_at_once_when_its_episode_does(
+    serve: Callable[[Engine], AbstractContextManager[Served]], over: str
+) -> None:
+    engine = StalledEngine(tokens=2)
+    with serve(engine) as served:
+        episode = served.claim(**({"max_call_s": 0.5} if over == "expire" else {}))
+        close = {"abort": episode.abort, "end": episode.end, "expire": episode.trace}[over]
+        with pytest.raises(openai.APIError, match="ended while") as told:
+            at_the_first_token(episode, close)
+        assert told.value.code == "lease_lost"
+        assert engine.stopped.wait(10)
+        assert episode.trace().calls == []
+
+
+def at_the_first_token(episode: Episode, do: Callable[[], object]) -> None:
+    ask: Any = [{"role": "user", "content": "Repeat " + "x" * 20}]
+    with episode.sdk.chat.completions.create(model="policy", messages=ask, stream=True) as chunks:
+        for chunk in chunks:
+            if chunk.choices[0].delta.content:
+                do()
+
+
+def test_a_whole_answer_is_not_waited_for_when_its_episode_ends(
+    serve: Callable[[Engine], AbstractContextManager[Served]],
+) -> None:
+    engine = StalledEngine(tokens=0)
+    with serve(engine) as served:
+        episode = served.claim(max_call_s=0.5)
+        for stream in (False, True):
+            answer = episode.raw(body(stream=stream))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "lease_lost")
+        assert engine.stopped.wait(10)
 
 
 class CrashingEngine(EchoEngine):
