@@ -23,7 +23,7 @@ from swarm.server.gateway.dialect import (
 from swarm.server.gateway.errors import bad_request, refused
 from swarm.server.gateway.messages import Message
 from swarm.server.gateway.responses_telling import ResponsesTelling, response_id
-from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, chat_tools, custom_arguments
+from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, custom_arguments, offered_tools
 
 INSTRUCTIONS = "instructions"
 """Kept in the recorded request, since they are not handed on to the next response."""
@@ -70,9 +70,9 @@ class Responses:
             messages = [{"role": "system", "content": body[INSTRUCTIONS]}, *messages]
             asked[INSTRUCTIONS] = body[INSTRUCTIONS]
         asked |= {"messages": messages} | _limits(body) | _format(body)
-        if tools := chat_tools(body.get("tools") or []):
+        if tools := offered_tools(body):
             asked["tools"] = tools
-        if (choice := chat_tool_choice(body)) is not None:
+        if (choice := chat_tool_choice(body.get("tool_choice"), tools)) is not None:
             asked["tool_choice"] = choice
         return [asked]
 

@@ -220,6 +220,23 @@ def test_custom_tools_and_namespaces_come_back_as_they_were_given(served: Served
     assert (call["namespace"], call["name"]) == ("mail", "say")
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_of_the_tools_those_that_are_allowed_are_handed_on(served: Served, mode: str) -> None:
+    episode = served.claim()
+    other = {"type": "function", "name": "other", "parameters": SCHEMA}
+    space = {"type": "namespace", "name": "mail", "tools": [{"type": "function", "name": "send"}]}
+    allowed: list[Any] = [{"type": "function", "name": "say"}, {"type": "function", "name": "send"}]
+    choice = {"type": "allowed_tools", "mode": mode, "tools": [*allowed, {"type": "web_search"}]}
+    body = {"model": "policy", "input": "Repeat red", "tools": [other, FLAT_TOOL, space], "tool_choice": choice}
+    answer = episode.raw(body | {"max_output_tokens": 90}, path="responses").raise_for_status().json()
+    (call,) = episode.trace().calls
+    assert [tool["function"]["name"] for tool in call.request["tools"]] == ["say", "mail__send"]
+    assert (answer["output"][0].get("name"), call.request["tool_choice"]) == (
+        "say" if mode == "required" else None,
+        mode,
+    )
+
+
 def test_an_unknown_previous_response_is_not_found(served: Served) -> None:
     episode, other = served.claim(), served.claim()
     theirs = other.sdk.responses.create(model="policy", input="Repeat red")
@@ -472,6 +489,12 @@ def test_a_budget_of_thoughts_is_left_out_of_messages_and_refused_where_it_stand
         {"tools": [{"type": "custom", "name": "p", "format": {"type": "grammar"}}]},
         {"tool_choice": "required"},
         {"tools": [FLAT_TOOL], "tool_choice": {"type": "function", "name": "other"}},
+        {
+            "tools": [FLAT_TOOL],
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function"}]},
+        },
+        {"tools": [FLAT_TOOL], "tool_choice": {"type": "allowed_tools", "mode": "some", "tools": [FLAT_TOOL]}},
+        {"tools": [FLAT_TOOL], "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": []}},
         {"text": {"format": 5}},
         {"max_output_tokens": "many"},
     ],
