@@ -22,7 +22,7 @@ from swarm.server.gateway.dialect import (
 )
 from swarm.server.gateway.errors import bad_request, refused
 from swarm.server.gateway.messages import Message
-from swarm.server.gateway.responses_telling import ResponsesTelling, response_id
+from swarm.server.gateway.responses_telling import ResponsesTelling, is_item_of, numbered, response_id
 from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, custom_arguments, offered_tools
 
 INSTRUCTIONS = "instructions"
@@ -65,7 +65,7 @@ class Responses:
 
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         asked = {name: body[name] for name in _PASSED if body.get(name) is not None}
-        messages = _history(body, earlier) + input_messages(body["input"])
+        messages = _history(body, earlier) + input_messages(_resolved(body["input"], earlier))
         if body.get(INSTRUCTIONS):
             messages = [{"role": "system", "content": body[INSTRUCTIONS]}, *messages]
             asked[INSTRUCTIONS] = body[INSTRUCTIONS]
@@ -119,6 +119,28 @@ def _history(body: JsonObject, earlier: Sequence[RecordedCall]) -> list[Message]
             return [*before, message_of(call.answer) or {"role": "assistant", "content": ""}]
     text = f"Response with id '{wanted}' not found: this episode has recorded no such response"
     raise refused(404, text, "NotFoundError", "previous_response_id", code="previous_response_not_found")
+
+
+def _resolved(given: str | list[JsonObject], earlier: Sequence[RecordedCall]) -> str | list[JsonObject]:
+    """Input with the items of earlier responses in the place of references to them. Raises: RequestRefused (404), unknown."""
+    if isinstance(given, str):
+        return given
+    return [_item_of(str(item.get("id")), earlier) if _is_reference(item) else item for item in given]
+
+
+def _is_reference(item: JsonObject) -> bool:
+    return item.get("type") == "item_reference" or (item.get("type") is None and item.keys() - {"type"} == {"id"})
+
+
+def _item_of(wanted: str, earlier: Sequence[RecordedCall]) -> JsonObject:
+    """The output item of an earlier response. What kind of tool it calls is not recorded, and makes no difference here."""
+    for call in reversed(earlier):
+        if call.complete and call.dialect == Responses.name and is_item_of(wanted, call.answer):
+            for item in Responses().answer({}, call.request, call.answer)["output"]:
+                if numbered(item["id"]) == numbered(wanted):
+                    return dict(item)
+    text = f"Item with id '{wanted}' not found: this episode has recorded no response with such an item; send the item itself"
+    raise refused(404, text, "NotFoundError", "input")
 
 
 # -- items → messages ---------------------------------------------------------------------------------------------------

@@ -162,6 +162,36 @@ def respond(episode: Episode, stream: bool, **fields: Any) -> Any:
         return events.get_final_response()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses_go_on_by_references_to_items(served: Served, stream: bool) -> None:
+    episode = served.claim()
+    custom = {"type": "custom", "name": "patch"}
+    fields: Any = {"tools": [FLAT_TOOL, custom], "max_output_tokens": 90}
+    items: list[Any] = [{"role": "user", "content": "Repeat red"}]
+    for name, kind, reference in (("say", "function", {"type": "item_reference"}), ("patch", "custom", {})):
+        answer = respond(episode, stream, input=items, tool_choice={"type": kind, "name": name}, **fields)
+        (call,) = answer.output
+        output = {"type": f"{call.type}_output", "call_id": call.call_id, "output": "said"}
+        items += [reference | {"id": call.id}, output]
+    last = respond(episode, stream, input=items, **fields)
+    calls = episode.trace().calls
+    assert_exact(calls)
+    assert [message["role"] for message in calls[2].request["messages"]] == ["user", *["assistant", "tool"] * 2]
+    items += [{"type": "item_reference", "id": last.output[0].id}, {"role": "user", "content": "Repeat blue"}]
+    respond(episode, stream, input=items, **fields)
+    assert_exact(episode.trace().calls)
+
+
+def test_an_unknown_item_is_not_found(served: Served) -> None:
+    episode, other = served.claim(), served.claim()
+    theirs = other.sdk.responses.create(model="policy", input="Repeat red").output[0].id
+    own = str(episode.sdk.responses.create(model="policy", input="Repeat red").output[0].id)
+    for unknown in (theirs, "msg_0", "", own + "0", own.rpartition("_")[0]):
+        body = {"model": "policy", "input": [{"type": "item_reference", "id": unknown}]}
+        answer = episode.raw(body, path="responses")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (404, "input")
+
+
 def test_a_response_is_told_in_the_full_set_of_events(served: Served) -> None:
     episode = served.claim()
     events = list(episode.sdk.responses.create(model="policy", input="Repeat red", stream=True))
