@@ -28,7 +28,8 @@ _ROLES = ("user", "assistant", "system")
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORT_WITHOUT_THINKING = "none"
 _BILLING = "x-anthropic-billing-header"
-"""A command-line agent puts a hash of each request in front of its system prompt; no model should see it change."""
+"""A command-line agent puts a hash of each request in front of its system prompt, as a block or as a first line; no model should see it
+change."""
 
 
 class AnthropicMessages:
@@ -139,7 +140,9 @@ def _system(system: Any) -> list[Message]:
 
 
 def _system_text(system: Any) -> str:
-    texts = [system] if isinstance(system, str) else [str(block.get("text") or "") for block in system or ()]
+    if isinstance(system, str):
+        return system.partition("\n")[2] if system.startswith(_BILLING) else system
+    texts = [str(block.get("text") or "") for block in system or ()]
     return "".join(text for text in texts if not text.startswith(_BILLING))
 
 

@@ -182,6 +182,17 @@ def test_strange_arguments_go_to_an_agent_and_come_back_as_the_message_that_was_
     assert same_message(sent_back, message_of(answer) or {})
 
 
+@pytest.mark.parametrize(
+    "system",
+    [
+        "x-anthropic-billing-header: cch=1;\nBe brief.",
+        [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "Be brief."}],
+    ],
+)
+def test_a_hash_of_the_request_is_left_out_of_the_system_prompt_and_nothing_else(system: Any) -> None:
+    assert chat_messages([{"role": "system", "content": system}]) == [{"role": "system", "content": "Be brief."}]
+
+
 def test_a_call_without_an_input_is_one_without_arguments() -> None:
     (sent_back,) = chat_messages([{"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look"}]}])
     assert sent_back["tool_calls"][0]["function"]["arguments"] == "{}"
