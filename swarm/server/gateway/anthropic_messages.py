@@ -16,6 +16,7 @@ from swarm.server.gateway.dialect import (
     check_object_lists,
     check_objects,
     check_stops,
+    no_prefill,
     without_none,
 )
 from swarm.server.gateway.errors import bad_request
@@ -59,6 +60,11 @@ class AnthropicMessages:
         check_stops(body, "stop_sequences")
         check_chat({name: body.get(name) for name in _PASSED})
 
+    def check_end(self, body: JsonObject) -> None:
+        last = body["messages"][-1]
+        if last["role"] == "assistant" and any(map(_says, chat_messages([last]))):
+            raise no_prefill("messages")
+
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         asked = {name: body[name] for name in _PASSED if body.get(name) is not None}
         asked["messages"] = _system(body.get("system")) + chat_messages(body["messages"])
@@ -72,6 +78,10 @@ class AnthropicMessages:
 
     def telling(self, body: JsonObject, asked: JsonObject) -> AnthropicTelling:
         return AnthropicTelling()
+
+
+def _says(message: Message) -> bool:
+    return bool(str(message.get("content") or "").strip() or message.get("tool_calls"))
 
 
 def _check_content(content: Any, parameter: str) -> None:

@@ -177,6 +177,7 @@ class Gateway:
         rules = self._dialects[dialect]
         check_depth(body)
         rules.check(body)
+        rules.check_end(body)
         agent = self._agent(body, headers)
         call = self._desk.open_call(episode_id, lease)
         attempt: Attempt | None = None

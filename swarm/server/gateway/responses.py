@@ -18,6 +18,7 @@ from swarm.server.gateway.dialect import (
     check_numbers,
     check_object_lists,
     check_objects,
+    no_prefill,
     without_none,
 )
 from swarm.server.gateway.errors import bad_request, refused
@@ -34,6 +35,7 @@ _PASSED = (
     "parallel_tool_calls", "thinking_token_budget", "user",
 )  # fmt: skip
 _LOGPROBS = "message.output_text.logprobs"
+_UNFINISHED = ("in_progress", "incomplete")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 
 
@@ -62,6 +64,12 @@ class Responses:
         check_objects(body.get("text") or {}, "format")
         check_object_lists(body, "tools")
         check_chat({name: body.get(name) for name in _PASSED})
+
+    def check_end(self, body: JsonObject) -> None:
+        last = body["input"][-1] if isinstance(body["input"], list) else {}
+        own = last.get("type") == "reasoning" or last.get("role") == "assistant"
+        if own and last.get("status") in _UNFINISHED:
+            raise no_prefill("input")
 
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         asked = {name: body[name] for name in _PASSED if body.get(name) is not None}

@@ -479,6 +479,24 @@ def test_what_is_no_message_is_refused_with_400(served: Served, fields: dict[str
     assert answer.json()["type"] == "error"
 
 
+def test_an_answer_that_the_client_began_is_refused_and_only_counted(served: Served) -> None:
+    episode, ask = served.claim(), {"role": "user", "content": "Repeat red"}
+    begun = [ask, {"role": "assistant", "content": [{"type": "text", "text": "re"}]}]
+    body = {"model": "policy", "max_tokens": 5, "messages": begun}
+    told = [episode.raw(body, path="messages")]
+    for status in ("in_progress", "incomplete"):
+        item = {"type": "message", "role": "assistant", "content": "re", "status": status}
+        told.append(episode.raw({"model": "policy", "input": [ask, item]}, path="responses"))
+    assert [answer.status_code for answer in told] == [400] * 3
+    assert all("not continued" in answer.json()["error"]["message"] for answer in told)
+    assert episode.trace().calls == []
+    episode.raw(body, path="messages/count_tokens").raise_for_status()
+    for empty in ("", [], [{"type": "text", "text": ""}]):
+        episode.raw(
+            body | {"messages": [ask, {"role": "assistant", "content": empty}]}, path="messages"
+        ).raise_for_status()
+
+
 def test_a_budget_of_thoughts_is_left_out_of_messages_and_refused_where_it_stands_by_itself(served: Served) -> None:
     episode = served.claim()
     say(
