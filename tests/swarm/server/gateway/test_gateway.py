@@ -208,6 +208,33 @@ def test_a_client_that_hangs_up_leaves_a_partial_record(
         assert 0 < len(call.sampled_ids) == len(call.logprobs) < 150
 
 
+class HaltingEngine(EchoEngine):
+    """Stops at the second token after the end of the first of several choices."""
+
+    async def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
+        after = 0
+        async for event in super().stream(request):
+            yield event
+            assert event.data is not None
+            after += bool(after) or any(choice["finish_reason"] for choice in event.data["choices"])
+            if after == 3:
+                await asyncio.Event().wait()
+
+
+def test_a_choice_that_had_ended_is_whole_though_another_was_broken_off(
+    serve: Callable[[Engine], AbstractContextManager[Served]],
+) -> None:
+    with serve(HaltingEngine(model="echo")) as served:
+        episode = served.claim()
+        with episode.sdk.chat.completions.create(model="policy", messages=ASK, stream=True, n=2) as chunks:
+            for chunk in chunks:
+                if chunk.choices[0].index == 1 and chunk.choices[0].delta.content:
+                    break
+        until_recorded(episode)
+        records = sorted(episode.trace().calls, key=lambda call: call.complete)
+        assert [(call.complete, call.finish_reason) for call in records] == [(False, None), (True, "stop")]
+
+
 def until_recorded(episode: Episode) -> Any:
     for _ in range(200):
         if calls := episode.trace().calls:
