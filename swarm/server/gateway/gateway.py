@@ -222,7 +222,7 @@ class Gateway:
         """Who asks: the header, or what follows the model's name. Raises: RequestRefused, another model."""
         wanted = body.get("model")
         agent = agent_behind(wanted, self._engine.info.model) if isinstance(wanted, str) and wanted else None
-        return headers.get(_AGENT_HEADER) or agent or None
+        return _text(headers.get(_AGENT_HEADER, "")) or agent or None
 
     # -- sampling -------------------------------------------------------------------------------------------------
 
@@ -336,6 +336,14 @@ async def _next(request: _Request, events: AsyncIterator[Answer]) -> Answer | No
 def _lost(call: OpenCall) -> Refusal:
     text = f"episode {call.episode_id!r} ended while this call was sampled; nothing was kept"
     return Refusal(ErrorCode.LEASE_LOST, text)
+
+
+def _text(header: str) -> str:
+    """A header that was sent as UTF-8, which arrives as Latin-1; what is none is Latin-1 indeed."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeError:
+        return header
 
 
 def _numbered(data: dict[str, Any], first: int) -> dict[str, Any]:

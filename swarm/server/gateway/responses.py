@@ -35,6 +35,7 @@ _PASSED = (
     "parallel_tool_calls", "thinking_token_budget", "user",
 )  # fmt: skip
 _LOGPROBS = "message.output_text.logprobs"
+_FORMATS = (None, "text", "json_object", "json_schema")
 _UNFINISHED = ("in_progress", "incomplete")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 
@@ -62,6 +63,9 @@ class Responses:
         check_numbers(body, "max_output_tokens", "top_logprobs")
         check_objects(body, "text", "reasoning")
         check_objects(body.get("text") or {}, "format")
+        kind = ((body.get("text") or {}).get("format") or {}).get("type")
+        if kind not in _FORMATS:
+            raise bad_request(f"text.format must be of type text, json_object or json_schema, not {kind!r}", "text")
         check_object_lists(body, "tools")
         check_chat({name: body.get(name) for name in _PASSED})
 

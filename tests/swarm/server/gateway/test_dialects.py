@@ -544,6 +544,7 @@ def test_a_budget_of_thoughts_is_left_out_of_messages_and_refused_where_it_stand
         {"tools": [FLAT_TOOL], "tool_choice": {"type": "allowed_tools", "mode": "some", "tools": [FLAT_TOOL]}},
         {"tools": [FLAT_TOOL], "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": []}},
         {"text": {"format": 5}},
+        {"text": {"format": {"type": "grammar"}}},
         {"max_output_tokens": "many"},
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -76,6 +77,33 @@ def test_agents_are_named_by_header_or_by_model(served: Served) -> None:
     episode.raw(body(model="echo@solver")).raise_for_status()
     episode.raw(body(model="policy@critic")).raise_for_status()
     assert [call.agent for call in episode.trace().calls] == ["judge", "solver", "critic"]
+
+
+def test_an_agents_name_may_have_any_letters(served: Served) -> None:
+    episode = served.claim()
+    for name in ("prüfer 裁判".encode(), "prüfer".encode("latin-1")):
+        auth = {b"authorization": f"Bearer {episode.grant['api_key']}".encode(), b"x-agent-name": name}
+        url = f"{episode.grant['base_url']}/chat/completions"
+        served.http.post(url, json=body(), headers=list(auth.items())).raise_for_status()
+    assert [call.agent for call in episode.trace().calls] == ["prüfer 裁判", "prüfer"]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "messages/count_tokens"])
+def test_what_is_no_plain_json_is_refused_and_says_what_to_send(served: Served, path: str) -> None:
+    episode = served.claim()
+    streamed = episode.raw(body(stream="false"), path=path)
+    assert (streamed.status_code, "stream must be" in streamed.json()["error"]["message"]) == (400, True)
+    headers = {"Content-Encoding": "gzip", "authorization": f"Bearer {episode.grant['api_key']}"}
+    packed = gzip.compress(json.dumps(body()).encode())
+    answer = served.http.post(f"{episode.grant['base_url']}/{path}", content=packed, headers=headers)
+    assert (answer.status_code, "Content-Encoding" in answer.json()["error"]["message"]) == (415, True)
+
+
+def test_a_conflict_of_keys_is_the_clients_fault_in_messages_too(served: Served) -> None:
+    episode = served.claim()
+    for tokens in (3, 4):
+        answer = episode.raw(body(max_tokens=tokens), path="messages", **{"Idempotency-Key": "k"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (409, "invalid_request_error")
 
 
 @pytest.mark.parametrize(
