@@ -290,6 +290,13 @@ def test_text_that_only_looks_like_json_is_compared_in_little_time(block: str) -
     assert time.process_time() - began < 3.0
 
 
+@pytest.mark.parametrize("role", ["tool", "assistant"])
+def test_a_long_log_is_compared_in_no_time(role: str) -> None:
+    began = time.process_time()
+    normal_message({"role": role, "content": 'array[i] [1, 2] {"a": 1}\n' * 400_000})
+    assert time.process_time() - began < 1.0
+
+
 @pytest.mark.parametrize(
     ("text", "normal"),
     [
