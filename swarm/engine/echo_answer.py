@@ -80,13 +80,14 @@ class ChatAnswer:
             raise refused("the prompt is empty; send at least one token")
         room = max_model_len - len(prompt_ids)
         named = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-        self._max_tokens = _number(body, named, min(_DEFAULT_MAX_TOKENS, room), least=1, whole=True)
-        if self._max_tokens > room:
+        wanted = _number(body, named, _DEFAULT_MAX_TOKENS, least=1, whole=True)
+        if room < 1 or wanted > max_model_len:
             raise refused(
                 f"this model's context holds {max_model_len} tokens, but {len(prompt_ids)} in the prompt and "
-                f"{self._max_tokens} for the answer were asked for",
+                f"{wanted} for the answer were asked for",
                 code="context_length_exceeded",
             )
+        self._max_tokens = min(wanted, room)
 
     def add(self, word: str, other: str, logprob: float, other_logprob: float, *, call_seed: int) -> None:
         """Draft the next choice: `word` was drawn with `logprob`, `other` was not."""

@@ -216,6 +216,21 @@ class EngineContract:
         assert refused.value.status == 400
         assert refused.value.body["error"]["message"]
 
+    async def test_an_answer_has_the_room_that_its_prompt_leaves_whatever_its_limit(
+        self, engine: Engine, open_run: OpenRun
+    ) -> None:
+        await open_run()
+        room = engine.info.max_model_len
+        ids = await engine.render("chat.completions", chat("Repeat red"))
+        filler = await engine.render("completions", {"prompt": "word " * (room // 8), "add_special_tokens": False})
+        long = [*(filler * 16)[: room - 2 - len(ids)], *ids]
+        asked = chat("Repeat red", max_tokens=12, ignore_eos=True)
+        sampled = await engine.sample(request(asked, long))
+        assert (len(sampled.choices[0].sampled_ids), sampled.choices[0].finish_reason) == (2, "length")
+        with pytest.raises(RequestRefused) as refused:
+            await engine.sample(request(asked, [*filler[:8], *long]))
+        assert refused.value.status == 400
+
     async def test_an_image_is_refused_by_a_model_that_reads_text(self, engine: Engine, open_run: OpenRun) -> None:
         await open_run()
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from foundation.nearest import nearest
 from swarm.protocol.episodes import LedgerEntry, RecordedCall, WeightsVersion
@@ -22,6 +22,19 @@ def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, 
         if meant is not None:
             detail = f"no call of agent {name!r} in this episode, and no reward for {meant!r}: did you mean that one?"
             raise Refusal(ErrorCode.INVALID_SPEC, detail, errors=[])
+
+
+@dataclass(slots=True)
+class Ending:
+    """Whether an episode is over. heard: to be called once it is."""
+
+    over: bool = False
+    heard: set[Callable[[], None]] = field(default_factory=set)
+
+    def come(self) -> None:
+        self.over = True
+        for hear in tuple(self.heard):
+            hear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +56,5 @@ class OpenCall:
     """For the sampler, where the request states none: depends on run, task, group, slot and index alone."""
     opened_at: float
     """Unix time."""
+    ending: Ending
+    """Of the episode."""

@@ -347,6 +347,7 @@ class EpisodeBook:
             index=index,
             seed=derived_seed(spec.seed, row.task_id, *place, index),
             opened_at=state.clock.now(),
+            ending=live.ending,
         )
 
     def close_call(self, call: OpenCall, recorded: Sequence[RecordedCall]) -> bool:

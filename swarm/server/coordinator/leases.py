@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from foundation.clock import Clock
 from swarm.protocol.episodes import LedgerEntry, RecordedCall
+from swarm.server.coordinator.calls import Ending
 from swarm.server.pool.rows import EpisodeRow
 
 
@@ -63,6 +64,7 @@ class LiveEpisode:
     open_since: dict[int, float] = field(default_factory=dict)
     """Index of each open call → when it was opened."""
     cached_entry: LedgerEntry | None = None
+    ending: Ending = field(default_factory=Ending)
 
     @property
     def deadline(self) -> float:

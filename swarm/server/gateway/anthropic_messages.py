@@ -16,6 +16,7 @@ from swarm.server.gateway.dialect import (
     check_object_lists,
     check_objects,
     check_stops,
+    no_prefill,
     without_none,
 )
 from swarm.server.gateway.errors import bad_request
@@ -28,7 +29,8 @@ _ROLES = ("user", "assistant", "system")
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORT_WITHOUT_THINKING = "none"
 _BILLING = "x-anthropic-billing-header"
-"""A command-line agent puts a hash of each request in front of its system prompt; no model should see it change."""
+"""A command-line agent puts a hash of each request in front of its system prompt, as a block or as a first line; no model should see it
+change."""
 
 
 class AnthropicMessages:
@@ -58,6 +60,11 @@ class AnthropicMessages:
         check_stops(body, "stop_sequences")
         check_chat({name: body.get(name) for name in _PASSED})
 
+    def check_end(self, body: JsonObject) -> None:
+        last = body["messages"][-1]
+        if last["role"] == "assistant" and any(map(_says, chat_messages([last]))):
+            raise no_prefill("messages")
+
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         asked = {name: body[name] for name in _PASSED if body.get(name) is not None}
         asked["messages"] = _system(body.get("system")) + chat_messages(body["messages"])
@@ -71,6 +78,10 @@ class AnthropicMessages:
 
     def telling(self, body: JsonObject, asked: JsonObject) -> AnthropicTelling:
         return AnthropicTelling()
+
+
+def _says(message: Message) -> bool:
+    return bool(str(message.get("content") or "").strip() or message.get("tool_calls"))
 
 
 def _check_content(content: Any, parameter: str) -> None:
@@ -139,7 +150,9 @@ def _system(system: Any) -> list[Message]:
 
 
 def _system_text(system: Any) -> str:
-    texts = [system] if isinstance(system, str) else [str(block.get("text") or "") for block in system or ()]
+    if isinstance(system, str):
+        return system.partition("\n")[2] if system.startswith(_BILLING) else system
+    texts = [str(block.get("text") or "") for block in system or ()]
     return "".join(text for text in texts if not text.startswith(_BILLING))
 
 

@@ -81,6 +81,9 @@ class ChatCompletions:
                 text = f"{name} is not served here: prompts are recorded as the model's own template makes them"
                 raise bad_request(text, name)
 
+    def check_end(self, body: JsonObject) -> None:
+        """A last message of the assistant is history, and `continue_final_message` is refused above."""
+
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         return [body]
 

@@ -80,6 +80,9 @@ class Completions:
             if body.get("logprobs") is not None or body.get("max_tokens") == 0:
                 raise bad_request("echo does not score a prompt here; leave out logprobs, and sample a token", "echo")
 
+    def check_end(self, body: JsonObject) -> None:
+        """A text has no end that is not the client's."""
+
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         plain = {name: value for name, value in body.items() if name not in _OURS_TO_TELL}
         return [plain | {"prompt": prompt} for prompt in prompts_of(body)]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from foundation import wide_json
 from swarm.engine.seam import Dialect as EngineDialect
-from swarm.engine.seam import SampledEvent
+from swarm.engine.seam import RequestRefused, SampledEvent
 from swarm.protocol.episodes import RecordedCall
 from swarm.server.gateway.errors import ErrorAnswer, bad_request, refused
 
@@ -76,6 +76,9 @@ class Dialect(Protocol):
 
     def check(self, body: JsonObject) -> None:
         """Refuse what is no request at all, before anything is counted."""
+
+    def check_end(self, body: JsonObject) -> None:
+        """Refuse to sample the rest of an answer whose beginning the client wrote. What only counts tokens does not ask."""
 
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         """The engine's requests, one for each prompt. earlier: the episode's calls so far."""
@@ -159,6 +162,14 @@ def check_no_thinking_budget(body: JsonObject) -> None:
     name = "thinking_token_budget"
     if body.get(name) is not None:
         raise bad_request(f"{name} is not served here; bound thoughts and answer together, with max_tokens", name)
+
+
+def no_prefill(parameter: str) -> RequestRefused:
+    """What to tell a client that would have an answer of its own continued."""
+    text = (
+        "an answer that the client began is not continued here: prompts are recorded as the model's own template makes "
+    )
+    return bad_request(text + "them; end with what the user or a tool says", parameter)
 
 
 def without_none(data: JsonObject) -> JsonObject:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from swarm.server.gateway.messages import Message, has_only_text, normal_message, normal_text
+from swarm.server.gateway.messages import Message, has_only_text, normal_answers, normal_message, normal_text, spelling
 
 Render = Callable[[list[Message], bool], Awaitable[list[int]]]
 """(messages, add_generation_prompt) → token ids, with the request's own tools and template settings."""
@@ -61,8 +61,8 @@ class EarlierCall:
         return [normal_message(message) for message in self.sent]
 
     @cached_property
-    def normal_answer(self) -> dict[str, Any]:
-        return normal_message(self.answer)
+    def normal_answers(self) -> list[dict[str, Any]]:
+        return normal_answers(self.answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class EchoRule:
         if not earlier:
             return fresh
         normal = [normal_message(message) for message in sent]
-        parent, cause = _parent(normal, settings, earlier)
+        parent, cause = _parent(sent, normal, settings, agent, earlier)
         if cause is ForkCause.ANSWER_EDITED:
             longer = [call for call in earlier if parent is None or len(call.sent) > len(parent.sent)]
             same = await self._parent_by_template(normal, sent, settings, longer, render)
@@ -124,7 +124,7 @@ class EchoRule:
                 continue
             if normal[size]["role"] != "assistant" or not has_only_text([sent[size]]):
                 continue
-            if normal_text(str(sent[size].get("content") or "")) != call.normal_answer.get("content", ""):
+            if normal[size].get("content") != call.normal_answers[0].get("content"):
                 continue
             recorded, echoed = [await render([*call.messages, answer], False) for answer in (call.answer, sent[size])]
             if recorded == echoed:
@@ -200,27 +200,44 @@ class EchoRule:
 
 
 def _parent(
-    normal: list[dict[str, Any]], settings: Any, earlier: Sequence[EarlierCall]
+    sent: Sequence[Message],
+    normal: list[dict[str, Any]],
+    settings: Any,
+    agent: str | None,
+    earlier: Sequence[EarlierCall],
 ) -> tuple[EarlierCall | None, ForkCause | None]:
-    """The longest (then latest) call whose messages and answer open the request; and why a longer one does not."""
-    best: EarlierCall | None = None
+    """The longest (then likest) call whose messages and answer open the request; and why a longer one does not."""
+    best: list[EarlierCall] = []
     cause: ForkCause | None = None
-    resumed = reached = -1  # messages of the call that is gone on from, and of the longest that is not
+    resumed = reached = -1  # messages of the calls that may be gone on from, and of the longest that is not
     for call in earlier:
         size = len(call.sent)
-        if len(normal) <= size or normal[:size] != call.normal_sent:
+        if size < resumed or len(normal) <= size or normal[:size] != call.normal_sent:
             continue
         if (found := _why_other(normal[size], settings, call)) is None:
-            if size >= resumed:
-                best, resumed = call, size
+            best, resumed = [*(best if size == resumed else ()), call], size
         elif size > reached or (size == reached and found is ForkCause.TOOLS_CHANGED):
             cause, reached = found, size
-    return best, cause if reached > resumed else None
+    return _likest(best, sent, agent), cause if reached > resumed else None
+
+
+def _likest(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: str | None) -> EarlierCall | None:
+    """Of calls that say the same, that which is spelt most like the request, then the agent's own, then the latest."""
+    if len(calls) < 2:
+        return calls[0] if calls else None
+    told = [spelling(message) for message in sent]
+
+    def rank(call: EarlierCall) -> tuple[int, bool]:
+        pairs = zip(told, map(spelling, (*call.sent, call.answer)), strict=False)
+        alike = sum(one == other for message, known in pairs for one, other in zip(message, known, strict=True))
+        return alike, call.agent == agent
+
+    return max(reversed(calls), key=rank)
 
 
 def _why_other(message: dict[str, Any], settings: Any, call: EarlierCall) -> ForkCause | None:
     """Why what follows the call's messages is not its answer, under its settings; None where it is."""
-    if message != call.normal_answer:
+    if message not in call.normal_answers:
         return ForkCause.ANSWER_EDITED if message["role"] == "assistant" else ForkCause.HISTORY_CHANGED
     return ForkCause.TOOLS_CHANGED if call.settings != settings else None
 

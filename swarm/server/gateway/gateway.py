@@ -6,7 +6,7 @@ One course for every dialect. Knows neither HTTP frameworks nor a concrete engin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
 from swarm.server.gateway.dialect import Dialect, Telling, check_depth
 from swarm.server.gateway.errors import answer_of, unknown_model
-from swarm.server.gateway.merged import closing, merged, together
+from swarm.server.gateway.merged import Over, closing, merged, together, until_over
 from swarm.server.gateway.prompts import Prompts
 from swarm.server.gateway.records import Records, Taking
 from swarm.server.gateway.repeats import Attempt, Repeats
@@ -107,7 +107,7 @@ class Gateway:
         if request.answered_before is not None:
             return request.answer(request.answered_before)
         try:
-            await together([self._sample(taking) for taking in request.takings])
+            await _while_open(request.call, lambda: together([self._sample(taking) for taking in request.takings]))
             return request.answer(self._finish(request))
         except RequestRefused:
             self._drop(request)
@@ -132,7 +132,8 @@ class Gateway:
         streams = [self._events(taking) for taking in request.takings]
         try:
             async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
-                async for taking, event in events:
+                while (found := await _next(request, events)) is not None:
+                    taking, event = found
                     if not request.closed and request.finished:
                         self._finish(request)
                     if event.data is not None:
@@ -176,6 +177,7 @@ class Gateway:
         rules = self._dialects[dialect]
         check_depth(body)
         rules.check(body)
+        rules.check_end(body)
         agent = self._agent(body, headers)
         call = self._desk.open_call(episode_id, lease)
         attempt: Attempt | None = None
@@ -186,8 +188,10 @@ class Gateway:
                 with_defaults(each, call.spec.sampling, call.seed + number * rules.form.choices(each))
                 for number, each in enumerate(wanted)
             ]
-            attempt, answered = await self._repeats.begin(episode_id, dialect, body, headers)
-            takings = [] if answered is not None else await self._takings(rules, asked, call, agent)
+            attempt, answered = await self._repeats.begin(episode_id, dialect, agent, body, headers)
+            takings: list[Taking] = []
+            if answered is None:
+                takings = await _while_open(call, partial(self._takings, rules, asked, call, agent))
             opened = answered is None
             return _Request(
                 dialect=rules,
@@ -218,7 +222,7 @@ class Gateway:
         """Who asks: the header, or what follows the model's name. Raises: RequestRefused, another model."""
         wanted = body.get("model")
         agent = agent_behind(wanted, self._engine.info.model) if isinstance(wanted, str) and wanted else None
-        return headers.get(_AGENT_HEADER) or agent or None
+        return _text(headers.get(_AGENT_HEADER, "")) or agent or None
 
     # -- sampling -------------------------------------------------------------------------------------------------
 
@@ -290,10 +294,7 @@ class Gateway:
         kept = self._desk.close_call(request.call, records or None)
         if complete and not kept:
             request.attempt.answer = None
-            raise Refusal(
-                ErrorCode.LEASE_LOST,
-                f"episode {request.call.episode_id!r} ended while this call was sampled; nothing was kept",
-            )
+            raise _lost(request.call)
 
     def _drop(self, request: _Request) -> None:
         """The engine took nothing on: there is nothing to record."""
@@ -314,6 +315,35 @@ def _sample_request(taking: Taking) -> SampleRequest:
     return SampleRequest(
         dialect=taking.dialect.form.engine_dialect, body=taking.body, prompt_ids=taking.prompt.prompt_ids
     )
+
+
+async def _while_open(call: OpenCall, work: Callable[[], Awaitable[Answer]]) -> Answer:
+    """What `work` gives, which is cancelled when the episode ends. Raises: Refusal(lease_lost)."""
+    try:
+        return await until_over(call.ending, work)
+    except Over as error:
+        raise _lost(call) from error
+
+
+async def _next(request: _Request, events: AsyncIterator[Answer]) -> Answer | None:
+    """The next of a stream; None: that was all. What is recorded already is told to the end. Raises: Refusal(lease_lost)."""
+    try:
+        return await (anext(events) if request.closed else _while_open(request.call, events.__anext__))
+    except StopAsyncIteration:
+        return None
+
+
+def _lost(call: OpenCall) -> Refusal:
+    text = f"episode {call.episode_id!r} ended while this call was sampled; nothing was kept"
+    return Refusal(ErrorCode.LEASE_LOST, text)
+
+
+def _text(header: str) -> str:
+    """A header that was sent as UTF-8, which arrives as Latin-1; what is none is Latin-1 indeed."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeError:
+        return header
 
 
 def _numbered(data: dict[str, Any], first: int) -> dict[str, Any]:

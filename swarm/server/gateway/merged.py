@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from swarm.server.coordinator.calls import Ending
+
 Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Over(Exception):
+    """The episode ended before the work was done, which is cancelled."""
+
+
+async def until_over(ending: Ending, work: Callable[[], Awaitable[Answer]]) -> Answer:
+    """What `work` gives. Raises: Over."""
+    if ending.over:
+        raise Over
+    task, cut = asyncio.current_task(), False
+    assert task is not None
+    others = task.cancelling()
+
+    def cut_off() -> None:
+        nonlocal cut
+        cut = True
+        task.cancel()
+
+    ending.heard.add(cut_off)
+    try:
+        return await work()
+    except asyncio.CancelledError as error:
+        if cut and task.uncancel() <= others:
+            raise Over from error
+        raise
+    finally:
+        ending.heard.discard(cut_off)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""When two messages say the same: white space, JSON key order, re-serialised arguments, tool-call ids and absent fields
-do not count.
+"""When two messages say the same: white space around texts, JSON key order, re-serialised arguments, tool-call ids and absent
+fields do not count.
 
 Pure functions over chat messages and text.
 """
@@ -23,8 +23,11 @@ _OPENER = re.compile(r"""\{(?=\s*["}])|\[(?=\s*[\]\[{"\-\dtfnNI])""")
 """A brace that may open JSON. The decoder is asked of no other."""
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 """Of JSON: a string, which may be cut, or a brace outside of one."""
+_NO_NUMBER = "\0"
+"""Tells NaN and its like apart from what an agent may write."""
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 _SHOWN = json.JSONDecoder(parse_constant=lambda _: None, parse_float=wide_json.finite)
+_EXACT = json.JSONDecoder(parse_constant=lambda name: {_NO_NUMBER: name}, parse_float=wide_json.finite)
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
@@ -38,34 +41,52 @@ class _Unplaced(str):
         return -1
 
 
-def same_message(one: Message, other: Message) -> bool:
-    """Whether two messages are equal but for normalisation."""
-    return normal_message(one) == normal_message(other)
+def same_message(sent: Message, recorded: Message) -> bool:
+    """Whether a message that was sent is a recorded answer, but for normalisation."""
+    return normal_message(sent) in normal_answers(recorded)
 
 
-def normal_message(message: Message) -> dict[str, Any]:
-    """A message with all that does not count taken out. Fields that no template reads are left out."""
+def normal_answers(recorded: Message) -> list[dict[str, Any]]:
+    """A recorded answer as it may come back: as it is, or with null for NaN and its like, as `read_json` shows them."""
+    return [normal_message(recorded), normal_message(recorded, _SHOWN)]
+
+
+def normal_message(message: Message, read: json.JSONDecoder = _EXACT) -> dict[str, Any]:
+    """A message with all that does not count taken out. Fields that no template reads are left out.
+
+    White space counts, but at both ends of a text. What an assistant wrote as JSON from end to end counts as what it says.
+    """
     normal: dict[str, Any] = {"role": str(message.get("role", ""))}
-    if text := normal_content(message.get("content")):
-        normal["content"] = text
+    content = joined_content(message.get("content"))
+    if isinstance(content, str):
+        content = _normal_answer(content, read) if normal["role"] == "assistant" else content.strip()
+    if content:
+        normal["content"] = content
     if calls := message.get("tool_calls"):
-        normal["tool_calls"] = [_normal_call(call) for call in calls if isinstance(call, dict)]
+        normal["tool_calls"] = [_normal_call(call, read) for call in calls if isinstance(call, dict)]
     for name in _COMPARED:
         if message.get(name):
-            normal[name] = normal_text(str(message[name]))
+            normal[name] = str(message[name]).strip()
     return normal
 
 
-def normal_content(content: Any) -> Any:
+def spelling(message: Message) -> tuple[Any, ...]:
+    """What tells a message from another that is equal but for normalisation."""
+    calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    arguments = [(call.get("function") or call).get("arguments") for call in calls]
+    return joined_content(message.get("content")), arguments, [call.get("id") for call in calls]
+
+
+def joined_content(content: Any) -> Any:
     """A string, or a list of parts: text parts become one string, others stay what they are."""
     if content is None or isinstance(content, str):
-        return normal_text(content or "")
+        return content or ""
     if not isinstance(content, list):
         return content
     parts = [part if isinstance(part, dict) else {"type": "text", "text": str(part)} for part in content]
     if all(str(part.get("type", "text")) in _TEXT_PARTS for part in parts):
-        return normal_text("".join(str(part.get("text", "")) for part in parts))
-    return [_sorted(part) for part in parts]
+        return "".join(str(part.get("text", "")) for part in parts)
+    return parts
 
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
@@ -74,7 +95,7 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 def has_only_text(messages: list[Message]) -> bool:
     """Whether no message carries images, sound or files."""
     return all(
-        content is None or isinstance(content, str) or isinstance(normal_content(content), str)
+        content is None or isinstance(content, str) or isinstance(joined_content(content), str)
         for content in (message.get("content") for message in messages)
     )
 
@@ -139,11 +160,31 @@ def read_json(text: str) -> Any:
     return value
 
 
-def _normal_call(call: dict[str, Any]) -> dict[str, Any]:
+def _normal_answer(text: str, read: json.JSONDecoder) -> str:
+    text = _ends_off(text)
+    return (_written(text, read) if text[:1] in _JSON_OPENERS else None) or text
+
+
+def _normal_call(call: dict[str, Any], read: json.JSONDecoder) -> dict[str, Any]:
     function = call.get("function") or call
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments if arguments is not None else {})
-    return {"name": str(function.get("name", "")), "arguments": normal_text(text) or "{}"}
+    written = _written(text, read) or _ends_off(text)
+    return {"name": str(function.get("name", "")), "arguments": written or "{}"}
+
+
+def _written(text: str, read: json.JSONDecoder) -> str | None:
+    """JSON written in one way; None where it is none, or none that can be read."""
+    try:
+        written = json.dumps(read.decode(_Unplaced(text)), sort_keys=True, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+    return _HALF_CHARACTER.sub("�", written)
+
+
+def _ends_off(text: str) -> str:
+    """Without white space around it, or the broken last character that it was cut in."""
+    return text.strip().rstrip("�").rstrip()
 
 
 def _sorted(value: Any) -> Any:

@@ -123,7 +123,7 @@ class Records:
         self._earlier: Shelf[dict[str, EarlierCall]] = Shelf(is_open, dict)
 
     def make(self, taking: Taking, *, complete: bool) -> list[RecordedCall]:
-        """One record per choice; for a call that was broken off, of what had been sampled."""
+        """One record per choice; of a call that was broken off, those that had not ended are of what had been sampled."""
         spliced = taking.prompt.prompt_ids
         prompt_ids = taking.prompt_ids or spliced or []
         kept_splice = spliced is not None and spliced == prompt_ids
@@ -143,7 +143,7 @@ class Records:
                 sampling=recorded_sampling(taking.body),
                 versions=choice.versions,
                 finish_reason=choice.finish_reason,
-                complete=complete,
+                complete=complete or choice.finish_reason is not None,
                 parent_call_id=taking.prompt.parent_call_id if kept_splice else None,
                 fork_cause=taking.prompt.fork_cause,
                 started_at=taking.call.opened_at,
@@ -152,7 +152,7 @@ class Records:
                 answer=taking.dialect.form.choice_of(answer, index) if answer else {},
             )
             records.append(record)
-            if complete and message_of(record.answer) is not None:
+            if record.complete and message_of(record.answer) is not None:
                 rendered = taking.prompt.rendered if kept_splice else prompt_ids
                 self._remember(record, taking.prompt.messages, rendered or prompt_ids)
         return records

@@ -1,6 +1,6 @@
 """Requests that are the same request again: which get a recorded answer, and which are new samples.
 
-An equal Idempotency-Key is the same request. So is one that the SDK marks as a retry, with a body whose answers all went out:
+An equal Idempotency-Key is the same request. So is one that the SDK marks as a retry, with a body (of one agent) whose answers all went out:
 the one it repeats was answered, and the answer lost. Where some attempt with this body has no answer, the retry repeats that one.
 Bookkeeping alone; forgets episodes that are closed.
 """
@@ -23,7 +23,7 @@ _KEY_HEADER = "idempotency-key"
 
 @dataclass(slots=True)
 class Attempt:
-    """One request under way or answered. `answer` stays None when it failed or was broken off."""
+    """One request under way or answered. body_hash: of all that makes it this request. `answer` stays None when it failed or was broken off."""
 
     body_hash: str
     key: str | None
@@ -45,20 +45,21 @@ class Repeats:
         self._episodes = Shelf(is_open, _Episode)
 
     async def begin(
-        self, episode_id: str, dialect: str, body: Mapping[str, Any], headers: Mapping[str, str]
+        self, episode_id: str, dialect: str, agent: str | None, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> tuple[Attempt, dict[str, Any] | None]:
         """This request's attempt, and the recorded answer where it is one that was answered before.
 
         Waits for an attempt with the same key that is under way. Raises: Refusal(idempotency_conflict) for the same key with
-        another body.
+        another body, or of another agent.
         """
         episode = self._episodes.of(episode_id)
-        body_hash = hashlib.sha256(wide_json.dumps([dialect, body], sort_keys=True)).hexdigest()
-        key = headers.get(_KEY_HEADER)
+        body_hash = hashlib.sha256(wide_json.dumps([dialect, agent, body], sort_keys=True)).hexdigest()
+        key = headers.get(_KEY_HEADER) or None
         while key is not None and (known := episode.by_key.get(key)) is not None:
             if known.body_hash != body_hash:
                 raise Refusal(
-                    ErrorCode.IDEMPOTENCY_CONFLICT, "this Idempotency-Key was used with another body; use a new key"
+                    ErrorCode.IDEMPOTENCY_CONFLICT,
+                    "this Idempotency-Key was used with another body, or by another agent; use a new key",
                 )
             await known.over.wait()
             if known.answer is not None:

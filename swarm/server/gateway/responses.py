@@ -18,12 +18,13 @@ from swarm.server.gateway.dialect import (
     check_numbers,
     check_object_lists,
     check_objects,
+    no_prefill,
     without_none,
 )
 from swarm.server.gateway.errors import bad_request, refused
 from swarm.server.gateway.messages import Message
-from swarm.server.gateway.responses_telling import ResponsesTelling, response_id
-from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, chat_tools, custom_arguments
+from swarm.server.gateway.responses_telling import ResponsesTelling, is_item_of, numbered, response_id
+from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, custom_arguments, offered_tools
 
 INSTRUCTIONS = "instructions"
 """Kept in the recorded request, since they are not handed on to the next response."""
@@ -34,6 +35,8 @@ _PASSED = (
     "parallel_tool_calls", "thinking_token_budget", "user",
 )  # fmt: skip
 _LOGPROBS = "message.output_text.logprobs"
+_FORMATS = (None, "text", "json_object", "json_schema")
+_UNFINISHED = ("in_progress", "incomplete")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 
 
@@ -60,19 +63,28 @@ class Responses:
         check_numbers(body, "max_output_tokens", "top_logprobs")
         check_objects(body, "text", "reasoning")
         check_objects(body.get("text") or {}, "format")
+        kind = ((body.get("text") or {}).get("format") or {}).get("type")
+        if kind not in _FORMATS:
+            raise bad_request(f"text.format must be of type text, json_object or json_schema, not {kind!r}", "text")
         check_object_lists(body, "tools")
         check_chat({name: body.get(name) for name in _PASSED})
 
+    def check_end(self, body: JsonObject) -> None:
+        last = body["input"][-1] if isinstance(body["input"], list) else {}
+        own = last.get("type") == "reasoning" or last.get("role") == "assistant"
+        if own and last.get("status") in _UNFINISHED:
+            raise no_prefill("input")
+
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         asked = {name: body[name] for name in _PASSED if body.get(name) is not None}
-        messages = _history(body, earlier) + input_messages(body["input"])
+        messages = _history(body, earlier) + input_messages(_resolved(body["input"], earlier))
         if body.get(INSTRUCTIONS):
             messages = [{"role": "system", "content": body[INSTRUCTIONS]}, *messages]
             asked[INSTRUCTIONS] = body[INSTRUCTIONS]
         asked |= {"messages": messages} | _limits(body) | _format(body)
-        if tools := chat_tools(body.get("tools") or []):
+        if tools := offered_tools(body):
             asked["tools"] = tools
-        if (choice := chat_tool_choice(body)) is not None:
+        if (choice := chat_tool_choice(body.get("tool_choice"), tools)) is not None:
             asked["tool_choice"] = choice
         return [asked]
 
@@ -119,6 +131,28 @@ def _history(body: JsonObject, earlier: Sequence[RecordedCall]) -> list[Message]
             return [*before, message_of(call.answer) or {"role": "assistant", "content": ""}]
     text = f"Response with id '{wanted}' not found: this episode has recorded no such response"
     raise refused(404, text, "NotFoundError", "previous_response_id", code="previous_response_not_found")
+
+
+def _resolved(given: str | list[JsonObject], earlier: Sequence[RecordedCall]) -> str | list[JsonObject]:
+    """Input with the items of earlier responses in the place of references to them. Raises: RequestRefused (404), unknown."""
+    if isinstance(given, str):
+        return given
+    return [_item_of(str(item.get("id")), earlier) if _is_reference(item) else item for item in given]
+
+
+def _is_reference(item: JsonObject) -> bool:
+    return item.get("type") == "item_reference" or (item.get("type") is None and item.keys() - {"type"} == {"id"})
+
+
+def _item_of(wanted: str, earlier: Sequence[RecordedCall]) -> JsonObject:
+    """The output item of an earlier response. What kind of tool it calls is not recorded, and makes no difference here."""
+    for call in reversed(earlier):
+        if call.complete and call.dialect == Responses.name and is_item_of(wanted, call.answer):
+            for item in Responses().answer({}, call.request, call.answer)["output"]:
+                if numbered(item["id"]) == numbered(wanted):
+                    return dict(item)
+    text = f"Item with id '{wanted}' not found: this episode has recorded no response with such an item; send the item itself"
+    raise refused(404, text, "NotFoundError", "input")
 
 
 # -- items → messages ---------------------------------------------------------------------------------------------------

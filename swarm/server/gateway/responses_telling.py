@@ -20,6 +20,16 @@ def response_id(answer: JsonObject) -> str:
     return f"resp_{_suffix(answer)}"
 
 
+def is_item_of(item_id: str, answer: JsonObject) -> bool:
+    """Whether an output item's id is of the response behind this answer."""
+    return numbered(item_id).rpartition("_")[0] == _suffix(answer)
+
+
+def numbered(item_id: str) -> str:
+    """An output item's id without its kind: that of the answer, and which item of it."""
+    return item_id.partition("_")[2]
+
+
 def _suffix(data: JsonObject) -> str:
     return str(data.get("id") or "").removeprefix("chatcmpl-")
 

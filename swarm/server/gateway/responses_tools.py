@@ -13,6 +13,9 @@ from swarm.server.gateway.messages import read_json
 
 _INPUT = "input"
 _SEPARATOR = "__"
+_ALLOWED = "allowed_tools"
+_OF_THE_CLIENT = ("function", "custom")
+"""Types of tools that a client runs. Others are left out."""
 _FREE_TEXT: JsonObject = {
     "type": "object",
     "properties": {_INPUT: {"type": "string", "description": "The tool's input, as free text."}},
@@ -66,9 +69,22 @@ def chat_tools(tools: Sequence[JsonObject]) -> list[JsonObject]:
     return functions
 
 
-def chat_tool_choice(body: JsonObject) -> Any:
+def offered_tools(body: JsonObject) -> list[JsonObject]:
+    """The functions of a request: where its `tool_choice` allows some tools alone, those. Raises: RequestRefused."""
+    tools, choice = chat_tools(body.get("tools") or []), body.get("tool_choice")
+    if not isinstance(choice, dict) or choice.get("type") != _ALLOWED:
+        return tools
+    check_object_lists(choice, "tools")
+    allowed = [_named(each, tools) for each in choice.get("tools") or () if each.get("type") in _OF_THE_CLIENT]
+    return [tool for tool in tools if tool["function"]["name"] in allowed]
+
+
+def chat_tool_choice(choice: Any, tools: Sequence[JsonObject]) -> Any:
     """`tool_choice` in chat's words; None: as chat has it without. Raises: RequestRefused for a tool that is not there."""
-    choice, tools = body.get("tool_choice"), chat_tools(body.get("tools") or [])
+    if isinstance(choice, dict) and choice.get("type") == _ALLOWED:
+        choice = choice.get("mode", "auto")
+        if choice not in ("auto", "required"):
+            raise bad_request("the mode of allowed_tools must be auto or required", "tool_choice")
     if not tools:
         if choice in (None, "auto", "none"):
             return None
@@ -77,8 +93,11 @@ def chat_tool_choice(body: JsonObject) -> Any:
         return choice
     if not isinstance(choice, dict):
         raise bad_request("tool_choice must be none, auto, required, or name a function", "tool_choice")
-    if choice.get("type") == "allowed_tools":
-        return "required" if choice.get("mode") == "required" else "auto"
+    return {"type": "function", "function": {"name": _named(choice, tools)}}
+
+
+def _named(choice: JsonObject, tools: Sequence[JsonObject]) -> str:
+    """The function that a choice means. Raises: RequestRefused where it is none of these."""
     names = [tool["function"]["name"] for tool in tools]
     wanted = str(choice.get("name") or "")
     found = [name for name in names if name == wanted] or [
@@ -86,7 +105,7 @@ def chat_tool_choice(body: JsonObject) -> Any:
     ]
     if len(found) != 1:
         raise bad_request(f"tool_choice names {wanted!r}, which is not one of the tools {names}", "tool_choice")
-    return {"type": "function", "function": {"name": found[0]}}
+    return str(found[0])
 
 
 def custom_arguments(text: str) -> str:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from swarm.engine.seam import EngineDown, EngineInfo
 from swarm.protocol.errors import SwarmError
-from swarm.server.gateway.errors import answer_of, anthropic_body
+from swarm.server.gateway.errors import answer_of, anthropic_body, bad_request, refused
 from swarm.server.gateway.gateway import Gateway, agent_behind
 from swarm.server.keys import API_KEY_PREFIX, EpisodeKey, Keyring, bearer
 from swarm.server.routes import wire
@@ -92,14 +92,14 @@ class InferenceRoutes:
 
     async def count_tokens(self, request: Request) -> Response:
         key = self._key(request)
-        body = await wire.decode_object(request)
+        body = await _body(request)
         count = await self.gateway.count_tokens("messages", key.episode_id, key.lease, body)
         managed = {"original_input_tokens": count}
         return wire.answer_json({"input_tokens": count, "context_management": managed})
 
     async def _call(self, dialect: str, request: Request) -> Response:
         key = self._key(request)
-        body = await wire.decode_object(request)
+        body = await _body(request)
         if body.get("stream"):
             frames = self.gateway.stream(dialect, key.episode_id, key.lease, body, request.headers)
             first = await wire.until_gone(request, _first(frames))
@@ -147,6 +147,18 @@ def error_response(
     is_messages = path.removeprefix(_AGAIN).startswith(_MESSAGES) or path.startswith(_MESSAGES)
     body = anthropic_body(status, told.body) if is_messages else told.body
     return wire.answer_json(body, status=status, headers={**told.headers, **(headers or {})})
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """Raises: RequestRefused, Refusal(invalid_spec)."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        text = f"a body with the Content-Encoding {encoding!r} is not read here; send it uncompressed"
+        raise refused(415, text, "BadRequestError")
+    body = await wire.decode_object(request)
+    if not isinstance(body.get("stream"), bool | None):
+        raise bad_request(f"stream must be true or false, got {body['stream']!r}", "stream")
+    return body
 
 
 async def _first(frames: AsyncIterator[bytes]) -> bytes:

@@ -58,6 +58,10 @@ class Episode:
         answer = self._http.get(f"/swarm/v1/episodes/{self.id}/trace").raise_for_status()
         return EpisodeTrace.model_validate_json(answer.content)
 
+    def abort(self) -> httpx.Response:
+        lease = {"lease": self.grant["lease"], "reason": "no more of it"}
+        return self._http.post(f"/swarm/v1/episodes/{self.id}:abort", json=lease)
+
     def end(self) -> httpx.Response:
         return self._http.post(f"/swarm/v1/episodes/{self.id}:end", json={"lease": self.grant["lease"], "reward": 1.0})
 
@@ -70,8 +74,8 @@ class Served:
         self.run_id = self.http.post("/swarm/v1/runs", json={"spec": SPEC}).raise_for_status().json()["run_id"]
         self._episodes: list[Episode] = []
 
-    def claim(self) -> Episode:
-        body = {"run_id": self.run_id, "client_id": "test", "task_id": f"task-{len(self._episodes) + 1}"}
+    def claim(self, **fields: Any) -> Episode:
+        body = fields | {"run_id": self.run_id, "client_id": "test", "task_id": f"task-{len(self._episodes) + 1}"}
         grant = self.http.post("/swarm/v1/episodes:claim", json=body).raise_for_status().json()
         self._episodes.append(Episode(self.http, grant))
         return self._episodes[-1]

@@ -162,6 +162,36 @@ def respond(episode: Episode, stream: bool, **fields: Any) -> Any:
         return events.get_final_response()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses_go_on_by_references_to_items(served: Served, stream: bool) -> None:
+    episode = served.claim()
+    custom = {"type": "custom", "name": "patch"}
+    fields: Any = {"tools": [FLAT_TOOL, custom], "max_output_tokens": 90}
+    items: list[Any] = [{"role": "user", "content": "Repeat red"}]
+    for name, kind, reference in (("say", "function", {"type": "item_reference"}), ("patch", "custom", {})):
+        answer = respond(episode, stream, input=items, tool_choice={"type": kind, "name": name}, **fields)
+        (call,) = answer.output
+        output = {"type": f"{call.type}_output", "call_id": call.call_id, "output": "said"}
+        items += [reference | {"id": call.id}, output]
+    last = respond(episode, stream, input=items, **fields)
+    calls = episode.trace().calls
+    assert_exact(calls)
+    assert [message["role"] for message in calls[2].request["messages"]] == ["user", *["assistant", "tool"] * 2]
+    items += [{"type": "item_reference", "id": last.output[0].id}, {"role": "user", "content": "Repeat blue"}]
+    respond(episode, stream, input=items, **fields)
+    assert_exact(episode.trace().calls)
+
+
+def test_an_unknown_item_is_not_found(served: Served) -> None:
+    episode, other = served.claim(), served.claim()
+    theirs = other.sdk.responses.create(model="policy", input="Repeat red").output[0].id
+    own = str(episode.sdk.responses.create(model="policy", input="Repeat red").output[0].id)
+    for unknown in (theirs, "msg_0", "", own + "0", own.rpartition("_")[0]):
+        body = {"model": "policy", "input": [{"type": "item_reference", "id": unknown}]}
+        answer = episode.raw(body, path="responses")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (404, "input")
+
+
 def test_a_response_is_told_in_the_full_set_of_events(served: Served) -> None:
     episode = served.claim()
     events = list(episode.sdk.responses.create(model="policy", input="Repeat red", stream=True))
@@ -218,6 +248,23 @@ def test_custom_tools_and_namespaces_come_back_as_they_were_given(served: Served
     body = {"model": "policy", "input": "Repeat red", "tools": spaced, "tool_choice": "required"}
     (call,) = episode.raw(body | {"max_output_tokens": 90}, path="responses").raise_for_status().json()["output"]
     assert (call["namespace"], call["name"]) == ("mail", "say")
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_of_the_tools_those_that_are_allowed_are_handed_on(served: Served, mode: str) -> None:
+    episode = served.claim()
+    other = {"type": "function", "name": "other", "parameters": SCHEMA}
+    space = {"type": "namespace", "name": "mail", "tools": [{"type": "function", "name": "send"}]}
+    allowed: list[Any] = [{"type": "function", "name": "say"}, {"type": "function", "name": "send"}]
+    choice = {"type": "allowed_tools", "mode": mode, "tools": [*allowed, {"type": "web_search"}]}
+    body = {"model": "policy", "input": "Repeat red", "tools": [other, FLAT_TOOL, space], "tool_choice": choice}
+    answer = episode.raw(body | {"max_output_tokens": 90}, path="responses").raise_for_status().json()
+    (call,) = episode.trace().calls
+    assert [tool["function"]["name"] for tool in call.request["tools"]] == ["say", "mail__send"]
+    assert (answer["output"][0].get("name"), call.request["tool_choice"]) == (
+        "say" if mode == "required" else None,
+        mode,
+    )
 
 
 def test_an_unknown_previous_response_is_not_found(served: Served) -> None:
@@ -432,6 +479,24 @@ def test_what_is_no_message_is_refused_with_400(served: Served, fields: dict[str
     assert answer.json()["type"] == "error"
 
 
+def test_an_answer_that_the_client_began_is_refused_and_only_counted(served: Served) -> None:
+    episode, ask = served.claim(), {"role": "user", "content": "Repeat red"}
+    begun = [ask, {"role": "assistant", "content": [{"type": "text", "text": "re"}]}]
+    body = {"model": "policy", "max_tokens": 5, "messages": begun}
+    told = [episode.raw(body, path="messages")]
+    for status in ("in_progress", "incomplete"):
+        item = {"type": "message", "role": "assistant", "content": "re", "status": status}
+        told.append(episode.raw({"model": "policy", "input": [ask, item]}, path="responses"))
+    assert [answer.status_code for answer in told] == [400] * 3
+    assert all("not continued" in answer.json()["error"]["message"] for answer in told)
+    assert episode.trace().calls == []
+    episode.raw(body, path="messages/count_tokens").raise_for_status()
+    for empty in ("", [], [{"type": "text", "text": ""}]):
+        episode.raw(
+            body | {"messages": [ask, {"role": "assistant", "content": empty}]}, path="messages"
+        ).raise_for_status()
+
+
 def test_a_budget_of_thoughts_is_left_out_of_messages_and_refused_where_it_stands_by_itself(served: Served) -> None:
     episode = served.claim()
     say(
@@ -472,7 +537,14 @@ def test_a_budget_of_thoughts_is_left_out_of_messages_and_refused_where_it_stand
         {"tools": [{"type": "custom", "name": "p", "format": {"type": "grammar"}}]},
         {"tool_choice": "required"},
         {"tools": [FLAT_TOOL], "tool_choice": {"type": "function", "name": "other"}},
+        {
+            "tools": [FLAT_TOOL],
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function"}]},
+        },
+        {"tools": [FLAT_TOOL], "tool_choice": {"type": "allowed_tools", "mode": "some", "tools": [FLAT_TOOL]}},
+        {"tools": [FLAT_TOOL], "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": []}},
         {"text": {"format": 5}},
+        {"text": {"format": {"type": "grammar"}}},
         {"max_output_tokens": "many"},
     ],
 )

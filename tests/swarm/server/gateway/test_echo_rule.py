@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.server.gateway.echo import EarlierCall, EchoRule, ForkCause, Prompt
+from swarm.server.gateway.messages import same_message
 from tests.fakes.template import END, PAIR, Template, decode, encode
 
 pytestmark = pytest.mark.anyio
@@ -273,3 +274,108 @@ async def test_images_fork_because_their_ids_are_not_text() -> None:
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
     prompt = await conversation.ask([USER, assistant("cab"), picture])
     assert prompt.fork_cause == ForkCause.NOT_ONLY_TEXT
+
+
+def calling(arguments: str, call_id: str = "c") -> Message:
+    call = {"id": call_id, "type": "function", "function": {"name": "run", "arguments": arguments}}
+    return assistant(None, tool_calls=[call])
+
+
+@pytest.mark.parametrize(("before", "after"), [("X _ O\n1 2", "X _O\n12"), ("a  b", "a b"), ('[ "x y" ]', '["xy"]')])
+@pytest.mark.parametrize("role", ["system", "user", "tool"])
+async def test_white_space_within_an_earlier_message_is_part_of_what_was_sent(
+    before: str, after: str, role: str
+) -> None:
+    conversation = Conversation()
+    await conversation.turn([{"role": role, "content": before}, USER], assistant("cab"), [*spelt("cab"), END])
+    sent = [{"role": role, "content": after}, USER, assistant("cab"), AGAIN]
+    prompt = await conversation.ask(sent)
+    assert (prompt.prompt_ids, prompt.fork_cause) == (None, ForkCause.HISTORY_CHANGED)
+    assert prompt.messages == tuple(sent)
+    around = [{"role": role, "content": f" {before}\n"}, *sent[1:]]
+    assert (await conversation.ask(around)).parent_call_id == "call-0"
+
+
+async def test_white_space_within_a_message_between_answers_is_part_of_what_was_sent() -> None:
+    conversation = await first_turn()
+    board = {"role": "user", "content": "cells: 1 11"}
+    await conversation.turn([USER, assistant("cab"), board], assistant("dog"), [*spelt("dog"), END])
+    sent = [USER, assistant("cab"), {"role": "user", "content": "cells: 11 1"}, assistant("dog"), AGAIN]
+    prompt = await conversation.ask(sent)
+    assert (prompt.parent_call_id, prompt.messages) == ("call-0", tuple(sent))
+
+
+@pytest.mark.parametrize(
+    ("said", "echo"),
+    [
+        (assistant("a b"), assistant("ab")),
+        (assistant("todo [ ] x"), assistant("todo [] x")),
+        (assistant('{"a": "b c"}'), assistant('{"a": "bc"}')),
+        (calling('{"cmd": "~fr-"}'), calling('{"cmd": "~ fr-"}')),
+        (calling('{"cmd": "[1, 2]"}'), calling('{"cmd": "[1,2]"}')),
+        (calling("[1, NaN]"), calling("[1, Infinity]")),
+        (calling("[1, true]"), calling("[1, 1]")),
+    ],
+)
+async def test_white_space_within_an_answer_is_part_of_it(said: Message, echo: Message) -> None:
+    conversation = Conversation()
+    await conversation.turn([USER], said, [*spelt("x"), END])
+    sent = [USER, echo, AGAIN]
+    prompt = await conversation.ask(sent)
+    assert (prompt.prompt_ids, prompt.fork_cause) == (None, ForkCause.ANSWER_EDITED)
+    assert prompt.messages == tuple(sent)
+
+
+@pytest.mark.parametrize(
+    ("said", "echo"),
+    [
+        (assistant('{"b": 1, "a": [1, 2]}'), assistant(' {"a":[1,2],"b":1}\n')),
+        (calling('{"cmd": "a b'), calling(' {"cmd": "a b\n')),
+        (calling('{"b": 1, "a": [1, 2]}'), calling('{"a":[1,2],"b":1}')),
+        (calling("[1, NaN]"), calling("[1,NaN]")),
+        (calling("[1, NaN]"), calling("[1, null]")),
+    ],
+)
+def test_what_is_written_anew_as_json_is_the_same(said: Message, echo: Message) -> None:
+    assert same_message(echo, said)
+
+
+@pytest.mark.parametrize(("said", "echo"), [('{"cmd": "a b', '{"cmd": "ab'), ("[1e400]", "[Infinity]"), ("1 1", "11")])
+def test_arguments_that_are_no_json_are_compared_as_text(said: str, echo: str) -> None:
+    assert not same_message(calling(echo), calling(said))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("echo", ["cab", " cab"])
+async def test_of_answers_equal_but_for_white_space_the_one_that_is_sent_back_is_continued(
+    order: int, echo: str
+) -> None:
+    conversation = Conversation()
+    for text in ["cab", " cab"][::order]:
+        await conversation.turn([USER], assistant(text), [*spelt(text), END], agent=text.strip())
+    prompt = await conversation.ask([USER, assistant(echo), AGAIN])
+    (own,) = [call for call in conversation.calls if call.answer["content"] == echo]
+    assert prompt.parent_call_id == own.call_id
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("agent", ["one", "other"])
+async def test_of_equal_answers_the_agents_own_is_continued(order: int, agent: str) -> None:
+    conversation = Conversation()
+    for name in ["one", "other"][::order]:
+        await conversation.turn([USER], assistant("cab"), [*spelt("cab"), END], agent=name)
+    prompt = await conversation.ask([USER, assistant("cab"), AGAIN], agent=agent)
+    (own,) = [call for call in conversation.calls if call.agent == agent]
+    assert prompt.parent_call_id == own.call_id
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_of_equal_calls_the_one_with_the_same_id_is_continued(order: int) -> None:
+    conversation = Conversation()
+    for call_id in ["c1", "c2"][::order]:
+        sampled = [*spelt('<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call>'), END]
+        await conversation.turn([USER], calling("{}", call_id), sampled)
+    result = {"role": "tool", "tool_call_id": "c1", "content": "3"}
+    prompt = await conversation.ask([USER, calling("{}", "c1"), result])
+    (own,) = [call for call in conversation.calls if call.answer["tool_calls"][0]["id"] == "c1"]
+    assert prompt.parent_call_id == own.call_id

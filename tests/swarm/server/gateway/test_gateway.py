@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +16,7 @@ import openai
 import pytest
 
 from swarm.engine.echo import EchoEngine
-from swarm.engine.seam import Dialect, Engine, EngineDown, EngineHealth, Sampled, SampleRequest
+from swarm.engine.seam import Dialect, Engine, EngineDown, EngineHealth, Sampled, SampledEvent, SampleRequest
 from swarm.protocol.runspec import SamplingSpec
 from swarm.server.gateway.sampling import recorded_sampling, with_defaults
 from tests.swarm.server.gateway.conftest import SPEC, Episode, Served
@@ -74,6 +77,33 @@ def test_agents_are_named_by_header_or_by_model(served: Served) -> None:
     episode.raw(body(model="echo@solver")).raise_for_status()
     episode.raw(body(model="policy@critic")).raise_for_status()
     assert [call.agent for call in episode.trace().calls] == ["judge", "solver", "critic"]
+
+
+def test_an_agents_name_may_have_any_letters(served: Served) -> None:
+    episode = served.claim()
+    for name in ("prüfer 裁判".encode(), "prüfer".encode("latin-1")):
+        auth = {b"authorization": f"Bearer {episode.grant['api_key']}".encode(), b"x-agent-name": name}
+        url = f"{episode.grant['base_url']}/chat/completions"
+        served.http.post(url, json=body(), headers=list(auth.items())).raise_for_status()
+    assert [call.agent for call in episode.trace().calls] == ["prüfer 裁判", "prüfer"]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "messages/count_tokens"])
+def test_what_is_no_plain_json_is_refused_and_says_what_to_send(served: Served, path: str) -> None:
+    episode = served.claim()
+    streamed = episode.raw(body(stream="false"), path=path)
+    assert (streamed.status_code, "stream must be" in streamed.json()["error"]["message"]) == (400, True)
+    headers = {"Content-Encoding": "gzip", "authorization": f"Bearer {episode.grant['api_key']}"}
+    packed = gzip.compress(json.dumps(body()).encode())
+    answer = served.http.post(f"{episode.grant['base_url']}/{path}", content=packed, headers=headers)
+    assert (answer.status_code, "Content-Encoding" in answer.json()["error"]["message"]) == (415, True)
+
+
+def test_a_conflict_of_keys_is_the_clients_fault_in_messages_too(served: Served) -> None:
+    episode = served.claim()
+    for tokens in (3, 4):
+        answer = episode.raw(body(max_tokens=tokens), path="messages", **{"Idempotency-Key": "k"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (409, "invalid_request_error")
 
 
 @pytest.mark.parametrize(
@@ -145,6 +175,22 @@ def test_an_equal_key_gives_the_recorded_answer_and_another_body_is_a_conflict(s
     assert len(episode.trace().calls) == 1
 
 
+def test_no_agent_gets_what_was_answered_to_another(served: Served) -> None:
+    episode = served.claim()
+    key = {"Idempotency-Key": "k"}
+    episode.raw(body(), **{"X-Agent-Name": "a"}, **key).raise_for_status()
+    episode.raw(body(), **{"X-Agent-Name": "b", "x-stainless-retry-count": "1"}).raise_for_status()
+    assert [call.agent for call in episode.trace().calls] == ["a", "b"]
+    assert episode.raw(body(), **{"X-Agent-Name": "b"}, **key).json()["error"]["code"] == "idempotency_conflict"
+
+
+def test_an_empty_key_is_none(served: Served) -> None:
+    episode = served.claim()
+    for tokens in (3, 4):
+        episode.raw(body(max_tokens=tokens), **{"Idempotency-Key": ""}).raise_for_status()
+    assert len(episode.trace().calls) == 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_marked_retry_gets_the_lost_answer_and_an_equal_body_a_new_one(served: Served, stream: bool) -> None:
     episode = served.claim()
@@ -190,6 +236,33 @@ def test_a_client_that_hangs_up_leaves_a_partial_record(
         assert 0 < len(call.sampled_ids) == len(call.logprobs) < 150
 
 
+class HaltingEngine(EchoEngine):
+    """Stops at the second token after the end of the first of several choices."""
+
+    async def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
+        after = 0
+        async for event in super().stream(request):
+            yield event
+            assert event.data is not None
+            after += bool(after) or any(choice["finish_reason"] for choice in event.data["choices"])
+            if after == 3:
+                await asyncio.Event().wait()
+
+
+def test_a_choice_that_had_ended_is_whole_though_another_was_broken_off(
+    serve: Callable[[Engine], AbstractContextManager[Served]],
+) -> None:
+    with serve(HaltingEngine(model="echo")) as served:
+        episode = served.claim()
+        with episode.sdk.chat.completions.create(model="policy", messages=ASK, stream=True, n=2) as chunks:
+            for chunk in chunks:
+                if chunk.choices[0].index == 1 and chunk.choices[0].delta.content:
+                    break
+        until_recorded(episode)
+        records = sorted(episode.trace().calls, key=lambda call: call.complete)
+        assert [(call.complete, call.finish_reason) for call in records] == [(False, None), (True, "stop")]
+
+
 def until_recorded(episode: Episode) -> Any:
     for _ in range(200):
         if calls := episode.trace().calls:
@@ -204,6 +277,73 @@ def test_a_call_of_an_ended_episode_is_refused(served: Served) -> None:
     answer = episode.raw(body())
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "lease_lost"
+
+
+class StalledEngine(EchoEngine):
+    """Samples `tokens` tokens of an answer, and no more."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(model="echo")
+        self.tokens = tokens
+        self.stopped = threading.Event()
+
+    async def _stall(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped.set()
+
+    async def sample(self, request: SampleRequest) -> Sampled:
+        await self._stall()
+        return await super().sample(request)
+
+    async def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
+        async for number, event in aenumerate(super().stream(request)):
+            if number > self.tokens:
+                await self._stall()
+            yield event
+
+
+async def aenumerate(events: AsyncIterator[SampledEvent]) -> AsyncIterator[tuple[int, SampledEvent]]:
+    number = 0
+    async for event in events:
+        yield number, event
+        number += 1
+
+
+@pytest.mark.parametrize("over", ["abort", "end", "expire"])
+def test_a_stream_ends_at_once_when_its_episode_does(
+    serve: Callable[[Engine], AbstractContextManager[Served]], over: str
+) -> None:
+    engine = StalledEngine(tokens=2)
+    with serve(engine) as served:
+        episode = served.claim(**({"max_call_s": 0.5} if over == "expire" else {}))
+        close = {"abort": episode.abort, "end": episode.end, "expire": episode.trace}[over]
+        with pytest.raises(openai.APIError, match="ended while") as told:
+            at_the_first_token(episode, close)
+        assert told.value.code == "lease_lost"
+        assert engine.stopped.wait(10)
+        assert episode.trace().calls == []
+
+
+def at_the_first_token(episode: Episode, do: Callable[[], object]) -> None:
+    ask: Any = [{"role": "user", "content": "Repeat " + "x" * 20}]
+    with episode.sdk.chat.completions.create(model="policy", messages=ask, stream=True) as chunks:
+        for chunk in chunks:
+            if chunk.choices[0].delta.content:
+                do()
+
+
+def test_a_whole_answer_is_not_waited_for_when_its_episode_ends(
+    serve: Callable[[Engine], AbstractContextManager[Served]],
+) -> None:
+    engine = StalledEngine(tokens=0)
+    with serve(engine) as served:
+        episode = served.claim(max_call_s=0.5)
+        for stream in (False, True):
+            answer = episode.raw(body(stream=stream))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "lease_lost")
+        assert engine.stopped.wait(10)
 
 
 class CrashingEngine(EchoEngine):

@@ -32,11 +32,11 @@ def test_however_many_are_open_none_of_them_is_forgotten() -> None:
 async def test_a_retry_gets_its_answer_while_thousands_of_other_episodes_are_open() -> None:
     repeats = Repeats(lambda episode_id: True)
     body, key = {"messages": []}, {"idempotency-key": "k-1"}
-    attempt, answered = await repeats.begin("episode-0", "chat.completions", body, key)
+    attempt, answered = await repeats.begin("episode-0", "chat.completions", None, body, key)
     assert answered is None
     attempt.answer = {"id": "answer-1"}
     attempt.over.set()
     for number in range(1, 6_000):
-        await repeats.begin(f"episode-{number}", "chat.completions", body, {})
-    _, answered = await repeats.begin("episode-0", "chat.completions", body, key)
+        await repeats.begin(f"episode-{number}", "chat.completions", None, body, {})
+    _, answered = await repeats.begin("episode-0", "chat.completions", None, body, key)
     assert answered == {"id": "answer-1"}

@@ -182,6 +182,17 @@ def test_strange_arguments_go_to_an_agent_and_come_back_as_the_message_that_was_
     assert same_message(sent_back, message_of(answer) or {})
 
 
+@pytest.mark.parametrize(
+    "system",
+    [
+        "x-anthropic-billing-header: cch=1;\nBe brief.",
+        [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "Be brief."}],
+    ],
+)
+def test_a_hash_of_the_request_is_left_out_of_the_system_prompt_and_nothing_else(system: Any) -> None:
+    assert chat_messages([{"role": "system", "content": system}]) == [{"role": "system", "content": "Be brief."}]
+
+
 def test_a_call_without_an_input_is_one_without_arguments() -> None:
     (sent_back,) = chat_messages([{"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look"}]}])
     assert sent_back["tool_calls"][0]["function"]["arguments"] == "{}"
@@ -277,6 +288,13 @@ def test_text_that_only_looks_like_json_is_compared_in_little_time(block: str) -
     began = time.process_time()
     assert normal_text(text) == text.replace(" ", "")
     assert time.process_time() - began < 3.0
+
+
+@pytest.mark.parametrize("role", ["tool", "assistant"])
+def test_a_long_log_is_compared_in_no_time(role: str) -> None:
+    began = time.process_time()
+    normal_message({"role": role, "content": 'array[i] [1, 2] {"a": 1}\n' * 400_000})
+    assert time.process_time() - began < 1.0
 
 
 @pytest.mark.parametrize(
