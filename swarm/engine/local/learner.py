@@ -137,12 +137,15 @@ class Learner:
         whole_calls = spec.algorithm.importance_correction == "truncated_call"
         for piece in ready.pieces:
             if algorithm.has_critic:
-                old_U, value_U = self._appraised(piece)
+                old_U, seen_U, value_U = self._appraised(piece)
                 piece.facts = replace(piece.facts, old_U=old_U, value_U=value_U)
             elif several or whole_calls or algorithm.credits_tokens:
-                piece.facts = replace(piece.facts, old_U=read(self.policy, piece)[0])
+                old_U, seen_U = read(self.policy, piece)
+                piece.facts = replace(piece.facts, old_U=old_U)
             if spec.algorithm.kl:
                 piece.facts = replace(piece.facts, start_U=read(self.policy, piece, at_start=True)[0])
+            if piece.facts.old_U is not None:
+                tally.meet(piece.facts.old_U, seen_U, piece.facts)
         if whole_calls:
             ready.take_rollout_gaps()
         if algorithm.couples_calls and ready.pieces[0].facts.old_U is not None:
@@ -150,13 +153,13 @@ class Learner:
         return ready
 
     @torch.no_grad()
-    def _appraised(self, piece: Piece) -> tuple[Tensor, Tensor]:
-        """(logp_U, value_U) before the step, in one pass."""
+    def _appraised(self, piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
+        """(logp_U, entropy_U, value_U) before the step, in one pass."""
         policy = self.policy
         with policy.autocast():
             hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
-        logp_U, _ = survey(piece.heads, hidden_HD.to(policy.compute_dtype), policy.cast_output_weight)
-        return logp_U, self.critic.values(hidden_HD)[piece.heads.head_U]
+        logp_U, entropy_U = survey(piece.heads, hidden_HD.to(policy.compute_dtype), policy.cast_output_weight)
+        return logp_U, entropy_U, self.critic.values(hidden_HD)[piece.heads.head_U]
 
     def _accumulate(self, part: Sequence[Piece], algorithm: Algorithm, tally: Tally, *, first: bool) -> float:
         """The gradient of one minibatch; returns the policy's loss."""
@@ -177,7 +180,7 @@ class Learner:
                 torch.autograd.backward(hidden_HD, slope_HD.to(hidden_HD.dtype))
                 total += loss
                 tally.count(algorithm.clipped(logp_U, piece.facts))
-                if first:
+                if piece.facts.old_U is None:  # the only pass there is
                     tally.meet(logp_U, entropy_U, piece.facts)
         return total
 
