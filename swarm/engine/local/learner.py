@@ -5,6 +5,7 @@ Everything that happens in it follows from the weights, the moments and the batc
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from swarm.engine.lesson import (
 from swarm.engine.local.critic import Critic, without_critic
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import descend, survey
+from swarm.engine.local.memory import GIB, activation_bytes
 from swarm.engine.local.minibatch import Minibatch
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces, read
@@ -42,6 +44,7 @@ from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.tree import Branch
 from swarm.protocol.runspec import RunSpec
 
+_LOG = logging.getLogger(__name__)
 KL_SAMPLE = 64
 """With kl = 0 the KL to the first weights is only a metric: it is measured on whole calls with at least so many tokens."""
 
@@ -58,11 +61,13 @@ class Learner:
         self.critic = Critic(policy.output_weight.shape[1], policy.device)
         self.half_way = False
         self._clock = clock
+        self._told_of_memory = False
 
     def begin_run(self) -> None:
         """Begin anew with all that is learnt beside the policy's weights, for the weights that are trained now."""
         self.optimizer.take(self.policy.trained)
         self.critic.forget()
+        self._told_of_memory = False
 
     def state(self) -> dict[str, Tensor]:
         """All that a step depends on beside the policy's weights."""
@@ -105,6 +110,7 @@ class Learner:
         algorithm = algorithm_of(spec.algorithm)
         parts = [branches(part, spec.algorithm) for part in minibatches(lessons, spec, batch.step)]
         ready = [self._made_ready(part, spec, algorithm, tally) for part in parts if part]
+        self._tell_of_memory(max(piece.tokens for part in ready for piece in part.pieces), batch)
         if algorithm.credits_tokens:
             _give_credit(batch, ready, algorithm, tally)
         if not spec.algorithm.kl:
@@ -128,6 +134,20 @@ class Learner:
         if tally.value_loss is not None:
             tally.value_loss /= len(ready)
         return tally
+
+    def _tell_of_memory(self, longest: int, batch: TrainBatch) -> None:
+        """Say once per run when contexts are so long that their activations take far more than was meant for them."""
+        meant = self.policy.segment_tokens
+        if self._told_of_memory or batch.spec.activation_checkpointing or longest <= 2 * meant:
+            return
+        self._told_of_memory = True
+        config = self.policy.model.config.get_text_config().to_dict()
+        taken_gib, meant_gib = (activation_bytes(config, tokens) / GIB for tokens in (longest, meant))
+        _LOG.warning(
+            "step %d computes %d tokens at once, with about %.1f GiB of activations where %.1f were meant: its contexts are long. "
+            "Should memory run out, set activation_checkpointing or serve with a smaller --max-model-len",
+            *(batch.step, longest, taken_gib, meant_gib),
+        )
 
     def _made_ready(self, part: Sequence[Branch], spec: RunSpec, algorithm: Algorithm, tally: Tally) -> Minibatch:
         """A minibatch in pieces, with what its loss and its advantages need to know beforehand, and nothing else."""

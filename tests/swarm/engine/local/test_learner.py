@@ -182,6 +182,17 @@ def recorded(learner: Learner, made: TrainCall) -> TrainCall:
     return replace(made, logprobs=logp_S.clamp(max=0.0).tolist())
 
 
+@pytest.mark.parametrize(("tokens", "spared", "told"), [(6, False, 1), (6, True, 0), (1000, False, 0)])
+def test_contexts_that_take_far_more_memory_than_was_meant_are_told_of_once(
+    tiny_llama: ModelFolder, caplog: pytest.LogCaptureFixture, tokens: int, spared: bool, told: int
+) -> None:
+    learner = learner_of(tiny_llama)
+    learner.policy.segment_tokens = tokens
+    for step in (1, 2):
+        learner.learn(branching_batch(step=step, activation_checkpointing=spared))
+    assert caplog.text.count("activation_checkpointing") == told
+
+
 def test_a_type_that_is_left_open_is_refused(tiny_llama: ModelFolder) -> None:
     with pytest.raises(EngineError, match="leaves dtype open"):
         Learner(Policy.load(tiny_llama.path), SystemClock()).learn(branching_batch(dtype="auto"))
