@@ -62,6 +62,8 @@ def _local(path: Path, cache: Path) -> ModelFolder:
     if (path / MANIFEST).is_file():
         return folder.verify(path)
     if not folder.is_checkpoint(path):
+        if (path / "config.json").is_file():
+            raise ModelUnavailable(f"{path} has no safetensors weights; convert it (transformers' `save_pretrained`)")
         raise ModelUnavailable(f"{path} holds no config.json with safetensors weights; give a Hugging Face checkpoint")
     memory = cache / ".fingerprints" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
     return folder.fingerprint_folder(path, memory)

@@ -17,7 +17,6 @@ from foundation.paths import write_atomically
 from swarm.protocol.errors import SwarmError
 
 MANIFEST = "swarm-manifest.json"
-WEIGHT_SUFFIXES = (".safetensors", ".bin")
 
 
 class CorruptModel(SwarmError):
@@ -56,10 +55,8 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The weight files in `path`, by name; safetensors alone where there are any."""
-    files = sorted(file for file in path.iterdir() if file.suffix in WEIGHT_SUFFIXES and file.is_file())
-    safe = [file for file in files if file.suffix == ".safetensors"]
-    return safe or files
+    """The weight files in `path`, by name: safetensors, the only ones that are read."""
+    return sorted(file for file in path.glob("*.safetensors") if file.is_file())
 
 
 def sha256_of(path: Path) -> str:

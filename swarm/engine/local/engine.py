@@ -199,6 +199,10 @@ class LocalEngine:
 
     async def serve(self, version: WeightsVersion) -> None:
         """Raises also: EngineError when the weights that were written are not those that were trained."""
+        try:
+            await asyncio.to_thread(self._room.restore)
+        except OSError as error:
+            raise EngineError(f"there is no place for weights any more: {error}") from error
         slot, adapter = self._room.free_slot(), None
         file = slot / WeightsRoom.FILE
         if self._lora is not None:
@@ -234,6 +238,10 @@ class LocalEngine:
 
 
 async def _approve(file: Path, trained: str) -> None:
-    """Raises: WeightsRefused when the file does not hold the weights that were trained."""
-    if await asyncio.to_thread(checksum_of, file) != trained:
+    """Raises: WeightsRefused when the file does not hold the weights that were trained; EngineError when it is not there."""
+    try:
+        found = await asyncio.to_thread(checksum_of, file)
+    except OSError as error:
+        raise EngineError(f"the weights in {file} cannot be read: {error}") from error
+    if found != trained:
         raise WeightsRefused(f"the weights in {file} are not those that were trained; is its memory shared or full?")

@@ -67,7 +67,7 @@ class VllmInference:
         self._spans = WeightSpans(WeightsVersion(run_id=""))
         self._weights_dir: Path | None = None
         self._adapter: ServedAdapter | None = None
-        self._adapter_room: int | None = None
+        self._started_with: ServedAdapter | None = None
         self._publishing = asyncio.Lock()
         self._next_request = 0
         self._socket_dir: Path | None = None
@@ -219,9 +219,9 @@ class VllmInference:
 
     def _has_room(self, adapter: ServedAdapter | None) -> bool:
         """Whether the child that runs can serve it, or all weights."""
-        if adapter is None or self._adapter_room is None:
-            return adapter is None and self._adapter_room is None
-        return adapter.room <= self._adapter_room
+        if adapter is None or self._started_with is None:
+            return adapter is None and self._started_with is None
+        return adapter.room <= self._started_with.room
 
     async def _start_with(
         self,
@@ -279,7 +279,7 @@ class VllmInference:
         self._socket_dir = _private_dir(self.settings.log_path.with_suffix(".socket-dir"))
         socket = self._socket_dir / _SOCKET
         self._client = VllmClient(socket)
-        self._adapter_room = None if self._adapter is None else self._adapter.room
+        self._started_with = self._adapter
         return await ChildProcess.start(self.settings.command(socket, self._adapter))
 
     async def _serve_what_was_published(self, _: ChildProcess) -> None:
@@ -288,9 +288,12 @@ class VllmInference:
             raise EngineDown("no child was started")
         while not await client.healthy():
             await self._clock.sleep(_PROBE_EVERY_S)
-        if self._weights_dir is not None:
-            await client.replace_weights(self._weights_dir)
+        weights_dir = self._weights_dir
+        if weights_dir is not None:
+            await client.replace_weights(weights_dir)
             await client.forget_prefixes()
+        if (weights_dir, self._started_with) != (self._weights_dir, self._adapter):
+            raise EngineDown("other weights were published while inference was starting")
 
     async def _drop_client(self) -> None:
         client, self._client = self._client, None

@@ -5,6 +5,7 @@ Everything that happens in it follows from the weights, the moments and the batc
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from swarm.engine.lesson import (
 from swarm.engine.local.critic import Critic, without_critic
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import descend, survey
+from swarm.engine.local.memory import GIB, activation_bytes
 from swarm.engine.local.minibatch import Minibatch
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces, read
@@ -42,6 +44,7 @@ from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.tree import Branch
 from swarm.protocol.runspec import RunSpec
 
+_LOG = logging.getLogger(__name__)
 KL_SAMPLE = 64
 """With kl = 0 the KL to the first weights is only a metric: it is measured on whole calls with at least so many tokens."""
 
@@ -58,11 +61,13 @@ class Learner:
         self.critic = Critic(policy.output_weight.shape[1], policy.device)
         self.half_way = False
         self._clock = clock
+        self._told_of_memory = False
 
     def begin_run(self) -> None:
         """Begin anew with all that is learnt beside the policy's weights, for the weights that are trained now."""
         self.optimizer.take(self.policy.trained)
         self.critic.forget()
+        self._told_of_memory = False
 
     def state(self) -> dict[str, Tensor]:
         """All that a step depends on beside the policy's weights."""
@@ -105,6 +110,7 @@ class Learner:
         algorithm = algorithm_of(spec.algorithm)
         parts = [branches(part, spec.algorithm) for part in minibatches(lessons, spec, batch.step)]
         ready = [self._made_ready(part, spec, algorithm, tally) for part in parts if part]
+        self._tell_of_memory(max(piece.tokens for part in ready for piece in part.pieces), batch)
         if algorithm.credits_tokens:
             _give_credit(batch, ready, algorithm, tally)
         if not spec.algorithm.kl:
@@ -129,6 +135,20 @@ class Learner:
             tally.value_loss /= len(ready)
         return tally
 
+    def _tell_of_memory(self, longest: int, batch: TrainBatch) -> None:
+        """Say once per run when contexts are so long that their activations take far more than was meant for them."""
+        meant = self.policy.segment_tokens
+        if self._told_of_memory or batch.spec.activation_checkpointing or longest <= 2 * meant:
+            return
+        self._told_of_memory = True
+        config = self.policy.model.config.get_text_config().to_dict()
+        taken_gib, meant_gib = (activation_bytes(config, tokens) / GIB for tokens in (longest, meant))
+        _LOG.warning(
+            "step %d computes %d tokens at once, with about %.1f GiB of activations where %.1f were meant: its contexts are long. "
+            "Should memory run out, set activation_checkpointing or serve with a smaller --max-model-len",
+            *(batch.step, longest, taken_gib, meant_gib),
+        )
+
     def _made_ready(self, part: Sequence[Branch], spec: RunSpec, algorithm: Algorithm, tally: Tally) -> Minibatch:
         """A minibatch in pieces, with what its loss and its advantages need to know beforehand, and nothing else."""
         ready = Minibatch(branches=part, pieces=pieces(part, self.policy))
@@ -137,12 +157,15 @@ class Learner:
         whole_calls = spec.algorithm.importance_correction == "truncated_call"
         for piece in ready.pieces:
             if algorithm.has_critic:
-                old_U, value_U = self._appraised(piece)
+                old_U, seen_U, value_U = self._appraised(piece)
                 piece.facts = replace(piece.facts, old_U=old_U, value_U=value_U)
             elif several or whole_calls or algorithm.credits_tokens:
-                piece.facts = replace(piece.facts, old_U=read(self.policy, piece)[0])
+                old_U, seen_U = read(self.policy, piece)
+                piece.facts = replace(piece.facts, old_U=old_U)
             if spec.algorithm.kl:
                 piece.facts = replace(piece.facts, start_U=read(self.policy, piece, at_start=True)[0])
+            if piece.facts.old_U is not None:
+                tally.meet(piece.facts.old_U, seen_U, piece.facts)
         if whole_calls:
             ready.take_rollout_gaps()
         if algorithm.couples_calls and ready.pieces[0].facts.old_U is not None:
@@ -150,13 +173,13 @@ class Learner:
         return ready
 
     @torch.no_grad()
-    def _appraised(self, piece: Piece) -> tuple[Tensor, Tensor]:
-        """(logp_U, value_U) before the step, in one pass."""
+    def _appraised(self, piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
+        """(logp_U, entropy_U, value_U) before the step, in one pass."""
         policy = self.policy
         with policy.autocast():
             hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
-        logp_U, _ = survey(piece.heads, hidden_HD.to(policy.compute_dtype), policy.cast_output_weight)
-        return logp_U, self.critic.values(hidden_HD)[piece.heads.head_U]
+        logp_U, entropy_U = survey(piece.heads, hidden_HD.to(policy.compute_dtype), policy.cast_output_weight)
+        return logp_U, entropy_U, self.critic.values(hidden_HD)[piece.heads.head_U]
 
     def _accumulate(self, part: Sequence[Piece], algorithm: Algorithm, tally: Tally, *, first: bool) -> float:
         """The gradient of one minibatch; returns the policy's loss."""
@@ -177,7 +200,7 @@ class Learner:
                 torch.autograd.backward(hidden_HD, slope_HD.to(hidden_HD.dtype))
                 total += loss
                 tally.count(algorithm.clipped(logp_U, piece.facts))
-                if first:
+                if piece.facts.old_U is None:  # the only pass there is
                     tally.meet(logp_U, entropy_U, piece.facts)
         return total
 

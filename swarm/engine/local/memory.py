@@ -74,7 +74,7 @@ def trainer_memory(model_dir: Path, config: Mapping[str, Any], dtype: ComputeTyp
         start=stored,
         weights=_WEIGHT_BYTES * count,
         step=_STEP_BYTES[dtype] * count,
-        activations=segment_tokens(config) * _token_bytes(config) + _LOGITS_BYTES + _START_BYTES[dtype] * count,
+        activations=activation_bytes(config, segment_tokens(config)) + _LOGITS_BYTES + _START_BYTES[dtype] * count,
         exchange=_WEIGHT_SLOTS * served_bytes(model_dir, dtype),
     )
 
@@ -93,7 +93,7 @@ def memory_beside_gpu(model_dir: Path, dtype: ComputeType, *, offload_optimizer:
 
 
 def segment_tokens(config: Mapping[str, Any], total: int | None = None) -> int:
-    """How many tokens of this model the trainer computes at once.
+    """How many tokens of this model the trainer computes at once, unless one context alone has more (`swarm.engine.tree.cut`).
 
     config: the model's config.json, of its text. total: bytes of a GPU's memory; None: it computes in the machine's.
     """
@@ -102,6 +102,11 @@ def segment_tokens(config: Mapping[str, Any], total: int | None = None) -> int:
     share = min(max((total or 0) // _ACTIVATIONS_SHARE, _LEAST_ACTIVATIONS), high)
     rounded = share // _token_bytes(config) // _FEWEST_TOKENS * _FEWEST_TOKENS
     return min(max(rounded, _FEWEST_TOKENS), most)
+
+
+def activation_bytes(config: Mapping[str, Any], tokens: int) -> int:
+    """What is kept of so many tokens, computed at once, for the backward pass."""
+    return tokens * _token_bytes(config)
 
 
 def weight_bytes(model_dir: Path) -> int:

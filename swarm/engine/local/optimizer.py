@@ -25,7 +25,7 @@ _TOGETHER = 64_000_000
 
 @dataclass(slots=True)
 class WeightsChange:
-    """Squared norms, in double precision."""
+    """Squared norms, in double precision. moved: summed over a step's updates, which may undo one another."""
 
     moved: float = 0.0
     before: float = 0.0

@@ -268,6 +268,9 @@ class Supervisor:
                 served_s, failure = await self._serve_once(failures)
             except (EngineError, OSError) as error:
                 served_s, failure = 0.0, str(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the child must hear of it
+                _LOG.exception("a child could not be started")
+                served_s, failure = 0.0, f"{type(error).__name__}: {error}"
             finally:
                 await self._end_child()
             wanted, self._wanted = self._wanted, False

@@ -14,7 +14,7 @@ from swarm.engine.local.optimizer import WeightsChange
 
 @dataclass(slots=True)
 class Tally:
-    """Tokens are looked at when they are met first, before the step has moved the weights."""
+    """Tokens are looked at before the step moves the weights."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
@@ -31,12 +31,12 @@ class Tally:
     _mismatches: list[Tensor] = field(default_factory=list)
 
     def look(self, logp_U: Tensor, entropy_U: Tensor, recorded_U: Tensor) -> None:
-        """Some tokens, met first."""
+        """Some tokens."""
         self._entropies.append(entropy_U)
         self._mismatches.append((logp_U - recorded_U).abs())
 
     def meet(self, logp_U: Tensor, entropy_U: Tensor, facts: TokenFacts) -> None:
-        """Tokens that are trained, met first."""
+        """Tokens that are trained, once."""
         self.tokens += len(logp_U)
         self.look(logp_U, entropy_U, facts.recorded_U)
         if facts.start_U is not None:

@@ -49,6 +49,18 @@ class WeightsRoom:
                     shutil.copyfile(file, path / slot / file.name)
         self.path = path
 
+    def restore(self) -> None:
+        """Make the room anew where somebody removed it: inference holds the weights that it serves. Raises: OSError."""
+        if self.path is None or all((self.path / slot).is_dir() for slot in _SLOTS):
+            return
+        _LOG.warning(
+            "somebody removed %s, and it is made anew; systemd does so when its user logs out for the last time, unless "
+            "RemoveIPC=no stands in logind.conf",
+            self.path,
+        )
+        self.close()
+        self.open()
+
     def reserve(self, size: int) -> None:
         """Take the memory of both slots' weights, in bytes, before the first weights are waiting for it.
 

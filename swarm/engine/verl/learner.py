@@ -36,7 +36,7 @@ KL_SAMPLE = 64
 
 @dataclass(slots=True)
 class _Seen:
-    """What is seen while a step goes on. Tokens are looked at when they are met first."""
+    """What is seen while a step goes on. Tokens are looked at before the step moves the weights."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
@@ -53,6 +53,13 @@ class _Seen:
     def look(self, batch: TensorDict, answer: TensorDict) -> None:
         self.entropies.append(trained(batch, answer, "entropy"))
         self.mismatches.append((trained(batch, answer, "log_probs") - _at_uses(batch, "recorded")).abs())
+
+    def meet(self, batch: TensorDict, answer: TensorDict) -> None:
+        """Rows that are trained, before the step moves the weights."""
+        self.tokens += _uses(batch)
+        self.look(batch, answer)
+        if "start" in batch.keys():  # noqa: SIM118  not a mapping
+            self.kls.append(kl_to_start(trained(batch, answer, "log_probs"), _at_uses(batch, "start")))
 
     def metrics(self) -> dict[str, float]:
         mismatch = _joined(self.mismatches)
@@ -109,7 +116,7 @@ class Learner:
         self._cluster.all_ranks("set_loss_fn", TokenLoss(spec.algorithm))
         for epoch in range(spec.optimizer.epochs):
             for part in ready:
-                loss = sum(self._accumulate(one, seen, first=epoch == 0) for one in part)
+                loss = sum(self._accumulate(one, seen) for one in part)
                 seen.loss += loss / len(parts) if epoch == 0 else 0.0
                 self._move(spec, rate, batch.step, seen)
         return seen
@@ -117,31 +124,29 @@ class Learner:
     def _made_ready(self, rows: Sequence[Row], spec: RunSpec, seen: _Seen) -> list[TensorDict]:
         """A minibatch in its passes, with the log-probabilities that its loss compares with."""
         seen.computed += sum(len(row.ids) for row in rows)
-        return [self._with_references(one, spec) for one in self._passes(rows)]
+        return [self._with_references(one, spec, seen) for one in self._passes(rows)]
 
-    def _with_references(self, bare: TensorDict, spec: RunSpec) -> TensorDict:
+    def _with_references(self, bare: TensorDict, spec: RunSpec, seen: _Seen) -> TensorDict:
         batch = bare
-        if spec.optimizer.epochs * spec.optimizer.minibatches > 1:
-            batch = with_column(batch, "old", self._read("compute_log_prob", bare))
         if spec.algorithm.kl:
             batch = with_column(batch, "start", self._read("compute_start_log_prob", bare))
+        if spec.optimizer.epochs * spec.optimizer.minibatches > 1:
+            old = self._read("compute_log_prob", bare)
+            seen.meet(batch, old)
+            batch = with_column(batch, "old", old)
         return batch
 
-    def _accumulate(self, batch: TensorDict, seen: _Seen, *, first: bool) -> float:
+    def _accumulate(self, batch: TensorDict, seen: _Seen) -> float:
         """The gradient of one pass; returns its part of the minibatch's loss. Raises: TrainingRefused."""
         answer = self._cluster.over_rows("forward_backward", batch.copy())
         told = measured(answer)
         loss = float(told["loss"])
         if not math.isfinite(loss):
             raise TrainingRefused(f"the loss is {loss}")
-        uses = int(sum(float(row.sum()) for row in batch["loss_mask"].unbind()))
-        seen.priced += uses
+        seen.priced += _uses(batch)
         seen.clipped += _total(told["clipped"])
-        if first:
-            seen.tokens += uses
-            seen.look(batch, answer)
-            if "start" in batch.keys():  # noqa: SIM118  not a mapping
-                seen.kls.append(kl_to_start(trained(batch, answer, "log_probs"), _at_uses(batch, "start")))
+        if "old" not in batch.keys():  # noqa: SIM118  not a mapping
+            seen.meet(batch, answer)
         return loss
 
     def _move(self, spec: RunSpec, rate: float, step: int, seen: _Seen) -> None:
@@ -204,6 +209,11 @@ def _rows(lessons: Sequence[Lesson], spec: RunSpec) -> list[Row]:
     of_call = {call.call_id: lesson.episode_id for lesson in lessons for call in lesson.calls}
     made = branches(lessons, spec.algorithm)
     return merged(made, [of_call[branch.call.call_id] for branch in made])
+
+
+def _uses(batch: TensorDict) -> int:
+    """How many tokens are trained."""
+    return int(sum(float(row.sum()) for row in batch["loss_mask"].unbind()))
 
 
 def _at_uses(batch: TensorDict, name: str) -> Tensor:

@@ -35,8 +35,9 @@ from swarm.server.pool.rows import StepRow
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CRASHES_ALLOWED = 4
-"""So often may the engine go down, without a step made in between, before the run is given up."""
+CRASHES_ALLOWED = 3
+"""So often may the engine go down, without a step made in between, before the run is given up. A supervisor bears more
+crashes than end a run (`BackOff.failures`): else a step that kills the trainer would end the whole server."""
 FIRST_PAUSE_S = 0.5
 STORAGE_PAUSE_S = 2.0
 CHECKPOINTS = "checkpoints"

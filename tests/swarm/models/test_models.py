@@ -44,6 +44,13 @@ def test_a_local_checkpoint_is_taken_as_it_is_and_its_fingerprint_follows_its_we
     assert sorted(file.name for file in one.path.iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_a_local_checkpoint_without_safetensors_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "one")
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(ModelUnavailable, match="has no safetensors weights; convert it"):
+        resolve(str(path), cache=tmp_path / "cache")
+
+
 def test_changed_local_weights_change_the_fingerprint(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "one")
     before = resolve(str(path), cache=tmp_path / "cache")

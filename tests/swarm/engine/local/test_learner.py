@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch import Tensor
 from foundation.clock import SystemClock
 from swarm.engine.local.forward import Policy, UnsupportedModel
 from swarm.engine.local.learner import Learner
-from swarm.engine.seam import EngineError, TrainBatch, TrainingRefused
+from swarm.engine.local.reading import pieces, read
+from swarm.engine.seam import EngineError, TrainBatch, TrainCall, TrainingRefused
+from swarm.engine.tree import Branch
 from swarm.models.folder import ModelFolder
 from tests.swarm.engine.batches import PROMPT, batch, branching_batch, call, conversation, episode, group
 from tests.swarm.engine.plain_grpo import PlainGrpo
@@ -136,6 +139,58 @@ def test_minibatches_are_steps_of_their_own_over_all_episodes(tiny_llama: ModelF
     assert seen["tokens_trained"] == learner_of(tiny_llama).learn(branching_batch()).metrics["tokens_trained"]
     moments = learner.optimizer.state()
     assert {float(value) for name, value in moments.items() if name.endswith("/step")} == {3.0}
+
+
+@pytest.mark.parametrize("algorithm", [{"kl": 0.01}, {"name": "ppo", "kl": 0.01}], ids=str)
+def test_tokens_are_measured_before_the_first_minibatch_moves_the_weights(
+    tiny_llama: ModelFolder, algorithm: dict[str, Any]
+) -> None:
+    whole, cut = (
+        learner_of(tiny_llama).learn(
+            as_sampled(
+                learner_of(tiny_llama), branching_batch(algorithm=algorithm, optimizer=FREE | {"minibatches": parts})
+            )
+        )
+        for parts in (1, 3)
+    )
+    assert cut.metrics["logprob_mismatch_max"] < 1e-5
+    assert cut.metrics["kl_to_start"] == 0.0
+    assert cut.metrics["entropy"] == pytest.approx(whole.metrics["entropy"], rel=1e-6)
+    assert cut.metrics["tokens_trained"] == whole.metrics["tokens_trained"]
+
+
+def as_sampled(learner: Learner, made: TrainBatch) -> TrainBatch:
+    """The batch as a sampler with the learner's weights records it."""
+    learner.policy.use_dtype(made.spec.dtype)
+    return replace(
+        made,
+        groups=[
+            replace(
+                some,
+                episodes=[replace(one, calls=[recorded(learner, call) for call in one.calls]) for one in some.episodes],
+            )
+            for some in made.groups
+        ],
+    )
+
+
+def recorded(learner: Learner, made: TrainCall) -> TrainCall:
+    logp_S = torch.empty(len(made.sampled_ids))
+    for piece in pieces([Branch(call=made, advantage=0.0, weight=0.0)], learner.policy):
+        assert piece.facts.place_U is not None
+        logp_S[piece.facts.place_U] = read(learner.policy, piece)[0]
+    return replace(made, logprobs=logp_S.clamp(max=0.0).tolist())
+
+
+@pytest.mark.parametrize(("tokens", "spared", "told"), [(6, False, 1), (6, True, 0), (1000, False, 0)])
+def test_contexts_that_take_far_more_memory_than_was_meant_are_told_of_once(
+    tiny_llama: ModelFolder, caplog: pytest.LogCaptureFixture, tokens: int, spared: bool, told: int
+) -> None:
+    learner = learner_of(tiny_llama)
+    learner.policy.segment_tokens = tokens
+    for step in (1, 2):
+        learner.learn(branching_batch(step=step, activation_checkpointing=spared))
+    assert caplog.text.count("activation_checkpointing") == told
 
 
 def test_a_type_that_is_left_open_is_refused(tiny_llama: ModelFolder) -> None:

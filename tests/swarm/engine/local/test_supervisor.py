@@ -132,6 +132,45 @@ async def test_a_child_that_never_serves_fails_for_good_with_the_end_of_its_log(
         assert supervisor.health.failed_for_good
 
 
+async def test_a_start_that_fails_in_a_way_nobody_foresaw_fails_for_good_and_says_how(tmp_path: Path) -> None:
+    async def start() -> ChildProcess:
+        raise KeyError("hidden_size")
+
+    seen: list[EngineHealth] = []
+    supervisor = Supervisor(
+        start=start, ready=says_up, on_health=seen.append, clock=SystemClock(), ready_limit_s=20, back_off=FAST
+    )
+    try:
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineDown, match="KeyError: 'hidden_size'"):
+                await supervisor.boot()
+        assert (seen[-1].failed_for_good, seen[-1].failures) == (True, 1)
+    finally:
+        await supervisor.shutdown()
+
+
+async def test_a_child_that_cannot_be_asked_in_a_way_nobody_foresaw_is_ended(tmp_path: Path) -> None:
+    guardians: list[int] = []
+
+    async def ready(child: ChildProcess) -> None:
+        guardians.append(child.guardian_pid)
+        raise TypeError("no such thing")
+
+    supervisor = Supervisor(
+        start=lambda: ChildProcess.start(command(tmp_path, SERVES)),
+        ready=ready,
+        on_health=lambda health: None,
+        clock=SystemClock(),
+        ready_limit_s=20,
+    )
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineDown, match="TypeError: no such thing"):
+            await supervisor.boot()
+    assert supervisor.child is None
+    assert not alive(guardians[0])
+    await supervisor.shutdown()
+
+
 async def test_a_child_that_the_system_killed_is_said_to_have_run_out_of_memory(tmp_path: Path) -> None:
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     async with supervised(tmp_path, killed) as supervisor:

@@ -95,6 +95,14 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
         _ = VllmSettings(model_dir=tmp_path, model_name="m", log_path=tmp_path / "log").model_len
 
 
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_a_file_that_was_cut_short_is_named(tmp_path: Path, file: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / file).write_text('{"chat_template": "x", ')
+    with pytest.raises(EngineError, match=f"{file} is no JSON .*copy the model again"):
+        VllmSettings(model_dir=tmp_path, model_name="m", log_path=tmp_path / "log").command(tmp_path / "socket", None)
+
+
 def test_our_template_stands_in_where_the_models_own_knows_no_tools(tmp_path: Path) -> None:
     without_tools = settings(tmp_path, "{{ messages }}", CHATML)
     assert without_tools.chat_template is not None

@@ -113,6 +113,17 @@ def test_kl_to_the_first_weights_is_seen_once_they_moved(fresh: Any) -> None:
     assert fresh.learn(_second_step()).metrics["kl_to_start"] > 1e-3
 
 
+def test_tokens_are_measured_before_the_first_minibatch_moves_the_weights(fresh: Any) -> None:
+    whole = fresh.learn(branching_batch(algorithm={"kl": 0.01})).metrics
+    fresh._cluster.all_ranks("to_start", 1)
+    cut = fresh.learn(
+        branching_batch(algorithm={"kl": 0.01}, optimizer={"learning_rate": 1e-3, "minibatches": 3})
+    ).metrics
+    assert cut["kl_to_start"] == pytest.approx(0, abs=1e-6)
+    for name in ("entropy", "logprob_mismatch_mean", "logprob_mismatch_max", "tokens_trained"):
+        assert cut[name] == pytest.approx(whole[name], rel=1e-4)
+
+
 def test_equal_rewards_train_nothing_and_are_looked_at(fresh: Any) -> None:
     flat = batch(group("a", *(episode(f"e{n}", 1.0, call(f"c{n}", [1, 30], [40 + n, 2])) for n in range(2))))
     outcome = fresh.learn(flat)
