@@ -99,6 +99,16 @@ def test_a_command_line_that_asks_for_json_is_refused_in_json(
     assert told["nearest"] == nearest
 
 
+@pytest.mark.parametrize("command", [["start", "--topic", TOPIC, "--engine", "echo"], ["resume"], ["daemon"]])
+def test_a_log_level_that_is_none_is_refused_before_there_is_a_study(
+    command: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWARM_LOG_LEVEL", "verbose")
+    assert main(command) == USAGE
+    assert "SWARM_LOG_LEVEL is one of DEBUG, INFO" in capsys.readouterr().err
+    assert not home.exists()
+
+
 def test_what_stands_behind_two_dashes_asks_for_no_json(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["lst", "--", "--json"])
