@@ -35,7 +35,7 @@ format: $(VENV)/.dev-ready
 $(VENV)/.ready: requirements/cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@echo "Setting up .venv from requirements/cpu.txt (about three minutes, 4 GB) ..."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) -r requirements/cpu.txt
 	@$(PIP) --no-build-isolation -e .
 	@touch $@
