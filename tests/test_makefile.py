@@ -34,3 +34,16 @@ def test_an_environment_without_pip_is_made_anew(tmp_path: Path) -> None:
 def test_a_whole_environment_is_kept(tmp_path: Path) -> None:
     assert _set_up(tmp_path, 'case "$2" in *vllm*) exit 1 ;; esac').returncode == 0
     assert "venv --clear" not in (tmp_path / "log").read_text()
+
+
+def test_the_cpu_lock_is_not_laid_over_the_cuda_build(tmp_path: Path) -> None:
+    refused = _set_up(tmp_path, "exit 0")
+    assert refused.returncode != 0
+    assert "LOCK=requirements/gpu.txt" in refused.stderr
+    assert not (tmp_path / "venv/.ready").exists()
+
+
+def test_with_another_lock_nothing_is_installed_from_the_cpu_lock(tmp_path: Path) -> None:
+    shown = _make("-n", "verl", "LOCK=requirements/gpu.txt", f"VENV={tmp_path}/venv")
+    assert "-r requirements/gpu.txt" in shown.stdout
+    assert "-r requirements/cpu.txt" not in shown.stdout
