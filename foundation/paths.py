@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
+
+import foundation
+
+
+def packages_root() -> Path:
+    """Where our packages lie."""
+    return Path(foundation.__file__).resolve().parents[1]
+
+
+def python_path(environ: Mapping[str, str]) -> str:
+    """The PYTHONPATH with which a process finds the same code of ours as this one, from whatever folder it is started.
+
+    Where we are installed among other packages, every Python of ours finds us, and theirs would stand before an instrument's own.
+    """
+    installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    own = [] if packages_root() in installed else [str(packages_root())]
+    return os.pathsep.join([*own, *filter(None, [environ.get("PYTHONPATH")])])
 
 
 def user_data_dir(environ: Mapping[str, str] | None = None) -> Path:
