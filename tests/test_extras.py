@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
@@ -70,3 +72,36 @@ def test_an_extra_declares_what_its_packages_import(extra: str, folders: list[st
         name for name in imported if not {canonicalize_name(each) for each in owners.get(name, [name])} & declared
     ]
     assert sorted(absent) == []
+
+
+@pytest.mark.parametrize(
+    ("absent", "line", "said"),
+    [
+        ("sqlalchemy", "researcher list", "researcher list: needs sqlalchemy"),
+        ("jinja2", "researcher ui --no-browser", "[researcher]'"),
+        ("sqlalchemy", "researcher start --topic x --json", '{"error": "needs sqlalchemy'),
+        (
+            "uvicorn",
+            "swarm serve --engine echo",
+            "swarm serve: needs uvicorn, which is not installed: pip install 'swarm-researcher[server]'",
+        ),
+    ],
+)
+def test_what_is_not_installed_is_named_with_its_extra(absent: str, line: str, said: str, tmp_path: Path) -> None:
+    ended = _without(absent, line, tmp_path)
+    assert said in ended.stderr
+    assert len(ended.stderr.splitlines()) == ended.returncode == 1
+
+
+def test_the_doctor_tells_of_a_machine_without_a_store(tmp_path: Path) -> None:
+    ended = _without("sqlalchemy", "researcher doctor", tmp_path)
+    assert ended.stderr == ""
+    assert "MISSING  database: cannot be opened without sqlalchemy" in ended.stdout
+
+
+def _without(absent: str, line: str, home: Path) -> subprocess.CompletedProcess[str]:
+    program, *arguments = line.split()
+    code = f"import sys; sys.modules[{absent!r}] = None; from {program}.main import main; sys.exit(main(sys.argv[1:]))"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "RESEARCHER_HOME": str(home)}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environ, cwd=home, capture_output=True, text=True, check=False, timeout=60)

@@ -6,11 +6,13 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir
-from researcher.store.store import Store
+
+if TYPE_CHECKING:
+    from researcher.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ def open_home() -> Home:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"the data directory {root} cannot be used ({error.strerror}); set RESEARCHER_HOME") from error
+    from researcher.store.store import Store  # not above: `doctor` tells of a machine where SQLAlchemy is missing, too
+
     return Home(root, Store.open())
 
 

@@ -109,6 +109,15 @@ def test_a_log_level_that_is_none_is_refused_before_there_is_a_study(
     assert not home.exists()
 
 
+def test_a_machine_without_instruments_says_where_they_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("researcher.planner.instruments.OWN_STUDIES", tmp_path / "none")
+    monkeypatch.delenv("RESEARCHER_STUDIES", raising=False)
+    assert main(["instruments"]) == 0
+    assert "RESEARCHER_STUDIES" in capsys.readouterr().out
+
+
 def test_what_stands_behind_two_dashes_asks_for_no_json(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["lst", "--", "--json"])
