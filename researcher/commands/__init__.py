@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Run one parsed command."""
     try:
         if args.command in _STARTING_TRIALS:
-            level_of(os.environ)
+            _check_environment()
         return int(getattr(module_of(args), f"{args.command}_command")(args))
     except (OverBudget, BudgetTooSmall) as error:
         return _fail(args, error, OUT_OF_BUDGET)
@@ -84,6 +84,14 @@ def run(args: argparse.Namespace) -> int:
         then = f"; `researcher resume {error.study_id}` goes on" if isinstance(error, Interrupted) else ""
         sys.stderr.write(f"interrupted{then}\n")
         return 130
+
+
+def _check_environment() -> None:
+    """What trials would stumble over, one after the other. Raises: UsageError."""
+    from researcher.executor.servers import server_token
+
+    level_of(os.environ)
+    server_token(os.environ)
 
 
 def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:

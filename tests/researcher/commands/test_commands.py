@@ -25,6 +25,7 @@ from researcher.commands.look import event_text
 from researcher.commands.study import _to_its_end, seconds
 from researcher.conduct import Outcome
 from researcher.executor.processes import Berth
+from researcher.executor.servers import server_token
 from researcher.main import main, parser
 from researcher.models import OVER_BUDGET, Claim, Event, LlmCall, ReportSeal, StudyStatus
 from researcher.ownership import this_process
@@ -107,6 +108,18 @@ def test_a_log_level_that_is_none_is_refused_before_there_is_a_study(
     assert main(command) == USAGE
     assert "SWARM_LOG_LEVEL is one of DEBUG, INFO" in capsys.readouterr().err
     assert not home.exists()
+
+
+@pytest.mark.parametrize("token", ["päss", "two\nlines"])
+def test_a_token_that_is_none_is_refused_by_the_name_of_its_variable(
+    token: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWARM_TOKEN", token)
+    assert main(["start", "--topic", TOPIC, "--server", "http://127.0.0.1:1"]) == USAGE
+    assert capsys.readouterr().err.startswith("researcher start: SWARM_TOKEN: a token is one line of ASCII")
+    assert not home.exists()
+    with pytest.raises(UsageError):
+        server_token({"SWARM_ADMIN_TOKEN": token})
 
 
 def test_a_machine_without_instruments_says_where_they_are_looked_for(
