@@ -96,13 +96,14 @@ def _advice(engine: Engine, error: DatabaseError) -> str:
 
 
 def migrations_dir() -> Path:
-    """`db/migrations` of the clone, or where an installed package has put it.
+    """`db/migrations` of the clone, or where an installed package has put it: for all, or (`pip install --user`) for one user.
 
-    Raises: DatabaseRefused when neither is there.
+    Raises: DatabaseRefused when it is in none of them.
     """
+    data = (sysconfig.get_path("data"), sysconfig.get_path("data", sysconfig.get_preferred_scheme("user")))
     places = (
         Path(__file__).resolve().parents[2] / "db" / "migrations",
-        Path(sysconfig.get_path("data")) / "share" / "swarm-researcher" / "migrations",
+        *(Path(each) / "share" / "swarm-researcher" / "migrations" for each in data),
     )
     for place in places:
         if (place / "env.py").is_file():
