@@ -35,7 +35,7 @@ def user_data_dir(environ: Mapping[str, str] | None = None) -> Path:
         return Path(env["RESEARCHER_HOME"]).expanduser().resolve()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "swarm-researcher"
-    return Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "swarm-researcher"
+    return _xdg(env, "XDG_DATA_HOME", Path.home() / ".local" / "share") / "swarm-researcher"
 
 
 def model_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
@@ -51,7 +51,13 @@ def user_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     env = os.environ if environ is None else environ
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "swarm-researcher"
-    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm-researcher"
+    return _xdg(env, "XDG_CACHE_HOME", Path.home() / ".cache") / "swarm-researcher"
+
+
+def _xdg(env: Mapping[str, str], name: str, usual: Path) -> Path:
+    """Relative paths are ignored. Source: XDG Base Directory Specification 0.8."""
+    given = Path(os.path.expanduser(env.get(name, "")))
+    return given if given.is_absolute() else usual
 
 
 def memory_dir() -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
 import foundation
+from foundation.paths import user_cache_dir, user_data_dir
 from researcher.executor.processes import child_environ
 from researcher.sandbox.launch import scrubbed, spec_of
 
@@ -29,3 +31,12 @@ def test_where_we_are_installed_our_neighbours_do_not_stand_before_the_packages_
 ) -> None:
     monkeypatch.setattr(foundation, "__file__", f"{sysconfig.get_path('purelib')}/foundation/__init__.py")
     assert _paths_of_children(tmp_path) == {"/theirs"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="XDG is for Linux")
+def test_folders_of_xdg_begin_at_the_root_or_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_data_dir({"XDG_DATA_HOME": "~/data"}) == tmp_path / "data/swarm-researcher"
+    assert user_data_dir({"XDG_DATA_HOME": "/data"}) == Path("/data/swarm-researcher")
+    assert user_data_dir({"XDG_DATA_HOME": "data"}) == tmp_path / ".local/share/swarm-researcher"
+    assert user_cache_dir({"XDG_CACHE_HOME": "cache"}) == tmp_path / ".cache/swarm-researcher"
