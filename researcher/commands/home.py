@@ -28,13 +28,19 @@ class Home:
         return self.root / "studies"
 
 
-def open_home() -> Home:
-    """Raises: StoreError when the database cannot be used."""
+def data_dir() -> Path:
+    """The user data directory, made where it is not there. Raises: UsageError when it cannot be used."""
     root = user_data_dir()
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"the data directory {root} cannot be used ({error.strerror}); set RESEARCHER_HOME") from error
+    return root
+
+
+def open_home() -> Home:
+    """Raises: StoreError when the database cannot be used; UsageError when its directory cannot."""
+    root = data_dir()
     from researcher.store.store import Store  # not above: `doctor` tells of a machine where SQLAlchemy is missing, too
 
     return Home(root, Store.open())

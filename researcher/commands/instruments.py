@@ -6,7 +6,7 @@ import argparse
 
 from foundation.paths import user_data_dir
 from researcher.commands import DONE
-from researcher.commands.home import say, say_json
+from researcher.commands.home import data_dir, say, say_json
 from researcher.environments import install, interpreter, rehearsed
 from researcher.models import Factor, Instrument
 from researcher.planner.instruments import OWN_STUDIES, InstrumentFolder, available, open_instrument
@@ -34,7 +34,7 @@ def instruments_command(args: argparse.Namespace) -> int:
 def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
     """Install its packages, or draw its tasks. The declaration was read already."""
     if args.install:
-        python = install(folder, user_data_dir())
+        python = install(folder, data_dir())
         say_json({"instrument": folder.instrument.name, "python": python}) if args.json else say(
             f"{folder.instrument.name} runs under {python}"
         )

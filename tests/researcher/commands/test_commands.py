@@ -122,6 +122,14 @@ def test_a_token_that_is_none_is_refused_by_the_name_of_its_variable(
         server_token({"SWARM_ADMIN_TOKEN": token})
 
 
+def test_packages_cannot_be_installed_below_a_home_that_is_a_file(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.touch()
+    assert main(["instruments", "--install", "countdown"]) == USAGE
+    assert capsys.readouterr().err.endswith("cannot be used (File exists); set RESEARCHER_HOME\n")
+
+
 def test_a_machine_without_instruments_says_where_they_are_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
