@@ -1,5 +1,6 @@
 # Two commands do all the set-up: `make demo` and `make test`. Each builds .venv from the pinned locks by itself.
 PYTHON ?= python3
+LOCK ?= requirements/cpu.txt
 VENV := .venv
 BIN := $(VENV)/bin
 TOPIC ?= Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?
@@ -32,11 +33,13 @@ format: $(VENV)/.dev-ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(VENV)/.ready: requirements/cpu.txt pyproject.toml
+$(VENV)/.ready: $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11")'
-	@echo "Setting up .venv from requirements/cpu.txt (about three minutes, 4 GB) ..."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) -r requirements/cpu.txt
+	@test $(notdir $(LOCK)) != cpu.txt || ! $(BIN)/python -c 'from importlib.metadata import version; version("vllm")' >/dev/null 2>&1 || \
+		{ echo "$(VENV) holds vLLM's CUDA build, which $(LOCK) has not: make $(MAKECMDGOALS) LOCK=requirements/gpu.txt" >&2; exit 1; }
+	@echo "Setting up .venv from $(LOCK) (about three minutes, 4 GB) ..."
+	@$(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) -r $(LOCK)
 	@$(PIP) --no-build-isolation -e .
 	@touch $@
 

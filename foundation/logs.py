@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Mapping
 from typing import TextIO
+
+from foundation.commandline import UsageError
+from foundation.nearest import nearest
 
 SECRET_PREFIXES = ("swk", "swl", "swt", "swd")  # api keys, leases, tokens, team keys of ours: `swk_…`
 _CHATTY = ("httpx", "httpx2", "httpcore", "urllib3")
 """Libraries that log a line for each request."""
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _SECRET = re.compile(
     r"\b(?:" + "|".join(SECRET_PREFIXES) + r")_[A-Za-z0-9_\-.]+"
     r"|\bsk-[A-Za-z0-9_\-]{8,}"
@@ -26,6 +31,18 @@ def redact(text: str) -> str:
 class _RedactingFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
+
+
+def level_of(environ: Mapping[str, str]) -> str:
+    """The name of a level: `SWARM_LOG_LEVEL`, else INFO. Raises: UsageError for what is none."""
+    given = environ.get("SWARM_LOG_LEVEL", "").strip()
+    if given.upper() in _LEVELS:
+        return given.upper()
+    if not given:
+        return "INFO"
+    guess = nearest(given.upper(), _LEVELS)
+    hint = f"; did you mean {guess}?" if guess else ""
+    raise UsageError(f"SWARM_LOG_LEVEL is one of {', '.join(_LEVELS)}, not {given!r}{hint}")
 
 
 def configure(level: str = "INFO", stream: TextIO | None = None) -> None:

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
+
+import foundation
+
+
+def packages_root() -> Path:
+    """Where our packages lie."""
+    return Path(foundation.__file__).resolve().parents[1]
+
+
+def python_path(environ: Mapping[str, str]) -> str:
+    """The PYTHONPATH with which a process finds the same code of ours as this one, from whatever folder it is started.
+
+    Where we are installed among other packages, every Python of ours finds us, and theirs would stand before an instrument's own.
+    """
+    installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    own = [] if packages_root() in installed else [str(packages_root())]
+    return os.pathsep.join([*own, *filter(None, [environ.get("PYTHONPATH")])])
 
 
 def user_data_dir(environ: Mapping[str, str] | None = None) -> Path:
@@ -17,7 +35,7 @@ def user_data_dir(environ: Mapping[str, str] | None = None) -> Path:
         return Path(env["RESEARCHER_HOME"]).expanduser().resolve()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "swarm-researcher"
-    return Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "swarm-researcher"
+    return _xdg(env, "XDG_DATA_HOME", Path.home() / ".local" / "share") / "swarm-researcher"
 
 
 def model_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
@@ -33,7 +51,13 @@ def user_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     env = os.environ if environ is None else environ
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "swarm-researcher"
-    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm-researcher"
+    return _xdg(env, "XDG_CACHE_HOME", Path.home() / ".cache") / "swarm-researcher"
+
+
+def _xdg(env: Mapping[str, str], name: str, usual: Path) -> Path:
+    """Relative paths are ignored. Source: XDG Base Directory Specification 0.8."""
+    given = Path(os.path.expanduser(env.get(name, "")))
+    return given if given.is_absolute() else usual
 
 
 def memory_dir() -> Path:

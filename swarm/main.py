@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foundation.commandline import Parser, UsageError
+from foundation.imports import advice
 from foundation.streams import read_or_not, silence
 
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -54,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(args, error, 2)
     except SwarmError as error:
         return _fail(args, error, args.exit_code(error) if "exit_code" in args else 1)
+    except ModuleNotFoundError as error:
+        lacking = advice(error, "server")
+        if lacking is None:
+            raise
+        return _fail(args, SwarmError(lacking), 1)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output went away, as `head` does

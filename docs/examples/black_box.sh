@@ -13,6 +13,7 @@ GROUP=${GROUP:-8}
 TAB=$(printf '\t')
 tasks=$1
 shift
+[ -s "$tasks" ] || { echo "no tasks in $tasks" >&2; exit 2; }
 
 # one episode: TASK_ID EXPECTED QUESTION AGENT...
 episode() {
@@ -29,7 +30,7 @@ episode() {
 }
 
 while :; do
-    while IFS="$TAB" read -r id expected question <&3; do
+    while IFS="$TAB" read -r id expected question <&3 || [ -n "$id" ]; do
         attempt=0
         while [ "$attempt" -lt "$GROUP" ]; do
             attempt=$((attempt + 1))

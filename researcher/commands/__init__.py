@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from types import ModuleType
 
 from foundation.commandline import UsageError
-from foundation.logs import redact
+from foundation.logs import level_of, redact
 from foundation.streams import silence
 from researcher.executor.blueprint import InstrumentChanged
 from researcher.executor.errors import ExecutorError
@@ -46,6 +47,7 @@ _HOMES = {
 
 _WORKING = ("start", "resume")
 """What they print is not what they are for: a study that was not carried to its end is no success."""
+_STARTING_TRIALS = ("start", "resume", "reproduce", "daemon")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -64,6 +66,8 @@ def module_of(args: argparse.Namespace) -> ModuleType:
 def run(args: argparse.Namespace) -> int:
     """Run one parsed command."""
     try:
+        if args.command in _STARTING_TRIALS:
+            _check_environment()
         return int(getattr(module_of(args), f"{args.command}_command")(args))
     except (OverBudget, BudgetTooSmall) as error:
         return _fail(args, error, OUT_OF_BUDGET)
@@ -80,6 +84,14 @@ def run(args: argparse.Namespace) -> int:
         then = f"; `researcher resume {error.study_id}` goes on" if isinstance(error, Interrupted) else ""
         sys.stderr.write(f"interrupted{then}\n")
         return 130
+
+
+def _check_environment() -> None:
+    """What trials would stumble over, one after the other. Raises: UsageError."""
+    from researcher.executor.servers import server_token
+
+    level_of(os.environ)
+    server_token(os.environ)
 
 
 def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def export_command(args: argparse.Namespace) -> int:
     if args.json:
         say_json({"study": study_id, "file": str(file.resolve()), "bytes": size})
     else:
-        say(f"{file}: {size / 1e6:.2f} MB; `researcher reproduce {file}` runs a trial of it again")
+        say(f"{file}: {size / 1e6:.2f} MB; `researcher reproduce {shlex.quote(str(file))}` runs a trial of it again")
     return DONE
 
 

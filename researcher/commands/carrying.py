@@ -22,7 +22,7 @@ def daemon_command(args: argparse.Namespace) -> int:
     open_home().store.close()
     with only_daemon(_HANDOVER_S if args.until_idle else _GLANCE_S) as alone:
         if not alone:
-            text = "a daemon carries the studies of this data directory already"
+            text = "a daemon carries the studies of this data directory and database already"
             say_json({"carries": False, "reason": text}) if args.json else say(text)
             return DONE if args.until_idle else FAILED
         asyncio.run(carry(until_idle=args.until_idle))

@@ -6,11 +6,13 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir
-from researcher.store.store import Store
+
+if TYPE_CHECKING:
+    from researcher.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,21 @@ class Home:
         return self.root / "studies"
 
 
-def open_home() -> Home:
-    """Raises: StoreError when the database cannot be used."""
+def data_dir() -> Path:
+    """The user data directory, made where it is not there. Raises: UsageError when it cannot be used."""
     root = user_data_dir()
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"the data directory {root} cannot be used ({error.strerror}); set RESEARCHER_HOME") from error
+    return root
+
+
+def open_home() -> Home:
+    """Raises: StoreError when the database cannot be used; UsageError when its directory cannot."""
+    root = data_dir()
+    from researcher.store.store import Store  # not above: `doctor` tells of a machine where SQLAlchemy is missing, too
+
     return Home(root, Store.open())
 
 

@@ -6,10 +6,10 @@ import argparse
 
 from foundation.paths import user_data_dir
 from researcher.commands import DONE
-from researcher.commands.home import say, say_json
+from researcher.commands.home import data_dir, say, say_json
 from researcher.environments import install, interpreter, rehearsed
 from researcher.models import Factor, Instrument
-from researcher.planner.instruments import InstrumentFolder, available, open_instrument
+from researcher.planner.instruments import OWN_STUDIES, InstrumentFolder, available, open_instrument
 from researcher.planner.levels import level_text
 from researcher.planner.matching import example
 
@@ -24,6 +24,8 @@ def instruments_command(args: argparse.Namespace) -> int:
     if args.json:
         say_json([instrument.model_dump(mode="json") for instrument in found])
         return DONE
+    if not found:
+        say(f"no instruments in {OWN_STUDIES}: name folders of them in RESEARCHER_STUDIES")
     for instrument in found:
         _say(instrument)
     return DONE
@@ -32,7 +34,7 @@ def instruments_command(args: argparse.Namespace) -> int:
 def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
     """Install its packages, or draw its tasks. The declaration was read already."""
     if args.install:
-        python = install(folder, user_data_dir())
+        python = install(folder, data_dir())
         say_json({"instrument": folder.instrument.name, "python": python}) if args.json else say(
             f"{folder.instrument.name} runs under {python}"
         )

@@ -94,6 +94,8 @@ def _database() -> Row:
         home = open_home()
     except (StoreError, UsageError) as error:
         return "database", False, str(error)
+    except ModuleNotFoundError as error:
+        return "database", False, f"cannot be opened without {error.name}"
     home.store.close()
     return "database", True, home.store.url
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 
-import foundation
-from foundation.paths import visible_files
+from foundation.paths import packages_root, visible_files
 
 INSTRUMENT = "instrument"
 _LIBRARY = ("foundation", "swarm/client", "swarm/protocol")
@@ -36,7 +35,7 @@ def packed(code: Path, files: Mapping[str, bytes]) -> bytes:
 
 
 def _library() -> Iterator[tuple[str, Path]]:
-    root = Path(foundation.__file__).resolve().parents[1]
+    root = packages_root()
     yield "swarm/__init__.py", root / "swarm" / "__init__.py"
     for room in _LIBRARY:
         for name, file in visible_files(root / room):

@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import foundation
 from foundation.clock import Clock
 from foundation.locks import locked
-from foundation.paths import last_bytes
+from foundation.paths import last_bytes, python_path
 
 _ENTRY = 'echo $$ > "$0" && exec "$@"'
 """What the new process does first, as a shell: say who it is, then become the command."""
@@ -163,9 +162,7 @@ def started_at(pid: int) -> float | None:
 def child_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for a process of ours: it finds the same code as this one, from whatever folder it is started."""
     env = dict(os.environ if environ is None else environ)
-    root = str(Path(foundation.__file__).resolve().parents[1])
-    env["PYTHONPATH"] = os.pathsep.join(part for part in (root, env.get("PYTHONPATH", "")) if part)
-    return env
+    return env | {"PYTHONPATH": python_path(env)}
 
 
 async def _woken_at_end(pid: int) -> bool:

@@ -17,12 +17,14 @@ from typing import Self
 import httpx
 
 from foundation.clock import Clock, SystemClock
+from foundation.commandline import UsageError
 from researcher.executor.errors import NoServersLeft, ServerUnfit
 from researcher.executor.local_server import LocalLimits, LocalProcess, LocalServer
 from researcher.models import Plan
 from researcher.store.errors import DatabaseAway, LeaseHeld, LeaseSuperseded, StorageFailed
 from researcher.store.store import Store
 from swarm.client import Patience, ServerUnreachable, SwarmClient
+from swarm.client.wire import checked_token
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.status import Phase, ServerStatus
@@ -118,8 +120,20 @@ class Site:
         return {f"server:{role}": server.url for role, server in self.beside.items()}
 
 
+_TOKENS = ("SWARM_ADMIN_TOKEN", "SWARM_TOKEN", "SWARM_CLIENT_TOKEN")
+"""What servers, and clients of trials, are given."""
+
+
 def server_token(environ: Mapping[str, str]) -> str | None:
-    """What a server that asks for a token is given: an admin's, which may start runs, before any other."""
+    """What a server that asks for a token is given: an admin's, which may start runs, before any other.
+
+    Raises: UsageError naming the variable that holds none.
+    """
+    for name in _TOKENS:
+        try:
+            checked_token(environ.get(name))
+        except ValueError as error:
+            raise UsageError(f"{name}: {error}") from error
     return environ.get("SWARM_ADMIN_TOKEN") or environ.get("SWARM_TOKEN")
 
 

@@ -47,9 +47,10 @@ class InstrumentFolder:
 def available(environ: Mapping[str, str] | None = None) -> list[InstrumentFolder]:
     """Every instrument, by name.
 
-    Raises: PlanningRefused when a declaration is wrong, or two instruments have one name.
+    Raises: PlanningRefused when a declaration is wrong, two instruments have one name, or a folder of RESEARCHER_STUDIES is not there.
     """
-    found = [read_instrument(path) for root in _roots(environ) for path in _declared(root)]
+    paths = dict.fromkeys(path.resolve() for root in _roots(environ) for path in _declared(root))
+    found = [read_instrument(path) for path in paths]
     twice = [name for name, count in Counter(each.instrument.name for each in found).items() if count > 1]
     if twice:
         places = ", ".join(str(each.path) for each in found if each.instrument.name == twice[0])
@@ -173,6 +174,9 @@ def _default_of(target: str, declared: Mapping[str, Any]) -> dict[str, Any]:
 def _roots(environ: Mapping[str, str] | None) -> list[Path]:
     env = os.environ if environ is None else environ
     further = [Path(part).expanduser() for part in env.get("RESEARCHER_STUDIES", "").split(os.pathsep) if part]
+    for root in further:
+        if not root.is_dir():
+            raise PlanningRefused(f"RESEARCHER_STUDIES names {root}, which is no folder")
     return [OWN_STUDIES, *further]
 
 

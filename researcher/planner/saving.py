@@ -13,6 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
+from researcher.store.database import sqlite_file
 from researcher.store.outages import PATIENCE_S, is_held, of_driver, patiently
 
 _BUSY_S = 20.0
@@ -52,8 +53,8 @@ def caught_up(graph: Any, config: RunnableConfig) -> Any:
 @contextmanager
 def _saver_in(url: str) -> Iterator[Saver]:
     """Raises: DBAPIError when the database is away; OSError."""
-    if url.startswith("sqlite:///"):
-        file = url.removeprefix("sqlite:///")
+    file = sqlite_file(url)
+    if file is not None:
         connection = sqlite3.connect(file, check_same_thread=False, timeout=_BUSY_S)
         try:
             yield SqliteSaver(connection)

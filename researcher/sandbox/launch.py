@@ -8,7 +8,6 @@ limits      the process limits itself (`confinement`): how far that reaches, `sa
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -22,8 +21,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
-import foundation
-from foundation.paths import write_atomically
+from foundation.paths import packages_root, python_path, write_atomically
 from researcher.sandbox.confinement import Bounds, landlock_version
 
 SPEC = "sandbox.json"
@@ -172,7 +170,7 @@ def spec_of(
 def scrubbed(environ: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
     """What is left of the environment. A client's token is, as clients need one; an admin's never."""
     kept = {name: environ[name] for name in _KEPT if name in environ}
-    kept["PYTHONPATH"] = os.pathsep.join(part for part in (str(packages_root()), kept.get("PYTHONPATH", "")) if part)
+    kept["PYTHONPATH"] = python_path(kept)
     token = environ.get("SWARM_CLIENT_TOKEN") or environ.get("SWARM_TOKEN")
     if token and token != environ.get("SWARM_ADMIN_TOKEN"):
         kept["SWARM_TOKEN"] = token
@@ -198,11 +196,6 @@ def located(python: str) -> tuple[str, Path]:
         environment = environment.resolve()
         return str(environment / place.parent.name / place.name), environment
     return str(place.resolve()), place.resolve()
-
-
-def packages_root() -> Path:
-    """Where our packages lie."""
-    return Path(foundation.__file__).resolve().parents[1]
 
 
 def _addressed() -> str:

@@ -220,11 +220,11 @@ async def look() -> None:
 
 @contextmanager
 def only_daemon(patience_s: float = 0.0) -> Iterator[bool]:
-    """Whether this is the one daemon of this data directory; held while the body runs.
+    """Whether this is the one daemon of this data directory and database; held while the body runs.
 
     patience_s: how long another one may take to end: it may have seen no study left a moment before there was one.
     """
-    file = user_data_dir() / "daemon.lock"
+    file = _lock_file()
     until = time.monotonic() + patience_s
     with file.open("a+") as opened:
         while not locked(opened, file, wait=False):
@@ -240,12 +240,16 @@ def only_daemon(patience_s: float = 0.0) -> Iterator[bool]:
 
 
 def daemon_lives() -> bool:
-    """Whether a daemon carries the studies of this data directory."""
-    file = user_data_dir() / "daemon.lock"
+    """Whether a daemon carries the studies of this data directory and database."""
+    file = _lock_file()
     if not file.exists():
         return False
     with file.open() as opened:
         return not locked(opened, file, shared=True, wait=False)
+
+
+def _lock_file() -> Path:
+    return user_data_dir() / f"daemon-{_short_digest(default_url())}.lock"
 
 
 def ensure_daemon() -> None:
@@ -275,4 +279,8 @@ def _spawn(arguments: list[str], log: Path) -> None:
 def _jobs_table() -> str:
     """A table of jobs per daemon: one that shares its database with others must not be handed their jobs."""
     place = f"{socket.gethostname()}:{user_data_dir()}"
-    return f"daemon_jobs_{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+    return f"daemon_jobs_{_short_digest(place)}"
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -25,9 +25,30 @@ BUSY_TIMEOUT_S = 20
 
 
 def default_url(environ: Mapping[str, str] | None = None) -> str:
-    """`RESEARCHER_DATABASE_URL`, else `researcher.db` in the user data directory."""
+    """`RESEARCHER_DATABASE_URL`, else `researcher.db` in the user data directory. SQLite's names its file from the root.
+
+    Raises: DatabaseRefused when the URL names no database of ours.
+    """
     env = os.environ if environ is None else environ
-    return env.get("RESEARCHER_DATABASE_URL") or f"sqlite:///{user_data_dir(env) / 'researcher.db'}"
+    given = env.get("RESEARCHER_DATABASE_URL")
+    if not given:
+        return sqlite_url(user_data_dir(env) / "researcher.db")
+    file, options = sqlite_file(given), given.partition("?")
+    return given if file is None else "".join((sqlite_url(file), *options[1:]))
+
+
+def sqlite_url(file: Path) -> str:
+    """`%` and `?` mean something else in a URL."""
+    return "sqlite:///" + str(file).replace("%", "%25").replace("?", "%3F")
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of a SQLite URL, `~` expanded; None for PostgreSQL.
+
+    Raises: DatabaseRefused when the URL names neither.
+    """
+    parsed = _parse(url)
+    return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
 
 
 def connect(url: str) -> Engine:
@@ -37,8 +58,7 @@ def connect(url: str) -> Engine:
     """
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
-        if parsed.database:
-            Path(parsed.database).expanduser().parent.mkdir(parents=True, exist_ok=True)
+        Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
@@ -76,13 +96,14 @@ def _advice(engine: Engine, error: DatabaseError) -> str:
 
 
 def migrations_dir() -> Path:
-    """`db/migrations` of the clone, or where an installed package has put it.
+    """`db/migrations` of the clone, or where an installed package has put it: for all, or (`pip install --user`) for one user.
 
-    Raises: DatabaseRefused when neither is there.
+    Raises: DatabaseRefused when it is in none of them.
     """
+    data = (sysconfig.get_path("data"), sysconfig.get_path("data", sysconfig.get_preferred_scheme("user")))
     places = (
         Path(__file__).resolve().parents[2] / "db" / "migrations",
-        Path(sysconfig.get_path("data")) / "share" / "swarm-researcher" / "migrations",
+        *(Path(each) / "share" / "swarm-researcher" / "migrations" for each in data),
     )
     for place in places:
         if (place / "env.py").is_file():
@@ -101,8 +122,15 @@ def _parse(url: str) -> URL:
     if backend in ("postgres", "postgresql"):
         return parsed.set(drivername="postgresql+psycopg")
     if backend == "sqlite":
-        return parsed
+        return parsed.set(drivername="sqlite", database=str(_lasting_file(parsed)))
     raise DatabaseRefused(f"database {backend!r} is not supported; use sqlite or postgresql")
+
+
+def _lasting_file(url: URL) -> Path:
+    name = url.database or ""
+    if name in ("", ":memory:") or name.startswith("file:"):
+        raise DatabaseRefused(f"{url} names no file in which records last; write sqlite:////home/you/researcher.db")
+    return Path(os.path.expanduser(name)).absolute()
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import NullPool, create_engine
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from foundation.locks import locked
 from foundation.logs import redact
 from foundation.paths import user_data_dir
 from researcher.models import Plan, StudyRecord, TrialRecord, TrialStatus
+from researcher.store.database import sqlite_url
 from researcher.store.errors import MlflowAway, NotFound
 from researcher.store.mlflow_traces import send_episodes
 from researcher.store.mlflow_view import page_of, view_tags
@@ -47,7 +49,7 @@ _METRICS_PER_BATCH = 1000  # MLflow refuses more
 def default_tracking_uri(environ: Mapping[str, str] | None = None) -> str:
     """`MLFLOW_TRACKING_URI`, else a SQLite file in the user data directory."""
     env = os.environ if environ is None else environ
-    return env.get("MLFLOW_TRACKING_URI") or f"sqlite:///{user_data_dir(env) / 'mlflow.db'}"
+    return env.get("MLFLOW_TRACKING_URI") or sqlite_url(user_data_dir(env) / "mlflow.db")
 
 
 def experiment_name(study: StudyRecord) -> str:
@@ -122,8 +124,8 @@ class MlflowSink(CopySink):
 
             for noisy in ("mlflow", "alembic"):
                 logging.getLogger(noisy).setLevel(logging.WARNING)
-            if self.tracking_uri.startswith("sqlite:///"):
-                _made_whole(Path(self.tracking_uri.removeprefix("sqlite:///")), MlflowClient)
+            if (database := self._file()) is not None:
+                _made_whole(database, MlflowClient)
             elif self.tracking_uri.startswith(_NETWORKED):
                 _answers(self.tracking_uri)
             self._client = MlflowClient(self.tracking_uri)
@@ -159,9 +161,14 @@ class MlflowSink(CopySink):
 
     def _artifacts(self) -> str | None:
         """Beside a local database; a server has a place of its own."""
+        database = self._file()
+        return None if database is None else (database.absolute().parent / "mlartifacts").as_uri()
+
+    def _file(self) -> Path | None:
+        """Of a local database, as MLflow reads its name."""
         if not self.tracking_uri.startswith("sqlite:///"):
             return None
-        return (Path(self.tracking_uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts").as_uri()
+        return Path(make_url(self.tracking_uri).database or "")
 
     def _send_kind(self, client: Any, study: _Study, message: Message) -> None:
         if message.kind == "study":
@@ -329,5 +336,5 @@ def _made_whole(database: Path, client: Callable[[str], Any]) -> None:
             return
         unfinished = database.with_name(f".{database.name}.new")
         unfinished.unlink(missing_ok=True)
-        client(f"sqlite:///{unfinished}").search_experiments(max_results=1)
+        client(sqlite_url(unfinished)).search_experiments(max_results=1)
         unfinished.replace(database)

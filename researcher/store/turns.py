@@ -18,8 +18,6 @@ from foundation.locks import NoLocks, locked
 from researcher.store.errors import NoTurns, StorageFailed
 from researcher.store.outages import Line
 
-_IN_MEMORY = (None, "", ":memory:")
-
 
 @contextmanager
 def turn(engine: Engine, line: Line, name: str) -> Iterator[None]:
@@ -30,8 +28,6 @@ def turn(engine: Engine, line: Line, name: str) -> Iterator[None]:
     if engine.dialect.name == "postgresql":
         with _on_server(engine, line, name):
             yield
-    elif engine.url.database in _IN_MEMORY:  # no other process has it
-        yield
     else:
         with _on_file(Path(str(engine.url.database)).with_name(f".{name}.lock")):
             yield

@@ -73,7 +73,9 @@ class StoredRun:
         finally:
             reader.close()
         if best is None:
-            raise NoSuchRun(f"no checkpoint of {self.row.run_id} is known to be the best: none was evaluated")
+            raise NoSuchRun(
+                f"no checkpoint of {self.row.run_id} is known to be the best: none was evaluated; leave @best out for the newest"
+            )
         return best.step
 
     def checkpoint(self, step: int) -> Checkpoint | None:

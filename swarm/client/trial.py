@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from foundation import logs
 from foundation.clock import Clock, SystemClock
+from foundation.commandline import UsageError
 from foundation.strict import explain
 from swarm.client.client import CREW_PATIENCE, SwarmClient
 from swarm.client.crew import CrewReport
@@ -257,7 +258,11 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
         faults = "; ".join(str(fault) for fault in explain(error, TrialBlueprint))
         sys.stderr.write(f"the blueprint {given[0]} is not usable: {faults}\n")
         return 2
-    logs.configure(env.get("SWARM_LOG_LEVEL", "INFO"))
+    try:
+        logs.configure(logs.level_of(env))
+    except UsageError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     try:
         asyncio.run(_until_told_to_stop(blueprint, env.get("SWARM_TOKEN") or None))
     except asyncio.CancelledError:

@@ -46,15 +46,19 @@ def resolve(name_or_path: str, *, cache: Path | None = None) -> ModelFolder:
 
 
 def cached_models(cache: Path | None = None) -> list[ModelFolder]:
-    """What the cache holds, by name. Folders that are damaged are left out (`resolve` fetches them again)."""
+    """What the cache holds, by name. Folders that are damaged are left out (`resolve` fetches them again), or unreadable."""
     cache = cache or model_cache_dir()
     if not cache.is_dir():
         return []
     found = []
     for path in sorted(cache.iterdir()):
-        if (path / MANIFEST).is_file() and not path.name.startswith("."):
-            with contextlib.suppress(CorruptModel):
+        try:
+            if (path / MANIFEST).is_file() and not path.name.startswith("."):
                 found.append(folder.verify(path))
+        except CorruptModel:
+            continue
+        except OSError as error:
+            log.warning("%s cannot be read: %s", path, error.strerror or error)
     return found
 
 
@@ -80,12 +84,15 @@ def _hub_repository(name: str) -> KnownModel:
 
 
 def _cached(known: KnownModel, cache: Path) -> ModelFolder | None:
-    for name in known.folders:
-        if (cache / name).is_dir():
-            try:
-                return folder.verify(cache / name)
-            except CorruptModel as error:
-                log.warning("%s; fetching it again", error)
+    """Raises: ModelUnavailable for one that is there and cannot be read."""
+    for path in (cache / name for name in known.folders):
+        try:
+            if path.is_dir():
+                return folder.verify(path)
+        except CorruptModel as error:
+            log.warning("%s; fetching it again", error)
+        except OSError as error:
+            raise ModelUnavailable(f"{path} cannot be read: {error.strerror or error}") from error
     return None
 
 

@@ -60,6 +60,18 @@ def test_a_reproduction_that_gets_no_server_is_over(
     assert "run again" in str(again.reason)
 
 
+def test_what_export_prints_can_be_typed(
+    archived: tuple[Home, str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, study, _ = archived
+    monkeypatch.setattr("researcher.commands.archives.write_archive", lambda *_: 1000)
+    assert main(["export", study, "--to", str(tmp_path / "a b.tar.gz")]) == 0
+    assert f"`researcher reproduce '{tmp_path}/a b.tar.gz'`" in capsys.readouterr().out
+
+
 @pytest.fixture
 def amended(archived: tuple[Home, str, Path]) -> tuple[Home, str, Path]:
     """The archive of a study whose plan was amended before its first trial."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -44,14 +45,14 @@ def test_a_cluster_that_is_not_there_is_named_at_once(monkeypatch: pytest.Monkey
         check_cluster("ray=http://head:8265", repeat_plan(), read_instrument(FOLDER), [], lambda _: None)
 
 
-def test_generated_code_and_an_llms_repairs_have_no_sandbox_on_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_code_and_an_llms_repairs_have_no_sandbox_on_ray(tmp_path: Path) -> None:
     folder = read_instrument(FOLDER)
     written = folder.instrument.model_copy(update={"generated": "an LLM"})
     with pytest.raises(UsageError, match="--clients local"):
         check_clients("ray", NEW)
     with pytest.raises(UsageError, match="--clients local"):
         check_cluster("ray", repeat_plan(), replace(folder, instrument=written), [], lambda _: None)
-    store = Store.open("sqlite://")
+    store = Store.open(f"sqlite:///{tmp_path}/r.db")
     study = store.create_study("a topic", {})
     environ = {
         "RESEARCHER_LLM_MODEL": "m",
@@ -65,8 +66,8 @@ def test_generated_code_and_an_llms_repairs_have_no_sandbox_on_ray(monkeypatch: 
     store.close()
 
 
-def test_mending_and_opinions_are_paid_from_one_purse_with_the_planning() -> None:
-    store = Store.open("sqlite://")
+def test_mending_and_opinions_are_paid_from_one_purse_with_the_planning(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/r.db")
     study = store.create_study("a topic", {})
     planned = LlmCall(purpose="plan", model="m", request={}, prompt_tokens=70, completion_tokens=7, cost=0.5, at=0.0)
     store.record_llm_call(study, planned)

@@ -25,6 +25,7 @@ from researcher.commands.look import event_text
 from researcher.commands.study import _to_its_end, seconds
 from researcher.conduct import Outcome
 from researcher.executor.processes import Berth
+from researcher.executor.servers import server_token
 from researcher.main import main, parser
 from researcher.models import OVER_BUDGET, Claim, Event, LlmCall, ReportSeal, StudyStatus
 from researcher.ownership import this_process
@@ -102,6 +103,45 @@ def test_a_command_line_that_asks_for_json_is_refused_in_json(
     told = json.loads(capsys.readouterr().err)
     assert said in told["error"]
     assert told["nearest"] == nearest
+
+
+@pytest.mark.parametrize("command", [["start", "--topic", TOPIC, "--engine", "echo"], ["resume"], ["daemon"]])
+def test_a_log_level_that_is_none_is_refused_before_there_is_a_study(
+    command: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWARM_LOG_LEVEL", "verbose")
+    assert main(command) == USAGE
+    assert "SWARM_LOG_LEVEL is one of DEBUG, INFO" in capsys.readouterr().err
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("token", ["päss", "two\nlines"])
+def test_a_token_that_is_none_is_refused_by_the_name_of_its_variable(
+    token: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWARM_TOKEN", token)
+    assert main(["start", "--topic", TOPIC, "--server", "http://127.0.0.1:1"]) == USAGE
+    assert capsys.readouterr().err.startswith("researcher start: SWARM_TOKEN: a token is one line of ASCII")
+    assert not home.exists()
+    with pytest.raises(UsageError):
+        server_token({"SWARM_ADMIN_TOKEN": token})
+
+
+def test_packages_cannot_be_installed_below_a_home_that_is_a_file(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.touch()
+    assert main(["instruments", "--install", "countdown"]) == USAGE
+    assert capsys.readouterr().err.endswith("cannot be used (File exists); set RESEARCHER_HOME\n")
+
+
+def test_a_machine_without_instruments_says_where_they_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("researcher.planner.instruments.OWN_STUDIES", tmp_path / "none")
+    monkeypatch.delenv("RESEARCHER_STUDIES", raising=False)
+    assert main(["instruments"]) == 0
+    assert "RESEARCHER_STUDIES" in capsys.readouterr().out
 
 
 def test_what_stands_behind_two_dashes_asks_for_no_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,14 @@ def test_two_instruments_of_one_name_are_refused(folder: Path, tmp_path: Path) -
         available({"RESEARCHER_STUDIES": str(tmp_path)})
 
 
+def test_a_folder_that_is_named_twice_counts_once_and_one_that_is_missing_is_named(folder: Path) -> None:
+    named = f"{folder.parent}:{folder}:{folder.parent}/../{folder.parent.name}"
+    names = [each.instrument.name for each in available({"RESEARCHER_STUDIES": named})]
+    assert names == [each.instrument.name for each in available({"RESEARCHER_STUDIES": str(folder)})]
+    with pytest.raises(PlanningRefused, match=f"RESEARCHER_STUDIES names {folder.parent}/none, which is no folder"):
+        available({"RESEARCHER_STUDIES": f"{folder.parent}/none"})
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

@@ -14,7 +14,7 @@ import pytest
 from foundation.clock import ManualClock
 from researcher.models import StudyStatus
 from researcher.ownership import this_process
-from researcher.schedule.daemon import Carrier, carry, only_daemon
+from researcher.schedule.daemon import Carrier, carry, daemon_lives, only_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from tests.fakes.postgres import postgres
@@ -220,6 +220,18 @@ def test_there_is_one_daemon_for_a_data_directory(tmp_path: Path, monkeypatch: p
             assert not second
     with only_daemon() as again:
         assert again
+
+
+def test_another_database_has_a_daemon_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    monkeypatch.setenv("RESEARCHER_DATABASE_URL", "postgresql://one@db/studies")
+    with only_daemon():
+        assert daemon_lives()
+        monkeypatch.setenv("RESEARCHER_DATABASE_URL", "postgresql://other@db/studies")
+        assert not daemon_lives()
+        with only_daemon() as alone:
+            assert alone
+            assert daemon_lives()
 
 
 @pytest.mark.parametrize("rests", ["window", "pause", "gate"])

@@ -321,6 +321,18 @@ def test_a_kill_while_mlflow_makes_its_database_leaves_none_rather_than_half_of_
     assert not half_made.exists()
 
 
+def test_signs_of_urls_in_the_name_of_a_home_are_part_of_mlflows_place_too(tmp_path: Path, store: Store) -> None:
+    home = tmp_path / "50%20 of? it"
+    home.mkdir()
+    study, _, _ = a_study(store)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sink = MlflowSink(store, default_tracking_uri({"RESEARCHER_HOME": str(home)}))
+        assert sink.drain(study) > 0
+    assert store.outbox_state("mlflow", study)[1] is None
+    assert {"mlflow.db", "mlartifacts"} <= {file.name for file in home.iterdir()}
+
+
 def test_pages_of_a_study_and_of_its_trials_are_found(store: Store, sink: MlflowSink, mlflow: Any) -> None:
     study, done, _ = a_study(store)
     experiment = sink.page(study)

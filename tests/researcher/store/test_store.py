@@ -12,6 +12,8 @@ import pytest
 
 from foundation.clock import ManualClock
 from researcher.models import Plan
+from researcher.planner.saving import with_saver
+from researcher.store.database import default_url, sqlite_file
 from researcher.store.errors import DatabaseRefused
 from researcher.store.journal import Journal
 from researcher.store.store import Store
@@ -88,6 +90,8 @@ def test_without_a_url_the_records_are_in_the_users_data_directory(
     [
         ("mysql://u:secret@h/db", "not supported"),
         ("nonsense", "cannot be read"),
+        ("sqlite://", "names no file in which records last"),
+        ("sqlite:///:memory:", "names no file in which records last"),
         ("postgresql://u:secret@127.0.0.1:1/db", "RESEARCHER_DATABASE_URL"),
     ],
 )
@@ -95,6 +99,31 @@ def test_a_database_that_cannot_be_used_gives_one_clear_error_without_the_passwo
     with pytest.raises(DatabaseRefused, match=says) as caught:
         Store.open(url)
     assert "secret" not in str(caught.value)
+
+
+def test_signs_of_urls_in_the_name_of_a_home_are_part_of_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "50%20 of? it"
+    monkeypatch.setenv("RESEARCHER_HOME", str(home))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    Store.open().close()
+    assert (home / "researcher.db").is_file()
+    assert with_saver(default_url(), lambda saver: saver is not None)
+    assert sqlite_file(default_url()) == home / "researcher.db"
+    assert [file for file in tmp_path.iterdir() if file != home] == []
+
+
+def test_a_file_of_the_users_home_or_of_this_folder_is_named_from_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("~/r.db", "r.db", f"{tmp_path}/r.db"):
+        url = default_url({"RESEARCHER_DATABASE_URL": f"sqlite:///{name}?timeout=5"})
+        assert url == f"sqlite:///{tmp_path}/r.db?timeout=5"
+    Store.open("sqlite:///~/own.db").close()
+    assert (tmp_path / "own.db").is_file()
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

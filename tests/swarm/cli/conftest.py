@@ -45,12 +45,15 @@ def swarm(capsys: pytest.CaptureFixture[str]) -> Swarm:
     return run
 
 
-def black_box(tasks: Path, *agent: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def black_box(
+    tasks: Path, *agent: str | Path, cwd: Path | None = None, **environ: str
+) -> subprocess.CompletedProcess[str]:
     """docs/examples/black_box.sh with groups of two, to the end of the run."""
     told = {"SWARM": f"{sys.executable} -m swarm.main", "GROUP": "2", "PYTHONPATH": str(ROOT), **environ}
     return subprocess.run(
         ["sh", str(EXAMPLES / "black_box.sh"), str(tasks), *map(str, agent)],
         env=os.environ | told,
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=240,

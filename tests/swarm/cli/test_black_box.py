@@ -40,6 +40,22 @@ def test_the_shell_example_trains_a_program_to_the_end_of_the_run(server: Server
     assert all(entry.calls == 1 for entry in entries if entry.state in ("in_step", "trained"))
 
 
+def test_the_shell_example_takes_every_line_of_its_tasks(tmp_path: Path) -> None:
+    """With a swarm command that has no group free twice, and then no run."""
+    (tmp_path / "swarm.sh").write_text('echo "$4" >> claimed; test $(wc -l < claimed) -lt 3 && exit 4; exit 3\n')
+    (tmp_path / "tasks.tsv").write_text("t-1\tred\tRepeat red\nt-2\tblue\tRepeat blue")
+    done = black_box(tmp_path / "tasks.tsv", "true", cwd=tmp_path, SWARM="sh swarm.sh", GROUP="1")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "claimed").read_text().split() == ["t-1", "t-2", "t-1"]
+
+
+def test_the_shell_example_refuses_to_go_through_no_tasks_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "empty.tsv").touch()
+    for name in ("empty.tsv", "missing.tsv"):
+        done = black_box(tmp_path / name, "true", SWARM="false")
+        assert (done.returncode, done.stderr) == (2, f"no tasks in {tmp_path}/{name}\n")
+
+
 def test_scripts_branch_on_exit_codes(server: ServerProcess, swarm: Swarm, tmp_path: Path) -> None:
     code, _, err = swarm("episode", "claim", "--task", "t")
     assert (code, err.count("\n")) == (1, 1), "no run"

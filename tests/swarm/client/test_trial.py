@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from foundation.clock import ManualClock
+from foundation.logs import level_of
 from swarm.client import Episode, SwarmClient, Task, team
 from swarm.client.partners import Partner
 from swarm.client.tasks import TaskStream
-from swarm.client.trial import Trial, TrialFailed
+from swarm.client.trial import Trial, TrialFailed, main
 from swarm.client.workflow import Workflow
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint
 from tests.fakes.swarm_stub import RUN, SwarmStub
@@ -69,3 +71,14 @@ async def test_a_run_that_nobody_plays_for_any_more_ends_its_trial_and_says_what
         with pytest.raises(TrialFailed, match=rf"run {RUN} at http://stub is at step 0 with 0 of the 0 groups"):
             await trial.carry_out()
     assert 100 < clock.monotonic() < 300
+
+
+def test_a_log_level_that_is_none_is_refused_and_an_empty_one_is_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "blueprint.json"
+    file.write_text(BLUEPRINT.model_dump_json())
+    assert main([str(file)], {"SWARM_LOG_LEVEL": "INFOO"}) == 2
+    assert capsys.readouterr().err.endswith("did you mean INFO?\n")
+    assert level_of({"SWARM_LOG_LEVEL": " "}) == "INFO"
+    assert level_of({"SWARM_LOG_LEVEL": "debug"}) == "DEBUG"

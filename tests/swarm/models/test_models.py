@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -122,6 +123,22 @@ def test_a_cached_model_is_found_without_asking_anyone(tmp_path: Path, monkeypat
     found = resolve("SmolLM2-135M", cache=tmp_path)
     assert (found.path, found.fingerprint) == (path, manifest.fingerprint)
     assert cached_models(tmp_path) == [found]
+
+
+def test_a_cached_folder_that_cannot_be_read_is_passed_over_in_the_list_and_named_when_it_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_checkpoint(tmp_path / "smollm2-135m-instruct")
+    write_manifest(path, name=path.name, source="hub:x")
+
+    def refuse(file: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr("swarm.models.folder.read_manifest", refuse)
+    assert cached_models(tmp_path) == []
+    assert f"{path} cannot be read: Permission denied" in caplog.text
+    with pytest.raises(ModelUnavailable, match=f"{path} cannot be read: Permission denied"):
+        resolve("smollm2-135m", cache=tmp_path)
 
 
 def test_a_file_that_changed_is_corrupt_but_one_that_was_only_touched_is_not(tmp_path: Path) -> None:
