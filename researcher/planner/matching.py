@@ -28,7 +28,7 @@ from researcher.planner.levels import Level, Placed, as_level, level_text
 from researcher.planner.mentions import Mention, is_given, mentions
 from researcher.planner.notes import Notes, better, settings_of
 from researcher.planner.opposing import moved_from_default, opposition_of, oriented
-from researcher.planner.outcomes import metric_of, refuse_effect_sizes, refuse_unmeasured
+from researcher.planner.outcomes import metric_of, refuse_effect_sizes, refuse_moved, refuse_unmeasured
 from researcher.planner.pointing import pointed
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
@@ -164,6 +164,7 @@ def _refuse_what_is_no_question(
     refuse_two_claims(found, named)
     refuse_missing_data(instrument, placed)
     refuse_unmeasured(instrument, found, named)
+    refuse_moved(instrument, found, named, placed)
 
 
 def _nothing_matched(topic: str, instrument: Instrument, found: Sequence[Token]) -> PlanningRefused:
