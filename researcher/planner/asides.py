@@ -34,6 +34,7 @@ _SEEDS_FROM = re.compile(
     r"\bseeds?\s+(?:\w+\s+)?(?:from|starting (?:at|from|with)|beginning (?:at|with))\s+(?:seed\s+)?(\d+)\b(?!\s*(?:to|-|and)\b)",
     re.IGNORECASE,
 )
+_SEED_NUMBER = re.compile(r"\b(?:random\s+)?seed\s*(?:number|no\.?|#|=|:|of)?\s*(\d+)\b", re.IGNORECASE)
 _UNCUT = re.compile(
     r"(?:\b(?:with|at|under|using|and|keeping)\s+|[(,]\s*)(?P<said>(?P<name>top[\s_-]?p|top[\s_-]?k|min[\s_-]?p)\s*"
     r"(?:of|=|at|:|set to)?\s*(?P<value>-?\d+(?:\.\d+)?))(?![\w.]*\d)\)?,?"
@@ -136,7 +137,7 @@ def put_plainly(topic: str, instrument: Instrument) -> str:
             "set what a trial costs against what it learnt in the report (wall_s, tokens)",
             [metric.name for metric in instrument.metrics],
         )
-    begun = _SEEDS_FROM.search(topic)
+    begun = _SEEDS_FROM.search(topic) or _SEED_NUMBER.search(topic)
     if begun is not None:
         raise PlanningRefused(
             f"{begun.group()!r} says which seeds to take, which the topic cannot: leave it out, and give "

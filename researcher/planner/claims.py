@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 from researcher.models import Direction, Factor, Metric
 from researcher.planner.mentions import Mention
-from researcher.planner.sides import AGAINST, BESIDE, COPULAS
+from researcher.planner.sides import AGAINST, BESIDE
 from researcher.planner.wording import (
     ARTICLES,
+    ASKING,
     BETTER,
+    COPULAS,
     LESS,
     MORE,
     QUALITIES,
     SCALES,
+    SENTENCE_ENDS,
     SWITCHED_ON,
     WORSE,
     Token,
@@ -50,12 +53,13 @@ _COSTS = words("long much many expensive slow costly")
 _AMOUNTS = words("twice half")
 _MATTERS = words("difference differ effect change affect alter move matter impact influence depend")
 """Where these are denied nothing differs."""
-CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
+_CHOICES_BETWEEN = words("difference differ gap choose choice compare comparison distinguish")
 """`difference between A and B` names two levels; `between A and B` alone may mean a range."""
 _OPEN = words("which what find choose pick select tune optimise optimize")
-_SENTENCE_ENDS = words(". ? ! ;")
-_SUPERLATIVES = words("best fastest quickest easiest highest greatest largest")
-"""`which rate learns fastest?` claims nothing of any of them, `is 3 the best of 1, 2 and 3?` nothing of 1 against 2."""
+_SUPERLATIVES = words(
+    "best fastest quickest easiest highest greatest largest worst slowest hardest lowest smallest fewest least"
+)
+"""`which rate learns fastest?` claims nothing of any of them."""
 _TO_SCALES = words("that which by a factor of as many much long high large")
 """Between a factor's name and what it is multiplied by, or the other way round."""
 
@@ -141,9 +145,7 @@ def claimed(
 
 def _own_sentences(found: Sequence[Token], at: Sequence[int]) -> set[int]:
     """The tokens of the sentences in which these stand."""
-    return {
-        i for sentence in sentences(found, _SENTENCE_ENDS) if any(each in sentence for each in at) for i in sentence
-    }
+    return {i for sentence in sentences(found, SENTENCE_ENDS) if any(each in sentence for each in at) for i in sentence}
 
 
 def _either_way(found: Sequence[Token], i: int) -> bool:
@@ -163,6 +165,34 @@ def favours_none(found: Sequence[Token]) -> bool:
     keys = [token.key for token in found]
     heads = [i for i, key in enumerate(keys) if key == "which" and (i == 0 or found[i - 1].kind == "mark")]
     return bool(heads) and not set(keys[heads[0] :]) & (AGAINST | BESIDE)
+
+
+def is_range(found: Sequence[Token], levels: Sequence[int]) -> bool:
+    """`between 4 and 16`, `in the range 4 to 16`, `4 up to 16`; not `the difference between 4 and 16`, `from 4 to 16`.
+
+    levels: tokens that are levels, in order.
+    """
+    first = levels[0] if levels else 0
+    ahead = {token.key for token in found[max(0, first - 5) : max(0, first)]}
+    if ahead & _CHOICES_BETWEEN:
+        return False
+    between = [token.key for token in found[first : levels[1]] if token.kind == "word"] if len(levels) == 2 else []
+    return "between" in ahead or between == ["up", "to"] or (between == ["to"] and "range" in ahead)
+
+
+def asks_which(found: Sequence[Token], levels: Sequence[int]) -> bool:
+    """`do 3 or 5 numbers make it harder?`, with nothing claimed before; not `is it harder with 3 or 5 than with 1?`.
+
+    levels: tokens that are the two levels, in order.
+    """
+    if len(levels) != 2 or levels[0] < 0:
+        return False
+    own = next(each for each in sentences(found, SENTENCE_ENDS) if levels[0] in each)
+    ahead = {found[i].key for i in range(own.start, min(levels[1], own.stop))}
+    between = {token.key for token in found[levels[0] : levels[1]]}
+    opens = found[own.start].key in ASKING and levels[1] in own and "or" in between
+    compares = ahead & (BETTER | WORSE | MORE | LESS) or between & (ASKING | {",", "not"})
+    return opens and not compares and not {found[i].key for i in own} & (AGAINST | BESIDE)
 
 
 def _at_least(found: Sequence[Token], better: Direction) -> Stated | None:
@@ -272,7 +302,7 @@ def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) 
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
         )
-    begins = max((j + 1 for j in range(i) if found[j].key in _SENTENCE_ENDS), default=0)
+    begins = max((j + 1 for j in range(i) if found[j].key in SENTENCE_ENDS), default=0)
     if any(key in _DENIALS for key in near) or any(_denies(found, j) for j in range(begins, i)):
         return Stated(said, "The topic has a 'not': the claim without it is tested, so refuted bears the topic out.")
     return Stated(said)
@@ -282,7 +312,7 @@ def _denies(found: Sequence[Token], j: int) -> bool:
     """`does not`, `never`, `fails to`; but for `isn't 16 better?`, which expects a yes, and `not using LoRA`, a level."""
     key, following = found[j].key, key_at(found, j + 1)
     if key.endswith("n't"):
-        return j > 0 and found[j - 1].key not in _SENTENCE_ENDS and following not in SWITCHED_ON
+        return j > 0 and found[j - 1].key not in SENTENCE_ENDS and following not in SWITCHED_ON
     fails = key in ("fail", "failed") and following == "to"
     return fails or (key in ("not", "never", "cannot") and following not in SWITCHED_ON)
 

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from researcher.models import Metric
 from researcher.planner.mentions import Mention
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.wording import BETTER, LESS, MORE, WORSE, Token, words
+from researcher.planner.wording import ASKING, BETTER, LESS, MORE, SENTENCE_ENDS, WORSE, Token, words
 
 _DENIALS = words("no not never isn't doesn't")
 _CONTRASTING = words("but yet though although albeit")
-_ASKING = words("do doe did is are can could would will should what which if when only with at for how")
+_ASKING = ASKING | words("what which if when only with at for how")
 """Right behind a `but` these begin something else than a second claim: `but does it learn faster?`, `but only with …`."""
-_ENDS = words(". ? ! ;")
 _CLAIMS = BETTER | WORSE | MORE | LESS
 _SIZED = words("least twice half equally speed")
 """`at least as accurate, but faster`, `half as fast`, `but not speed`."""
@@ -56,7 +55,7 @@ def refuse_two_claims(found: Sequence[Token], named: Sequence[Mention]) -> None:
 
 def _are_two(found: Sequence[Token], named: Sequence[Mention], i: int) -> bool:
     """`raises the reward but not accuracy`: one metric on either side, and something said of the second."""
-    end = next((j for j in range(i, len(found)) if found[j].key in _ENDS), len(found))
+    end = next((j for j in range(i, len(found)) if found[j].key in SENTENCE_ENDS), len(found))
     metrics = [m for m in named if isinstance(m.what, Metric) and not m.weak]
     before = {m.what.name for m in metrics if m.start < i}
     behind = {m.what.name for m in metrics if i < m.start < min(end, i + _BEHIND)}
@@ -98,7 +97,7 @@ def _contrasted(keys: Sequence[str], i: int) -> str | None:
 
 
 def _up_to_an_end(keys: Sequence[str]) -> Sequence[str]:
-    return keys[: next((i for i, key in enumerate(keys) if key in _ENDS), len(keys))]
+    return keys[: next((i for i, key in enumerate(keys) if key in SENTENCE_ENDS), len(keys))]
 
 
 def _compared(keys: Sequence[str]) -> set[str]:

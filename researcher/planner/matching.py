@@ -14,10 +14,11 @@ from researcher.models import RUN_PARAMETERS, STUDY_STEPS, Factor, Instrument, M
 from researcher.planner import balance, sequence, sizes, untrained
 from researcher.planner.asides import put_plainly, set_aside
 from researcher.planner.claims import (
-    CHOICES_BETWEEN,
     Stated,
+    asks_which,
     claimed,
     favours_none,
+    is_range,
     opposite,
 )
 from researcher.planner.clauses import place_by_clause
@@ -27,7 +28,8 @@ from researcher.planner.levels import Level, Placed, as_level, level_text
 from researcher.planner.mentions import Mention, is_given, mentions
 from researcher.planner.notes import Notes, better, settings_of
 from researcher.planner.opposing import moved_from_default, opposition_of, oriented
-from researcher.planner.outcomes import metric_of, refuse_effect_sizes, refuse_unmeasured
+from researcher.planner.outcomes import metric_of, refuse_effect_sizes, refuse_moved, refuse_unmeasured
+from researcher.planner.pointing import pointed
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import (
@@ -45,9 +47,10 @@ from researcher.planner.remainder import (
     unread,
 )
 from researcher.planner.several import crossed_reading, sequenced_reading
+from researcher.planner.shapes import refuse_shapes
 from researcher.planner.sides import Opposition, speaks_of_baseline
 from researcher.planner.spelling import a_few, inflected, misspelt, nearest_factors, nearest_metrics, resembled
-from researcher.planner.subject import asked_about, crossed_factors, distinct, keys_of, refuse_two_subjects
+from researcher.planner.subject import asked_about, crossed_factors, distinct, refuse_two_subjects
 from researcher.planner.told import set_apart, without_told
 from researcher.planner.wording import (
     Token,
@@ -116,10 +119,13 @@ def read(topic: str, instrument: Instrument) -> Reading:
     factor = asked_about(found, factors, placed, instrument)
     refuse_two_subjects(found, factor, factors, placed)
     refuse_idle(instrument, [factor], placed)
-    opposition = opposition_of(found, factor, factors, placed, notes)
-    if not balanced:
+    refuse_shapes(found, factor, factors, placed)
+    found, at_one = pointed(found, factor, placed.of(factor))
+    opposition = at_one or opposition_of(found, factor, factors, placed, notes)
+    if at_one is None and not balanced:
         opposition = oriented(found, factor, factors, opposition, notes)
-    reading = _reading(instrument, found, named, factor, opposition, metric, placed, notes)
+    is_open = at_one is None and asks_which(found, [level.at for level in distinct(found, placed.of(factor))])
+    reading = _reading(instrument, found, named, factor, opposition, metric, placed, notes, is_open=is_open)
     return balance.balanced(reading, instrument, named) if balanced else reading
 
 
@@ -158,6 +164,7 @@ def _refuse_what_is_no_question(
     refuse_two_claims(found, named)
     refuse_missing_data(instrument, placed)
     refuse_unmeasured(instrument, found, named)
+    refuse_moved(instrument, found, named, placed)
 
 
 def _nothing_matched(topic: str, instrument: Instrument, found: Sequence[Token]) -> PlanningRefused:
@@ -263,6 +270,8 @@ def _reading(
     metric: Metric,
     placed: Placed,
     notes: Notes,
+    *,
+    is_open: bool = False,
 ) -> Reading:
     arms = [*opposition.baselines, *opposition.treatments]
     pairs = [
@@ -270,12 +279,11 @@ def _reading(
         for t in range(len(opposition.treatments))
         for b in range(len(opposition.baselines))
     ]
-    first = next((level.at for level in placed.of(factor)), 0)
-    ahead = set(keys_of(found, max(0, first - 5), first))
-    if "between" in ahead and not ahead & CHOICES_BETWEEN and not balance.is_asked(found):
-        notes.add(f"The ends of the range of {factor.name} are compared, and nothing between them.")
+    if is_range(found, [level.at for level in placed.of(factor)]) and not balance.is_asked(found):
+        if factor.type in ("int", "float"):
+            notes.add(f"The ends of the range of {factor.name} are compared, and nothing between them.")
         stated = Stated(None)  # "is 4 to 16 better?" sets neither end against the other
-    elif favours_none(found):
+    elif is_open or favours_none(found):
         stated = Stated(None)
     else:
         asked_at = [level.at for level in placed.of(factor)]

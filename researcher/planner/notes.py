@@ -47,6 +47,8 @@ def settings_of(
         levels = placed.of(other)
         if levels:
             result.append((other, levels[0].value))
+            if _on_one_side(found, levels[0].at, varied, placed):
+                notes.add(f"{other.name}={level_text(levels[0].value)} is named on one side, and set in all arms.")
         elif other.type == "bool" and other.default is False and not _denied(found, other, named):
             result.append((other, True))
             notes.add(f"{other.name} is named without a level: it is on in all arms.")
@@ -57,6 +59,14 @@ def settings_of(
         else:
             notes.add(f"{other.name} is named without a level: it stays at its default, {level_text(other.default)}.")
     return tuple(result)
+
+
+def _on_one_side(found: Sequence[Token], at: int, varied: Collection[Factor], placed: Placed) -> bool:
+    """`A=1 and B=3 beats A=2`, `A=1 beats A=2 and B=3`: tied by `and` to a level of one side."""
+    own = sorted(level.at for factor in varied for level in placed.of(factor) if level.at >= 0)
+    before = [i for i in own if i < at]
+    between = [token.key for token in found[before[-1] + 1 : at]] if before else []
+    return len(own) > 1 and "and" in between and not {",", "?", ".", ";", "with", "at"} & set(between)
 
 
 def _present(found: Sequence[Token], factor: Factor, named: Sequence[Mention]) -> bool:

@@ -18,14 +18,23 @@ from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import told_apart
 from researcher.planner.sides import Opposition, is_named, is_set_against, oppose
 from researcher.planner.subject import distinct, keys_of
-from researcher.planner.wording import LESS, MORE, SCALES, SWITCHED_OFF, SWITCHED_ON, Token, key_at, words
+from researcher.planner.wording import (
+    ASKING,
+    LESS,
+    MORE,
+    SCALES,
+    SENTENCE_ENDS,
+    SWITCHED_OFF,
+    SWITCHED_ON,
+    Token,
+    key_at,
+    words,
+)
 
 _TURNED = words("is are be being was were gets got turned switched set")
 _REMOVING = words("remove removing dropping disabling omitting")
 _TAKEN_AWAY = words("off removed disabled dropped omitted")
 
-_QUESTIONS = words("do doe did is are can could would will should")
-_SENTENCE_ENDS = words(". ! ? ;")
 _STRETCHED = words("long lengthy short brief loose looser tight tighter")
 _UP = MORE | words("long lengthy loose looser")
 _DOWN = LESS | words("short brief tight tighter")
@@ -55,7 +64,7 @@ def opposition_of(
         off = off_level(factor)
         if off is not None and level.value != off and _is_switched_off(found, own[:1]):
             if any(
-                found[i].key in _SENTENCE_ENDS or (found[i].key == "," and key_at(found, i + 1) in _QUESTIONS)
+                found[i].key in SENTENCE_ENDS or (found[i].key == "," and key_at(found, i + 1) in ASKING)
                 for i in range(own[0].end, level.at)
             ):  # `without KL it fell. Does 0.05 help?`
                 notes.add(f"{factor.name}={level_text(level.value)} is tested against none.")
@@ -80,7 +89,7 @@ def opposition_of(
     off = off_level(factor)
     if off is not None and _is_switched_off(found, own):
         on = on_level(factor)
-        so_far = any(found[i].key in _SENTENCE_ENDS for i in range(own[0].end, own[-1].start))
+        so_far = any(found[i].key in SENTENCE_ENDS for i in range(own[0].end, own[-1].start))
         asked = own[-1:] if so_far else own[:1]
         sides = (off, on) if _is_switched_off(found, asked) else (on, off)
         notes.add(f"The topic names no level of {factor.name}: {level_text(sides[0])} against {level_text(sides[1])}.")
@@ -167,6 +176,7 @@ def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> l
     keys += [
         found[m.start - 3] for m in own if key_at(found, m.start - 2) == "or" and m.start > 2
     ]  # `a higher or lower rate`
+    keys += [found[i] for i in _is_better(found)]
     down = any(token.key in _DOWN for token in keys)
     up = any(token.key in _UP for token in keys)
     signs = [1] if up and not down else [-1] if down and not up else [-1, 1]
@@ -268,13 +278,7 @@ def _ways(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], op
     own = [m for m in factors if m.what == factor]
     ways = [found[i].key for m in own for i in modifiers(found, m)]
     keys = [token.key for token in found]
-    ways += [
-        each
-        for before, each, after in zip(keys, keys[1:], keys[2:], strict=False)
-        if (before in ("is", "are") or keys[1:2] == ["is"])
-        and each in MORE | LESS
-        and after in ("better", "worse", "faster")
-    ]
+    ways += [keys[i] for i in _is_better(found)]
     ways += [
         keys[m.end]
         for m in own
@@ -288,6 +292,18 @@ def _ways(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], op
     if is_named(found, levels) or any(m.end in at or keys[m.end : m.end + 1] == ["of"] for m in with_it):
         with_it = []
     return ways or ["more"] * bool(with_it and {"and", "or"}.isdisjoint(words_before(found, with_it[0])))
+
+
+def _is_better(found: Sequence[Token]) -> list[int]:
+    """`is bigger better?`: how the factor moves."""
+    keys = [token.key for token in found]
+    return [
+        i
+        for i in range(1, len(keys) - 1)
+        if (keys[i - 1] in ("is", "are") or keys[1] == "is")
+        and keys[i] in MORE | LESS
+        and keys[i + 1] in ("better", "worse", "faster")
+    ]
 
 
 def _goes_on(keys: Sequence[str], i: int) -> bool:

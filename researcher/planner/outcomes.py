@@ -10,6 +10,7 @@ from researcher.planner.mentions import LENGTHS, SAID, Mention, covered
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.spelling import a_few, nearest_factors, nearest_metrics
 from researcher.planner.wording import (
+    ASKING,
     BETTER,
     LESS,
     MORE,
@@ -17,6 +18,7 @@ from researcher.planner.wording import (
     Token,
     before_articles,
     key_at,
+    names_training,
     number_text,
     sentences,
     tokens,
@@ -51,6 +53,10 @@ _GENERALISING = words(
     "generalise generalises generalize generalizes generalising generalizing generalisation generalization"
 )
 _ACCURACIES = ("heldout_accuracy", "heldout_reward")
+_FASTER = words("faster quicker sooner slower")
+_MOVES = words("reduce lower raise increase decrease shrink lengthen boost cut change affect influence")
+_GOES = words("grow rise increase shrink fall drop decrease decline change")
+_START = words("to from of the start reference base initial model policy start's")
 _SENTENCE_ENDS = words(". ! ?")
 _SAME = words("same equal identical comparable similar")
 _COST_KINDS = ("wall_s", "steps_to_threshold")
@@ -78,6 +84,7 @@ def metric_of(
     if said and isinstance(said[0].what, Metric):
         chosen, notes = said[0].what, []
         others = {m.what.name for m in said if not m.weak} - {chosen.name}
+        others |= {metric.name for metric in instrument.metrics if _is_speed_beside(found, chosen, metric)}
         if others:
             notes.append(f"{chosen.name} decides; {', '.join(sorted(others))} is reported beside it.")
         if said[0].weak:
@@ -90,6 +97,18 @@ def metric_of(
         raise _no_metric(instrument, found, unknown)
     default = next(m for m in instrument.metrics if m.name == instrument.defaults.metric)
     return default, [f"The topic names no metric: {default.name} is measured, the default of {instrument.name}."]
+
+
+def _is_speed_beside(found: Sequence[Token], chosen: Metric, other: Metric) -> bool:
+    """`learn faster and reach a higher accuracy`: how fast is a claim of its own."""
+    if other.kind != "auc_reward" or chosen.kind in ("auc_reward", *_COST_KINDS):
+        return False
+    for i, token in enumerate(found):
+        ahead = {each.key for each in found[max(0, i - 4) : i]}
+        learns = token.key in _FASTER and key_at(found, i - 1) in ("learn", "train")
+        if learns and ("and" in ahead or "and" in (key_at(found, i + 1), key_at(found, i + 2))):
+            return True
+    return False
 
 
 def refuse_effect_sizes(placed: Placed, metric: Metric) -> None:
@@ -216,6 +235,30 @@ def _unknown_object(instrument: Instrument, found: Sequence[Token], named: Seque
         if ends and found[j].key not in known | MORE | LESS | _AFTER_OBJECT:
             return found[j].text
     return None
+
+
+def refuse_moved(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], placed: Placed) -> None:
+    """Raises: PlanningRefused where a level of one factor is said to move another: `does 16 rollouts reduce the KL?`, `does
+    the answer length grow with GRPO?`, `is the KL larger at 1e-4 than at 1e-5?`"""
+    factors = [m for m in named if isinstance(m.what, Factor)]
+    levels = {level.at: level.factor for level in placed.levels}
+    for mention in factors:
+        start = before_articles(found, mention.start)
+        others = {i for i, what in levels.items() if what != mention.what}
+        others |= {i for m in factors if m.what != mention.what for i in range(m.start, m.end)}
+        own = any(what == mention.what for what in levels.values())
+        if own:
+            continue
+        if key_at(found, start) in _MOVES and start - 1 in others:
+            raise unmeasured(mention.what.name, instrument)
+        end = mention.end
+        while key_at(found, end) in _START:
+            end += 1
+        goes = key_at(found, start) in ASKING and key_at(found, end) in _GOES | MORE | LESS
+        upon = key_at(found, end + 1) in _UPON | {"at", "for", "in", "during"}
+        trained = any(names_training(token.key) for token in found[end:])
+        if goes and upon and (trained or any(i > end for i in others)):
+            raise unmeasured(mention.what.name, instrument)
 
 
 def refuse_unmeasured(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:

@@ -107,10 +107,23 @@ def _symmetric_clipping(match: re.Match[str]) -> str:
     )
 
 
+def _orders(match: re.Match[str]) -> str:
+    """`an order of magnitude`, `by two orders of magnitude`: what to multiply by."""
+    times = 10 ** _EXPONENTS.get(match[2], 1 if match[2] in ("a", "an") else int(match[2]) if match[2].isdigit() else 1)
+    return f"by a factor of {times}" if match[1] else f"{times} times"
+
+
 _KIND_OF_EFFECT = "(?:positive|negative|adverse|harmful|beneficial|detrimental)"
 _PUTTING = "(?:adding|including|using|having|enabling|introducing)"
 _TAKING = "(?:removing|dropping|omitting|disabling|not (?:adding|including|using|having)|leaving out|taking away)"
 _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"\bhalf a dozen\b", "6"),
+    (r"\b(?:a|one) dozen\b", "12"),
+    (r"\b(by )?(an?|[a-z]+|\d) orders? of magnitude\b", _orders),
+    (
+        r"(?<![\w.,/:-])(\d+(?:\.\d+)?)k(?= (?!model|param)\w| *[,;?/]|\.(?!\w)|$)",
+        lambda match: f"{float(match[1]) * 1000:g}",
+    ),
     (
         r"\b(?:full|ordinary)[ -](?:(?:parameter|weight|model|rank)s?[ -])?(?:fine[ -]?tun(?:ing|e|es|ed)|finetuning|training|updates)\b"
         r"|\b(?:training |tuning |updating )?all (?:the |model )*(?:weights|parameters)\b",

@@ -9,9 +9,20 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from researcher.planner.levels import Level
-from researcher.planner.wording import ARTICLES, BETTER, LESS, MORE, WORSE, Token, key_at, phrase, words
+from researcher.planner.wording import (
+    ARTICLES,
+    ASKING,
+    BETTER,
+    COPULAS,
+    LESS,
+    MORE,
+    WORSE,
+    Token,
+    key_at,
+    phrase,
+    words,
+)
 
-COPULAS = words("is are be was were get become becoming becomes goe go stay remain end")
 AGAINST = words(
     "than beat beating outperform outperforms outperforming exceed exceeding surpass surpassing underperform underperforming overtake dominate instead rather over > < >= <="
 )
@@ -25,7 +36,6 @@ _MARKS = words("baseline control reference")
 _TO_MARK = words("( [ , as for is be was")
 _CLOSED = words(". ? ! ; ) ]")
 _ENDS = words(". ;")
-_ASKING = words("do doe did is are can could would will should")
 _IN_USE = words("use using have now currently today moment default usual usually normally train")
 """In a sentence of its own these say what is done so far: `we use RLOO. Would GRPO learn faster?`"""
 _MODELS = words("model policy")
@@ -183,7 +193,7 @@ def _is_in_use(found: Sequence[Token], first: int, last: int) -> bool:
     """`right now lr is 1e-5. Should I raise it to 1e-4?`: a sentence that says what is done, and asks for nothing."""
     end = next((i for i in range(first, last) if _ends(found, i)), None)
     start = _begins(found, first)
-    if end is None or (key_at(found, end) == "," and key_at(found, start) in _ASKING):
+    if end is None or (key_at(found, end) == "," and key_at(found, start) in ASKING):
         return False
     keys = {token.key for token in found[start:end]}
     asks = {token.key for token in found[end:]} & (BETTER | WORSE | MORE | LESS | {"?"})
@@ -194,7 +204,7 @@ def _is_in_use(found: Sequence[Token], first: int, last: int) -> bool:
 def _ends(found: Sequence[Token], i: int) -> bool:
     """A full stop or semicolon, or a comma before a question: `our lr is 1e-5 at the moment, would 5e-5 …`."""
     stops = found[i].key in _ENDS and key_at(found, i - 1) != "vs"
-    return stops or (found[i].key == "," and key_at(found, i + 1) in _ASKING)
+    return stops or (found[i].key == "," and key_at(found, i + 1) in ASKING)
 
 
 def _opens(found: Sequence[Token], first: int) -> bool:

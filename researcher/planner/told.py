@@ -12,7 +12,7 @@ from researcher.models import STUDY_STEPS, Factor, Metric
 from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention
 from researcher.planner.placing import place
-from researcher.planner.wording import SWITCHED_OFF, Token, key_at, sentences, words
+from researcher.planner.wording import ASKING, SENTENCE_ENDS, SWITCHED_OFF, Token, key_at, sentences, words
 
 _SEEN = words(
     "was were had got looked look looking seemed seem saw noticed observed dropped fell collapse collapsed plateau plateaued stall "
@@ -23,7 +23,7 @@ _MEANT = words(
     "reference asked"
 )
 """Where these stand a sentence says what is asked, too."""
-_ASKING = words("do doe did is are can could would will should which what how compare test find whether")
+_ASKING = ASKING | words("which what how compare test find whether")
 _CONCEDING = words("since because although though")
 """Before a comma and a question these begin what is told: `although LoRA is cheaper, is it less accurate?`"""
 _SUPPOSED = words("was were had got")
@@ -32,7 +32,6 @@ _SO_FAR_SAID = words("used tried trained ran now currently today far")
 _SUPPOSING = words("if suppose supposing assume imagine")
 _GETTING = words("get see observe find obtain reach")
 _SPEAKERS = words("i we")
-_ENDS = words(". ! ? ;")
 _BUT = words("but yet so")
 _BEATING = words("beat beats outperform outperforms outperformed than")
 _AGAINST = words("than against versus vs compared instead rather")
@@ -95,7 +94,7 @@ def without_told(placed: Placed, told: frozenset[int]) -> tuple[Placed, list[str
 
 def _scenes(found: Sequence[Token], named: Sequence[Mention]) -> list[range]:
     """Sentences and clauses in which something was seen, with one behind them that asks."""
-    every = list(sentences(found, _ENDS))
+    every = list(sentences(found, SENTENCE_ENDS))
     asking = [i for i, each in enumerate(every) if found[each[-1]].key == "?" or found[each[0]].key in _ASKING]
 
     def set_against(question: int) -> bool:

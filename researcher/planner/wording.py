@@ -83,6 +83,10 @@ BENCHMARKS = words(
 )
 """Tasks that people train on, and that are another question wherever no instrument has them."""
 ARTICLES = words("a an the any some its of our this that")
+ASKING = words("do doe did is are can could would will should")
+"""Verbs that a question begins with."""
+COPULAS = words("is are be was were get become becoming becomes go goe stay remain end")
+SENTENCE_ENDS = words(". ! ? ;")
 
 
 @dataclass(frozen=True, slots=True)

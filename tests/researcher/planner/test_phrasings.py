@@ -214,7 +214,7 @@ def test_verbs_of_better_and_worse(says: str, direction: str) -> None:
         ("Does a tighter gradient clipping help?", [0.25], [1.0], UP),
         ("Does a quarter of the learning rate hurt?", [1e-5], [4e-5], DOWN),
         ("Is asymmetric clipping (low 0.2, high 0.28) better than symmetric?", [0.28], [0.2], UP),
-        ("Group size 16 is the best of 4, 8 and 16", [16, 4], [8], UP),
+        ("Group size 16 is the best of 4, 8 and 16", [16], [4, 8], UP),
         ("Is a learning rate of `1e-4` better than **1e-5**?", [1e-4], [1e-5], UP),
         ("Is a learning rate of $10^{-4}$ better than $10^{-5}$?", [1e-4], [1e-5], UP),
         ('Is a group size of "16" better than "4"?', [16], [4], UP),

@@ -1,0 +1,73 @@
+"""Questions of another shape than one level against another, and what is measured, counted or set beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from researcher.planner.matching import read
+from researcher.planner.refusals import PlanningRefused
+from tests.contracts.planner_contract import ARITHMETIC
+from tests.researcher.planner.test_topics import sides
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [
+        ("Does two-digit addition benefit more from lr 4e-5 than one-digit?", "whether learning_rate does more"),
+        ("Does group size 16 help more with temperature 1.0 than with 0.7?", "whether group_size does more"),
+        ("Is the effect of KL larger at lr 1e-4 than at 1e-5?", "whether kl does more"),
+        ("max tokens: 8 < 16 < 32 in accuracy?", "in a row, each against the next"),
+        ("Is the KL to the start larger at lr 1e-4 than at 1e-5?", "kl can be set in arithmetic"),
+        ("Does group size 16 reduce the KL to the start?", "kl can be set in arithmetic"),
+        ("Does lr 1e-4 increase the response length?", "max_tokens can be set in arithmetic"),
+        ("Does the answer length grow with GRPO?", "max_tokens can be set in arithmetic"),
+        ("Does group size 16 lower the entropy bonus?", "entropy can be set in arithmetic"),
+        ("Do 1k tokens beat 100 tokens?", "1000 lies outside"),
+        ("Does GRPO beat RLOO with seed 7?", "`--first-seed 7`"),
+        ("Does a learning rate two orders of magnitude higher learn faster?", "0.004 lies outside"),
+    ],
+)
+def test_a_question_of_another_shape_is_refused(topic: str, says: str) -> None:
+    with pytest.raises(PlanningRefused) as refused:
+        read(topic, ARITHMETIC.instrument)
+    assert says in str(refused.value)
+    assert refused.value.nearest
+
+
+@pytest.mark.parametrize(
+    ("topic", "treatments", "baselines"),
+    [
+        ("Do 0.2k tokens beat 100 tokens?", [200], [100]),
+        ("Do 0.1k tokens beat 16 tokens?", [100], [16]),
+        ("Do a dozen rollouts beat half a dozen?", [12], [6]),
+        ("Does a learning rate an order of magnitude higher learn faster?", [4e-4], [4e-5]),
+        ("Does lowering the learning rate by two orders of magnitude hurt?", [4e-7], [4e-5]),
+        ("Does lr 4e-5 help more than 1e-5 on two-digit sums?", [4e-5], [1e-5]),
+        ("Does lr 4e-5 help more on two-digit sums than 1e-5?", [4e-5], [1e-5]),
+    ],
+)
+def test_numbers_in_words_and_comparisons_that_only_sound_so(
+    topic: str, treatments: list[Any], baselines: list[Any]
+) -> None:
+    assert sides(read(topic, ARITHMETIC.instrument)) == (treatments, baselines)
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [
+        ("Does GRPO learn faster and reach a higher accuracy than RLOO?", "auc_reward is reported beside it"),
+        ("Does GRPO reach a higher accuracy and learn faster than RLOO?", "auc_reward is reported beside it"),
+        (
+            "Does GRPO with lr 1e-5 beat GRPO with lr 4e-5 and group size 16?",
+            "group_size=16 is named on one side, and set in all arms",
+        ),
+        (
+            "Does GRPO with lr 1e-5 and group size 16 beat GRPO with lr 4e-5?",
+            "group_size=16 is named on one side, and set in all arms",
+        ),
+    ],
+)
+def test_what_is_claimed_or_set_beside_is_told(topic: str, says: str) -> None:
+    assert any(says in line for line in read(topic, ARITHMETIC.instrument).assumptions)
