@@ -33,7 +33,7 @@ def test_what_was_seen_is_the_baseline(topic: str, treatments: list[Any], baseli
     [
         ("If lr was 1e-4 rather than 1e-5, would accuracy rise?", [1e-4], [1e-5]),
         ("If the group size were 16, would accuracy be higher than with 4?", [16], [4]),
-        ("If the group size was raised to 16, would accuracy be higher?", [16], [8]),
+        ("If the group size was raised to 16, would accuracy be higher?", [16], [4]),
     ],
 )
 def test_what_is_only_supposed_is_the_treatment(topic: str, treatments: list[Any], baselines: list[Any]) -> None:

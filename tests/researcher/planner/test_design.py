@@ -90,8 +90,8 @@ async def test_a_budget_between_least_and_most_takes_seeds_away_and_says_so() ->
 
 
 async def test_prices_follow_length_and_size_and_servers() -> None:
-    for topic in (TOPIC + " Over 12 steps.", TOPIC + " With a group size of 16."):
-        with pytest.raises(PlanningRefused, match="about 11 min, the budget is 10 min: give --budget 11m"):
+    for topic in (TOPIC + " Over 12 steps.", TOPIC + " With a group size of 8."):
+        with pytest.raises(PlanningRefused, match="about 12 min, the budget is 10 min: give --budget 12m"):
             await planned(topic, budget_s=600.0)
     await planned(TOPIC + " Over 12 steps.", budget_s=600.0, servers=2)
 

@@ -35,7 +35,7 @@ TEAM = read_instrument(ROOT / "studies" / "team")
         ("Larger groups learn faster: 2, 4, 8, 16", [4, 8, 16], [2]),
         ("Does a lower temperature improve accuracy: 0.5, 0.7, 1.0?", [0.5, 0.7], [1.0]),
         ("Does accuracy increase monotonically with the group size from 2 to 4 to 8 to 16?", [4, 8, 16], [2]),
-        ("Does the model learn faster with group sizes 4, 8 or 16?", [4, 16], [8]),
+        ("Does the model learn faster with group sizes 4, 8 or 16?", [8, 16], [4]),
         ("Does accuracy improve with a temperature of 0.7 versus 1.0?", [0.7], [1.0]),
         ("Does accuracy improve with a temperature of 0.7 rather than 1.0?", [0.7], [1.0]),
         ("Does accuracy improve with lr 1e-5 compared to lr 1e-4?", [1e-5], [1e-4]),

@@ -24,7 +24,7 @@ POINTED: list[tuple[str, list[Any], list[Any], str, str]] = [
     ("Is GRPO the worst of GRPO, RLOO, PPO?", ["grpo"], ["rloo", "ppo"], AUC, DOWN),
     ("Is GRPO the best of GRPO, RLOO and PPO?", ["grpo"], ["rloo", "ppo"], AUC, UP),
     ("Does group size 4 give the lowest accuracy among 4, 8 and 16?", [4], [8, 16], ACC, DOWN),
-    ("Is bigger better for group size?", [16], [8], ACC, UP),
+    ("Is bigger better for group size?", [8], [4], ACC, UP),
     ("Does the larger group size help, 4 or 16?", [16], [4], AUC, UP),
 ]
 
