@@ -11,6 +11,7 @@ from researcher.models import Factor
 from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.sides import AGAINST
 from researcher.planner.subject import distinct
 from researcher.planner.wording import ARTICLES, LESS, MORE, SENTENCE_ENDS, Token, key_at, sentences, words
 
@@ -25,8 +26,9 @@ def refuse_shapes(found: Sequence[Token], factor: Factor, factors: Sequence[Ment
     """factor: the one that is varied. Raises: PlanningRefused, with what could be asked instead."""
     levels = placed.of(factor)
     own = distinct(found, levels)
-    if len(own) == 1:
-        _refuse_bound(found, factor, own[0])
+    for level in own:
+        if len(own) == 1 or _describes(found, factor, factors, level):
+            _refuse_bound(found, factor, level)
     if len(own) > 2:
         _refuse_chain(found, factor, levels)
     if len(own) > 1:
@@ -56,6 +58,12 @@ def _refuse_bound(found: Sequence[Token], factor: Factor, level: Level) -> None:
             f"as in 'is {factor.name} ... better than {shown}?'",
             [factor.name],
         )
+
+
+def _describes(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], level: Level) -> bool:
+    """`a learning rate higher than 1e-4 is better than …`: `higher` belongs to the name, and what is claimed comes behind."""
+    named = any(mention.what == factor and mention.end == level.at - 2 for mention in factors)
+    return named and any(token.key in AGAINST for token in found[level.at + 1 :])
 
 
 def _refuse_chain(found: Sequence[Token], factor: Factor, levels: Sequence[Level]) -> None:

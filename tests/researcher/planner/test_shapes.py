@@ -24,6 +24,7 @@ from tests.researcher.planner.test_topics import sides
         ("Does lr 1e-4 increase the response length?", "max_tokens can be set in arithmetic"),
         ("Does the answer length grow with GRPO?", "max_tokens can be set in arithmetic"),
         ("Does group size 16 lower the entropy bonus?", "entropy can be set in arithmetic"),
+        ("Is a learning rate higher than 1e-4 better than 4e-5?", "on which side of 1e-4"),
         ("Do 1k tokens beat 100 tokens?", "1000 lies outside"),
         ("Does GRPO beat RLOO with seed 7?", "`--first-seed 7`"),
         ("Does a learning rate two orders of magnitude higher learn faster?", "0.004 lies outside"),
