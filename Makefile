@@ -14,7 +14,7 @@ demo: $(VENV)/.ready  ## a whole study on this machine: no API key, no service
 	$(BIN)/researcher start --topic "$(TOPIC)"
 
 test: $(VENV)/.dev-ready  ## every test that this machine can run
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
 check: $(VENV)/.dev-ready  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

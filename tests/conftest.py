@@ -7,6 +7,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")  # how fast a busy machine is decides no test
@@ -37,23 +39,34 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-_ENGINES, _RAY = "engines", "ray"
+_ENGINES = (
+    "tests/conformance/",
+    "tests/swarm/cli/test_stored_runs.py",
+    "tests/swarm/engine/local/",
+    "tests/swarm/engine/verl/",
+    "tests/swarm/server/gateway/test_dialects_vllm.py",
+    "tests/swarm/server/gateway/test_token_exact.py",
+)
+"""Files and folders whose tests boot vLLM, or train: one after the other."""
+_RAY = ("tests/e2e/test_ray_studies.py", "tests/researcher/executor/test_ray_jobs.py")
+"""Files with tests on the one Ray cluster, which comes last: it idles at a tenth of a core, and nothing else has to run beside it."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def _lane(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return "engines" if file.startswith(_ENGINES) else "ray" if file in _RAY else file
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two lanes, when pytest-xdist is asked for them: what boots an engine, one test after the other, beside all other files.
-
-    Those on the Ray cluster come last: it idles at a tenth of a core, and nothing else has to run beside it.
-    """
-    lanes = {item: _lane(item) for item in items}
-    items.sort(key=lambda item: {_ENGINES: 0, _RAY: 2}.get(lanes[item], 1))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(lanes[item]))
+    items.sort(key=lambda item: {"engines": 0, "ray": 2}.get(_lane(item.nodeid), 1))
 
 
-def _lane(item: pytest.Item) -> str:
-    """A file's tests share its fixtures, and so does everything that uses the one booted vLLM or the one cluster."""
-    if "ray_cluster" in getattr(item, "fixturenames", ()):
-        return _RAY
-    return _ENGINES if item.get_closest_marker("slow") else item.nodeid.partition("::")[0]
+class Lanes(LoadScopeScheduling):
+    """What boots an engine goes to one process, and all other files, one by one, to whichever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _lane(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
+    return Lanes(config, log)
