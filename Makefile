@@ -1,7 +1,9 @@
 # Two commands do all the set-up: `make demo` and `make test`. Each builds .venv from the pinned locks by itself.
 PYTHON ?= python3
-LOCK ?= requirements/cpu.txt
 VENV := .venv
+# Which lock an environment was made from stands in its .ready, and stays: another one is not laid over it.
+HELD := $(shell test ! -e $(VENV)/.ready || cat $(VENV)/.ready)
+LOCK ?= $(or $(HELD),requirements/cpu.txt)
 BIN := $(VENV)/bin
 TOPIC ?= Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?
 BENCHES := boot episode_end run_switch grpo_step tree_training async_overlap gateway_overhead swarm_scale false_positives
@@ -33,6 +35,10 @@ format: $(VENV)/.dev-ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+ifneq ($(filter-out $(LOCK),$(HELD)),)
+$(error $(VENV) was made from $(HELD), not from $(LOCK): `make clean` first, without LOCK)
+endif
+
 $(VENV)/.ready: $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@test $(notdir $(LOCK)) != cpu.txt || ! $(BIN)/python -c 'from importlib.metadata import version; version("vllm")' >/dev/null 2>&1 || \
@@ -41,7 +47,7 @@ $(VENV)/.ready: $(LOCK) pyproject.toml
 	@$(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) -r $(LOCK)
 	@$(PIP) --no-build-isolation -e .
-	@touch $@
+	@echo $(LOCK) > $@
 
 $(VENV)/.dev-ready: $(VENV)/.ready $(VENV)/.verl-ready requirements/dev.txt $(STUDY_PINS)
 	@$(PIP) -r requirements/dev.txt $(addprefix -r ,$(STUDY_PINS))

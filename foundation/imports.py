@@ -6,10 +6,12 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
 
 _PROJECT = "swarm-researcher"
 _OURS = ("foundation", "swarm", "researcher")
+_BESIDES = {"vllm": ["local"]}
+"""What an extra does not declare, since a lock has to choose its build."""
 _OF_AN_EXTRA = re.compile(r"""([\w.-]+).*\bextra == ["'](\w+)["']""")
 
 
@@ -28,19 +30,30 @@ def uncollected() -> Iterator[None]:
 
 
 def advice(error: ModuleNotFoundError, usual: str) -> str | None:
-    """Which extra brings the package that is not there; None where it is no package of others.
+    """Which extra brings the package that is not there; None where none does, as for what a person's own code imports.
 
     usual: the extra of the program that asks, which is named unless only others declare the package.
     """
     name = (error.name or "").partition(".")[0]
-    if not name or name in _OURS:
+    if not name or name in _OURS or _is_there(name):
         return None
-    extras = _declaring(name)
-    extra = usual if usual in extras or not extras else extras[0]
+    extras = _declaring(name) or _BESIDES.get(name, [])
+    if not extras:
+        return None
+    extra = usual if usual in extras else extras[0]
     return f"needs {name}, which is not installed: pip install '{_PROJECT}[{extra}]'"
 
 
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
 def _declaring(name: str) -> list[str]:
+    from importlib.metadata import PackageNotFoundError, requires  # takes longer than all else that `--help` imports
+
     try:
         declared = [found.groups() for text in requires(_PROJECT) or () if (found := _OF_AN_EXTRA.match(text))]
     except PackageNotFoundError:  # run from a folder

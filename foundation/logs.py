@@ -15,6 +15,8 @@ SECRET_PREFIXES = ("swk", "swl", "swt", "swd")  # api keys, leases, tokens, team
 _CHATTY = ("httpx", "httpx2", "httpcore", "urllib3")
 """Libraries that log a line for each request."""
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_ALIASES = {"WARN": "WARNING", "FATAL": "CRITICAL"}
+"""Other names that Python knows."""
 _SECRET = re.compile(
     r"\b(?:" + "|".join(SECRET_PREFIXES) + r")_[A-Za-z0-9_\-.]+"
     r"|\bsk-[A-Za-z0-9_\-]{8,}"
@@ -36,8 +38,9 @@ class _RedactingFormatter(logging.Formatter):
 def level_of(environ: Mapping[str, str]) -> str:
     """The name of a level: `SWARM_LOG_LEVEL`, else INFO. Raises: UsageError for what is none."""
     given = environ.get("SWARM_LOG_LEVEL", "").strip()
-    if given.upper() in _LEVELS:
-        return given.upper()
+    name = _ALIASES.get(given.upper(), given.upper())
+    if name in _LEVELS:
+        return name
     if not given:
         return "INFO"
     guess = nearest(given.upper(), _LEVELS)

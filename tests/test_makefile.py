@@ -47,3 +47,14 @@ def test_with_another_lock_nothing_is_installed_from_the_cpu_lock(tmp_path: Path
     shown = _make("-n", "verl", "LOCK=requirements/gpu.txt", f"VENV={tmp_path}/venv")
     assert "-r requirements/gpu.txt" in shown.stdout
     assert "-r requirements/cpu.txt" not in shown.stdout
+
+
+def test_an_environment_keeps_to_the_lock_that_it_was_made_from(tmp_path: Path) -> None:
+    made = _program(tmp_path / "venv/bin/python", 'case "$2" in *vllm*) exit 1 ;; esac')
+    rule = [f"{tmp_path}/venv/.ready", f"VENV={tmp_path}/venv", "PIP=true"]
+    assert _make(*rule, "LOCK=requirements/gpu.txt").returncode == 0
+    assert "requirements/cpu.txt" not in _make("-n", "-B", *rule).stdout
+    other = _make(*rule, "LOCK=requirements/cpu.txt")
+    assert other.returncode != 0
+    assert "was made from requirements/gpu.txt" in other.stderr
+    assert made.exists()

@@ -22,19 +22,17 @@ from pathlib import Path
 
 from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
-from pydantic import ValidationError
 
 from foundation.clock import Clock, SystemClock
 from foundation.locks import locked
 from foundation.paths import user_data_dir
-from foundation.strict import explain
 from researcher.executor.processes import child_environ
 from researcher.gates import open_gate
 from researcher.models import StudyRecord
 from researcher.ownership import is_dead, living_owner
 from researcher.planner.gate import Gate
-from researcher.schedule.timetable import Timetable
-from researcher.store.database import connect, default_url
+from researcher.schedule.timetable import Timetable, Unreadable
+from researcher.store.database import connect, default_url, place_of
 from researcher.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -159,11 +157,10 @@ class Carrier:
             return None
         try:
             return Timetable.of_record(detail)
-        except ValidationError as error:
+        except Unreadable as error:
             if study_id not in self._unreadable:
                 self._unreadable.add(study_id)
-                problems = "; ".join(str(problem) for problem in explain(error, Timetable))
-                _log.warning("%s is not carried from here: its timetable cannot be read: %s", study_id, problems)
+                _log.warning("%s is not carried from here: %s", study_id, error)
             return None
 
 
@@ -249,7 +246,8 @@ def daemon_lives() -> bool:
 
 
 def _lock_file() -> Path:
-    return user_data_dir() / f"daemon-{_short_digest(default_url())}.lock"
+    """Of this data directory and database, however its URL is written."""
+    return user_data_dir() / f"daemon-{_short_digest(place_of(default_url()))}.lock"
 
 
 def ensure_daemon() -> None:

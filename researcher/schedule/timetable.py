@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from tzlocal import get_localzone_name
 
 from foundation.commandline import UsageError
-from foundation.strict import StrictModel
+from foundation.strict import StrictModel, explain
 
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _WINDOW = re.compile(r"(?:(?P<days>[a-z,\-]+) )?(?P<opens>\d{1,2}:\d{2})-(?P<closes>\d{1,2}:\d{2})")
@@ -59,6 +59,10 @@ class Window(StrictModel):
         return _moment(day, self.opens, zone), _moment(last, self.closes, zone)
 
 
+class Unreadable(UsageError):
+    """A timetable of another machine, or of a later version."""
+
+
 class Timetable(StrictModel):
     """windows: none means always. until: Unix seconds after which nothing more is begun; None: no end.
 
@@ -92,8 +96,12 @@ class Timetable(StrictModel):
 
     @classmethod
     def of_record(cls, detail: Mapping[str, Any]) -> Self:
-        """The timetable in a study's schedule as the store keeps it."""
-        return cls.model_validate(detail["timetable"])
+        """The timetable in a study's schedule as the store keeps it. Raises: Unreadable."""
+        try:
+            return cls.model_validate(detail["timetable"])
+        except ValidationError as error:
+            problems = "; ".join(str(problem) for problem in explain(error, cls))
+            raise Unreadable(f"its timetable cannot be read on this machine: {problems}") from error
 
     def over(self, now: float) -> bool:
         return self.until is not None and now >= self.until

@@ -51,6 +51,12 @@ def sqlite_file(url: str) -> Path | None:
     return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
 
 
+def place_of(url: str) -> str:
+    """What two URLs of one database have in common: neither user nor password nor options. Raises: DatabaseRefused."""
+    parsed = _parse(url)
+    return f"{parsed.get_backend_name()} {parsed.host} {parsed.port} {parsed.database}"
+
+
 def connect(url: str) -> Engine:
     """An engine whose write transactions are serial (SQLite) or row-locked (PostgreSQL).
 

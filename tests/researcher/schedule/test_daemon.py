@@ -227,7 +227,9 @@ def test_another_database_has_a_daemon_of_its_own(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("RESEARCHER_DATABASE_URL", "postgresql://one@db/studies")
     with only_daemon():
         assert daemon_lives()
-        monkeypatch.setenv("RESEARCHER_DATABASE_URL", "postgresql://other@db/studies")
+        monkeypatch.setenv("RESEARCHER_DATABASE_URL", "postgresql://other:word@db/studies?connect_timeout=5")
+        assert daemon_lives()
+        monkeypatch.setenv("RESEARCHER_DATABASE_URL", "postgresql://one@db/others")
         assert not daemon_lives()
         with only_daemon() as alone:
             assert alone
