@@ -106,6 +106,8 @@ def read(topic: str, instrument: Instrument) -> Reading:
         return _reading(instrument, found, named, control.factor, control.opposition, metric, placed, notes)
     crossed = crossed_factors(found, factors, placed)
     asked = sequence.asked_for(found, factors, placed, parts) if parts else None
+    if crossed or asked is not None:
+        refuse_bounds(found, placed)
     if asked is not None:
         if crossed or balanced:
             beside = "an interaction" if crossed else "a balance"

@@ -36,6 +36,10 @@ from tests.researcher.planner.test_topics import sides
         ("Per random seed 4 trials: is lr 4e-5 better than 1e-5?", "could be tied to '4'"),
         ("Does training for more than 6 steps help?", "on which side of 6 a level of steps lies"),
         ("Does warmup of at least 2 steps help?", "on which side of 2 a level of steps lies"),
+        (
+            "Which lr is best, 1e-5 or 4e-5, and then which group size, 4 or 8, with more than 6 steps?",
+            "on which side of 6 a level of steps lies",
+        ),
         ("With more than 6 steps, does GRPO beat RLOO?", "on which side of 6 a level of steps lies"),
     ],
 )
