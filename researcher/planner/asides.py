@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from researcher.models import Instrument, Metric
 from researcher.planner.mentions import mentions, phrases_of
+from researcher.planner.paraphrases import ORDERS
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import phrase, tokens
 from swarm.protocol.runspec import UNCUT
@@ -34,7 +35,13 @@ _SEEDS_FROM = re.compile(
     r"\bseeds?\s+(?:\w+\s+)?(?:from|starting (?:at|from|with)|beginning (?:at|with))\s+(?:seed\s+)?(\d+)\b(?!\s*(?:to|-|and)\b)",
     re.IGNORECASE,
 )
-_SEED_NUMBER = re.compile(r"\b(?:random\s+)?seed\s*(?:number|no\.?|#|=|:|of)?\s*(\d+)\b", re.IGNORECASE)
+_SEED_NUMBER = re.compile(
+    r"\b(?<!per )(?<!each )(?<!every )(?:random\s+seed|(?<!random )seed)\s*(?:number|no\.?|#|=|:|of)?\s*(\d+)\b",
+    re.IGNORECASE,
+)
+_VAGUE_ORDERS = re.compile(
+    rf"\b(?:half\s+(?:an?\s+)?|(?!(?:{ORDERS})\s)[\w.]+\s+)orders?\s+of\s+magnitude\b", re.IGNORECASE
+)
 _UNCUT = re.compile(
     r"(?:\b(?:with|at|under|using|and|keeping)\s+|[(,]\s*)(?P<said>(?P<name>top[\s_-]?p|top[\s_-]?k|min[\s_-]?p)\s*"
     r"(?:of|=|at|:|set to)?\s*(?P<value>-?\d+(?:\.\d+)?))(?![\w.]*\d)\)?,?"
@@ -128,7 +135,7 @@ def _without_unharmed(topic: str, instrument: Instrument) -> tuple[str, list[str
 def put_plainly(topic: str, instrument: Instrument) -> str:
     """`freezing the planner` sets its learning rate to 0.
 
-    Raises: PlanningRefused for what no plan holds: seeds that begin somewhere, arms of equal cost, decimals with a comma, a model that cannot be frozen.
+    Raises: PlanningRefused for what no plan holds: seeds that begin somewhere, arms of equal cost, decimals with a comma, `several` orders of magnitude, a model that cannot be frozen.
     """
     matched = _AT_EQUAL_COST.search(topic)
     if matched is not None:
@@ -149,6 +156,12 @@ def put_plainly(topic: str, instrument: Instrument) -> str:
         raise PlanningRefused(
             f"{comma.group()!r} may be one number or two: decimals take a point (0.{comma[1]}), and levels a space behind the comma",
             [f"0.{comma[1]}"],
+        )
+    orders = _VAGUE_ORDERS.search(topic)
+    if orders is not None:
+        raise PlanningRefused(
+            f"{orders.group()!r} does not say by how many: write a whole number (two orders of magnitude), or name the level itself",
+            ["an order of magnitude"],
         )
     named = {factor.name for factor in instrument.factors}
     for role in instrument.roles:

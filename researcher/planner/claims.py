@@ -168,7 +168,7 @@ def favours_none(found: Sequence[Token]) -> bool:
 
 
 def is_range(found: Sequence[Token], levels: Sequence[int]) -> bool:
-    """`between 4 and 16`, `in the range 4 to 16`, `4 up to 16`; not `the difference between 4 and 16`, `from 4 to 16`.
+    """`between 4 and 16`, `in the range 4 to 16`, `4 up to 16`; not `the difference between 4 and 16`, `from 4 (up) to 16`.
 
     levels: tokens that are levels, in order.
     """
@@ -177,7 +177,8 @@ def is_range(found: Sequence[Token], levels: Sequence[int]) -> bool:
     if ahead & _CHOICES_BETWEEN:
         return False
     between = [token.key for token in found[first : levels[1]] if token.kind == "word"] if len(levels) == 2 else []
-    return "between" in ahead or between == ["up", "to"] or (between == ["to"] and "range" in ahead)
+    up_to = between == ["up", "to"] and "from" not in ahead
+    return "between" in ahead or up_to or (between == ["to"] and "range" in ahead)
 
 
 def asks_which(found: Sequence[Token], levels: Sequence[int]) -> bool:

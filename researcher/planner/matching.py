@@ -47,7 +47,7 @@ from researcher.planner.remainder import (
     unread,
 )
 from researcher.planner.several import crossed_reading, sequenced_reading
-from researcher.planner.shapes import refuse_shapes
+from researcher.planner.shapes import refuse_bounds, refuse_shapes
 from researcher.planner.sides import Opposition, speaks_of_baseline
 from researcher.planner.spelling import a_few, inflected, misspelt, nearest_factors, nearest_metrics, resembled
 from researcher.planner.subject import asked_about, crossed_factors, distinct, refuse_two_subjects
@@ -100,11 +100,14 @@ def read(topic: str, instrument: Instrument) -> Reading:
     refuse_shifts(placed)
     refuse_quotients(found, placed)
     if control is not None and not balanced:
+        refuse_bounds(found, placed)
         notes.add(control.note)
         placed, found = untrained.without_rate(placed, control), untrained.set_apart(found, control.named_at)
         return _reading(instrument, found, named, control.factor, control.opposition, metric, placed, notes)
     crossed = crossed_factors(found, factors, placed)
     asked = sequence.asked_for(found, factors, placed, parts) if parts else None
+    if crossed or asked is not None:
+        refuse_bounds(found, placed)
     if asked is not None:
         if crossed or balanced:
             beside = "an interaction" if crossed else "a balance"

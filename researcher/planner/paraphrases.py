@@ -46,6 +46,8 @@ _PERCENT = {
 _EXPONENTS = {
     word: n for n, word in enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], 1)
 }
+ORDERS = rf"an?|{'|'.join(_EXPONENTS)}|\d\d?"
+"""How many orders of magnitude can be read."""
 _PARTS = {"quarter": 0.25, "third": 0.333, "fifth": 0.2, "tenth": 0.1}
 
 
@@ -109,7 +111,7 @@ def _symmetric_clipping(match: re.Match[str]) -> str:
 
 def _orders(match: re.Match[str]) -> str:
     """`an order of magnitude`, `by two orders of magnitude`: what to multiply by."""
-    times = 10 ** _EXPONENTS.get(match[2], 1 if match[2] in ("a", "an") else int(match[2]) if match[2].isdigit() else 1)
+    times = 10 ** (int(match[2]) if match[2].isdigit() else _EXPONENTS.get(match[2], 1))
     return f"by a factor of {times}" if match[1] else f"{times} times"
 
 
@@ -119,7 +121,7 @@ _TAKING = "(?:removing|dropping|omitting|disabling|not (?:adding|including|using
 _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\bhalf a dozen\b", "6"),
     (r"\b(?:a|one) dozen\b", "12"),
-    (r"\b(by )?(an?|[a-z]+|\d) orders? of magnitude\b", _orders),
+    (rf"(?<![\d.])(?<!half )\b(by )?({ORDERS}) orders? of magnitude\b", _orders),
     (
         r"(?<![\w.,/:-])(\d+(?:\.\d+)?)k(?= (?!model|param)\w| *[,;?/]|\.(?!\w)|$)",
         lambda match: f"{float(match[1]) * 1000:g}",
@@ -146,6 +148,8 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\b(accuracy|reward) decays?\b", r"\1 drop"),
     (r"\blimits? (?=(?:the )?(?:accuracy|final reward|held))", "lower "),
     (r"\bneeds? the (?:fewest|least) (?:training )?steps\b", "steps needed"),
+    (r"\b(?:training|optimi[sz]er) steps needed\b", "steps needed"),
+    (r"\b(fewer|less|more) (?:training|optimi[sz]er) steps (?=than\b)", r"\1 steps "),
     (rf"\b({'|'.join(_PERCENT)}) per ?cent\b", lambda match: f"{_PERCENT[match[1]]}%"),
     (r"(?<=\d) ?per ?cent\b", "%"),
     (

@@ -144,7 +144,7 @@ class _Placing:
                 or any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
             )
             behind = self._key(i - 2) if self._key(i - 1) in ("=", ":") else self._key(i - 1)
-            if following == "seed" or (behind == "seed" and i in self.numbers):
+            if following == "seed" or (behind == "seed" and i in self.numbers and not self._is_per(i)):
                 bound = _BOUNDS.get(self._key(i - 1), "seeds")
                 setattr(self.placed, bound, int(value))
             elif following in _HOURS and limits and i + 1 not in self.owner:
@@ -161,6 +161,11 @@ class _Placing:
         """`RLOO v GRPO, 4 seeds, 1 hour`: a time that stands by itself."""
         alone = self._key(i - 1) in (",", ";") and self._key(i + 2) in ("", ".", ",", ";")
         return alone and self._key(i + 1) in ("hour", "hr", "minute", "min", "day")
+
+    def _is_per(self, i: int) -> bool:
+        """`per seed 4 trials`."""
+        j = self._back(i, frozenset({"seed", "random", "=", ":"}))
+        return self._key(j) in ("per", "each", "every")
 
     def _is_word_only(self, i: int) -> bool:
         """`a group size of 16 beats one of 4`, `does it double the reward`: number words that count nothing."""

@@ -19,12 +19,15 @@ _BY_ORDER = {"former": 0, "latter": 1, "first": 0, "second": 1}
 _BY_SIZE = words(
     "larger smaller higher lower bigger greater longer shorter lesser largest smallest highest lowest biggest"
 )
+_SUPERLATIVES = words("largest smallest highest lowest biggest")
 _ANYTHING = words("one level value setting choice option")
 _FARING = words(
     "better worse faster slower best enough or win beat learn reach give perform train help hurt need take outperform"
 )
 _BEHIND = ASKING | COPULAS | _ANYTHING | _FARING | SENTENCE_ENDS | words(": ) may might must ,") | {""}
 """Behind `the larger` these say that it stands for a level, and describes nothing."""
+_SAID_OF = _BEHIND - SENTENCE_ENDS - words(": ) , or") - {""}
+"""The same behind `the largest`, which else may be said of what is measured: `which rate makes accuracy the highest?`"""
 _ALL = (["of", "the", "two"], ["of", "both"], ["of", "them"], ["of", "these"], ["of", "those"])
 _LABELS = words("b c")
 _LABELLED = words("arm option variant setting config condition case setup")
@@ -73,7 +76,8 @@ def _points(found: Sequence[Token], i: int) -> bool:
     behind = [token.key for token in found[i + 1 : i + 4]]
     if behind[:2] == [",", "the"]:
         return False
-    return key in ("former", "latter") or key_at(found, i + 1) in _BEHIND or any(behind[: len(a)] == a for a in _ALL)
+    after = _SAID_OF if key in _SUPERLATIVES else _BEHIND
+    return key in ("former", "latter") or key_at(found, i + 1) in after or any(behind[: len(a)] == a for a in _ALL)
 
 
 def _rank(factor: Factor, level: Level) -> float | None:

@@ -13,9 +13,11 @@ from researcher.planner.mentions import Mention
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.sides import AGAINST
 from researcher.planner.subject import distinct
-from researcher.planner.wording import ARTICLES, LESS, MORE, SENTENCE_ENDS, Token, key_at, sentences, words
+from researcher.planner.wording import ARTICLES, ASKING, LESS, MORE, SENTENCE_ENDS, Token, key_at, sentences, words
 
 _BEYOND = words("beyond above below exceeding")
+_FURTHER = words("more fewer less higher lower above below")
+_SCENES = words("with on for in at under using given")
 _PROFITING = words("benefit profit gain suffer")
 _WORKING = words("help helps hurt harm matter work improve")
 _EFFECTS = words("effect impact influence benefit gain advantage harm")
@@ -26,9 +28,10 @@ def refuse_shapes(found: Sequence[Token], factor: Factor, factors: Sequence[Ment
     """factor: the one that is varied. Raises: PlanningRefused, with what could be asked instead."""
     levels = placed.of(factor)
     own = distinct(found, levels)
+    refuse_bounds(found, placed)
     for level in own:
         if len(own) == 1 or _describes(found, factor, factors, level):
-            _refuse_bound(found, factor, level)
+            _refuse_bound(found, level)
     if len(own) > 2:
         _refuse_chain(found, factor, levels)
     if len(own) > 1:
@@ -41,7 +44,15 @@ def refuse_shapes(found: Sequence[Token], factor: Factor, factors: Sequence[Ment
             )
 
 
-def _refuse_bound(found: Sequence[Token], factor: Factor, level: Level) -> None:
+def refuse_bounds(found: Sequence[Token], placed: Placed) -> None:
+    """Raises: PlanningRefused where the only level of a factor, varied or set, is a bound: `with more than 6 steps`."""
+    for level in placed.levels:
+        number = found[level.at].value is not None
+        if number and len(distinct(found, placed.of(level.factor))) == 1:
+            _refuse_bound(found, level)
+
+
+def _refuse_bound(found: Sequence[Token], level: Level) -> None:
     """`do you need more than 4 rollouts?`, `is going beyond 8 tokens worth it?`, `are 16 or more needed?`"""
     i = level.at - 1
     while key_at(found, i) in ARTICLES:
@@ -50,13 +61,13 @@ def _refuse_bound(found: Sequence[Token], factor: Factor, level: Level) -> None:
         key_at(found, i - 1) in MORE | LESS and key_at(found, i) == "than" and key_at(found, i - 2) not in ("no", "not")
     )
     side = side or key_at(found, i) in _BEYOND or [key_at(found, i - 1), key_at(found, i)] == ["at", "least"]
-    behind = [token.key for token in found[level.at + 1 : level.at + 3]]
-    if side or (behind[:1] == ["or"] and behind[1] in ("more", "fewer", "less", "higher", "lower", "above", "below")):
+    side = side or (key_at(found, level.at + 1) == "or" and key_at(found, level.at + 2) in _FURTHER)
+    if side:
         shown = level_text(level.value)
         raise PlanningRefused(
-            f"the topic says on which side of {shown} a level of {factor.name} lies, and not which level it is: name two, "
-            f"as in 'is {factor.name} ... better than {shown}?'",
-            [factor.name],
+            f"the topic says on which side of {shown} a level of {level.factor.name} lies, and not which level it is: name the level, "
+            f"or two, as in 'is {level.factor.name} ... better than {shown}?'",
+            [level.factor.name],
         )
 
 
@@ -99,7 +110,8 @@ def _compared_effect(
                     return from_it[0]
             after = min(own) > i
             if found[i].key in _WORKING and amount and after:
-                ahead = [what for start, what in others if start < i]
+                ahead = [what for start, what in others if start < i and _acts(found, start, i, min(own))]
+                ahead = [what for what in ahead if not _brings(what, factor)]
                 if ahead:
                     return ahead[-1]
             if found[i].key in _EFFECTS and key_at(found, i + 1) in ("of", "from") and after:
@@ -107,3 +119,20 @@ def _compared_effect(
                 if about and {found[j].key for j in range(i, than)} & (MORE | LESS):
                     return about[0]
     return None
+
+
+def _acts(found: Sequence[Token], start: int, verb: int, level: int) -> bool:
+    """Whether what is named at `start` may be what helps; not in `with PPO, does training help more at …`, `does it help more to …`."""
+    if key_at(found, verb - 1) == "it" and any(found[j].key == "to" for j in range(verb, level)):
+        return False
+    i = start - 1
+    while key_at(found, i) in ARTICLES or (i >= 0 and found[i].value is not None):
+        i -= 1
+    opens = key_at(found, i) in _SCENES and (i == 0 or found[i - 1].kind == "mark")
+    asked = any(found[j].key == "," and found[j + 1].key in ASKING for j in range(start, verb))
+    return not opens and (not asked or key_at(found, verb - 1) == "it")
+
+
+def _brings(other: Factor, factor: Factor) -> bool:
+    """`LoRA` has a rank, and a KL penalty a place: the one is not there without the other."""
+    return factor.target.startswith(f"{other.target}.") or factor.needs == other.name

@@ -26,6 +26,10 @@ POINTED: list[tuple[str, list[Any], list[Any], str, str]] = [
     ("Does group size 4 give the lowest accuracy among 4, 8 and 16?", [4], [8, 16], ACC, DOWN),
     ("Is bigger better for group size?", [8], [4], ACC, UP),
     ("Does the larger group size help, 4 or 16?", [16], [4], AUC, UP),
+    ("Group sizes 4 and 16: the largest is better", [16], [4], ACC, UP),
+    ("Of group sizes 4 and 16, the smallest of the two is better", [4], [16], ACC, UP),
+    ("Does a learning rate from 1e-5 up to 1e-4 speed up learning?", [1e-4], [1e-5], AUC, UP),
+    ("Does raising lr from 1e-5 up to 1e-4 speed up learning?", [1e-4], [1e-5], AUC, UP),
 ]
 
 
@@ -69,12 +73,22 @@ def test_what_may_be_any_level_is_refused(topic: str, says: str) -> None:
         "Do 4 rollouts or 16 rollouts hurt accuracy?",
         "Are sums of one digit or two digits harder?",
         "Find the worst learning rate: 1e-6, 1e-5 or 1e-4",
+        "With which learning rate is the accuracy the highest: 1e-5, 4e-5 or 1e-4?",
+        "At which group size is the final reward the highest?",
+        "Which group size, 4 or 16, makes accuracy the highest?",
+        "lr from 2e-5 up to 8e-5: which is best?",
     ],
 )
 def test_a_question_of_which_claims_nothing(topic: str) -> None:
     reading = read(topic, ARITHMETIC.instrument)
     assert reading.direction_assumed
     assert any("claims no direction" in line for line in reading.assumptions)
+
+
+def test_what_is_measured_may_be_the_highest() -> None:
+    which = read("Which group size, 4 or 16, makes accuracy the highest?", ARITHMETIC.instrument)
+    plain = read("Which group size, 4 or 16, makes accuracy highest?", ARITHMETIC.instrument)
+    assert sides(which) == sides(plain)
 
 
 def test_the_ends_of_a_range_are_told_and_algorithms_have_none() -> None:
