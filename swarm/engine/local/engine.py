@@ -14,6 +14,7 @@ from typing import Any
 
 from foundation.clock import Clock
 from foundation.memory import available_memory
+from foundation.paths import memory_dir
 from swarm.engine.local.device import Device, slow_type
 from swarm.engine.local.inference import VllmInference, WeightsRefused
 from swarm.engine.local.manifest import require_whole
@@ -202,7 +203,9 @@ class LocalEngine:
         try:
             await asyncio.to_thread(self._room.restore)
         except OSError as error:
-            raise EngineError(f"there is no place for weights any more: {error}") from error
+            raise EngineError(
+                f"there is no place for weights any more: {error}; make room in {memory_dir()}"
+            ) from error
         slot, adapter = self._room.free_slot(), None
         file = slot / WeightsRoom.FILE
         if self._lora is not None:

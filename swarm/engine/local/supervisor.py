@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -220,6 +220,7 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._child: ChildProcess | None = None
         self._settled = asyncio.Event()
+        self._failures = 0
         self._was_ready = False
         self._wanted = False
         self.health = EngineHealth(ready=False)
@@ -232,7 +233,7 @@ class Supervisor:
     async def boot(self) -> None:
         """Start, and wait until it serves. Again, while it serves: nothing. Raises EngineDown with the reason."""
         if self._task is None or self._task.done():
-            self._was_ready = False
+            self._failures, self._was_ready = 0, False
             self.health = EngineHealth(ready=False, booting=True)
             self._task = asyncio.create_task(self._keep_alive())
         await self.settled()
@@ -257,35 +258,49 @@ class Supervisor:
         """Kill the child; it is started again as after a crash. failed: it hangs, which counts as one."""
         if self._child is not None:
             self._wanted = not failed
-            self._tell(EngineHealth(ready=False, booting=True, failures=self.health.failures, reason="is started anew"))
+            self._tell(EngineHealth(ready=False, booting=True, failures=self._failures, reason="is started anew"))
             await self._child.stop(grace_s=0)
 
-    async def _keep_alive(self) -> None:
-        failures = 0
-        while True:
-            self._tell(EngineHealth(ready=False, booting=True, failures=failures, reason=self.health.reason))
-            try:
-                served_s, failure = await self._serve_once(failures)
-            except (EngineError, OSError) as error:
-                served_s, failure = 0.0, str(error)
-            except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the child must hear of it
-                _LOG.exception("a child could not be started")
-                served_s, failure = 0.0, f"{type(error).__name__}: {error}"
-            finally:
-                await self._end_child()
-            wanted, self._wanted = self._wanted, False
-            if wanted:
-                continue
-            failures = 1 if served_s > self._back_off.forget_after_s else failures + 1
-            allowed = self._back_off.failures if self._was_ready else self._back_off.first_boot_failures
-            final = failures >= allowed
-            _LOG.error("%s", failure)
-            self._tell(EngineHealth(ready=False, failed_for_good=final, failures=failures, reason=failure))
-            if final:
-                return
-            await self._clock.sleep(self._back_off.delay_s(failures))
+    def forget(self) -> None:
+        """Count its failures anew: it did what it is there for, or is asked for something else."""
+        self._failures = 0
+        if self.health.failures:
+            self._tell(replace(self.health, failures=0))
 
-    async def _serve_once(self, failures: int) -> tuple[float, str]:
+    async def _keep_alive(self) -> None:
+        try:
+            while await self._live_once():
+                continue
+        except Exception as error:  # noqa: BLE001 - whoever waits for the child must hear that nobody starts it any more
+            _LOG.exception("a child cannot be looked after any more")
+            reason = f"{type(error).__name__}: {error}"
+            self._tell(EngineHealth(ready=False, failed_for_good=True, failures=self._failures, reason=reason))
+
+    async def _live_once(self) -> bool:
+        """Start it, see it end, and make the pause that is due. Returns: whether to start it once more."""
+        self._tell(EngineHealth(ready=False, booting=True, failures=self._failures, reason=self.health.reason))
+        try:
+            served_s, failure = await self._serve_once()
+        except (EngineError, OSError) as error:
+            served_s, failure = 0.0, str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the child must hear of it
+            _LOG.exception("a child could not be started")
+            served_s, failure = 0.0, f"{type(error).__name__}: {error}"
+        finally:
+            await self._end_child()
+        wanted, self._wanted = self._wanted, False
+        if wanted:
+            return True
+        self._failures = 1 if served_s > self._back_off.forget_after_s else self._failures + 1
+        allowed = self._back_off.failures if self._was_ready else self._back_off.first_boot_failures
+        final = self._failures >= allowed
+        _LOG.error("%s", failure)
+        self._tell(EngineHealth(ready=False, failed_for_good=final, failures=self._failures, reason=failure))
+        if not final:
+            await self._clock.sleep(self._back_off.delay_s(self._failures))
+        return not final
+
+    async def _serve_once(self) -> tuple[float, str]:
         """Start it, wait until it serves, then until it ends: how long it served, and how it ended."""
         child = self._child = await self._start()
         exited = asyncio.create_task(child.wait())
@@ -299,7 +314,7 @@ class Supervisor:
             ready.result()
             self._was_ready = True
             began = self._clock.monotonic()
-            self._tell(EngineHealth(ready=True, failures=failures))
+            self._tell(EngineHealth(ready=True, failures=self._failures))
             code = await exited
             return self._clock.monotonic() - began, str(child.failed(child.ended(code)))
         finally:

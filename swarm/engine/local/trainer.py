@@ -44,6 +44,8 @@ Command = OpenRun | Train | WriteCheckpoint | Export | Fingerprint
 class TrainerHandle:
     """Asks one thing at a time. A crash fails the question under way; the child is started again by itself.
 
+    Crashes count in a row: a step that was made ends the row, and so does another run.
+
     dtype: what inference multiplies in; weights on their way there are not narrowed below it.
     offload_optimizer: between steps the optimiser's state lies in the machine's memory instead of the device's.
     """
@@ -66,6 +68,7 @@ class TrainerHandle:
         self._dtype: ComputeType = dtype
         self._offload_optimizer = offload_optimizer
         self._connection: Connection[Reply] | None = None
+        self._run_id = ""
         self._run_is_open = False
         self._asking = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -99,6 +102,9 @@ class TrainerHandle:
     async def open_run(self, run: RunContext, at_step: int | None) -> int:
         """Waits for a child that is being restarted. Raises: EngineDown, EngineError."""
         await self._connected()
+        if run.run_id != self._run_id:
+            self._run_id = run.run_id
+            self._supervisor.forget()
         command = OpenRun(run_id=run.run_id, branch=run.branch, spec=run.spec, directory=run.directory, at_step=at_step)
         self._run_is_open = True
         return (await self._ask(command)).step
@@ -108,6 +114,7 @@ class TrainerHandle:
         outcome = (await self._ask(Train(batch=batch))).outcome
         if outcome is None:
             raise EngineError("the trainer answered a step without its outcome")
+        self._supervisor.forget()
         return outcome
 
     async def checkpoint(self, best: int | None = None) -> int:

@@ -39,27 +39,25 @@ class WeightsRoom:
         """Make the directory, with the model's configuration in each slot. Again: nothing. Raises: OSError."""
         if self.path is not None:
             return
-        for left in memory_dir().glob(f"{_PREFIX}-{os.getuid()}-*"):
-            _remove_if_free(left)
-        path, self._lock = _made_and_locked()
-        for slot in _SLOTS:
-            (path / slot).mkdir(mode=0o700)
-            for file in self._model_dir.iterdir():
-                if file.is_file() and file.suffix in (".json", ".jinja", ".txt") and "safetensors" not in file.name:
-                    shutil.copyfile(file, path / slot / file.name)
-        self.path = path
+        self.path, self._lock = self._made()
 
     def restore(self) -> None:
-        """Make the room anew where somebody removed it: inference holds the weights that it serves. Raises: OSError."""
-        if self.path is None or all((self.path / slot).is_dir() for slot in _SLOTS):
+        """Make anew what somebody removed: inference holds the weights that it serves. Raises: OSError, and may be tried again."""
+        path, lock = self.path, self._lock
+        if path is None or lock is None or not (missing := [slot for slot in _SLOTS if not (path / slot).is_dir()]):
             return
         _LOG.warning(
             "somebody removed %s, and it is made anew; systemd does so when its user logs out for the last time, unless "
             "RemoveIPC=no stands in logind.conf",
-            self.path,
+            path,
         )
-        self.close()
-        self.open()
+        if path.is_dir():
+            for slot in missing:
+                self._furnish(path / slot)
+            return
+        self.path, self._lock = self._made()
+        self._served = None
+        os.close(lock)
 
     def reserve(self, size: int) -> None:
         """Take the memory of both slots' weights, in bytes, before the first weights are waiting for it.
@@ -92,6 +90,31 @@ class WeightsRoom:
     def serves(self, slot: Path) -> None:
         """Inference has these weights now."""
         self._served = slot
+
+    def _made(self) -> tuple[Path, int]:
+        """A new room and its lock, once those of killed servers are gone. Raises: OSError, and leaves nothing."""
+        for left in memory_dir().glob(f"{_PREFIX}-{os.getuid()}-*"):
+            _remove_if_free(left)
+        path, lock = _made_and_locked()
+        try:
+            for slot in _SLOTS:
+                self._furnish(path / slot)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+            raise
+        return path, lock
+
+    def _furnish(self, slot: Path) -> None:
+        """Make a slot, with the model's configuration. Raises: OSError, and leaves none."""
+        slot.mkdir(mode=0o700)
+        try:
+            for file in self._model_dir.iterdir():
+                if file.is_file() and file.suffix in (".json", ".jinja", ".txt") and "safetensors" not in file.name:
+                    shutil.copyfile(file, slot / file.name)
+        except OSError:
+            shutil.rmtree(slot, ignore_errors=True)
+            raise
 
 
 def new_checksum() -> xxhash.xxh3_128:

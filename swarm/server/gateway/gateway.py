@@ -128,7 +128,7 @@ class Gateway:
             for frame in _told_again(request, telling, request.answered_before):
                 yield frame
             return
-        # One generator, and not one for each of these steps: a stream's events pass here by the thousand, beside the sampling.
+        # One prompt's events are not merged: they pass here by the thousand, beside the sampling.
         streams = [self._events(taking) for taking in request.takings]
         try:
             async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:

@@ -41,11 +41,6 @@ class _Unplaced(str):
         return -1
 
 
-def same_message(sent: Message, recorded: Message) -> bool:
-    """Whether a message that was sent is a recorded answer, but for normalisation."""
-    return normal_message(sent) in normal_answers(recorded)
-
-
 def normal_answers(recorded: Message) -> list[dict[str, Any]]:
     """A recorded answer as it may come back: as it is, or with null for NaN and its like, as `read_json` shows them."""
     return [normal_message(recorded), normal_message(recorded, _SHOWN)]

@@ -97,6 +97,11 @@ class Taking:
         self._choices, self._assembly, self.prompt_ids = {}, None, []
 
     @property
+    def streamed(self) -> bool:
+        """Whether a client has heard of each choice as it was sampled; else of all at once, or of none."""
+        return self._assembly is not None
+
+    @property
     def finished(self) -> bool:
         return self._assembly is not None and self._assembly.finished
 
@@ -123,7 +128,7 @@ class Records:
         self._earlier: Shelf[dict[str, EarlierCall]] = Shelf(is_open, dict)
 
     def make(self, taking: Taking, *, complete: bool) -> list[RecordedCall]:
-        """One record per choice; of a call that was broken off, those that had not ended are of what had been sampled."""
+        """One record per choice; of a stream that was broken off, those that had ended are complete all the same."""
         spliced = taking.prompt.prompt_ids
         prompt_ids = taking.prompt_ids or spliced or []
         kept_splice = spliced is not None and spliced == prompt_ids
@@ -143,7 +148,7 @@ class Records:
                 sampling=recorded_sampling(taking.body),
                 versions=choice.versions,
                 finish_reason=choice.finish_reason,
-                complete=complete or choice.finish_reason is not None,
+                complete=complete or (taking.streamed and choice.finish_reason is not None),
                 parent_call_id=taking.prompt.parent_call_id if kept_splice else None,
                 fork_cause=taking.prompt.fork_cause,
                 started_at=taking.call.opened_at,

@@ -23,7 +23,7 @@ from swarm.server.gateway.dialect import (
 )
 from swarm.server.gateway.errors import bad_request, refused
 from swarm.server.gateway.messages import Message
-from swarm.server.gateway.responses_telling import ResponsesTelling, is_item_of, numbered, response_id
+from swarm.server.gateway.responses_telling import ResponsesTelling, is_item_of, response_id, same_item
 from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, custom_arguments, offered_tools
 
 INSTRUCTIONS = "instructions"
@@ -149,7 +149,7 @@ def _item_of(wanted: str, earlier: Sequence[RecordedCall]) -> JsonObject:
     for call in reversed(earlier):
         if call.complete and call.dialect == Responses.name and is_item_of(wanted, call.answer):
             for item in Responses().answer({}, call.request, call.answer)["output"]:
-                if numbered(item["id"]) == numbered(wanted):
+                if same_item(wanted, item["id"]):
                     return dict(item)
     text = f"Item with id '{wanted}' not found: this episode has recorded no response with such an item; send the item itself"
     raise refused(404, text, "NotFoundError", "input")

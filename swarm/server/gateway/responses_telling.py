@@ -14,6 +14,8 @@ _ASKED_BACK = (
     "user", "safety_identifier",
 )  # fmt: skip
 
+_CALL_PREFIXES = ("fc_", "ctc_")
+
 
 def response_id(answer: JsonObject) -> str:
     """The response's id, given by that of the chat completion behind it."""
@@ -22,12 +24,16 @@ def response_id(answer: JsonObject) -> str:
 
 def is_item_of(item_id: str, answer: JsonObject) -> bool:
     """Whether an output item's id is of the response behind this answer."""
-    return numbered(item_id).rpartition("_")[0] == _suffix(answer)
+    return item_id.partition("_")[2].rpartition("_")[0] == _suffix(answer)
 
 
-def numbered(item_id: str) -> str:
-    """An output item's id without its kind: that of the answer, and which item of it."""
-    return item_id.partition("_")[2]
+def same_item(wanted: str, item_id: str) -> bool:
+    """Whether two ids of one response's items are of the same one: of one kind, all calls being one, and of one number."""
+    return _as_call(wanted) == _as_call(item_id)
+
+
+def _as_call(item_id: str) -> str:
+    return f"fc_{item_id.removeprefix('ctc_')}" if item_id.startswith("ctc_") else item_id
 
 
 def _suffix(data: JsonObject) -> str:
@@ -233,7 +239,10 @@ class ResponsesTelling:
     # -- words ----------------------------------------------------------------------------------------------------
 
     def _id(self, prefix: str) -> str:
-        return f"{prefix}_{_suffix(self._head)}_{len(self._items)}"
+        """Numbered by kind: told again, an answer has its text before the calls, wherever it came."""
+        alike = (f"{prefix}_",) if prefix in ("msg", "rs") else _CALL_PREFIXES
+        number = sum(item["id"].startswith(alike) for item in self._items)
+        return f"{prefix}_{_suffix(self._head)}_{number}"
 
     def _item_event(self, kind: str, **fields: Any) -> bytes:
         assert self._open is not None

@@ -200,6 +200,75 @@ async def test_a_child_that_keeps_crashing_is_given_up_after_the_allowed_failure
     await supervisor.shutdown()
 
 
+async def test_crashes_before_and_after_what_a_child_is_there_for_are_not_of_one_row(tmp_path: Path) -> None:
+    async with supervised(tmp_path, SERVES) as supervisor:
+        await supervisor.boot()
+        for _ in range(2):
+            for _ in range(FAST.failures - 1):
+                await supervisor.restart()
+                await supervisor.settled()
+            assert supervisor.health.failures == FAST.failures - 1
+            supervisor.forget()
+            assert (supervisor.health.ready, supervisor.health.failures) == (True, 0)
+        for _ in range(FAST.failures):
+            await supervisor.settled()
+            await supervisor.restart()
+        await until(lambda: supervisor.health.failed_for_good)
+
+
+async def test_a_child_that_cannot_be_ended_is_given_up_and_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuses(child: ChildProcess) -> None:
+        raise EngineError("no")
+
+    async def stays(child: ChildProcess, grace_s: float = 5.0) -> None:
+        raise PermissionError(errno.EPERM, "may not be killed")
+
+    supervisor = Supervisor(
+        start=lambda: ChildProcess.start(command(tmp_path, SERVES)),
+        ready=refuses,
+        on_health=lambda health: None,
+        clock=SystemClock(),
+        ready_limit_s=20,
+        back_off=replace(FAST, first_boot_failures=3),
+    )
+    try:
+        with monkeypatch.context() as stuck:
+            stuck.setattr(ChildProcess, "stop", stays)
+            async with asyncio.timeout(5):
+                with pytest.raises(EngineDown, match="may not be killed"):
+                    await supervisor.boot()
+        assert supervisor.health.failed_for_good
+    finally:
+        await supervisor.shutdown()
+
+
+async def test_whoever_cannot_hear_of_a_child_leaves_nobody_waiting(tmp_path: Path) -> None:
+    heard = 0
+
+    def deaf(health: EngineHealth) -> None:
+        nonlocal heard
+        heard += 1
+        if heard == 2:
+            raise LookupError("no such run")
+
+    supervisor = Supervisor(
+        start=lambda: ChildProcess.start(command(tmp_path, "raise SystemExit(3)")),
+        ready=says_up,
+        on_health=deaf,
+        clock=SystemClock(),
+        ready_limit_s=20,
+        back_off=replace(FAST, first_boot_failures=3),
+    )
+    try:
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineDown, match="no such run"):
+                await supervisor.boot()
+    finally:
+        await supervisor.shutdown()
+
+
 @pytest.mark.parametrize("late", range(8))
 async def test_whoever_is_cancelled_while_a_child_ends_does_not_go_on(tmp_path: Path, late: int) -> None:
     """A supervisor that went on would start the child once more, and its shutdown would wait for ever."""

@@ -32,7 +32,9 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def booted(model: ModelFolder, tmp_path: Path, dtype: ComputeType = "bfloat16") -> AsyncIterator[TrainerHandle]:
+async def booted(
+    model: ModelFolder, tmp_path: Path, dtype: ComputeType = "bfloat16", failures: int = 3
+) -> AsyncIterator[TrainerHandle]:
     heard: list[EngineHealth] = []
     trainer = TrainerHandle(
         model,
@@ -40,7 +42,7 @@ async def booted(model: ModelFolder, tmp_path: Path, dtype: ComputeType = "bfloa
         clock=SystemClock(),
         on_health=heard.append,
         dtype=dtype,
-        back_off=BackOff(first_s=0.01, failures=3),
+        back_off=BackOff(first_s=0.01, failures=failures),
     )
     await trainer.boot()
     assert heard[-1].ready
@@ -171,6 +173,23 @@ async def test_a_trainer_killed_in_a_step_comes_back_and_replays_to_the_same_wei
     assert await trainer.open_run(run, None) == 2
     await trainer.train(big_batch(3))
     assert equal(await exported(trainer, tmp_path / "w"), expected)
+
+
+@pytest.mark.parametrize("between", ["a step", "another run"])
+async def test_crashes_before_and_after_a_step_or_in_two_runs_are_not_of_one_row(
+    tiny_llama: ModelFolder, tmp_path: Path, between: str
+) -> None:
+    async with booted(tiny_llama, tmp_path, failures=2) as trainer:
+        for number in range(2):
+            run = run_in(tmp_path, run_id=f"run-{number}" if between == "another run" else "run-0")
+            await trainer.open_run(run, None)
+            os.kill(child_of(trainer), signal.SIGKILL)
+            with pytest.raises(TrainerCrashed):
+                await trainer.train(branching_batch(step=1))
+            await trainer.open_run(run, None)
+            if between == "a step":
+                await trainer.train(branching_batch(step=1))
+        assert not trainer.health.failed_for_good
 
 
 async def test_a_run_is_reset_in_place(trainer: TrainerHandle, tiny_llama: ModelFolder, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,3 +78,53 @@ def test_a_room_without_space_is_opened_all_the_same(tmp_path: Path, caplog: pyt
         assert (room.path / "a" / WeightsRoom.FILE).stat().st_size == 0
     finally:
         room.close()
+
+
+def test_a_room_that_cannot_be_made_anew_is_tried_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    room = WeightsRoom(tmp_path)
+    room.open()
+    try:
+        lost = room.path
+        assert lost is not None
+        shutil.rmtree(lost)
+        rooms = set(lost.parent.glob("swarm-weights-*"))
+        with monkeypatch.context() as full:
+            full.setattr(shutil, "copyfile", no_space)
+            with pytest.raises(OSError, match="No space left"):
+                room.restore()
+        assert set(lost.parent.glob("swarm-weights-*")) <= rooms
+        assert room.path == lost
+        room.restore()
+        assert room.path not in (None, lost)
+        assert (room.free_slot() / "config.json").read_text() == "{}"
+    finally:
+        room.close()
+
+
+def test_a_slot_that_somebody_removed_is_made_anew_beside_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    room = WeightsRoom(tmp_path)
+    room.open()
+    try:
+        served = room.free_slot()
+        (served / WeightsRoom.FILE).write_bytes(b"weights")
+        room.serves(served)
+        free = room.free_slot()
+        shutil.rmtree(free)
+        with monkeypatch.context() as full:
+            full.setattr(shutil, "copyfile", no_space)
+            with pytest.raises(OSError, match="No space left"):
+                room.restore()
+        room.restore()
+        assert (served / WeightsRoom.FILE).read_bytes() == b"weights"
+        assert room.free_slot() == free
+        assert (free / "config.json").read_text() == "{}"
+    finally:
+        room.close()
+
+
+def no_space(*_: Path) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -263,6 +263,34 @@ def test_a_choice_that_had_ended_is_whole_though_another_was_broken_off(
         assert [(call.complete, call.finish_reason) for call in records] == [(False, None), (True, "stop")]
 
 
+class HalfFaultyEngine(EchoEngine):
+    """Answers one prompt, and then has a fault at the next."""
+
+    asked = 0
+
+    async def sample(self, request: SampleRequest) -> Sampled:
+        self.asked += 1
+        if self.asked == 1:
+            self.answered = asyncio.Event()
+            sampled = await super().sample(request)
+            self.answered.set()
+            return sampled
+        await self.answered.wait()
+        raise LookupError("a fault")
+
+
+def test_a_prompt_that_was_answered_is_not_whole_where_its_request_was_not_answered(
+    serve: Callable[[Engine], AbstractContextManager[Served]],
+) -> None:
+    with serve(HalfFaultyEngine(model="echo")) as served:
+        episode = served.claim()
+        told = episode.raw({"model": "policy", "prompt": ["Repeat red", "Repeat blue"]}, path="completions")
+        assert told.status_code == 500
+        records = episode.trace().calls
+        assert any(call.sampled_ids for call in records)
+        assert not any(call.complete for call in records)
+
+
 def until_recorded(episode: Episode) -> Any:
     for _ in range(200):
         if calls := episode.trace().calls:

@@ -11,11 +11,12 @@ import pytest
 
 from foundation import wide_json
 from swarm.engine.seam import EngineDown, RequestRefused, SampledEvent
+from swarm.protocol.episodes import RecordedCall, RecordedSampling
 from swarm.server.gateway.anthropic_messages import AnthropicMessages, chat_messages
 from swarm.server.gateway.chat import ChatForm, message_of
 from swarm.server.gateway.dialect import Dialect
 from swarm.server.gateway.errors import answer_of
-from swarm.server.gateway.messages import normal_message, normal_text, same_message
+from swarm.server.gateway.messages import normal_answers, normal_message, normal_text
 from swarm.server.gateway.responses import Responses, input_messages
 
 DELTAS: list[dict[str, Any]] = [
@@ -56,6 +57,26 @@ def streamed(dialect: Dialect) -> list[dict[str, Any]]:
     return [json.loads(frame.split(b"data: ", 1)[1]) for frame in frames]
 
 
+def recorded_call() -> RecordedCall:
+    return RecordedCall(
+        call_id="call-1",
+        episode_id="ep-1",
+        index=0,
+        agent=None,
+        dialect="responses",
+        prompt_ids=[1],
+        sampled_ids=[2],
+        logprobs=[-1.0],
+        sampling=RecordedSampling(temperature=1.0),
+        versions=[],
+        finish_reason="tool_calls",
+        started_at=0.0,
+        latency_s=0.0,
+        request=BODY,
+        answer=assembled(),
+    )
+
+
 def test_a_response_has_an_item_for_each_thought_text_and_call() -> None:
     events = streamed(Responses())
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -71,6 +92,22 @@ def test_a_response_has_an_item_for_each_thought_text_and_call() -> None:
     assert [(call["call_id"], json.loads(call["arguments"])) for call in calls] == [("c0", {"at": "it"}), ("c1", {})]
     assert done[0]["content"] == [{"type": "reasoning_text", "text": "Let me see."}]
     assert len({item["id"] for item in done}) == len(done)
+
+
+def test_an_item_that_is_referred_to_is_the_one_that_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.DELTAS", [DELTAS[0], *DELTAS[5:]])
+    items = streamed(Responses())[-1]["response"]["output"]
+    assert [item["type"] for item in items] == ["function_call", "message", "function_call"]
+    for item in items:
+        given = [{"type": "item_reference", "id": item["id"]}]
+        (asked,) = Responses().requests({"input": given}, [recorded_call()])
+        assert asked["messages"] == input_messages([item])
+
+
+def test_a_reference_to_a_kind_of_item_that_the_answer_has_not_says_what_to_send() -> None:
+    given = [{"type": "item_reference", "id": "rs_7_1"}]
+    with pytest.raises(RequestRefused, match="send the item itself"):
+        Responses().requests({"input": given}, [recorded_call()])
 
 
 def test_a_message_has_a_block_for_each_and_text_waits_for_the_call() -> None:
@@ -96,10 +133,10 @@ def test_whole_answers_sent_back_are_the_message_that_was_recorded() -> None:
     answer, recorded = assembled(), message_of(assembled())
     assert recorded is not None
     blocks = AnthropicMessages().answer(BODY, BODY, answer)["content"]
-    assert same_message(chat_messages([{"role": "assistant", "content": blocks}])[0], recorded)
+    assert normal_message(chat_messages([{"role": "assistant", "content": blocks}])[0]) in normal_answers(recorded)
     items = Responses().answer(BODY, BODY, answer)["output"]
     (sent_back,) = input_messages(items)
-    assert same_message(sent_back, recorded)
+    assert normal_message(sent_back) in normal_answers(recorded)
 
 
 SPELT: list[tuple[dict[str, Any], list[str]]] = [
@@ -179,7 +216,7 @@ def test_strange_arguments_go_to_an_agent_and_come_back_as_the_message_that_was_
     answer = calling(arguments)
     told = wide_json.loads(wide_json.dumps(AnthropicMessages().answer(BODY, BODY, answer)))
     (sent_back,) = chat_messages([{"role": "assistant", "content": told["content"]}])
-    assert same_message(sent_back, message_of(answer) or {})
+    assert normal_message(sent_back) in normal_answers(message_of(answer) or {})
 
 
 @pytest.mark.parametrize(
@@ -224,7 +261,7 @@ def test_a_custom_tools_input_can_be_told_whatever_the_model_wrote(arguments: st
     told = wide_json.loads(wide_json.dumps(Responses().answer(body, BODY, answer)))
     (sent_back,) = input_messages(told["output"])
     assert told["output"][0]["type"] == "custom_tool_call"
-    assert same_message(sent_back, message_of(answer) or {}) is comes_back
+    assert (normal_message(sent_back) in normal_answers(message_of(answer) or {})) is comes_back
 
 
 def test_text_full_of_one_bracket_costs_no_more_than_its_length() -> None:
