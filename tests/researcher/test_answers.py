@@ -120,7 +120,7 @@ def test_an_amendment_that_its_budget_does_not_pay_for_is_refused_as_a_start_wit
         said = capsys.readouterr().err
         assert "the budget is" in said
         assert "give --budget" in said
-    assert main(["amend", study, "--seeds", "200", "--budget", "8h", "--because", "more"]) == DONE
+    assert main(["amend", study, "--seeds", "200", "--budget", "24h", "--because", "more"]) == DONE
     assert found.store.plan(study).version == 2
     found.store.close()
 
