@@ -6,14 +6,13 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person, 4 out of budget.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from foundation.arguments import count, port, said, whole
 from foundation.commandline import Parser
-from foundation.imports import advice, uncollected
+from foundation.imports import uncollected
 
 LATEST = "latest"
 
@@ -300,19 +299,9 @@ def _json(command: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     args = parser().parse_args(argv)
-    try:
-        with uncollected():
-            from researcher import commands
-
-            commands.module_of(args)
-        return commands.run(args)
-    except ModuleNotFoundError as error:
-        lacking = advice(error, "researcher")
-        if lacking is None:
-            raise
-        said = json.dumps({"error": lacking, "nearest": []}) if args.json else f"researcher {args.command}: {lacking}"
-        sys.stderr.write(said + "\n")
-        return 1
+    with uncollected():
+        from researcher import commands
+    return commands.run(args)
 
 
 if __name__ == "__main__":

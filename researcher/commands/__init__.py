@@ -10,6 +10,7 @@ import sys
 from types import ModuleType
 
 from foundation.commandline import UsageError
+from foundation.imports import advice, uncollected
 from foundation.logs import level_of, redact
 from foundation.streams import silence
 from researcher.executor.blueprint import InstrumentChanged
@@ -58,7 +59,7 @@ class Interrupted(KeyboardInterrupt):
         self.study_id = study_id
 
 
-def module_of(args: argparse.Namespace) -> ModuleType:
+def _module_of(args: argparse.Namespace) -> ModuleType:
     """Where the command is, with what it needs."""
     return importlib.import_module(f"researcher.commands.{_HOMES[args.command]}")
 
@@ -66,15 +67,22 @@ def module_of(args: argparse.Namespace) -> ModuleType:
 def run(args: argparse.Namespace) -> int:
     """Run one parsed command."""
     try:
+        with uncollected():
+            module = _module_of(args)
         if args.command in _STARTING_TRIALS:
             _check_environment()
-        return int(getattr(module_of(args), f"{args.command}_command")(args))
+        return int(getattr(module, f"{args.command}_command")(args))
     except (OverBudget, BudgetTooSmall) as error:
         return _fail(args, error, OUT_OF_BUDGET)
     except (UsageError, PlanningRefused) as error:
         return _fail(args, error, USAGE)
     except (StoreError, ExecutorError, InstrumentChanged, RecordsDisagree, SwarmError) as error:
         return _fail(args, error, FAILED)
+    except ModuleNotFoundError as error:
+        lacking = advice(error, "researcher")
+        if lacking is None:
+            raise
+        return _fail(args, StoreError(lacking), FAILED)
     except BrokenPipeError:  # the reader of our output went away, as `head` does: no fault of a command that only shows
         silence(sys.stdout)
         return FAILED if args.command in _WORKING else DONE

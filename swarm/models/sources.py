@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 
+from foundation.paths import packages_root
 from swarm.models.catalogue import DistilledSource, WheelSource
 from swarm.models.folder import is_checkpoint, sha256_of
 from swarm.protocol.errors import SwarmError
@@ -132,8 +133,7 @@ def _run(command: list[str], what: str, limit_s: float, *, told: bool = False) -
 
     Raises: SourceFailed with the last line that it wrote to standard error.
     """
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
+    path = os.pathsep.join(part for part in (str(packages_root()), os.environ.get("PYTHONPATH")) if part)
     environ = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     # Threads that wait for each other give their core away: on a machine that others use too, it is many times faster.
     environ = {"OMP_WAIT_POLICY": "PASSIVE", **environ}

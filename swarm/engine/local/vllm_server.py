@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from foundation.paths import user_cache_dir
+from foundation.paths import packages_root, user_cache_dir
 from swarm.engine.local.device import Device, compute_type
 from swarm.engine.local.memory import GIB, check, served_bytes, weight_bytes
 from swarm.engine.local.supervisor import ChildCommand
@@ -60,7 +60,6 @@ _GPU_FLAGS = ["--gpu-memory-utilization", "0.01"]
 follows from --kv-cache-memory-bytes."""
 _IMPORTS_S = 20.0
 _READ_BYTES_PER_S = 0.5 * GIB
-PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 _TOOL_PARSERS = (("<tool_call>", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"))
 
 
@@ -270,7 +269,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The child's environment: ours without keys and tokens, offline, its threads set for this machine."""
     secret = ("KEY", "TOKEN", "SECRET", "PASSWORD")
     env = {name: value for name, value in environ.items() if not name.upper().endswith(secret)}
-    paths = [str(PACKAGE_ROOT), *filter(None, [env.get("PYTHONPATH")])]
+    paths = [str(packages_root()), *filter(None, [env.get("PYTHONPATH")])]
     return thread_settings(env) | VLLM_ANYWHERE | {"PYTHONPATH": os.pathsep.join(paths), "VLLM_SERVER_DEV_MODE": "1"}
 
 

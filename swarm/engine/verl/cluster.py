@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from verl.plugin.platform import get_platform
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
-from swarm.engine.local.vllm_server import PACKAGE_ROOT
+from foundation.paths import packages_root
 from swarm.engine.seam import EngineError
 from swarm.engine.verl.config import verl_config
 from swarm.engine.verl.replica import Replicas
@@ -25,7 +25,7 @@ from swarm.engine.verl.worker import RankWorker
 _LOG = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 512 << 20
 """Batches alone pass through it; weights do not."""
-_NODE_ENVIRONMENT = ON_EVERY_NODE | {"PYTHONPATH": f"{PACKAGE_ROOT}{os.pathsep}${{PYTHONPATH}}"}
+_NODE_ENVIRONMENT = ON_EVERY_NODE | {"PYTHONPATH": f"{packages_root()}{os.pathsep}${{PYTHONPATH}}"}
 """Workers of a cluster that runs already have the environment of their node, not the driver's. Ray puts the node's own PYTHONPATH
 behind ours, which is of no effect where there is no such folder."""
 _ALIVE_LIMIT_S = 60.0

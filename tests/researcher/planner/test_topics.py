@@ -226,6 +226,13 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
 ]  # fmt: skip
 
 
+def refusal(topic: str) -> PlanningRefused:
+    """What arithmetic answers a topic that it cannot be asked."""
+    with pytest.raises(PlanningRefused) as refused:
+        read(topic, ARITHMETIC.instrument)
+    return refused.value
+
+
 def sides(reading: Reading) -> tuple[list[Any], list[Any]]:
     treatments = list(dict.fromkeys(treatment for treatment, _ in reading.pairs))
     baselines = list(dict.fromkeys(baseline for _, baseline in reading.pairs))
@@ -466,11 +473,10 @@ REFUSED = [
 
 @pytest.mark.parametrize(("topic", "says"), REFUSED)
 def test_what_cannot_be_asked_is_refused_with_what_could_be(topic: str, says: str) -> None:
-    with pytest.raises(PlanningRefused) as refused:
-        read(topic, ARITHMETIC.instrument)
-    assert says in str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert refused.value.nearest
+    refused = refusal(topic)
+    assert says in str(refused)
+    assert "\n" not in str(refused)
+    assert refused.nearest
 
 
 def test_the_example_in_a_refusal_can_itself_be_asked() -> None:
