@@ -73,8 +73,8 @@ def _turns(model: str, precision: str, scratch: str) -> Any:
         [{"prompt": [{"role": "user", "content": str(step)}]} for step in range(1, _STEPS + 1)],
         reward,
         rollout_func=_played,
-        per_device_train_batch_size=EPISODES,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=1,  # in float32 four conversations at once take more than 20 GB
+        gradient_accumulation_steps=EPISODES,
         num_generations=EPISODES,
         max_completion_length=TURNS * TURN_TOKENS,
     )

@@ -82,6 +82,10 @@ class DriverHandle:
         await self._supervisor.restart()
         await self._supervisor.settled()
 
+    def forget_failures(self) -> None:
+        """Count them anew: a step was made, or another run is opened."""
+        self._supervisor.forget()
+
     async def ask(self, command: Command) -> Reply:
         """Raises: TrainerCrashed, TrainingRefused, EngineError, OSError; what the driver answered."""
         async with self._asking:

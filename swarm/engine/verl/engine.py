@@ -97,6 +97,7 @@ class VerlEngine:
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._publishing = asyncio.Lock()
+        self._run_id = ""
         self._run_is_open = False
         self.sampling = ReplicaSampling(model.path, model.name)
         self.driver = DriverHandle(
@@ -141,6 +142,9 @@ class VerlEngine:
 
     async def open_run(self, run: RunContext, *, at_step: int | None = None) -> int:
         await self.driver.settled()
+        if run.run_id != self._run_id:
+            self._run_id = run.run_id
+            self.driver.forget_failures()
         command = OpenRun(run_id=run.run_id, branch=run.branch, spec=run.spec, directory=run.directory, at_step=at_step)
         self._run_is_open = True
         step = (await self.driver.ask(command)).step
@@ -155,6 +159,7 @@ class VerlEngine:
         outcome = (await self.driver.ask(Train(batch=batch))).outcome
         if outcome is None:
             raise EngineError("the driver answered a step without its outcome")
+        self.driver.forget_failures()
         return outcome
 
     async def checkpoint(self, *, best: int | None = None) -> int:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -48,15 +48,17 @@ async def says_up(child: ChildProcess) -> None:
 
 
 @asynccontextmanager
-async def supervised(tmp_path: Path, code: str, back_off: BackOff = FAST) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(
-        start=lambda: ChildProcess.start(command(tmp_path, code)),
-        ready=says_up,
-        on_health=lambda health: None,
-        clock=SystemClock(),
-        ready_limit_s=20,
-        back_off=back_off,
-    )
+async def supervised(tmp_path: Path, code: str = SERVES, **parts: Any) -> AsyncIterator[Supervisor]:
+    """parts: what is not as it usually is, by the names of `Supervisor`'s own arguments."""
+    usual: dict[str, Any] = {
+        "start": lambda: ChildProcess.start(command(tmp_path, code)),
+        "ready": says_up,
+        "on_health": lambda health: None,
+        "clock": SystemClock(),
+        "ready_limit_s": 20,
+        "back_off": FAST,
+    }
+    supervisor = Supervisor(**usual | parts)
     try:
         yield supervisor
     finally:
@@ -107,22 +109,12 @@ async def test_a_child_that_refuses_to_be_brought_back_is_started_again(tmp_path
         if tries == 2:
             raise EngineError("/collective_rpc answered 500")
 
-    supervisor = Supervisor(
-        start=lambda: ChildProcess.start(command(tmp_path, SERVES)),
-        ready=ready,
-        on_health=lambda health: None,
-        clock=SystemClock(),
-        ready_limit_s=20,
-        back_off=FAST,
-    )
-    try:
+    async with supervised(tmp_path, ready=ready) as supervisor:
         await supervisor.boot()
         await supervisor.restart()
         async with asyncio.timeout(20):
             await supervisor.settled()
         assert tries == 3
-    finally:
-        await supervisor.shutdown()
 
 
 async def test_a_child_that_never_serves_fails_for_good_with_the_end_of_its_log(tmp_path: Path) -> None:
@@ -137,16 +129,10 @@ async def test_a_start_that_fails_in_a_way_nobody_foresaw_fails_for_good_and_say
         raise KeyError("hidden_size")
 
     seen: list[EngineHealth] = []
-    supervisor = Supervisor(
-        start=start, ready=says_up, on_health=seen.append, clock=SystemClock(), ready_limit_s=20, back_off=FAST
-    )
-    try:
-        async with asyncio.timeout(5):
-            with pytest.raises(EngineDown, match="KeyError: 'hidden_size'"):
-                await supervisor.boot()
+    async with supervised(tmp_path, start=start, on_health=seen.append) as supervisor, asyncio.timeout(5):
+        with pytest.raises(EngineDown, match="KeyError: 'hidden_size'"):
+            await supervisor.boot()
         assert (seen[-1].failed_for_good, seen[-1].failures) == (True, 1)
-    finally:
-        await supervisor.shutdown()
 
 
 async def test_a_child_that_cannot_be_asked_in_a_way_nobody_foresaw_is_ended(tmp_path: Path) -> None:
@@ -156,19 +142,11 @@ async def test_a_child_that_cannot_be_asked_in_a_way_nobody_foresaw_is_ended(tmp
         guardians.append(child.guardian_pid)
         raise TypeError("no such thing")
 
-    supervisor = Supervisor(
-        start=lambda: ChildProcess.start(command(tmp_path, SERVES)),
-        ready=ready,
-        on_health=lambda health: None,
-        clock=SystemClock(),
-        ready_limit_s=20,
-    )
-    async with asyncio.timeout(20):
+    async with supervised(tmp_path, ready=ready) as supervisor, asyncio.timeout(20):
         with pytest.raises(EngineDown, match="TypeError: no such thing"):
             await supervisor.boot()
-    assert supervisor.child is None
-    assert not alive(guardians[0])
-    await supervisor.shutdown()
+        assert supervisor.child is None
+        assert not alive(guardians[0])
 
 
 async def test_a_child_that_the_system_killed_is_said_to_have_run_out_of_memory(tmp_path: Path) -> None:
@@ -187,17 +165,14 @@ async def test_a_child_that_keeps_crashing_is_given_up_after_the_allowed_failure
         starts += 1
         return await ChildProcess.start(command(tmp_path, SERVES if starts == 1 else "raise SystemExit(3)"))
 
-    supervisor = Supervisor(
-        start=start, ready=says_up, on_health=seen.append, clock=SystemClock(), ready_limit_s=20, back_off=FAST
-    )
-    await supervisor.boot()
-    await supervisor.restart()
-    await until(lambda: supervisor.health.failed_for_good)
-    assert starts == 3
-    assert [health.ready for health in seen].count(True) == 1
-    with pytest.raises(EngineDown):
-        await supervisor.settled()
-    await supervisor.shutdown()
+    async with supervised(tmp_path, start=start, on_health=seen.append) as supervisor:
+        await supervisor.boot()
+        await supervisor.restart()
+        await until(lambda: supervisor.health.failed_for_good)
+        assert starts == 3
+        assert [health.ready for health in seen].count(True) == 1
+        with pytest.raises(EngineDown):
+            await supervisor.settled()
 
 
 async def test_crashes_before_and_after_what_a_child_is_there_for_are_not_of_one_row(tmp_path: Path) -> None:
@@ -225,23 +200,14 @@ async def test_a_child_that_cannot_be_ended_is_given_up_and_said_so(
     async def stays(child: ChildProcess, grace_s: float = 5.0) -> None:
         raise PermissionError(errno.EPERM, "may not be killed")
 
-    supervisor = Supervisor(
-        start=lambda: ChildProcess.start(command(tmp_path, SERVES)),
-        ready=refuses,
-        on_health=lambda health: None,
-        clock=SystemClock(),
-        ready_limit_s=20,
-        back_off=replace(FAST, first_boot_failures=3),
-    )
-    try:
+    patient = replace(FAST, first_boot_failures=3)
+    async with supervised(tmp_path, ready=refuses, back_off=patient) as supervisor:
         with monkeypatch.context() as stuck:
             stuck.setattr(ChildProcess, "stop", stays)
             async with asyncio.timeout(5):
                 with pytest.raises(EngineDown, match="may not be killed"):
                     await supervisor.boot()
         assert supervisor.health.failed_for_good
-    finally:
-        await supervisor.shutdown()
 
 
 async def test_whoever_cannot_hear_of_a_child_leaves_nobody_waiting(tmp_path: Path) -> None:
@@ -253,20 +219,11 @@ async def test_whoever_cannot_hear_of_a_child_leaves_nobody_waiting(tmp_path: Pa
         if heard == 2:
             raise LookupError("no such run")
 
-    supervisor = Supervisor(
-        start=lambda: ChildProcess.start(command(tmp_path, "raise SystemExit(3)")),
-        ready=says_up,
-        on_health=deaf,
-        clock=SystemClock(),
-        ready_limit_s=20,
-        back_off=replace(FAST, first_boot_failures=3),
-    )
-    try:
+    patient = replace(FAST, first_boot_failures=3)
+    async with supervised(tmp_path, "raise SystemExit(3)", on_health=deaf, back_off=patient) as supervisor:
         async with asyncio.timeout(5):
             with pytest.raises(EngineDown, match="no such run"):
                 await supervisor.boot()
-    finally:
-        await supervisor.shutdown()
 
 
 @pytest.mark.parametrize("late", range(8))
@@ -312,23 +269,16 @@ async def test_a_shutdown_while_a_child_is_being_ended_still_ends_it(tmp_path: P
         refused.set()
         raise EngineError("no")
 
-    supervisor = Supervisor(
-        start=lambda: ChildProcess.start(command(tmp_path, deaf)),
-        ready=refuses,
-        on_health=lambda health: None,
-        clock=SystemClock(),
-        ready_limit_s=20,
-        stop_grace_s=0.5,
-    )
-    booting = asyncio.create_task(supervisor.boot())
-    await refused.wait()
-    assert supervisor.child is not None
-    guardian = supervisor.child.guardian_pid
-    await asyncio.sleep(0.05)
-    await supervisor.shutdown()
-    with pytest.raises(EngineDown):
-        await booting
-    assert not alive(guardian)
+    async with supervised(tmp_path, deaf, ready=refuses, back_off=BackOff(), stop_grace_s=0.5) as supervisor:
+        booting = asyncio.create_task(supervisor.boot())
+        await refused.wait()
+        assert supervisor.child is not None
+        guardian = supervisor.child.guardian_pid
+        await asyncio.sleep(0.05)
+        await supervisor.shutdown()
+        with pytest.raises(EngineDown):
+            await booting
+        assert not alive(guardian)
 
 
 async def test_a_failed_child_may_be_booted_again_by_hand(tmp_path: Path) -> None:

@@ -173,7 +173,9 @@ async def test_a_rank_that_dies_takes_all_with_it_and_the_run_goes_on_from_its_c
         await engine.sample(request(chat("Say red")))
     assert await engine.open_run(run) == 1
     assert (await engine.sample(request(chat("Say red")))).choices[0].versions[0].version.step == 1
+    assert engine.driver.health.failures == 1
     again = await engine.train(second)
+    assert engine.driver.health.failures == 0
     for name in ("loss", "grad_norm", "weights_change"):
         assert again.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-6)
 
