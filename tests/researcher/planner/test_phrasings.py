@@ -202,6 +202,28 @@ def test_verbs_of_better_and_worse(says: str, direction: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("says", "direction"),
+    [
+        *((f"{verb} accuracy less", UP) for verb in ("hurt", "lower", "degrade", "decrease", "reduce")),
+        *((f"{verb} accuracy less", DOWN) for verb in ("improve", "raise", "help")),
+        *((f"hurt accuracy {less}", UP) for less in ("much less", "less severely", "less often")),
+        *((f"hurt accuracy {more}", DOWN) for more in ("more", "no less", "in less time")),
+        *((f"{verb} less", UP) for verb in ("hurt", "collapse", "harm sums", "slow learning")),
+        *((f"be less {bad} for accuracy", UP) for bad in ("harmful", "bad", "damaging")),
+        ("be more harmful for accuracy", DOWN),
+        ("lose less accuracy", UP),
+        ("do less damage to accuracy", UP),
+        ("learn less slowly", UP),
+        ("be less accurate", DOWN),
+        ("help less", DOWN),
+    ],
+)
+def test_what_is_said_to_happen_less_is_claimed_the_other_way_round(says: str, direction: str) -> None:
+    reading = read(f"Would a KL penalty of 0.01 {says} than 0.1?", ARITHMETIC.instrument)
+    assert (sides(reading), reading.direction, reading.direction_assumed) == (([0.01], [0.1]), direction, False)
+
+
+@pytest.mark.parametrize(
     ("topic", "treatments", "baselines", "direction"),
     [
         ("Does temperature 1.3 underperform 1.0?", [1.3], [1.0], DOWN),
