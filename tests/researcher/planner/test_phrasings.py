@@ -286,3 +286,31 @@ def test_a_reward_that_is_higher_is_measured_and_not_chosen() -> None:
     dataset = read_instrument(ROOT / "studies" / "dataset").instrument
     reading = read("On data/train.jsonl, is the reward higher with lr 1e-4 than with 1e-5?", dataset)
     assert (reading.factor.name, reading.metric.name, reading.direction) == ("learning_rate", REWARD, UP)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "Does a learning rate of 1e-5 differ from 1.0e-5?",
+        "Is a learning rate of 1e-5 different from a learning rate of 1e-5?",
+        "Compare a learning rate of 1e-5 with a learning rate of 1e-5",
+        "Compare a learning rate of 1e-5 against itself",
+        "Is a learning rate of 1e-5 faster than itself?",
+        "Do two runs with the same learning rate of 1e-5 differ?",
+    ],
+)
+def test_a_level_that_is_compared_with_itself_is_run_twice(topic: str) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (reading.factor.name, reading.levels, reading.pairs) == ("learning_rate", (1e-5, 1e-5), ((1, 0),))
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "Does lr 1e-4 with a group size of 8 differ from lr 1e-4 with a group size of 4?",
+        "Does a group size of 8 differ from 4 in runs with the same lr of 1e-4?",
+    ],
+)
+def test_a_setting_that_is_said_of_both_sides_is_no_level_against_itself(topic: str) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (sides(reading), [level for _, level in reading.settings]) == (([8], [4]), [1e-4])
