@@ -39,6 +39,10 @@ _SEED_NUMBER = re.compile(
     r"\b(?<!per )(?<!each )(?<!every )(?:random\s+seed|(?<!random )seed)\s*(?:number|no\.?|#|=|:|of)?\s*(\d+)\b",
     re.IGNORECASE,
 )
+_SEED_NUMBERS = re.compile(
+    r"\bseeds\s*(?:numbers?|=|:|of)?\s*(\d+)(?:(?:\s*,\s*\d+)*,?\s*(?:and|or|&|to|-|–|through)\s*\d+|(?:\s*,\s*\d+){2,})\b",
+    re.IGNORECASE,
+)
 _VAGUE_ORDERS = re.compile(
     rf"\b(?:half\s+(?:an?\s+)?|(?!(?:{ORDERS})\s)[\w.]+\s+)orders?\s+of\s+magnitude\b", re.IGNORECASE
 )
@@ -144,7 +148,7 @@ def put_plainly(topic: str, instrument: Instrument) -> str:
             "set what a trial costs against what it learnt in the report (wall_s, tokens)",
             [metric.name for metric in instrument.metrics],
         )
-    begun = _SEEDS_FROM.search(topic) or _SEED_NUMBER.search(topic)
+    begun = _SEEDS_FROM.search(topic) or _SEED_NUMBER.search(topic) or _SEED_NUMBERS.search(topic)
     if begun is not None:
         raise PlanningRefused(
             f"{begun.group()!r} says which seeds to take, which the topic cannot: leave it out, and give "

@@ -16,7 +16,7 @@ from researcher.planner.mentions import Mention, words_before
 from researcher.planner.notes import Notes
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import told_apart
-from researcher.planner.sides import Opposition, is_named, is_set_against, oppose
+from researcher.planner.sides import AGAINST, BESIDE, Opposition, is_named, is_set_against, oppose
 from researcher.planner.subject import distinct, keys_of
 from researcher.planner.wording import (
     ASKING,
@@ -27,6 +27,7 @@ from researcher.planner.wording import (
     SWITCHED_OFF,
     SWITCHED_ON,
     Token,
+    before_articles,
     key_at,
     words,
 )
@@ -169,7 +170,8 @@ def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> l
         None,
     )
     if scaled is not None and not isinstance(factor.default, str):
-        return [_in_range(factor, _as_type(factor, rounded(factor.default * _inverse(scaled, keys))))]
+        _refuse_two_scales(found, factor)
+        return [_in_range(factor, _as_type(factor, factor.default * _inverse(scaled, keys)))]
     if factor.default == off_level(factor):
         return [on_level(factor)]
     keys += [found[m.start - 1] for m in own if _is_stretched(found, m)]
@@ -184,6 +186,19 @@ def _chosen(found: Sequence[Token], factor: Factor, own: Sequence[Mention]) -> l
     if not moved:
         raise PlanningRefused(f"{factor.name} cannot go further: its default is at the end of its range", [factor.name])
     return moved
+
+
+def _refuse_two_scales(found: Sequence[Token], factor: Factor) -> None:
+    """Raises: PlanningRefused for `8x beats 4x`, which may be levels."""
+    scales = [i for i, token in enumerate(found) if token.kind == "times"]
+    other = next(
+        (i for i in scales[1:] if key_at(found, before_articles(found, i)) in AGAINST | BESIDE | {"or", "to"}), None
+    )
+    if other is not None:
+        written = f"{found[scales[0]].text} and {found[other].text}"
+        raise PlanningRefused(
+            f"{written!r} may be levels or multiples of the default: name the levels themselves", [factor.name]
+        )
 
 
 def _is_switched_off(found: Sequence[Token], own: Sequence[Mention]) -> bool:
@@ -227,12 +242,12 @@ def moved_from_default(factor: Factor, sign: int) -> Scalar | None:
             level = min(level, bound) if sign > 0 else max(level, bound)
     else:
         level = default + sign if bound is None else (default + bound) / 2
-    moved = _as_type(factor, rounded(level))
+    moved = _as_type(factor, level)
     return None if (float(moved) - default) * sign <= 0 or level_problem(factor, moved) else moved
 
 
 def _as_type(factor: Factor, value: float) -> Scalar:
-    return max(1, round(value)) if factor.type == "int" else value
+    return max(1, round(value)) if factor.type == "int" else rounded(value)
 
 
 def _in_range(factor: Factor, level: Scalar) -> Scalar:

@@ -58,7 +58,9 @@ _HOURS = {
     "day": 86_400.0,
 }
 _BOUNDS = {"minimum": "min_seeds", "maximum": "max_seeds"}
-_SHORT_TIME = re.compile(r"(\d+)(h|m|min|s|d)$")
+SHORT_TIME = re.compile(r"(?:\d+(?:h|min|m|s|d))+$")
+_GLUED = re.compile(r"\d+(?!(?:st|nd|rd|th)$)[^\W\d_]+$")
+"""A number with a unit that is not known: `40u`; not `2nd`, `4x4`."""
 _SHORT_UNITS = {"h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "d": 86_400.0}
 _WITHIN = words("in within under budget for spend spending")
 _SIZES = words("at least most about around roughly more less than over up to another")
@@ -153,9 +155,12 @@ class _Placing:
                 continue
             (self.numbers if i in self.numbers else self.spelled).remove(i)
         for i, token in enumerate(self.found):
-            short = _SHORT_TIME.match(token.text)
+            short = SHORT_TIME.match(token.text)
             if short and (self._key(i + 1) == "budget" or any(self._key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))):
-                self.placed.budget_s = float(short.group(1)) * _SHORT_UNITS[short.group(2)]
+                parts = re.findall(r"(\d+)([a-z]+)", token.text)
+                self.placed.budget_s = sum(float(many) * _SHORT_UNITS[unit] for many, unit in parts)
+            elif token.kind == "word" and _GLUED.match(token.text) and i not in self.owner:
+                self.placed.unplaced.append(token)
 
     def _is_last(self, i: int) -> bool:
         """`RLOO v GRPO, 4 seeds, 1 hour`: a time that stands by itself."""

@@ -12,7 +12,7 @@ from researcher.models import Factor, Instrument, Scalar
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Placed, as_level
 from researcher.planner.mentions import COMPARING, Mention, covered
-from researcher.planner.placing import KNOWN_WORDS
+from researcher.planner.placing import KNOWN_WORDS, SHORT_TIME
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.spelling import a_few, nearest_factors
 from researcher.planner.wording import (
@@ -280,6 +280,7 @@ def unread(instrument: Instrument, found: Sequence[Token], named: Sequence[Menti
         and token.value is None
         and token.key not in known
         and len(token.key) > 2
+        and not SHORT_TIME.match(token.text)
     ]
     return list(dict.fromkeys(word for word in left if not word.endswith("n't") and tokens(word)[0].kind == "word"))
 

@@ -35,6 +35,7 @@ _NEEDED = words("need require necessary")
 _EFFECTS = words("effect impact influence role")
 _DEPENDING = words("change vary depend scale differ")
 _COMPARING = words("compare comparing compared comparison")
+_DIFFERING = words("differ different difference distinguish")
 _RUNS = words("run arm trial training identical")
 _NEAR = 5
 """Between `same`, or `from`, and its level: `the same learning rate of 1e-3`."""
@@ -211,7 +212,7 @@ def distinct(found: Sequence[Token], levels: Sequence[Level]) -> list[Level]:
 def _differs(found: Sequence[Token], first: int, last: int) -> bool:
     """`does 4 differ from 4`, `compare 4 with 4`."""
     near = keys_of(found, max(first, last - _NEAR), last)
-    led = {"differ", "different", "distinguish"} if "from" in near else _COMPARING if "with" in near else set()
+    led = _DIFFERING if "from" in near else _COMPARING if "with" in near else set()
     between = set(keys_of(found, first, last))
     return bool(led & set(keys_of(found, 0, last))) and not between & SENTENCE_ENDS
 
@@ -223,11 +224,8 @@ def _again(found: Sequence[Token], level: Level) -> Level | None:
             return replace(level, at=i)
     same = "same" in keys_of(found, level.at - _NEAR, level.at)
     pair = any(token.key in ("two", "both") and key_at(found, i + 1) in _RUNS for i, token in enumerate(found))
-    return (
-        level
-        if same and pair and {token.key for token in found} & (_COMPARING | {"differ", "different", "difference"})
-        else None
-    )
+    asked = any(token.key in _COMPARING | _DIFFERING for token in found)
+    return level if same and pair and asked else None
 
 
 def keys_of(found: Sequence[Token], start: int, end: int) -> list[str]:

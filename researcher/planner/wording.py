@@ -23,7 +23,7 @@ _TOKEN = re.compile(
       (?P<power>(?:{NUMBER}\s*[x×*·]\s*)?10\s*\^\s*[({{]?\s*[-+]?\d+[)}}]?|{NUMBER}\s*[x×*·]\s*10[-+]\d+)(?![\w.]*[a-z])
     | (?P<times>{NUMBER}(?:x|×)(?![a-z0-9]))
     | (?P<number>(?:(?<![\w)])-)?{LEVEL})(?P<percent>\s?%)?(?!\w)
-    | (?P<word>[a-z]+'[a-z]+|\d*[a-z][a-z0-9]*)
+    | (?P<word>[a-z]+'[a-z]+|\d*[a-z][a-z0-9]*|\d[^\W_]*)
     | (?P<mark>->|=>|>=|<=|[^\s\w])
     """,
     re.VERBOSE,

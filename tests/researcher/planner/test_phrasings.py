@@ -277,7 +277,7 @@ def test_what_cannot_be_read_surely_is_refused(topic: str, says: str) -> None:
         read(topic, ARITHMETIC.instrument)
 
 
-@pytest.mark.parametrize("said", ["6h budget", "a 6 hour budget", "within 6 hours"])
+@pytest.mark.parametrize("said", ["6h budget", "a 6 hour budget", "within 6 hours", "in 5h60m", "in 5h59min60s"])
 def test_a_budget_may_stand_before_its_word(said: str) -> None:
     assert read(f"Compare GRPO and RLOO, {said}", ARITHMETIC.instrument).budget_s == 21600.0
 

@@ -73,6 +73,8 @@ ASKED: list[tuple[str, str, list[Any], list[Any], str, str]] = [
     ("Is a KL penalty of 0.05 better than none?", "kl", [0.05], [0.0], ACC, UP),
     ("Does KL of 0.2 beat no KL?", "kl", [0.2], [0.0], AUC, UP),
     ("Does doubling the group size speed up learning?", "group_size", [8], [4], AUC, UP),
+    ("Do 16 times larger max tokens learn faster?", "max_tokens", [256], [16], AUC, UP),
+    ("Does raising max tokens by a factor of 12 help?", "max_tokens", [192], [16], AUC, UP),
     ("Would halving the temperature reduce held-out accuracy?", "temperature", [0.5], [1.0], ACC, DOWN),
     ("Does a tenfold higher learning rate collapse training?", "learning_rate", [4e-4], [4e-5], AUC, DOWN),
     ("Does a four times larger learning rate learn faster?", "learning_rate", [1.6e-4], [4e-5], AUC, UP),
@@ -467,6 +469,13 @@ REFUSED = [
     ("Does learning rate matter for one digit vs two digit sums?", "together"),
     ("does a batch of 16 prompts with 4 completions each beat 8 prompts with 8 completions each?", "together"),
     ("temperature 0.7 vs 2 layers", "'2'"),
+    ("Does a learning rate of 40µ learn faster than 10µ?", "'40μ'"),
+    ("Does a learning rate of 40u learn faster than 10u?", "'40u'"),
+    ("Does group size 8x beat 4x?", "'8x and 4x' may be levels"),
+    ("Does a 4x larger learning rate beat a 2x larger one?", "'4x and 2x' may be levels"),
+    ("Does lr 4e-5 beat 1e-5? Use seeds 11, 12 and 13.", "`--first-seed 11`"),
+    ("Does lr 4e-5 beat 1e-5 with seeds 1-5?", "`--first-seed 1`"),
+    ("Does lr 4e-5 beat 1e-5? Seeds: 0, 1, 2", "`--first-seed 0`"),
     ("is 4e-5 better than 1e-5?", "levels of learning_rate"),
 ]
 
