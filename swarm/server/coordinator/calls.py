@@ -26,15 +26,16 @@ def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, 
 
 @dataclass(slots=True)
 class Ending:
-    """Whether an episode is over. heard: to be called once it is."""
+    """Whether an episode is over, or about to end. heard: to be called once it is."""
 
     over: bool = False
     heard: set[Callable[[], None]] = field(default_factory=set)
 
     def come(self) -> None:
-        self.over = True
-        for hear in tuple(self.heard):
-            hear()
+        if not self.over:
+            self.over = True
+            for hear in tuple(self.heard):
+                hear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

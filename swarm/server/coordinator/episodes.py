@@ -27,7 +27,7 @@ from swarm.protocol.episodes import (
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.server.coordinator.admission import Admission, NotYet
 from swarm.server.coordinator.batches import count_tokens
-from swarm.server.coordinator.calls import OpenCall, refuse_misspelt_agents
+from swarm.server.coordinator.calls import Ending, OpenCall, refuse_misspelt_agents
 from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.leases import LiveEpisode, digest
 from swarm.server.coordinator.runs import Run
@@ -327,6 +327,8 @@ class EpisodeBook:
         """Codes: not_found, lease_lost. For ids that are not open, the caller looks the row up first."""
         state = self._state
         live = self.held(episode_id, lease)
+        if live.ending.over:  # its end was refused, or could not be written
+            live.ending = Ending()
         run = state.run
         assert run is not None
         row, index = live.row, live.calls_opened
@@ -349,6 +351,10 @@ class EpisodeBook:
             opened_at=state.clock.now(),
             ending=live.ending,
         )
+
+    def break_off(self, episode_id: str, lease: str) -> None:
+        """Stop the calls that are open. Only for ids that `is_open`; what was sampled comes by `close_call`. Codes: lease_lost."""
+        self.held(episode_id, lease).ending.come()
 
     def close_call(self, call: OpenCall, recorded: Sequence[RecordedCall]) -> bool:
         """Whether the call still counted: False when its lease was lost or its episode closed."""

@@ -7,6 +7,7 @@ import contextlib
 import math
 import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -19,8 +20,10 @@ from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, Ep
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
+from swarm.server.coordinator.clerk import RECORD_LIMIT_S
 from swarm.server.coordinator.desk import GrantedLease
 from swarm.server.coordinator.leases import digest
+from swarm.server.coordinator.team_desk import TeamDesk
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
@@ -384,6 +387,57 @@ async def test_a_misspelt_agent_gets_no_reward_and_one_that_was_not_called_may(w
     await world.end(lease, 0.5, agent_rewards={"planner": 1.0, "planner-2": 0.0, "critic": 0.5})
 
 
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_an_end_breaks_open_calls_off_and_waits_for_their_records(world: World, kind: str) -> None:
+    lease = await world.claim(kind=kind)
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    partial = (await world.sampled(opened)).model_copy(update={"complete": False})
+    recorded: list[bool] = []
+    opened.ending.heard.add(lambda: recorded.append(world.desk.close_call(opened, partial)))
+    receipts = await asyncio.gather(world.end(lease, 0.5), world.end(lease, 0.5))
+    assert ({receipt.status for receipt in receipts}, recorded) == ({"pooled", "already_ended"}, [True])
+    assert [call.complete for call in (await world.desk.trace(lease.episode_id)).calls] == [False]
+
+
+async def test_a_team_member_breaks_open_calls_off_when_it_is_prepared(world: World) -> None:
+    lease = await world.claim()
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    partial = (await world.sampled(opened)).model_copy(update={"complete": False})
+    opened.ending.heard.add(lambda: world.desk.close_call(opened, partial))
+    decider = Decider(url="http://other:1", episode_id="ep-9", key="k")
+    wish = EpisodePreparation(lease=lease.lease, decider=decider, result=TeamResult(reward=1.0), patience_s=60)
+    await TeamDesk(world.desk.clerk).prepare(lease.episode_id, wish, "sealed")
+    assert [call.complete for call in (await world.desk.trace(lease.episode_id)).calls] == [False]
+
+
+async def test_an_end_does_not_wait_for_ever_for_the_record_of_a_call(world: World) -> None:
+    lease = await world.claim()
+    await world.call(lease)
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    ending = asyncio.create_task(world.end(lease))
+    await world.passes(RECORD_LIMIT_S / 2)
+    assert (ending.done(), opened.ending.over) == (False, True)
+    await world.passes(RECORD_LIMIT_S)
+    assert (await ending).status == "pooled"
+    assert not world.desk.close_call(opened, None)
+
+
+async def test_after_an_end_that_was_refused_calls_go_on(world: World) -> None:
+    lease = await world.claim()
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    named = (await world.sampled(opened)).model_copy(update={"agent": "planner"})
+    opened.ending.heard.add(lambda: world.desk.close_call(opened, named))
+    assert "did you mean" in (await world.refused(world.end(lease, agent_rewards={"plannr": 1.0}))).detail
+    assert not world.desk.open_call(lease.episode_id, lease.lease).ending.over
+
+
+async def test_a_lease_that_is_not_the_episodes_own_breaks_no_call_off(world: World) -> None:
+    lease = await world.claim()
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    assert (await world.refused(world.end(replace(lease, lease="other")))).code is ErrorCode.LEASE_LOST
+    assert not opened.ending.over
+
+
 async def test_evaluations_are_outside_of_pool_bounds_and_batches(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         await world.begin(batch={"max_pool_episodes": 4, "mix": {"a": {"ratio": 1}}}, limits={"steps": 1})
@@ -705,7 +759,9 @@ async def test_a_call_that_closes_during_an_end_that_fails_does_not_keep_its_epi
     pages = world.store._db.execute("PRAGMA page_count").fetchone()[0]
     world.store._db.execute(f"PRAGMA max_page_count = {pages}")
     ending = asyncio.create_task(world.refused(world.end(lease, 1.0, metadata={"note": "x" * 200_000})))
-    await asyncio.sleep(0)
+    while world.desk.clerk.book.episodes.is_open(lease.episode_id):
+        world.clock.advance(RECORD_LIMIT_S)
+        await asyncio.sleep(0)
     assert not world.desk.close_call(opened, None)
     assert (await ending).code is ErrorCode.STORAGE_FULL
     world.store._db.execute("PRAGMA max_page_count = 1000000")
