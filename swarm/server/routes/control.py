@@ -301,7 +301,7 @@ class ControlRoutes:
 
     async def checkpoint(self, request: Request) -> Response:
         wire.require(self.tokens, request, Role.ADMIN)
-        await wire.read_body(request)
+        await wire.read_body(request, wire.MAX_CONTROL_BYTES)
         written = self.desk.request_checkpoint(request.path_params["run_id"])
         return wire.answer(await wire.until_gone(request, written, self.closing))
 
@@ -315,13 +315,13 @@ class ControlRoutes:
         query = wire.decode_query(request, StatusQuery)
         if query.since is None:
             return wire.answer(await self.desk.status())
-        await wire.read_body(request)
+        await wire.read_body(request, wire.MAX_CONTROL_BYTES)
         waiting = self.desk.status(query.since, query.wait_s)
         return wire.answer(await wire.until_gone(request, waiting, self.closing))
 
     async def events(self, request: Request) -> Response:
         wire.require(self.tokens, request)
-        await wire.read_body(request)
+        await wire.read_body(request, wire.MAX_CONTROL_BYTES)
         return wire.EventStream(self._event_frames(), closing=self.closing)
 
     async def _event_frames(self) -> AsyncIterator[bytes]:

@@ -29,6 +29,8 @@ Result = TypeVar("Result")
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 MAX_BODY_BYTES = 64 * 2**20
+MAX_CONTROL_BYTES = 4 * 2**20
+"""Of a body on the control surface, which is read name by name: everybody waits meanwhile."""
 _JSON = "application/json"
 _PROBLEM = "application/problem+json"
 _STRAIGHT = "swarm.straight_send"
@@ -121,15 +123,15 @@ def _host_of(url: str) -> str:
         return ""
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, limit_bytes: int) -> bytes:
     """Raises: BodyTooLarge, before it is in memory; ClientGone."""
     parts: list[bytes] = []
     size = 0
     try:
         async for part in request.stream():
             size += len(part)
-            if size > MAX_BODY_BYTES:
-                raise BodyTooLarge(MAX_BODY_BYTES)
+            if size > limit_bytes:
+                raise BodyTooLarge(limit_bytes)
             parts.append(part)
     except ClientDisconnect as error:
         raise ClientGone("the client hung up in the middle of its request") from error
@@ -138,7 +140,7 @@ async def read_body(request: Request) -> bytes:
 
 async def decode(request: Request, model: type[Model]) -> Model:
     """The body as `model`. Raises: Refusal(invalid_spec), naming each bad field and the nearest known name."""
-    raw = await read_body(request)
+    raw = await read_body(request, MAX_CONTROL_BYTES)
     _refuse_repeated_names(raw)
     try:
         return model.model_validate_json(raw or b"{}")
@@ -147,8 +149,8 @@ async def decode(request: Request, model: type[Model]) -> Model:
 
 
 async def decode_object(request: Request, *, strict: bool = False) -> dict[str, Any]:
-    """The body as a JSON object. strict: no name may stand twice in it. Raises: Refusal(invalid_spec)."""
-    raw = await read_body(request)
+    """The body as a JSON object. strict: on the control surface; no name may stand twice in it. Raises: Refusal(invalid_spec)."""
+    raw = await read_body(request, MAX_CONTROL_BYTES if strict else MAX_BODY_BYTES)
     if strict:
         _refuse_repeated_names(raw)
     try:

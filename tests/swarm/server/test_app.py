@@ -434,13 +434,24 @@ async def test_an_agent_is_answered_under_its_episodes_key(served: Served) -> No
         assert (await served.http.get(f"/v1/models/{name}", headers=_bearer(grant["api_key"]))).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/runs"), ("PATCH", "/runs/run-1"), ("POST", "/episodes/ep-1:end")]
+)
+async def test_a_control_body_that_would_keep_everybody_waiting_is_refused(
+    served: Served, method: str, path: str
+) -> None:
+    small_objects = b'{"metadata": [' + b"{}," * (wire.MAX_CONTROL_BYTES // 3) + b"{}]}"
+    document = assert_problem(
+        await served.http.request(method, f"/swarm/v1{path}", content=small_objects), 413, "over_limit"
+    )
+    assert "larger than 4 MiB" in document["detail"]
+
+
 async def test_a_body_that_is_too_large_is_refused_with_its_limit(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grant = await served.claim(await served.start_run())
     monkeypatch.setattr(wire, "MAX_BODY_BYTES", 2**20)
-    document = assert_problem(await served.http.post("/swarm/v1/runs", content=b" " * (2**20 + 1)), 413, "over_limit")
-    assert "larger than 1 MiB" in document["detail"]
     answer = await chat(served, grant["api_key"], note="x" * 2**20)
     assert_openai_error(answer, 413, "over_limit")
     assert "larger than 1 MiB" in answer.json()["error"]["message"]
