@@ -303,7 +303,9 @@ class Clerk:
             state.passed(),
             self.situation.shown_phase,
             self.situation.engine_ready,
+            self.situation.engine_failures,
             self.situation.opened_run,
+            state.serving,
             tuple(self.situation.no_room),
             run
             and (

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from foundation.clock import ManualClock
 from swarm.engine.seam import EngineHealth
-from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, EpisodeResult
+from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, EpisodeResult, WeightsVersion
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
@@ -634,6 +634,29 @@ async def test_a_status_with_since_waits_for_a_change_or_for_its_time(world: Wor
     changed = await waiting
     assert changed.revision > status.revision
     assert changed.pool.running == 1
+
+
+async def test_a_status_with_since_hears_that_weights_are_served_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back, serve = asyncio.Event(), world.engine.serve
+
+    async def serve_late(version: WeightsVersion) -> None:
+        await back.wait()
+        await serve(version)
+
+    monkeypatch.setattr(world.engine, "serve", serve_late)
+    for ready in (False, True):
+        world.engine.tell(EngineHealth(ready=ready, failures=1))
+    await world.passes(1)
+    status = await world.desk.status()
+    assert (status.phase, status.weights_version) == (Phase.ROLLING, None)
+    waiting = asyncio.create_task(world.desk.status(status.revision, 30))
+    await world.passes(1)
+    back.set()
+    await world.pause()
+    assert waiting.done()
+    assert (await waiting).weights_version is not None
 
 
 async def test_subscribers_hear_of_changes_and_log_lines_without_secrets(world: World) -> None:
