@@ -540,6 +540,10 @@ async def test_a_patch_is_refused_when_it_is_misspelt_untunable_or_out_of_date(w
     assert misspelt.fields["errors"][0]["nearest"] == "optimizer.learning_rate"
     assert (await patch({"optimiser": {}})).fields["errors"][0]["nearest"] == "optimizer"
     assert "cannot be changed" in (await patch({"seed": 3})).detail
+    deep: dict[str, object] = {}
+    for _ in range(5_000):
+        deep = {"a": deep}
+    assert (await patch({"optimizer": deep})).fields["errors"][0]["field"] == "optimizer"
     stale = await patch({"max_staleness": 1}, if_match=7)
     assert (stale.code, stale.fields["config_version"]) == (ErrorCode.CONFIG_CONFLICT, 1)
     assert (await world.desk.report(world.run_id)).config_version == 1
