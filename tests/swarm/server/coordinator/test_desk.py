@@ -544,6 +544,12 @@ async def test_a_patch_is_refused_when_it_is_misspelt_untunable_or_out_of_date(w
     for _ in range(5_000):
         deep = {"a": deep}
     assert (await patch({"optimizer": deep})).fields["errors"][0]["field"] == "optimizer"
+    for field in ("optimizer.learning_rate", "batch.tasks", "sampling.top_p", "max_staleness"):
+        value: object = True
+        for name in reversed(field.split(".")):
+            value = {name: value}
+        told = (await patch(value)).fields["errors"]  # type: ignore[arg-type]
+        assert [(each["field"], each["problem"]) for each in told] == [(field, "should be a number, got True")]
     stale = await patch({"max_staleness": 1}, if_match=7)
     assert (stale.code, stale.fields["config_version"]) == (ErrorCode.CONFIG_CONFLICT, 1)
     assert (await world.desk.report(world.run_id)).config_version == 1
