@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import orjson
 
 from foundation.ids import derived_seed
+from foundation.strict import FieldError
 from swarm.protocol.episodes import (
     DropReason,
     EpisodeClaim,
@@ -25,6 +26,7 @@ from swarm.protocol.episodes import (
     WeightsVersion,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.problem import invalid_spec
 from swarm.server.coordinator.admission import Admission, NotYet
 from swarm.server.coordinator.batches import count_tokens
 from swarm.server.coordinator.calls import Ending, OpenCall, refuse_misspelt_agents
@@ -385,7 +387,8 @@ def result_digest(result: EpisodeResult) -> str:
         json.dumps(result.metadata, allow_nan=False)  # the other writes nothing in place of what is no number
         return digest(orjson.dumps(stated, option=orjson.OPT_SORT_KEYS))
     except (orjson.JSONEncodeError, ValueError) as error:
-        raise Refusal(ErrorCode.INVALID_SPEC, f"metadata cannot be stored: {error}; send plain JSON values") from error
+        problem = f"cannot be stored: {error}; send plain JSON values"
+        raise invalid_spec([FieldError(field="metadata", problem=problem)]) from error
 
 
 def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:

@@ -13,7 +13,7 @@ from foundation import wide_json
 from foundation.nearest import nearest
 from foundation.strict import FieldError, explain
 from swarm.engine.seam import EngineInfo
-from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.problem import invalid_spec
 from swarm.protocol.runspec import AS_STORED, TUNABLE, RunSpec, merge_patch
 from swarm.server.coordinator.batches import groups_needed
 from swarm.server.pool.rows import ConfigRow, RunRow
@@ -98,14 +98,6 @@ def judge(spec: RunSpec, info: EngineInfo) -> None:
         errors.append(FieldError(field="batch.max_pool_episodes", problem=problem))
     if errors:
         raise invalid_spec(errors)
-
-
-def invalid_spec(errors: list[FieldError]) -> Refusal:
-    return Refusal(
-        ErrorCode.INVALID_SPEC,
-        "; ".join(str(error) for error in errors),
-        errors=[error.model_dump(mode="json") for error in errors],
-    )
 
 
 def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:

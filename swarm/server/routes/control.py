@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foundation.strict import StrictModel
+from foundation.strict import FieldError, StrictModel
 from swarm.protocol.episodes import (
     DropReason,
     EpisodeAbort,
@@ -28,7 +28,8 @@ from swarm.protocol.episodes import (
     LedgerPage,
     TaskProgress,
 )
-from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.errors import ErrorCode
+from swarm.protocol.problem import invalid_spec
 from swarm.protocol.status import (
     CheckpointRef,
     QuarantineRequest,
@@ -372,7 +373,8 @@ def _if_match(header: str | None) -> int | None:
         return None
     text = header.strip().removeprefix("W/").strip('"')
     if not text.isdecimal() or len(text) > _IF_MATCH_CHARS:
-        raise Refusal(ErrorCode.INVALID_SPEC, f"If-Match must be a config_version, got {header[:80]!r}", errors=[])
+        problem = f"must be a config_version, got {header[:80]!r}"
+        raise invalid_spec([FieldError(field="If-Match", problem=problem)])
     return int(text)
 
 

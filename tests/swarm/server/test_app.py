@@ -145,6 +145,45 @@ async def test_a_name_that_stands_twice_in_a_body_is_refused(
     assert document["errors"] == [{"field": name, "problem": "stands twice in one object", "nearest": None}]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "field"),
+    [
+        ("GET", "/ledger?client_id=a&limit=2&client_id=b", {}, "client_id"),
+        ("PATCH", "/runs/run-1", {"content": b"["}, "(whole)"),
+        ("PATCH", "/runs/run-1", {"content": b"[]"}, "(whole)"),
+        ("PATCH", "/runs/run-1", {"content": b"{}", "headers": {"If-Match": "newest"}}, "If-Match"),
+        (
+            "POST",
+            "/episodes/EPISODE:end",
+            {"content": b'{"reward": 1, "metadata": {"n": NaN}, "lease": "LEASE"}'},
+            "metadata",
+        ),
+        (
+            "POST",
+            "/episodes/EPISODE:prepare",
+            {
+                "json": {
+                    "lease": "l",
+                    "decider": {"url": "http://[", "episode_id": "e", "key": "k"},
+                    "result": {"reward": 1},
+                }
+            },
+            "decider.url",
+        ),
+    ],
+)
+async def test_what_is_refused_as_invalid_names_its_field(
+    served: Served, method: str, path: str, sent: dict[str, Any], field: str
+) -> None:
+    if "EPISODE" in path:
+        grant = await served.claim(await served.start_run())
+        path = path.replace("EPISODE", grant["episode_id"])
+        if "content" in sent:
+            sent = {"content": sent["content"].replace(b"LEASE", grant["lease"].encode())}
+    answer = await served.http.request(method, f"/swarm/v1{path}", **sent)
+    assert [error["field"] for error in assert_problem(answer, 422, "invalid_spec")["errors"]] == [field]
+
+
 async def test_a_misspelt_query_parameter_is_refused(served: Served) -> None:
     document = assert_problem(await served.http.get("/swarm/v1/ledger?tsk_id=t"), 422, "invalid_spec")
     assert document["errors"][0]["nearest"] == "task_id"

@@ -384,6 +384,9 @@ async def test_a_misspelt_agent_gets_no_reward_and_one_that_was_not_called_may(w
     with pytest.raises(Refusal, match="did you mean that one") as refused:
         await world.end(lease, 0.5, agent_rewards={"plannr": 1.0})
     assert refused.value.code == ErrorCode.INVALID_SPEC
+    assert [(each["field"], each["nearest"]) for each in refused.value.fields["errors"]] == [
+        ("agent_rewards.plannr", "planner")
+    ]
     await world.end(lease, 0.5, agent_rewards={"planner": 1.0, "planner-2": 0.0, "critic": 0.5})
 
 
