@@ -22,7 +22,7 @@ from swarm.protocol.status import CheckpointRef, Failure, Phase, ServerStatus
 from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.episodes import GrantedLease
 from swarm.server.coordinator.feed import Feed, Throughput, within
-from swarm.server.coordinator.leases import LeaseClock
+from swarm.server.coordinator.leases import LeaseClock, LiveEpisode
 from swarm.server.coordinator.runs import refused_now
 from swarm.server.coordinator.state import Restoration, Situation
 from swarm.server.coordinator.waiting import Waiter, Waiting
@@ -34,6 +34,8 @@ from swarm.server.pool.store import PoolStore
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PAUSE_AFTER_FAILED_WRITE_S = 1.0
+RECORD_LIMIT_S = 2.0
+"""So long an episode's end waits for the records of calls that it broke off."""
 POOL = "the pool"
 """What there may be no room for."""
 
@@ -56,6 +58,8 @@ class Clerk:
         self._slow_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pool-read")
         self.doubt = asyncio.Event()
         """Set when a prepared episode must ask its decider."""
+        self.call_closed = asyncio.Event()
+        """Set at the end of each call."""
         self._work = asyncio.Event()
         self._rearm = asyncio.Event()
         self._armed_for: float | None = None
@@ -123,6 +127,23 @@ class Clerk:
     async def settled(self) -> None:
         """Return when everything decided so far is on disk. Codes: storage_full."""
         await asyncio.shield(self._commit.last())
+
+    async def break_off_calls(self, episode_id: str, lease: str) -> None:
+        """Stop the open calls of an episode that is about to end, and wait until they are recorded. Codes: lease_lost."""
+        live = self._book.state.live.get(episode_id)
+        if live is None or not live.open_since:
+            return
+        calls = set(live.open_since)
+        try:
+            self._book.episodes.break_off(episode_id, lease)
+        finally:
+            self.turn()
+        await within(self.clock, RECORD_LIMIT_S, self._until_closed(live, calls))
+
+    async def _until_closed(self, live: LiveEpisode, calls: set[int]) -> None:
+        while not calls.isdisjoint(live.open_since):
+            self.call_closed.clear()
+            await self.call_closed.wait()
 
     def want_checkpoint(self, run_id: str) -> asyncio.Future[CheckpointRef]:
         """Ask the conductor for a checkpoint of the current run's newest step."""
@@ -282,7 +303,9 @@ class Clerk:
             state.passed(),
             self.situation.shown_phase,
             self.situation.engine_ready,
+            self.situation.engine_failures,
             self.situation.opened_run,
+            state.serving,
             tuple(self.situation.no_room),
             run
             and (

@@ -273,7 +273,11 @@ class Desk:
             self.clerk.turn()
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
-        """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, storage_full."""
+        """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, storage_full.
+
+        Calls that are open are broken off and recorded as such: the client may have hung up on them just now.
+        """
+        await self.clerk.break_off_calls(episode_id, result.lease)
         if not self._book.episodes.is_open(episode_id):
             return late_end(await self._closed(episode_id), episode_id, result)
         return await self.clerk.carry_out(lambda book: book.episodes.end(episode_id, result))
@@ -326,6 +330,7 @@ class Desk:
         try:
             return self._book.episodes.close_call(call, records)
         finally:
+            self.clerk.call_closed.set()
             self.clerk.turn()
 
     # -- what happened ----------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import DropReason, EpisodeState
 from swarm.protocol.status import Failure, Phase
 from swarm.server.coordinator.batches import draw, most_flat, one_batch
-from swarm.server.coordinator.calls import Ending
 from swarm.server.coordinator.groups import Group, Groups
 from swarm.server.coordinator.leases import Deadlines, LeaseClock, LiveEpisode
 from swarm.server.coordinator.mix import Awaited, Turns, family_of, in_force
@@ -190,8 +189,6 @@ class BookState:
             group.running[row.slot] = row.episode_id
         taken = live or LiveEpisode(row=row, lease="", idle_limit_s=0.0, idle_at=now)
         taken.row, taken.cached_entry = row, None
-        if taken.ending.over:  # its end could not be written
-            taken.ending = Ending()
         self.live[row.episode_id] = taken
         if live is None:
             return

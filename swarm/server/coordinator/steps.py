@@ -89,16 +89,22 @@ class StepBook:
             return NextDuty(Duty.CHECKPOINT)
         if run.row.status == "running" and run.limit_reached(now):
             return NextDuty(Duty.CHECKPOINT if behind else Duty.COMPLETE)
-        if run.row.status == "running" and self._batch(run) is not None:
+        if self._may_step(run):
             return NextDuty(Duty.STEP)
         return NextDuty(Duty.WAIT, until=self._wake_at(run))
+
+    def _may_step(self, run: Run) -> bool:
+        """Whether a batch is complete, and may be trained."""
+        limited = run.limit_reached(self._state.clock.now()) is not None
+        return run.row.status == "running" and not limited and self._batch(run) is not None
 
     def _drained(self, run: Run) -> bool:
         """Whether a stop was asked for and nothing stands in its way. (Its last checkpoint is the caller's to write.)"""
         wanted_at = run.row.stop_requested_at
         if wanted_at is None:
             return False
-        return not self._still_open(run) or self._state.clock.now() >= wanted_at + run.spec.limits.drain_limit_s
+        late = self._state.clock.now() >= wanted_at + run.spec.limits.drain_limit_s
+        return late or not (self._still_open(run) or self._may_step(run))
 
     def _still_open(self, run: Run) -> int:
         """Episodes of the run that are running or prepared. (Those of runs before it may wait for other servers.)"""

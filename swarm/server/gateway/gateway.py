@@ -149,6 +149,7 @@ class Gateway:
                 if isinstance(error, RequestRefused):
                     self._drop(request)
                 raise
+            self._give_up(request)  # before the client takes what it is told, for which nothing waits
             for frame in telling.broken(answer_of(error)):
                 yield frame
         finally:
@@ -334,7 +335,7 @@ async def _next(request: _Request, events: AsyncIterator[Answer]) -> Answer | No
 
 
 def _lost(call: OpenCall) -> Refusal:
-    text = f"episode {call.episode_id!r} ended while this call was sampled; nothing was kept"
+    text = f"episode {call.episode_id!r} ended while this call was sampled: it has no answer"
     return Refusal(ErrorCode.LEASE_LOST, text)
 
 

@@ -281,6 +281,22 @@ async def test_a_stop_lets_running_episodes_finish_checkpoints_and_goes_idle(tmp
         assert (await world.desk.stop_run(run_id)).status == "stopped"
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+async def test_a_stop_trains_the_batches_that_the_last_episode_completes(tmp_path: Path, batches: int) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin(limits={"steps": None}, max_staleness=1)
+        played = [(f"t-{number}", reward) for number in range(2 * batches) for reward in (0.0, 1.0)]
+        held = [(await world.claim(task), reward) for task, reward in played]
+        await world.desk.stop_run(run_id)
+        for lease, _ in held:
+            await world.call(lease)
+        await asyncio.gather(*(world.end(lease, reward) for lease, reward in held))
+        await world.until_status("stopped")
+        steps = [step for step in range(1, batches + 1) for _ in range(4)]
+        assert await world.states() == [f"trained {step}" for step in steps]
+        assert (await world.desk.report(run_id)).checkpoints[-1].step == batches
+
+
 async def test_a_stop_does_not_wait_longer_than_its_drain_limit(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         run_id = await world.begin(limits={"drain_limit_s": 50})

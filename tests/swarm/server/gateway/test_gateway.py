@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -236,6 +237,25 @@ def test_a_client_that_hangs_up_leaves_a_partial_record(
         assert 0 < len(call.sampled_ids) == len(call.logprobs) < 150
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_call_that_is_hung_up_on_just_before_the_end_leaves_a_partial_record(
+    serve: Callable[[Engine], AbstractContextManager[Served]], stream: bool
+) -> None:
+    engine = StalledEngine(tokens=2)
+    with serve(engine) as served:
+        episode = served.claim()
+        address, key = httpx.URL(episode.grant["base_url"]), episode.grant["api_key"]
+        asked = json.dumps(body(stream=stream))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        with socket.create_connection((address.host, address.port)) as agent:
+            agent.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n{asked}".encode())
+            assert engine.stalled.wait(10)
+        assert episode.end().json()["status"] == "pooled"
+        entry, calls = episode.trace().entry, episode.trace().calls
+        assert (entry.state, [call.complete for call in calls]) == ("ended", [False])
+        assert bool(calls[0].sampled_ids) == stream
+
+
 class HaltingEngine(EchoEngine):
     """Stops at the second token after the end of the first of several choices."""
 
@@ -313,9 +333,11 @@ class StalledEngine(EchoEngine):
     def __init__(self, tokens: int) -> None:
         super().__init__(model="echo")
         self.tokens = tokens
+        self.stalled = threading.Event()
         self.stopped = threading.Event()
 
     async def _stall(self) -> None:
+        self.stalled.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -351,7 +373,7 @@ def test_a_stream_ends_at_once_when_its_episode_does(
             at_the_first_token(episode, close)
         assert told.value.code == "lease_lost"
         assert engine.stopped.wait(10)
-        assert episode.trace().calls == []
+        assert [call.complete for call in episode.trace().calls] == ([False] if over == "end" else [])
 
 
 def at_the_first_token(episode: Episode, do: Callable[[], object]) -> None:
