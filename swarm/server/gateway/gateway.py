@@ -212,8 +212,9 @@ class Gateway:
         self, rules: Dialect, asked: list[dict[str, Any]], call: OpenCall, agent: str | None
     ) -> list[Taking]:
         takings: list[Taking] = []
+        dialect = rules.form.engine_dialect
         for body in asked:
-            prompt = await self._patiently(partial(self._prompts.of, body, agent, call.earlier))
+            prompt = await self._patiently(partial(self._prompts.of, dialect, body, agent, call.earlier))
             first = len(takings) * rules.form.choices(body)
             takings.append(Taking(call=call, agent=agent, dialect=rules, body=body, prompt=prompt, first=first))
         return takings

@@ -117,6 +117,18 @@ def test_text_logprobs_and_echo_are_told_as_openai_tells_them(served: Served) ->
     assert not episode.trace().calls[-1].answer["choices"][0]["text"].startswith("Repeat")
 
 
+@pytest.mark.parametrize("prompt", [5, "Repeat red"])
+def test_what_only_the_other_form_reads_changes_nothing(served: Served, prompt: Any) -> None:
+    episode = served.claim()
+    chat: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "Repeat blue"}]}
+    said = episode.raw(chat | {"prompt": prompt}).raise_for_status().json()["choices"][0]["message"]
+    for messages in (0.5, [*chat["messages"], said, {"role": "user", "content": "Repeat green"}]):
+        body = {"model": "policy", "prompt": "Repeat red", "messages": messages}
+        episode.raw(body, path="completions").raise_for_status()
+    for call in episode.trace().calls[1:]:
+        assert (call.prompt_ids, call.parent_call_id, call.fork_cause) == (list(b"Repeat red"), None, None)
+
+
 @pytest.mark.parametrize("prompt", [None, 5, [], [[]], ["a", [1]], [-1], {"a": 1}])
 def test_what_is_no_prompt_is_refused(served: Served, prompt: Any) -> None:
     episode = served.claim()
