@@ -129,6 +129,13 @@ async def test_a_lease_that_is_not_the_episodes_own_is_refused(world: World) -> 
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
+async def test_an_empty_key_of_an_end_is_none(world: World) -> None:
+    lease = await world.claim()
+    await world.call(lease)
+    await world.end(lease, 0.5, idempotency_key="")
+    assert (await world.refused(world.end(lease, 1.0, idempotency_key=""))).code is ErrorCode.LEASE_LOST
+
+
 async def test_a_repeated_end_is_answered_already_ended(world: World) -> None:
     lease = await world.claim()
     await world.call(lease)
@@ -424,6 +431,16 @@ async def test_the_same_key_starts_one_run(world: World) -> None:
     assert await world.desk.create_run(request, by="tester") == first
     other = RunRequest(spec=spec(seed=9), idempotency_key="k")
     assert (await world.refused(world.desk.create_run(other, by="tester"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
+
+
+async def test_an_empty_key_starts_another_run(world: World) -> None:
+    request = RunRequest(spec=spec(), idempotency_key="")
+    started = [world.run_id]
+    for _ in range(2):
+        await world.desk.stop_run(started[-1])
+        await world.until_phase(Phase.IDLE)
+        started.append((await world.desk.create_run(request, by="tester")).run_id)
+    assert len(set(started)) == 3
 
 
 async def test_the_same_key_finds_the_run_that_a_version_without_some_field_started(tmp_path: Path) -> None:
