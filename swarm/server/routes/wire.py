@@ -161,9 +161,10 @@ async def decode_object(request: Request, *, strict: bool = False) -> dict[str, 
 
 
 def decode_query(request: Request, model: type[Model]) -> Model:
-    """The query string as `model`. Raises: Refusal(invalid_spec)."""
+    """The query string as `model`; a known name without a value is left out. Raises: Refusal(invalid_spec)."""
+    given = {name: value for name, value in request.query_params.items() if value or name not in model.model_fields}
     try:
-        return model.model_validate(dict(request.query_params))
+        return model.model_validate(given)
     except ValidationError as error:
         raise _invalid(error, model) from error
 
