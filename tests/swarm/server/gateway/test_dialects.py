@@ -139,6 +139,15 @@ def test_what_is_no_prompt_is_refused(served: Served, prompt: Any) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tools", 0.5), ("tools", [5]), ("tools", [{"function": "x"}]), ("tool_choice", 5), ("tool_choice", [])],
+)
+def test_tools_of_a_text_are_refused_where_they_are_none(served: Served, name: str, value: Any) -> None:
+    answer = served.claim().raw({"model": "policy", "prompt": "Repeat red", name: value}, path="completions")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
 # -- responses ----------------------------------------------------------------------------------------------------------
 
 

@@ -54,6 +54,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "completions": {
         "prompt": ["Repeat red", "Repeat blue"],
         "messages": [{"role": "user", "content": "Repeat green"}],
+        "tools": [{"type": "function", "function": {"name": "say", "parameters": SCHEMA}}],
+        "tool_choice": {"type": "function", "function": {"name": "say"}},
         "n": 2,
         "logprobs": 1,
         "echo": False,
