@@ -23,7 +23,7 @@ from swarm.server.gateway.anthropic_messages import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
 from swarm.server.gateway.dialect import Dialect, Telling, check_depth
-from swarm.server.gateway.errors import answer_of, unknown_model
+from swarm.server.gateway.errors import answer_of, bad_request, unknown_model
 from swarm.server.gateway.merged import Over, closing, merged, together, until_over
 from swarm.server.gateway.prompts import Prompts
 from swarm.server.gateway.records import Records, Taking
@@ -222,7 +222,9 @@ class Gateway:
     def _agent(self, body: dict[str, Any], headers: Mapping[str, str]) -> str | None:
         """Who asks: the header, or what follows the model's name. Raises: RequestRefused, another model."""
         wanted = body.get("model")
-        agent = agent_behind(wanted, self._engine.info.model) if isinstance(wanted, str) and wanted else None
+        if not isinstance(wanted, str | None):
+            raise bad_request(f"model must be a text, got {wanted!r}", "model")
+        agent = agent_behind(wanted, self._engine.info.model) if wanted else None
         return _text(headers.get(_AGENT_HEADER, "")) or agent or None
 
     # -- sampling -------------------------------------------------------------------------------------------------

@@ -125,6 +125,9 @@ def test_another_model_is_refused_and_counts_nothing(served: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="messages") as malformed:
         episode.sdk.chat.completions.create(model="policy", messages=[])
     assert malformed.value.code is None
+    for model in (5, 0, False, ["x"], {}):
+        answer = episode.raw(body(model=model))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
     assert episode.trace().calls == []
 
 
