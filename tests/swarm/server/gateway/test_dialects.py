@@ -451,6 +451,15 @@ def test_messages_tell_where_they_stopped(served: Served, stream: bool) -> None:
     assert (cut.stop_reason, cut.stop_sequence) == ("max_tokens", None)
 
 
+def test_anthropics_sdk_lists_the_hosted_model(served: Served) -> None:
+    models = served.claim().claude.models
+    assert [model.id for model in models.list()] == [models.retrieve("policy").id] == ["echo"]
+    for name in ("gpt-0", "v1/models"):
+        with pytest.raises(anthropic.NotFoundError) as refused:
+            models.retrieve(name)
+        assert refused.value.type == "not_found_error"
+
+
 def test_errors_come_in_the_dialects_own_envelope(served: Served) -> None:
     episode = served.claim()
     asked: list[Any] = [{"role": "user", "content": "Repeat red"}]
