@@ -381,7 +381,9 @@ async def test_the_openapi_document_declares_the_codes_that_are_answered(served:
         ("/ledger/summary", "?stepp=1"),
         ("/tasks", "?stepp=1"),
         ("/runs/{run_id}", "?since_step=x"),
+        ("/episodes/{episode_id}", "?text=true"),
         ("/episodes/{episode_id}/trace", "?text=so"),
+        ("/events", "?since=1"),
     ):
         url = path.format(run_id=run_id, episode_id=grant["episode_id"]) + query
         await refused("GET", path, "invalid_spec", url)
