@@ -7,6 +7,7 @@ import contextlib
 import math
 import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -21,6 +22,7 @@ from swarm.protocol.status import Phase, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 from swarm.server.coordinator.desk import GrantedLease
 from swarm.server.coordinator.leases import digest
+from swarm.server.coordinator.runs import judge
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
@@ -478,6 +480,19 @@ async def test_a_spec_that_this_server_cannot_carry_out_names_each_bad_field(wor
     assert refusal.code is ErrorCode.INVALID_SPEC
     fields = [error["field"] for error in refusal.fields["errors"]]
     assert fields == ["model", "max_model_len", "batch.max_pool_episodes"]
+
+
+def test_a_spec_may_name_the_folder_that_is_hosted(tmp_path: Path) -> None:
+    folder, link = tmp_path / "foo", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    info = replace(FaultyEngine().info, model="foo", folder=folder)
+    for model in (None, "foo", str(folder), str(link)):
+        judge(spec(model=model), info)
+    for model in (str(tmp_path), str(tmp_path / "none"), "foo\0", "~nobody-of-this-name/foo"):
+        with pytest.raises(Refusal) as refused:
+            judge(spec(model=model), info)
+        assert str(folder) not in refused.value.detail
 
 
 async def test_a_patch_under_which_fewer_groups_than_a_batch_fill_the_pool_does_not_stop_the_run(
