@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import Any
 
 from pydantic import ValidationError
@@ -87,7 +86,7 @@ def refused_now(run: Run) -> str | None:
 def judge(spec: RunSpec, info: EngineInfo) -> None:
     """Refuse a spec that this server cannot carry out. Codes: invalid_spec{errors}."""
     errors: list[FieldError] = []
-    if spec.model is not None and spec.model not in (info.model, PurePath(info.model).name):
+    if spec.model is not None and not info.is_named(spec.model):
         errors.append(FieldError(field="model", problem=f"this server hosts {info.model!r}; leave it out to use that"))
     if spec.max_model_len is not None and spec.max_model_len > info.max_model_len:
         problem = f"the engine was started with at most {info.max_model_len} tokens"

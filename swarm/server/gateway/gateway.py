@@ -23,7 +23,7 @@ from swarm.server.gateway.anthropic_messages import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
 from swarm.server.gateway.dialect import Dialect, Telling, check_depth
-from swarm.server.gateway.errors import answer_of, unknown_model
+from swarm.server.gateway.errors import answer_of, bad_request, unknown_model
 from swarm.server.gateway.merged import Over, closing, merged, together, until_over
 from swarm.server.gateway.prompts import Prompts
 from swarm.server.gateway.records import Records, Taking
@@ -213,8 +213,9 @@ class Gateway:
         self, rules: Dialect, asked: list[dict[str, Any]], call: OpenCall, agent: str | None
     ) -> list[Taking]:
         takings: list[Taking] = []
+        dialect = rules.form.engine_dialect
         for body in asked:
-            prompt = await self._patiently(partial(self._prompts.of, body, agent, call.earlier))
+            prompt = await self._patiently(partial(self._prompts.of, dialect, body, agent, call.earlier))
             first = len(takings) * rules.form.choices(body)
             takings.append(Taking(call=call, agent=agent, dialect=rules, body=body, prompt=prompt, first=first))
         return takings
@@ -222,7 +223,9 @@ class Gateway:
     def _agent(self, body: dict[str, Any], headers: Mapping[str, str]) -> str | None:
         """Who asks: the header, or what follows the model's name. Raises: RequestRefused, another model."""
         wanted = body.get("model")
-        agent = agent_behind(wanted, self._engine.info.model) if isinstance(wanted, str) and wanted else None
+        if not isinstance(wanted, str | None):
+            raise bad_request(f"model must be a text, got {wanted!r}", "model")
+        agent = agent_behind(wanted, self._engine.info.model) if wanted else None
         return _text(headers.get(_AGENT_HEADER, "")) or agent or None
 
     # -- sampling -------------------------------------------------------------------------------------------------

@@ -56,6 +56,10 @@ _IF_MATCH_CHARS = 20
 """No config_version has more digits."""
 
 
+class NoQuery(StrictModel):
+    """Nothing can be asked for in the query string."""
+
+
 class StatusQuery(StrictModel):
     since: int | None = None
     wait_s: Annotated[float, Field(ge=0, le=120)] = 30.0
@@ -131,7 +135,7 @@ class ControlRoutes:
             _post(f"{_EPISODE}:end", self.end, "End it with a reward, durably", EpisodeResult, EpisodeReceipt, ended),
             _post(f"{_EPISODE}:abort", self.abort, "Drop it and offer its slot again", EpisodeAbort, LedgerEntry, lost),
             _post(f"{_EPISODE}:renew", self.renew, "Extend its lease", EpisodeRenewal, LeaseRenewed, lost),
-            _get(_EPISODE, self.entry, "Its status and fate", LedgerEntry),
+            _get(_EPISODE, self.entry, "Its status and fate", LedgerEntry, NoQuery),
             _get(f"{_EPISODE}/trace", self.trace, "Every call, token by token", EpisodeTrace, TraceQuery),
         ]
 
@@ -195,6 +199,7 @@ class ControlRoutes:
                 endpoint=self.events,
                 summary="Statuses and log lines as server-sent events",
                 media_type="text/event-stream",
+                query=NoQuery,
             ),
             Operation(
                 method="GET",
@@ -254,6 +259,7 @@ class ControlRoutes:
 
     async def entry(self, request: Request) -> Response:
         wire.require(self.tokens, request)
+        wire.decode_query(request, NoQuery)
         return wire.answer(await self.desk.entry(request.path_params["episode_id"]))
 
     async def trace(self, request: Request) -> Response:
@@ -322,6 +328,7 @@ class ControlRoutes:
 
     async def events(self, request: Request) -> Response:
         wire.require(self.tokens, request)
+        wire.decode_query(request, NoQuery)
         await wire.read_body(request, wire.MAX_CONTROL_BYTES)
         return wire.EventStream(self._event_frames(), closing=self.closing)
 

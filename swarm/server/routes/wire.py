@@ -166,13 +166,17 @@ async def decode_object(request: Request, *, strict: bool = False) -> dict[str, 
 
 
 def decode_query(request: Request, model: type[Model]) -> Model:
-    """The query string as `model`. Raises: Refusal(invalid_spec), also for a name that stands twice."""
+    """The query string as `model`; a known name without a value is left out.
+
+    Raises: Refusal(invalid_spec), also for a name that stands twice.
+    """
     stated = Counter(name for name, _ in request.query_params.multi_items())
     repeated = [name for name, times in stated.items() if times > 1]
     if repeated:
         raise invalid_spec([FieldError(field=name, problem="stands twice in the query") for name in repeated])
+    given = {name: value for name, value in request.query_params.items() if value or name not in model.model_fields}
     try:
-        return model.model_validate(dict(request.query_params))
+        return model.model_validate(given)
     except ValidationError as error:
         raise _invalid(error, model) from error
 

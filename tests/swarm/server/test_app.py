@@ -189,6 +189,22 @@ async def test_a_misspelt_query_parameter_is_refused(served: Served) -> None:
     assert document["errors"][0]["nearest"] == "task_id"
 
 
+async def test_a_query_parameter_without_a_value_is_left_out(served: Served) -> None:
+    grant = await served.claim(await served.start_run())
+    await chat(served, grant["api_key"])
+    end = {"lease": grant["lease"], "reward": 1.0}
+    await served.http.post(f"/swarm/v1/episodes/{grant['episode_id']}:end", json=end)
+    for path, query in (
+        ("tasks", "client_id=&mix="),
+        ("ledger", "step=&client_id=&task_id=&reason=&limit="),
+        ("ledger/summary", "step=&state="),
+    ):
+        answer = await served.http.get(f"/swarm/v1/{path}?{query}")
+        assert answer.status_code == 200
+        assert answer.json() == (await served.http.get(f"/swarm/v1/{path}")).json() != []
+    assert_problem(await served.http.get("/swarm/v1/ledger?tsk_id="), 422, "invalid_spec")
+
+
 async def test_unknown_routes_and_methods_are_problems_that_help(served: Served) -> None:
     document = assert_problem(await served.http.get("/swarm/v1/statu"), 404, "not_found")
     assert "/swarm/v1/status" in document["detail"]
@@ -404,7 +420,9 @@ async def test_the_openapi_document_declares_the_codes_that_are_answered(served:
         ("/ledger/summary", "?stepp=1"),
         ("/tasks", "?stepp=1"),
         ("/runs/{run_id}", "?since_step=x"),
+        ("/episodes/{episode_id}", "?text=true"),
         ("/episodes/{episode_id}/trace", "?text=so"),
+        ("/events", "?since=1"),
     ):
         url = path.format(run_id=run_id, episode_id=grant["episode_id"]) + query
         await refused("GET", path, "invalid_spec", url)

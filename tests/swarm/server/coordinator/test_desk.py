@@ -23,6 +23,7 @@ from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 from swarm.server.coordinator.clerk import RECORD_LIMIT_S
 from swarm.server.coordinator.desk import GrantedLease
 from swarm.server.coordinator.leases import digest
+from swarm.server.coordinator.runs import judge
 from swarm.server.coordinator.team_desk import TeamDesk
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
@@ -130,6 +131,13 @@ async def test_a_lease_that_is_not_the_episodes_own_is_refused(world: World) -> 
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_empty_key_of_an_end_is_none(world: World) -> None:
+    lease = await world.claim()
+    await world.call(lease)
+    await world.end(lease, 0.5, idempotency_key="")
+    assert (await world.refused(world.end(lease, 1.0, idempotency_key=""))).code is ErrorCode.LEASE_LOST
 
 
 async def test_a_repeated_end_is_answered_already_ended(world: World) -> None:
@@ -483,6 +491,16 @@ async def test_the_same_key_starts_one_run(world: World) -> None:
     assert (await world.refused(world.desk.create_run(other, by="tester"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
 
 
+async def test_an_empty_key_starts_another_run(world: World) -> None:
+    request = RunRequest(spec=spec(), idempotency_key="")
+    started = [world.run_id]
+    for _ in range(2):
+        await world.desk.stop_run(started[-1])
+        await world.until_phase(Phase.IDLE)
+        started.append((await world.desk.create_run(request, by="tester")).run_id)
+    assert len(set(started)) == 3
+
+
 async def test_the_same_key_finds_the_run_that_a_version_without_some_field_started(tmp_path: Path) -> None:
     engine, clock = FaultyEngine(), ManualClock()
     request = RunRequest(spec=spec(), idempotency_key="k")
@@ -518,6 +536,19 @@ async def test_a_spec_that_this_server_cannot_carry_out_names_each_bad_field(wor
     assert refusal.code is ErrorCode.INVALID_SPEC
     fields = [error["field"] for error in refusal.fields["errors"]]
     assert fields == ["model", "max_model_len", "batch.max_pool_episodes"]
+
+
+def test_a_spec_may_name_the_folder_that_is_hosted(tmp_path: Path) -> None:
+    folder, link = tmp_path / "foo", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    info = replace(FaultyEngine().info, model="foo", folder=folder)
+    for model in (None, "foo", str(folder), str(link)):
+        judge(spec(model=model), info)
+    for model in (str(tmp_path), str(tmp_path / "none"), "foo\0", "~nobody-of-this-name/foo"):
+        with pytest.raises(Refusal) as refused:
+            judge(spec(model=model), info)
+        assert str(folder) not in refused.value.detail
 
 
 async def test_a_patch_under_which_fewer_groups_than_a_batch_fill_the_pool_does_not_stop_the_run(

@@ -106,6 +106,13 @@ async def test_a_complete_run_can_be_restored_to_the_hosted_model(tmp_path: Path
         await world.until_status("complete")
 
 
+async def test_an_empty_key_restores_each_time(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 1, "keep": 5})
+        await steps(world, 1, 1)
+        assert [await restored(world, 0, key="") for _ in range(2)] == [1, 2]
+
+
 async def test_a_failed_run_can_be_restored_and_trained_differently(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         await world.begin(limits={"steps": 3})

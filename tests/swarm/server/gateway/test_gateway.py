@@ -126,6 +126,9 @@ def test_another_model_is_refused_and_counts_nothing(served: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="messages") as malformed:
         episode.sdk.chat.completions.create(model="policy", messages=[])
     assert malformed.value.code is None
+    for model in (5, 0, False, ["x"], {}):
+        answer = episode.raw(body(model=model))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
     assert episode.trace().calls == []
 
 
@@ -173,6 +176,24 @@ def test_an_equal_key_gives_the_recorded_answer_and_another_body_is_a_conflict(s
     assert first.json() == again.json()
     assert other.status_code == 409
     assert other.json()["error"]["code"] == "idempotency_conflict"
+    assert len(episode.trace().calls) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"messages": [{"role": "user", "content": "x" * 40_000}]}, {"temperature": -1}],
+    ids=["too long", "impossible"],
+)
+def test_the_key_of_a_request_that_was_refused_is_free_for_the_corrected_one(
+    served: Served, wrong: dict[str, Any], stream: bool
+) -> None:
+    episode = served.claim()
+    key = {"Idempotency-Key": "k"}
+    assert episode.raw(body(stream=stream) | wrong, **key).status_code == 400
+    answer = episode.raw(body(), **key).raise_for_status().json()
+    assert episode.raw(body(), **key).json() == answer
+    assert episode.raw(body() | wrong, **key).status_code == 409
     assert len(episode.trace().calls) == 1
 
 
