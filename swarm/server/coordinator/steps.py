@@ -196,10 +196,11 @@ class StepBook:
         if run is None or run.run_id != run_id:
             raise ValueError(f"a checkpoint of {run_id!r}, which is not the run of this server")
         if step > 0 and step not in run.row.checkpoints:
+            kept = run.kept_step
             run.row.checkpoints = kept_steps([*run.row.checkpoints, step], run.spec.checkpoint.keep, best)
             state.changes += [
                 PutRun(run.row),
-                KeepSteps(run_id, step),
+                KeepSteps(run_id, kept, step),
                 FreeCalls(run_id, run.oldest_kept_step, state.next_episode_seq - TRACES_KEPT),
             ]
         state.situation.checkpoint_wanted = False
@@ -322,7 +323,8 @@ class StepBook:
         state, run = self._state, self._state.run
         assert run is not None
         run.row.status, run.row.reason, run.row.ended_at = "failed", reason, state.clock.now()
-        state.changes.append(DropUnkept(run.run_id, f"trained in no step that was kept: the run failed: {reason}"))
+        detail = f"trained in no step that was kept: the run failed: {reason}"
+        state.changes.append(DropUnkept(run.run_id, run.kept_step, detail))
         state.journalled = None
         self._release(run, "the run failed")
         state.log.append(f"run {run.run_id} failed: {reason}")
