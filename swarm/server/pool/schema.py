@@ -85,8 +85,9 @@ CREATE TABLE IF NOT EXISTS versions (
 CREATE TABLE IF NOT EXISTS teams (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS episodes_held_out ON episodes (run_id, claimed_step) WHERE kind = 'eval';
 CREATE INDEX IF NOT EXISTS episodes_prepared ON episodes (state) WHERE state = 'prepared';
+CREATE INDEX IF NOT EXISTS steps_by_number ON steps (run_id, step);
 """
-"""Tables that a pool of this version may lack, when an older server made it."""
+"""Tables and indices that a pool of this version may lack, when an older server made it."""
 
 EPISODE_COLUMNS = (
     "seq, episode_id, run_id, kind, task_id, mix, client_id, group_id, slot, ordinal, claimed_step, claimed_at, "
