@@ -26,7 +26,6 @@ from swarm.server.coordinator.versions import Versions
 from swarm.server.pool.rows import (
     ConfigRow,
     DropUnkept,
-    FreeCalls,
     KeepSteps,
     PutConfig,
     PutGroup,
@@ -36,9 +35,6 @@ from swarm.server.pool.rows import (
     SetFate,
     StepRow,
 )
-
-TRACES_KEPT = 2_000
-"""Of this many newest episodes the calls are kept, though no replay needs them, so that people can look at them."""
 
 
 class Duty(Enum):
@@ -198,11 +194,7 @@ class StepBook:
         if step > 0 and step not in run.row.checkpoints:
             kept = run.kept_step
             run.row.checkpoints = kept_steps([*run.row.checkpoints, step], run.spec.checkpoint.keep, best)
-            state.changes += [
-                PutRun(run.row),
-                KeepSteps(run_id, kept, step),
-                FreeCalls(run_id, run.oldest_kept_step, state.next_episode_seq - TRACES_KEPT),
-            ]
+            state.changes += [PutRun(run.row), KeepSteps(run_id, kept, step)]
         state.situation.checkpoint_wanted = False
         state.turned = True
 
@@ -239,8 +231,7 @@ class StepBook:
         state.eval_ordinals = {}
         state.flat_groups = 0
         state.situation.checkpoint_wanted = False
-        traces_from = state.next_episode_seq - TRACES_KEPT
-        state.changes += [PutRun(row), PutConfig(config), FreeCalls(row.run_id, 0, traces_from)]
+        state.changes += [PutRun(row), PutConfig(config)]
         state.turned = True
         state.log.append(f"run {row.run_id} started by {by}")
         return state.run
