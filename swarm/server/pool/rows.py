@@ -390,7 +390,7 @@ class Snapshot:
     groups_by_task: dict[str, int]
     """How many groups of each task the run has opened."""
     eval_ordinals: list[tuple[str, int]]
-    """(task_id, ordinal) of the run's eval episodes at `step` that run or ended."""
+    """(task_id, ordinal) of the run's eval episodes at `step` that ended and count."""
     tokens: int
     """Sampled by closed episodes of the run."""
     versions: list[VersionRow]
