@@ -26,7 +26,7 @@ def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, 
 
 @dataclass(slots=True)
 class Ending:
-    """Whether an episode is over. heard: to be called once it is."""
+    """Whether an episode, or the server's work, is over. heard: to be called once it is."""
 
     over: bool = False
     heard: set[Callable[[], None]] = field(default_factory=set)
