@@ -28,7 +28,7 @@ def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, 
 
 @dataclass(slots=True)
 class Ending:
-    """Whether an episode is over, or about to end. heard: to be called once it is."""
+    """Whether an episode is over, or about to end, or the server's work is. heard: to be called once it is."""
 
     over: bool = False
     heard: set[Callable[[], None]] = field(default_factory=set)

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +27,7 @@ from swarm.server.coordinator.state import Restoration, Situation
 from swarm.server.coordinator.waiting import Waiter, Waiting
 from swarm.server.pool.commit import GroupCommit
 from swarm.server.pool.reader import PoolReader
+from swarm.server.pool.reading import ReadThread
 from swarm.server.pool.rows import PutMeta
 from swarm.server.pool.store import PoolStore
 
@@ -54,8 +54,8 @@ class Clerk:
         self._info = info
         self._book, self.server_id = self._first_load()
         self._commit = GroupCommit(store, self._reload)
-        self._slow_reader = PoolReader(store.path)
-        self._slow_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pool-read")
+        self._reads = ReadThread(store.path, "pool-read")
+        self._searches = ReadThread(store.path, "pool-search")
         self.doubt = asyncio.Event()
         """Set when a prepared episode must ask its decider."""
         self.call_closed = asyncio.Event()
@@ -117,8 +117,8 @@ class Clerk:
             await asyncio.gather(self._watch, return_exceptions=True)
         await self.feed.close()
         await self._commit.close()
-        self._slow_thread.shutdown()
-        self._slow_reader.close()
+        self._reads.close()
+        self._searches.close()
         self.store.close()
 
     def status(self) -> ServerStatus:
@@ -191,8 +191,12 @@ class Clerk:
         return result
 
     async def read(self, query: Callable[[PoolReader], T]) -> T:
-        """A query that may take a while, off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._slow_thread, query, self._slow_reader)
+        """A query of the conductor's or about a run's steps, off the event loop."""
+        return await self._reads.ask(query)
+
+    async def search(self, query: Callable[[PoolReader], T]) -> T:
+        """A query that may look at every episode, which takes seconds where there are a million: no other waits for it."""
+        return await self._searches.ask(query)
 
     async def wait_for_work(self, until: float) -> None:
         """Return when something happened that the conductor should look at, or at `until` (Unix time, may be infinite).

@@ -35,9 +35,13 @@ from swarm.server.coordinator.leases import LiveEpisode, digest
 from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.state import MIX_PATIENCE, BookState
 from swarm.server.pool.codec import Unwritable, encode
-from swarm.server.pool.rows import EpisodeRow, GroupRow, PutCalls, PutEpisode, PutGroup, PutVersion
+from swarm.server.pool.rows import EpisodeRow, FreeCalls, GroupRow, PutCalls, PutEpisode, PutGroup, PutVersion
 
 LEASE_PREFIX = "swl_"
+TRACES_KEPT = 2_000
+"""Of this many newest episodes the calls are kept, though no replay needs them, so that people can look at them."""
+FREED_EVERY = 100
+"""Claims, evaluations too: a run that is complete may be evaluated for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +200,8 @@ class EpisodeBook:
         state.live[row.episode_id] = live
         state.deadlines.add(live.deadline, row.episode_id)
         state.changes.append(PutEpisode(row))
+        if row.seq % FREED_EVERY == 0:
+            state.changes.append(FreeCalls(run.run_id, run.oldest_kept_step, row.seq - TRACES_KEPT))
         return self._granted(live)
 
     def _granted(self, live: LiveEpisode) -> GrantedLease:

@@ -26,7 +26,6 @@ from swarm.server.coordinator.versions import Versions
 from swarm.server.pool.rows import (
     ConfigRow,
     DropUnkept,
-    FreeCalls,
     KeepSteps,
     PutConfig,
     PutGroup,
@@ -36,9 +35,6 @@ from swarm.server.pool.rows import (
     SetFate,
     StepRow,
 )
-
-TRACES_KEPT = 2_000
-"""Of this many newest episodes the calls are kept, though no replay needs them, so that people can look at them."""
 
 
 class Duty(Enum):
@@ -202,12 +198,9 @@ class StepBook:
         if run is None or run.run_id != run_id:
             raise ValueError(f"a checkpoint of {run_id!r}, which is not the run of this server")
         if step > 0 and step not in run.row.checkpoints:
+            kept = run.kept_step
             run.row.checkpoints = kept_steps([*run.row.checkpoints, step], run.spec.checkpoint.keep, best)
-            state.changes += [
-                PutRun(run.row),
-                KeepSteps(run_id, step),
-                FreeCalls(run_id, run.oldest_kept_step, state.next_episode_seq - TRACES_KEPT),
-            ]
+            state.changes += [PutRun(run.row), KeepSteps(run_id, kept, step)]
         state.situation.checkpoint_wanted = False
         state.turned = True
 
@@ -244,8 +237,7 @@ class StepBook:
         state.eval_ordinals = {}
         state.flat_groups = 0
         state.situation.checkpoint_wanted = False
-        traces_from = state.next_episode_seq - TRACES_KEPT
-        state.changes += [PutRun(row), PutConfig(config), FreeCalls(row.run_id, 0, traces_from)]
+        state.changes += [PutRun(row), PutConfig(config)]
         state.turned = True
         state.log.append(f"run {row.run_id} started by {by}")
         return state.run
@@ -328,7 +320,8 @@ class StepBook:
         state, run = self._state, self._state.run
         assert run is not None
         run.row.status, run.row.reason, run.row.ended_at = "failed", reason, state.clock.now()
-        state.changes.append(DropUnkept(run.run_id, f"trained in no step that was kept: the run failed: {reason}"))
+        detail = f"trained in no step that was kept: the run failed: {reason}"
+        state.changes.append(DropUnkept(run.run_id, run.kept_step, detail))
         state.journalled = None
         self._release(run, "the run failed")
         state.log.append(f"run {run.run_id} failed: {reason}")

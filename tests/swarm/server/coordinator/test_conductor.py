@@ -6,7 +6,9 @@ import asyncio
 import errno
 import math
 import sqlite3
+import threading
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -14,13 +16,15 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.client.messages import read
 from swarm.engine.seam import EngineHealth
-from swarm.protocol.episodes import DropReason, EpisodeAbort
+from swarm.protocol.episodes import DropReason, EpisodeAbort, TaskProgress
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunReport, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 from swarm.server.coordinator.team_desk import TeamDesk
+from swarm.server.pool.reader import PoolReader
+from swarm.server.pool.rows import HeldOutRow
 from tests.fakes.engine import FaultyEngine
-from tests.swarm.server.coordinator.world import World, running, spec
+from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
 pytestmark = pytest.mark.anyio
 
@@ -605,3 +609,33 @@ async def test_an_engine_that_finds_no_room_to_open_a_run_is_asked_again_and_the
         monkeypatch.setattr(world.engine, "open_run", opened)
         await world.hurry(lambda: world.desk.clerk.situation.shown_phase is Phase.ROLLING)
         assert (await world.desk.status()).trouble is None
+
+
+async def test_who_asks_about_every_episode_holds_up_neither_the_next_step_nor_reports_nor_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, asked_in = threading.Event(), set[str]()
+    tasks, held_out = PoolReader.tasks, PoolReader.held_out
+
+    def slow(reader: PoolReader, *wanted: Any) -> list[TaskProgress]:
+        let_go.wait(PATIENCE_S)
+        return tasks(reader, *wanted)
+
+    def seen(reader: PoolReader, run_id: str) -> list[HeldOutRow]:
+        asked_in.add(threading.current_thread().name)
+        return held_out(reader, run_id)
+
+    monkeypatch.setattr(PoolReader, "tasks", slow)
+    monkeypatch.setattr(PoolReader, "held_out", seen)
+    async with running(tmp_path) as world:
+        await world.begin()
+        asking = asyncio.create_task(world.desk.tasks())
+        await world.batch()
+        try:
+            await world.until_step(1)
+            assert (await world.desk.report(world.run_id)).step == 1
+            assert not asking.done()
+        finally:
+            let_go.set()
+        assert sum(progress.ended for progress in await asking) == 4
+    assert threading.main_thread().name not in asked_in
