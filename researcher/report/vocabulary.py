@@ -289,7 +289,8 @@ class Vocabulary:
         return len(self._plan.hypotheses)
 
     def count_tested(self) -> Value:
-        """Hypotheses that Holm's adjustment is over: not those that the plan's own rules left behind, nor any while a race is on."""
+        """Hypotheses that are tested, whichever stage decides them: not those that the plan's own rules left behind, nor any of a
+        race that is on."""
         self._records.check_all()
         return sum(self._is_tested(hypothesis) for hypothesis in self._plan.hypotheses)
 
