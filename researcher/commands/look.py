@@ -267,11 +267,14 @@ def worker_of(home: Home, study_id: str) -> str | None:
 
 
 def exit_code(home: Home, study: StudyRecord) -> int:
-    """How the study stands; one that a person stopped stands well. (`start` and `resume`, which were to end it, fail then.)"""
+    """How the study stands; one that a person stopped stands well. (`start` and `resume`, which were to end it, fail then.)
+    One that nobody works on waits, whatever it was doing when it was left."""
     if study.status is StudyStatus.STOPPED:
         spent = home.store.events(study.id, limit=100_000, kind=OVER_BUDGET)
         return OUT_OF_BUDGET if spent and spent[-1].detail["because"] == study.reason else DONE
-    return {StudyStatus.FAILED: FAILED, StudyStatus.WAITING: WAITING}.get(study.status, DONE)
+    if study.status.ended:
+        return FAILED if study.status is StudyStatus.FAILED else DONE
+    return WAITING if study.status is StudyStatus.WAITING or worker_of(home, study.id) is None else DONE
 
 
 def when(at: float) -> str:

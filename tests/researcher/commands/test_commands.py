@@ -260,6 +260,16 @@ def test_a_study_that_ran_out_of_budget_says_so_by_its_exit_code(
     store.close()
 
 
+def test_a_study_that_nobody_works_on_any_more_waits_by_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    study, _ = running(store)
+    assert main(["status", study]) == WAITING
+    store.acquire_lease(study, "elsewhere/1/1.0", 60.0)
+    assert main(["status", study]) == 0
+    store.close()
+    assert "worked on by elsewhere" in capsys.readouterr().out
+
+
 def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     plan = example_plan()
     assert main(["show", plan.digest()[:16]]) == 0
@@ -532,7 +542,7 @@ def test_a_study_whose_start_was_killed_before_its_plan_was_frozen_says_what_to_
         code = main([command, cut])
         told[command] = "".join(capsys.readouterr())
         assert "Traceback" not in told[command]
-        assert (command, code) in (("status", 0), ("watch", 3), (command, FAILED))
+        assert (command, code) in (("status", 3), ("watch", 3), (command, FAILED))
     for command in ("resume", "show", "report", "export"):
         assert "was cut off before it froze one (then start anew)" in told[command]
     for command in ("status", "watch"):
@@ -633,7 +643,7 @@ def test_a_study_in_the_daemons_care_says_whether_there_is_one(
     store.save_schedule(study, {"timetable": {"zone": "UTC", **timetable}, "carried": True})
     store.close()
     with only_daemon() if daemon else nullcontext():
-        assert main(["status", study]) == 0
+        assert main(["status", study]) == WAITING
     said = capsys.readouterr().out
     assert (f"the daemon {goes_on}" in said, f"{NO_DAEMON}{goes_on}" in said) == (daemon, not daemon)
     if not daemon:
