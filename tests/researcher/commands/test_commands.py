@@ -208,6 +208,19 @@ def test_a_topic_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, caps
         assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [(f"{TOPIC} \udcff", "not text in UTF-8"), (TOPIC + "?" * 10_000, "at most 10000 are taken"), (" ", "is empty")],
+)
+def test_a_topic_that_cannot_be_recorded_is_one_clear_line(
+    topic: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["start", "--topic", topic, "--dry-run"]) == USAGE
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
 def test_a_question_without_a_direction_says_so_in_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["start", "--topic", "Compare group sizes 4 and 8 for one-digit sums", "--dry-run"]) == 0
     assert "(the direction is assumed: the topic claims none)" in capsys.readouterr().out
