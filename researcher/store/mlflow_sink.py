@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from foundation.locks import locked
 from foundation.logs import redact
 from foundation.paths import user_data_dir
+from foundation.streams import one_line
 from researcher.models import LONGEST_TOPIC, Plan, StudyRecord, TrialRecord, TrialStatus
 from researcher.store.database import sqlite_url
 from researcher.store.errors import MlflowAway, NotFound
@@ -53,7 +54,7 @@ def default_tracking_uri(environ: Mapping[str, str] | None = None) -> str:
 
 
 def experiment_name(study: StudyRecord) -> str:
-    return f"{study.id}: {' '.join(study.topic.split())[:120]}"
+    return f"{study.id}: {one_line(study.topic)[:120]}"
 
 
 @dataclass(slots=True)

@@ -283,6 +283,19 @@ def test_a_study_that_nobody_works_on_any_more_waits_by_its_exit_code(capsys: py
     assert "worked on by elsewhere" in capsys.readouterr().out
 
 
+def test_a_topic_of_several_lines_and_control_characters_is_listed_on_one(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    study = store.create_study(f"{TOPIC}\n\x1b[2J\tAnd\u2028why? " + "x" * 200, {})
+    store.close()
+    main(["list"])
+    listed = capsys.readouterr().out
+    assert listed.count("\n") == 1
+    assert f"{TOPIC} [2J And why? xxx" in listed
+    assert len(listed) < 200
+    main(["status", study])
+    assert "\x1b" not in capsys.readouterr().out
+
+
 def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     plan = example_plan()
     assert main(["show", plan.digest()[:16]]) == 0
