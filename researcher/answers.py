@@ -12,7 +12,7 @@ from typing import Any
 
 from foundation.locks import locked
 from foundation.paths import user_data_dir
-from researcher.gates import GIVEN, Gates, Halted, open_gate
+from researcher.gates import GIVEN, Gates, Halted, open_gate, rejection
 from researcher.models import Plan, StudyStatus
 from researcher.ownership import owned_now
 from researcher.planner.gate import Answer, Gate
@@ -122,10 +122,18 @@ def _ask_again(mine: Store, gates: Gates, study_id: str, plan: Plan) -> None:
 
 
 def _note(store: Store, study_id: str, gate: str, answer: Answer) -> None:
-    """Have the records say that the answer is there, unless somebody works on the study, who says so when he meets it."""
+    """Have the records say that the answer is there, unless somebody works on the study, who says so when he meets it.
+
+    A no stops the study at once, but where one died over it: what runs for it is ended by `resume`, which stops it then.
+    """
+    at_rest = store.lease(study_id) is None
     with suppress(LeaseHeld), owned_now(store, study_id) as mine:
         mine.record_event(study_id, GIVEN, {"gate": gate, **answer.model_dump()})
-        if store.study(study_id).status is StudyStatus.WAITING:
+        if store.study(study_id).status is not StudyStatus.WAITING:
+            return
+        if answer.verdict == "reject" and at_rest:
+            mine.set_study_status(study_id, StudyStatus.STOPPED, rejection(gate, answer))
+        else:
             mine.set_study_status(study_id, StudyStatus.WAITING, answer_text(answer))
 
 

@@ -26,7 +26,7 @@ from researcher.commands.writing import labelled, new_instrument, settings_for_w
 from researcher.conduct import Outcome
 from researcher.environments import check_tasks, interpreter
 from researcher.executor.keeping import Keeping
-from researcher.models import LlmCall, Plan, StudyStatus
+from researcher.models import LONGEST_TOPIC, LlmCall, Plan, StudyStatus
 from researcher.ownership import owned, owned_now
 from researcher.planner.graph import BuiltinPlanner, Planner, PlanOptions, plan_study
 from researcher.planner.instruments import OWN_STUDIES, InstrumentFolder, open_instrument
@@ -214,6 +214,12 @@ def _topic(given: str) -> str:
             raise UsageError(f"the topic file {str(file)!r} is not text in UTF-8") from error
     if not given.strip():
         raise UsageError("the topic is empty; ask a question, such as those of `researcher instruments`")
+    if len(given.strip()) > LONGEST_TOPIC:
+        raise UsageError(f"the topic has {len(given.strip())} characters, and at most {LONGEST_TOPIC} are taken")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("the topic is not text in UTF-8") from error
     return given.strip()
 
 

@@ -10,6 +10,7 @@ from researcher.answers import Amendment, amend, answer_gate, answer_text
 from researcher.commands import DONE, FAILED, OUT_OF_BUDGET
 from researcher.gates import GIVEN
 from researcher.main import main
+from researcher.models import StudyStatus
 from researcher.planner.gate import Answer, Gate
 from researcher.planner.graph import PlanOptions, plan_study
 from researcher.store.errors import WrongState
@@ -65,6 +66,10 @@ def test_the_same_in_the_terminal(home: Path, capsys: pytest.CaptureFixture[str]
     assert main(["amend", study, "--seeds", "4", "--because", "more"]) == DONE
     assert main(["amend", study, "--because", "more"]) == 2
     assert main(["reject", study, "--because", "too dear"]) == DONE  # the new version was not answered yet
+    assert "plan/2 rejected; the study is stopped" in capsys.readouterr().out
+    stopped = found.store.study(study)
+    assert stopped.status is StudyStatus.STOPPED
+    assert "the plan was rejected by" in (stopped.reason or "")
     found.store.close()
 
 

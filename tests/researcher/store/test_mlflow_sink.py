@@ -87,6 +87,12 @@ def test_a_study_is_copied_with_its_curves_and_artifacts(
     assert json.loads(spec.read_text()) == {"seed": 0}
 
 
+def test_a_topic_that_is_longer_than_a_note_may_be_is_cut(store: Store, sink: MlflowSink, mlflow: Any) -> None:
+    study = store.create_study("a" * 30_000, {})
+    sink.drain(study)
+    assert store.outbox_state("mlflow", study) == (0, None)
+
+
 def test_sending_everything_again_leaves_one_of_each(store: Store, sink: MlflowSink, mlflow: Any) -> None:
     study, done, _ = a_study(store)
     waiting = store.unsent("mlflow", study)
