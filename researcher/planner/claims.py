@@ -63,6 +63,9 @@ _SUPERLATIVES = words(
 _TO_SCALES = words("that which by a factor of as many much long high large")
 """Between a factor's name and what it is multiplied by, or the other way round."""
 
+_MOVED = words("limit cap value setting one level")
+"""What a factor may be called behind its name: `32 vs 64 tokens: does a longer limit help?`"""
+
 
 @dataclass(frozen=True, slots=True)
 class Stated:
@@ -98,6 +101,19 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     return result
 
 
+def moved_unnamed(found: Sequence[Token]) -> list[int]:
+    """The same of a factor that was named before: `does lowering it help?`, `does a longer limit help?`"""
+    return [
+        i
+        for i, token in enumerate(found)
+        if token.key in MORE | LESS
+        and (
+            (token.key.endswith("ing") and key_at(found, i + 1) == "it")
+            or (key_at(found, i - 1) == "a" and key_at(found, i + 1) in _MOVED)
+        )
+    ]
+
+
 def claimed(
     found: Sequence[Token],
     named: Sequence[Mention],
@@ -110,7 +126,7 @@ def claimed(
     opposition_at: tokens that are levels, never claims. asked_at: those of the levels that are compared; what is claimed in
     their sentence comes first.
     """
-    taken = set(opposition_at)
+    taken = {*opposition_at, *moved_unnamed(found)}
     for mention in named:
         if isinstance(mention.what, Factor):
             taken |= {*range(mention.start, mention.end), *_own_modifiers(found, named, mention)}

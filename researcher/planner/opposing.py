@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from researcher.models import STUDY_MODEL, Factor, Scalar
 from researcher.planner import sizes
-from researcher.planner.claims import modifiers
+from researcher.planner.claims import modifiers, moved_unnamed
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text, off_level, on_level, rounded
 from researcher.planner.mentions import Mention, words_before
 from researcher.planner.notes import Notes
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import told_apart
-from researcher.planner.sides import Opposition, is_named, is_set_against, oppose
+from researcher.planner.sides import Opposition, is_named, is_set_against, oppose, opposed_behind
 from researcher.planner.subject import distinct, keys_of
 from researcher.planner.wording import (
     ASKING,
@@ -49,6 +49,11 @@ def opposition_of(
     """Raises: PlanningRefused where the only level that is named is the default."""
     own = [m for m in factors if m.what == factor and m.choice is None]
     levels = distinct(found, placed.of(factor))
+    if len({level.value for level in levels}) == 2:
+        named = [i for m in own for i in range(m.start, m.end)]
+        behind = opposed_behind(found, levels, placed.of(factor), named, off_level(factor))
+        if behind is not None:
+            return behind
     if len(levels) > 1:
         return oppose(found, levels, factor.default)
     if factor.target == STUDY_MODEL:
@@ -279,6 +284,7 @@ def _ways(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], op
     ways = [found[i].key for m in own for i in modifiers(found, m)]
     keys = [token.key for token in found]
     ways += [keys[i] for i in _is_better(found)]
+    ways += [keys[i] for i in moved_unnamed(found)]
     ways += [
         keys[m.end]
         for m in own
