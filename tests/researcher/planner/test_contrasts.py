@@ -8,7 +8,7 @@ import pytest
 
 from researcher.planner.matching import read
 from researcher.planner.refusals import PlanningRefused
-from tests.contracts.planner_contract import ARITHMETIC
+from tests.contracts.planner_contract import ARITHMETIC, KITCHEN
 from tests.researcher.planner.test_topics import ACC, AUC, REWARD, UP, sides
 
 
@@ -189,3 +189,34 @@ def test_what_is_provided_is_there(said: str) -> None:
 def test_a_share_of_the_time_that_is_needed() -> None:
     reading = read("Does RLOO need only a third of the time of GRPO?", ARITHMETIC.instrument)
     assert (*sides(reading), reading.metric.name, reading.direction) == (["rloo"], ["grpo"], "wall_s", "decrease")
+
+
+@pytest.mark.parametrize(
+    ("topic", "factor", "treatments", "baselines"),
+    [
+        ("KL penalty beats no KL penalty on sums", "kl", [0.1], [0.0]),
+        ("Gradient clipping outperforms no gradient clipping on sums", "max_grad_norm", [1.0], [1000.0]),
+        ("KL on learns faster than KL off", "kl", [0.1], [0.0]),
+        ("KL off learns faster than KL on", "kl", [0.0], [0.1]),
+        ("Does lr 4e-5 learn faster than 1e-5 without KL on sums?", "learning_rate", [4e-5], [1e-5]),
+    ],
+)
+def test_on_is_a_switch_only_where_nothing_stands_on_it(
+    topic: str, factor: str, treatments: list[Any], baselines: list[Any]
+) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (reading.factor.name, *sides(reading), reading.direction) == (factor, treatments, baselines, UP)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "Learning with hints off is faster than with hints on",
+        "With hints turned off, is it learned faster than with hints turned on?",
+        "hints=false beats hints=true",
+        "hints: false beats hints: true",
+    ],
+)
+def test_what_stands_behind_a_name_switches_it(topic: str) -> None:
+    reading = read(topic, KITCHEN.instrument)
+    assert (reading.factor.name, *sides(reading), reading.direction) == ("hints", [False], [True], UP)
