@@ -94,7 +94,7 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     end = mention.end
     while end < len(found) and found[end].key in COPULAS:
         end += 1
-    if end < len(found) and (end > mention.end or _ends_there(found, end)):
+    if end < len(found) and (_goes(found, mention) or end > mention.end or _ends_there(found, end)):
         key = found[end].key
         if key in MORE | LESS or key in SCALES:
             result.append(end)
@@ -337,7 +337,13 @@ def _denies(found: Sequence[Token], j: int) -> bool:
 def _own_modifiers(found: Sequence[Token], named: Sequence[Mention], mention: Mention) -> list[int]:
     """The factor's modifiers, without those that a metric has the better right to."""
     metrics = {i for m in named if isinstance(m.what, Metric) for i in modifiers(found, m) if i < m.start}
-    return [i for i in modifiers(found, mention) if i not in metrics]
+    own = {mention.end} if _goes(found, mention) else set()
+    return [i for i in modifiers(found, mention) if i in own or i not in metrics]
+
+
+def _goes(found: Sequence[Token], mention: Mention) -> bool:
+    """`as the temperature rises`, whatever follows."""
+    return key_at(found, before_articles(found, mention.start)) in ("as", "when")
 
 
 def _ends_there(found: Sequence[Token], i: int) -> bool:

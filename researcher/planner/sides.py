@@ -52,7 +52,7 @@ _AGAIN = BETTER | WORSE | MORE | LESS | words("and , also with")
 _NEAR = 4
 """Between `than` and the level that it makes a baseline: `than at a rate of 1e-5`."""
 _SUFFICING = words("suffice enough sufficient adequate")
-_CLAIMING = BETTER | WORSE | MORE | LESS | AGAINST | words("lose lost beaten outperformed surpassed exceeded")
+CLAIMING = BETTER | WORSE | MORE | LESS | AGAINST | words("lose lost beaten outperformed surpassed exceeded")
 _HEADING = words("up down large big high low small most least over")
 """Of these a heading may hold some, and claims nothing by them: `over at most 30 steps`."""
 _HEADED = words(": ; . ? ( , -") | ASKING | {"whether"}
@@ -110,12 +110,12 @@ def opposed_behind(
     """
     begins, behind = _begins(found, pair[0].at), pair[1].at + 1
     head = next((i for i in range(behind, len(found)) if found[i].key in _HEADED), len(found))
-    if pair[0].at < 0 or any(found[i].key in _CLAIMING - _HEADING for i in range(begins, head)):
+    if pair[0].at < 0 or any(found[i].key in CLAIMING - _HEADING for i in range(begins, head)):
         return None
     claims = [
         i
         for sentence in sentences(found, SENTENCE_ENDS)
-        if any(i > head and found[i].key in _CLAIMING for i in sentence)
+        if any(i > head and found[i].key in CLAIMING for i in sentence)
         for i in sentence
         if i > head
     ]
