@@ -51,6 +51,8 @@ _CHANGES = words(
 _AGAIN = BETTER | WORSE | MORE | LESS | words("and , also with")
 _NEAR = 4
 """Between `than` and the level that it makes a baseline: `than at a rate of 1e-5`."""
+_BEYOND = words("beyond above past below")
+"""Before the first level these do as `than` does: `is it worth going beyond 4, e.g. to 16?`"""
 _SUFFICING = words("suffice enough sufficient adequate")
 CLAIMING = BETTER | WORSE | MORE | LESS | AGAINST | words("lose lost beaten outperformed surpassed exceeded")
 _HEADING = words("up down large big high low small most least over")
@@ -145,8 +147,9 @@ def _follows_against(found: Sequence[Token], at: int) -> bool:
 def _named_first(found: Sequence[Token], levels: Sequence[Level]) -> int:
     """How many baselines stand before all treatments: `higher than with A, and higher than with B, when using C` has two."""
     first = levels[0].at
-    near = [token.key for token in found[max(0, first - _NEAR) : max(0, first)]]
-    if "than" not in near or set(near[near.index("than") :]) & _CLOSED | {","} & set(near[near.index("than") :]):
+    near = list(found[max(0, first - _NEAR) : max(0, first)])
+    cut = next((i for i, token in enumerate(near) if token.key in _BEYOND | {"than"}), None)
+    if cut is None or any(token.kind == "number" or token.key in _CLOSED | {","} for token in near[cut:]):
         return 0
     many = 1
     while many < len(levels) and _is_joined(found, levels[many - 1], levels[many]):

@@ -102,6 +102,8 @@ def test_adding_or_removing_is_with_against_without(said: str) -> None:
         ("Is accuracy higher than with GRPO when using RLOO?", ["rloo"], ["grpo"]),
         ("Is accuracy higher than at lr 1e-5 if we use 1e-4?", [1e-4], [1e-5]),
         ("Is accuracy higher than with GRPO or PPO when using RLOO?", ["rloo"], ["grpo", "ppo"]),
+        ("Does accuracy improve when going beyond 4 rollouts per prompt, e.g. 16?", [16], [4]),
+        ("Does accuracy improve when going above a temperature of 1.0, e.g. 1.3?", [1.3], [1.0]),
     ],
 )
 def test_the_baseline_may_come_first(topic: str, treatments: list[Any], baselines: list[Any]) -> None:
