@@ -43,7 +43,7 @@ _DIFFICULTY = words("harder easier")
 _TASKS = words("sum task problem question one example puzzle")
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
-_DENIALS = words("no not never cannot hardly")
+_DENIALS = words("no not never cannot hardly nothing")
 _EQUAL = words(
     "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched identically irrelevant insensitive independent"
 )
@@ -313,9 +313,10 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
 
 def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:
     """`no worse than` claims the good direction; `not better` is tested as the claim that it denies."""
-    ahead = [j for j in range(max(0, i - 5), i) if found[j].key not in ARTICLES | {"have"}][:-3:-1] or [-1]
+    ahead = [j for j in range(max(0, i - 5), i) if found[j].key not in ARTICLES | COPULAS | {"have"}][:-3:-1] or [-1]
     near = ["not" if key_at(found, j).endswith("n't") and _denies(found, j) else key_at(found, j) for j in ahead]
-    if said != better and (any(key in _DENIALS for key in near) or near[0] == "without"):
+    of_none = key_at(found, i + 1) in ("no", "nothing")  # `loses nothing`
+    if said != better and (of_none or any(key in _DENIALS for key in near) or near[0] == "without"):
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
         )

@@ -266,7 +266,8 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         r"\bhow many (?:more |fewer )?(?:training |optimi[sz]er )?steps (?=(?:are|is|do|does|did|will|would)\b[^?.]*\b(?:needed|need|takes?|required?)\b)",
         "what steps needed ",
     ),
-    (r"\bcosts? (?=(?:any )?(?:accuracy|reward|final|held|performance))", "lower "),
+    (r"\bcosts? (?=(?:any |no )?(?:accuracy|reward|final|held|performance))", "lower "),
+    (r"\bcosts? (?=nothing\b)", "hurt "),
     (
         r"\b(?:learning[ -]?rate|lr) (?:that )?(?:start|begin)(?:s|ing)? (?:at|from|with)\b",
         "learning rate schedule from",
