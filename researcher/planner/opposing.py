@@ -52,9 +52,9 @@ def opposition_of(
     levels = distinct(found, placed.of(factor))
     if len({level.value for level in levels}) == 2:
         named = [i for m in own for i in range(m.start, m.end)]
-        behind = opposed_behind(found, levels, placed.of(factor), named, off_level(factor))
-        if behind is not None:
-            return behind
+        claimed = opposed_behind(found, levels, placed.of(factor), named, off_level(factor))
+        if claimed is not None:
+            return claimed
     if len(levels) > 1:
         return oppose(found, levels, factor.default)
     if factor.target == STUDY_MODEL:

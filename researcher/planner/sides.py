@@ -51,6 +51,8 @@ _CHANGES = words(
 _AGAIN = BETTER | WORSE | MORE | LESS | words("and , also with")
 _NEAR = 4
 """Between `than` and the level that it makes a baseline: `than at a rate of 1e-5`."""
+_IT = words("it penalty bonus term")
+"""A switch behind its heading: `KL 0 vs 0.1: does the penalty hurt?`"""
 _BEYOND = words("beyond above past below")
 """Before the first level these do as `than` does: `is it worth going beyond 4, e.g. to 16?`"""
 _SUFFICING = words("suffice enough sufficient adequate")
@@ -129,7 +131,7 @@ def opposed_behind(
         other = next(level for level in pair if level.value != again[0].value)
         is_baseline = _marked_baseline(found, again) is not None or _follows_against(found, again[0].at)
         return Opposition((other,), (again[0],)) if is_baseline else Opposition((again[0],), (other,))
-    said = next((i for i in claims if i in named or found[i].key == "it"), None)
+    said = next((i for i in claims if i in named or found[i].key in _IT), None)
     if said is None or off not in [level.value for level in pair]:
         return None
     is_off = any(key_at(found, i) in SWITCHED_OFF for i in range(max(head, said - 3), said))

@@ -111,6 +111,7 @@ def test_the_ends_of_a_range_are_told_and_algorithms_have_none() -> None:
         ("Does group size 16 beat 4? I fear that 4 is slow.", [16], [4], UP),
         ("lr 1e-5 vs 4e-5 (4e-5 is the default)", [1e-5], [4e-5], UP),
         ("KL 0 vs 0.1: does it slow learning?", [0.1], [0.0], DOWN),
+        ("KL 0 vs 0.1: does the penalty slow learning?", [0.1], [0.0], DOWN),
         ("KL 0.1 vs 0: is learning faster without a KL penalty?", [0.0], [0.1], UP),
         ("Staleness 0 vs 4: does staleness slow learning?", [4], [0], DOWN),
         ("Warmup 0 or 3: does warmup speed learning up?", [3], [0], UP),
