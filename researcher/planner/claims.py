@@ -43,7 +43,7 @@ _DIFFICULTY = words("harder easier")
 _TASKS = words("sum task problem question one example puzzle")
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims."""
-_DENIALS = words("no not never cannot hardly")
+_DENIALS = words("no not never cannot hardly nothing")
 _EQUAL = words(
     "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched identically irrelevant insensitive independent"
 )
@@ -62,6 +62,9 @@ _SUPERLATIVES = words(
 """`which rate learns fastest?` claims nothing of any of them."""
 _TO_SCALES = words("that which by a factor of as many much long high large")
 """Between a factor's name and what it is multiplied by, or the other way round."""
+
+_MOVED = words("limit cap value setting one level")
+"""What a factor may be called behind its name: `32 vs 64 tokens: does a longer limit help?`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +94,24 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     end = mention.end
     while end < len(found) and found[end].key in COPULAS:
         end += 1
-    if end < len(found) and (end > mention.end or _ends_there(found, end)):
+    if end < len(found) and (_goes(found, mention) or end > mention.end or _ends_there(found, end)):
         key = found[end].key
         if key in MORE | LESS or key in SCALES:
             result.append(end)
     return result
+
+
+def moved_unnamed(found: Sequence[Token]) -> list[int]:
+    """The same of a factor that was named before: `does lowering it help?`, `does a longer limit help?`"""
+    return [
+        i
+        for i, token in enumerate(found)
+        if token.key in MORE | LESS
+        and (
+            (token.key.endswith("ing") and key_at(found, i + 1) == "it")
+            or (key_at(found, i - 1) == "a" and key_at(found, i + 1) in _MOVED)
+        )
+    ]
 
 
 def claimed(
@@ -110,7 +126,7 @@ def claimed(
     opposition_at: tokens that are levels, never claims. asked_at: those of the levels that are compared; what is claimed in
     their sentence comes first.
     """
-    taken = set(opposition_at)
+    taken = {*opposition_at, *moved_unnamed(found)}
     for mention in named:
         if isinstance(mention.what, Factor):
             taken |= {*range(mention.start, mention.end), *_own_modifiers(found, named, mention)}
@@ -297,9 +313,10 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
 
 def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:
     """`no worse than` claims the good direction; `not better` is tested as the claim that it denies."""
-    ahead = [j for j in range(max(0, i - 5), i) if found[j].key not in ARTICLES | {"have"}][:-3:-1] or [-1]
+    ahead = [j for j in range(max(0, i - 5), i) if found[j].key not in ARTICLES | COPULAS | {"have"}][:-3:-1] or [-1]
     near = ["not" if key_at(found, j).endswith("n't") and _denies(found, j) else key_at(found, j) for j in ahead]
-    if said != better and (any(key in _DENIALS for key in near) or near[0] == "without"):
+    of_none = key_at(found, i + 1) in ("no", "nothing")  # `loses nothing`
+    if said != better and (of_none or any(key in _DENIALS for key in near) or near[0] == "without"):
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
         )
@@ -321,7 +338,13 @@ def _denies(found: Sequence[Token], j: int) -> bool:
 def _own_modifiers(found: Sequence[Token], named: Sequence[Mention], mention: Mention) -> list[int]:
     """The factor's modifiers, without those that a metric has the better right to."""
     metrics = {i for m in named if isinstance(m.what, Metric) for i in modifiers(found, m) if i < m.start}
-    return [i for i in modifiers(found, mention) if i not in metrics]
+    own = {mention.end} if _goes(found, mention) else set()
+    return [i for i in modifiers(found, mention) if i in own or i not in metrics]
+
+
+def _goes(found: Sequence[Token], mention: Mention) -> bool:
+    """`as the temperature rises`, whatever follows."""
+    return key_at(found, before_articles(found, mention.start)) in ("as", "when")
 
 
 def _ends_there(found: Sequence[Token], i: int) -> bool:

@@ -37,7 +37,7 @@ _EFFECTS = words("effect impact influence")
 _BEFORE_OBJECT = words("the a an its on of to final mean average")
 _AFTER_OBJECT = words("? . , than more when with or and compared vs")
 _ANYTHING = words(
-    "learning training collapse performance result outcome model agent policy grpo rl it thing anything quality the learner generalise"
+    "learning training collapse performance result outcome model agent policy grpo rl it thing anything nothing quality the learner generalise"
 )
 _OTHER_OUTCOMES = words(
     "forgetting forget overfitting overfit overfits underfit diverge diverging divergence explode exploding unstable "

@@ -194,6 +194,15 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         _power_of_ten,
     ),
     (
+        r"\b(?:the |an? )?[\w.+-]+ (?:paper|authors|report|blog(?: post)?) (?:claim|show|report|argue|suggest|find|found|say|state)\w*(?: that)?\b",
+        "",
+    ),
+    (r"(?:^|(?<=[.?!;] ))following [\w.+-]+,|, as [\w.+-]+ (?:does|did|do)(?:,|(?=[.?!;]))", " "),
+    (
+        r"(\b(?:as \w+|same) )?\bas in (?:(?:dr\.? ?)?\w*po|rloo|reinforce(?:\+\+)?)(?!\w)",
+        lambda match: match.group() if match[1] else "",
+    ),
+    (
         r"\b(?:according to|as in|following|as reported (?:in|by)) the [\w.+-]+ (?:paper|authors|report|blog(?: post)?)\b,?",
         " ",
     ),
@@ -266,7 +275,8 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         r"\bhow many (?:more |fewer )?(?:training |optimi[sz]er )?steps (?=(?:are|is|do|does|did|will|would)\b[^?.]*\b(?:needed|need|takes?|required?)\b)",
         "what steps needed ",
     ),
-    (r"\bcosts? (?=(?:any )?(?:accuracy|reward|final|held|performance))", "lower "),
+    (r"\bcosts? (?=(?:any |no )?(?:accuracy|reward|final|held|performance))", "lower "),
+    (r"\bcosts? (?=nothing\b)", "hurt "),
     (
         r"\b(?:learning[ -]?rate|lr) (?:that )?(?:start|begin)(?:s|ing)? (?:at|from|with)\b",
         "learning rate schedule from",

@@ -319,3 +319,20 @@ def test_an_effect_of_either_kind_claims_neither() -> None:
 
 def test_what_is_not_of_a_kind_is_without_it() -> None:
     assert sides(read("Non-LoRA vs LoRA accuracy", ARITHMETIC.instrument)) == (["full"], ["lora"])
+
+
+@pytest.mark.parametrize(
+    ("topic", "metric"),
+    [
+        ("Nothing is lost by reducing the temperature from 1.0 to 0.7", AUC),
+        ("We lose nothing with a temperature of 0.7 rather than 1.0", AUC),
+        ("No accuracy is lost when the temperature drops from 1.0 to 0.7", ACC),
+        ("Lowering the temperature from 1.0 to 0.7 hurts nothing", AUC),
+        ("A temperature of 0.7 rather than 1.0 costs no accuracy", ACC),
+        ("A temperature of 0.7 rather than 1.0 costs nothing", AUC),
+    ],
+)
+def test_where_nothing_is_lost_it_is_no_worse(topic: str, metric: str) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (*sides(reading), reading.metric.name, reading.direction) == ([0.7], [1.0], metric, UP)
+    assert any(line.startswith("'No worse'") for line in reading.assumptions)
