@@ -206,6 +206,11 @@ def keyword_hits(instrument: Instrument, found: Sequence[Token]) -> int:
     )
 
 
+def subjects(instrument: Instrument) -> frozenset[str]:
+    """The keys of all words for what an instrument is about."""
+    return frozenset(key for word in (instrument.name, *instrument.keywords) for key in phrase(word))
+
+
 def split_models(
     topic: str, models: Iterable[str], word: Callable[[str], str] = lambda _: " model "
 ) -> tuple[str, list[str], list[str]]:

@@ -15,7 +15,18 @@ from researcher.planner.levels import Level, Placed, as_level, off_level
 from researcher.planner.mentions import Mention
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.switches import settle_default, settle_switches
-from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, key_at, phrase, words
+from researcher.planner.wording import (
+    ARTICLES,
+    LESS,
+    MORE,
+    SCALES,
+    SWITCHED_OFF,
+    Token,
+    key_at,
+    names_training,
+    phrase,
+    words,
+)
 
 SEPARATORS = words(
     ", / ; - or and vs versus v than to through against compared & nor over beat underperform dominate overtake either both only -> => > < >= <="
@@ -71,18 +82,25 @@ _VERBS = words(
     "perform score end matter result outperform cost use require speed slow accelerate boost harm degrade impair produce provide cause bring leave keep change affect alter move this"
 )
 """What may follow a level and ends in s."""
+_SUPPOSING = words("expect expecting think believe guess suppose predict hypothesise hypothesize bet")
+_COUNTED = words("number digit")
+"""Of what an instrument is about these are counted: `3 numbers`, and not `4 vs 8 sums`."""
 
 
-def place(found: Sequence[Token], named: Sequence[Mention]) -> Placed:
-    """Levels by number, by choice and by switch (`with and without`), seeds, and a time budget."""
-    return _Placing(found, named).run()
+def place(found: Sequence[Token], named: Sequence[Mention], about: frozenset[str] = frozenset()) -> Placed:
+    """Levels by number, by choice and by switch (`with and without`), seeds, and a time budget.
+
+    about: keys of the words for what the instrument is about, which name no number.
+    """
+    return _Placing(found, named, about).run()
 
 
 class _Placing:
     """One topic's numbers, on their way to factors."""
 
-    def __init__(self, found: Sequence[Token], named: Sequence[Mention]) -> None:
+    def __init__(self, found: Sequence[Token], named: Sequence[Mention], about: frozenset[str]) -> None:
         self.found = found
+        self.about = about
         self.factors = [m for m in named if isinstance(m.what, Factor) and m.choice is None]
         self.owner = {i: m for m in named for i in range(m.start, m.end)}
         self.placed = Placed()
@@ -218,13 +236,16 @@ class _Placing:
         following = self.found[i + 1] if i + 1 < len(self.found) else None
         if following is None or following.kind != "word" or i + 1 in self.owner or following.key in _VERBS | _PLAIN:
             return False
+        if following.key in self.about - _COUNTED and self._key(i + 2) not in ("per", "each", "in", "a"):
+            j = self._back(i, _BRIDGES | _LISTING, numbers=True)
+            return self._factor_at(j) is None  # `lr 4e-5 vs 1e-5 sums`
         plural = following.key != following.text.removesuffix("'s") and following.key not in ("time", "fold", *_HOURS)
         return plural and following.key != "seed" and self._factor_at(self._back(i, _BRIDGES)) is None
 
-    def _back(self, i: int, over: frozenset[str]) -> int:
-        """The token before `i` that is none of `over`."""
+    def _back(self, i: int, over: frozenset[str], *, numbers: bool = False) -> int:
+        """The token before `i` that is none of `over`, and with `numbers` no number."""
         j = i - 1
-        while j >= 0 and j not in self.owner and self._key(j) in over:
+        while j >= 0 and j not in self.owner and (self._key(j) in over or (numbers and self._number_at(j))):
             j -= 1
         return j
 
@@ -341,10 +362,16 @@ class _Placing:
             j -= 1
         if self._key(j) in _IS and j > 0 and j - 1 not in self.owner and self.found[j - 1].kind == "word":
             j -= 1  # `when dropout is 16` has its own name, one word further off
-        mention = self.owner.get(j)
-        if mention is not None and isinstance(mention.what, Metric) and self._key(i - 1) in ("(", "["):
-            return True  # `improve accuracy (0.5, 0.7, 1.0)`: what is measured has no levels
-        return j < 0 or self._key(j) in _PLAIN | own | _PRONOUNS or self.found[j].value is not None
+        if self._key(i - 1) in ("(", "[") and self._has_no_levels(j):
+            return True
+        return j < 0 or self._key(j) in _PLAIN | _SUPPOSING | own | _PRONOUNS or self.found[j].value is not None
+
+    def _has_no_levels(self, j: int) -> bool:
+        """What a number in brackets does not belong to: what is measured, chosen, done or asked about, as in `on sums (4 vs 8)`."""
+        mention, key = self.owner.get(j), self._key(j)
+        if mention is not None:
+            return isinstance(mention.what, Metric) or mention.choice is not None
+        return key in self.about | _VERBS or names_training(key)
 
     def _fits(self, factor: Factor, i: int) -> bool:
         number = factor.type in ("int", "float")

@@ -1,0 +1,43 @@
+"""Where a topic's numbers go: to a factor, to the number of seeds, to the length of a trial; or nowhere, and the topic is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from researcher.planner.matching import read
+from researcher.planner.refusals import PlanningRefused
+from tests.contracts.planner_contract import ARITHMETIC
+from tests.researcher.planner.test_topics import sides
+
+PLACED = [
+    ("group size on sums (4 vs 8)", "group_size", {4, 8}),
+    ("Does learning rate matter for sums (1e-5 vs 4e-5)?", "learning_rate", {1e-5, 4e-5}),
+    ("Does the temperature affect accuracy on sums (0.7, 1.0, 1.3)?", "temperature", {0.7, 1.0, 1.3}),
+    ("Does a bigger group help GRPO on sums (4 vs 16)?", "group_size", {4, 16}),
+    ("Does weight decay help (0.1)?", "weight_decay", {0.0, 0.1}),
+    ("lr 4e-5 vs 1e-5 sums", "learning_rate", {1e-5, 4e-5}),
+    ("lr=1e-5,2e-5,4e-5 sums auc", "learning_rate", {1e-5, 2e-5, 4e-5}),
+]
+
+
+@pytest.mark.parametrize(("topic", "factor", "levels"), PLACED)
+def test_a_number_is_a_level_of_the_factor_that_is_meant(topic: str, factor: str, levels: set[Any]) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    treatments, baselines = sides(reading)
+    assert (reading.factor.name, {*treatments, *baselines}) == (factor, levels)
+    assert not reading.settings
+
+
+@pytest.mark.parametrize(
+    ("topic", "number"),
+    [
+        ("Does the group size matter with dropout (0.1 vs 0.3)?", "0.1"),
+        ("lr 4e-5 vs 1e-5, 32 heads", "32"),
+        ("group size 4 vs 8, 3 numbers", "3"),
+    ],
+)
+def test_a_number_of_something_unknown_is_refused(topic: str, number: str) -> None:
+    with pytest.raises(PlanningRefused, match=f"could be tied to '{number}'"):
+        read(topic, ARITHMETIC.instrument)
