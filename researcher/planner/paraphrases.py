@@ -217,6 +217,7 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"(^|[.?!;] )((?:in|with) (?:less|more) [a-z -]*time),? (.+?)(?=[.?!;](?:\s|$)|$)", r"\1\3 \2"),
     (r"\b(?:preferable|superior) to\b", "better than"),
     (r"\binferior to\b", "worse than"),
+    (r"\b(?:(?:my|our) (?:guess|bet|hunch|expectation|prediction) (?:is|would be)|i (?:would )?(?:guess|bet))\b", "i expect"),
     (r"\blinearly\b", "linear"),
     (r"\bbest[ -]of[ -](?:n|\d+)\b(?!,? ?(?:or |and )?\d)", "bestofn"),
     (r"\bpass ?@ ?1\b", "accuracy"),

@@ -17,10 +17,12 @@ from researcher.planner.refusals import PlanningRefused
 from researcher.planner.switches import settle_default, settle_switches
 from researcher.planner.wording import (
     ARTICLES,
+    BETTER,
     LESS,
     MORE,
     SCALES,
     SWITCHED_OFF,
+    WORSE,
     Token,
     key_at,
     names_training,
@@ -57,7 +59,8 @@ _DENYING = words("not non never don't doesn't dont")
 _TURNING = words("turn turned turning switch switched switching")
 _IS = words("is are was were be")
 _PRONOUNS = words("it that this there one")
-KNOWN_WORDS = _LINKS | _BRIDGES | _PLAIN
+_SUPPOSING = words("expect expecting think believe guess suppose predict hypothesise hypothesize bet")
+KNOWN_WORDS = _LINKS | _BRIDGES | _PLAIN | _SUPPOSING
 _HOURS = {
     "second": 1.0,
     "sec": 1.0,
@@ -82,7 +85,6 @@ _VERBS = words(
     "perform score end matter result outperform cost use require speed slow accelerate boost harm degrade impair produce provide cause bring leave keep change affect alter move this"
 )
 """What may follow a level and ends in s."""
-_SUPPOSING = words("expect expecting think believe guess suppose predict hypothesise hypothesize bet")
 _COUNTED = words("number digit")
 """Of what an instrument is about these are counted: `3 numbers`, and not `4 vs 8 sums`."""
 
@@ -331,10 +333,17 @@ class _Placing:
             if fitting:
                 self.levels[i] = fitting[0]
                 self._settle_lists()
+            elif (again := self._said_again(i)) is not None:
+                self.levels[i] = again
             elif (wrong := self._out_of_range(i)) is not None:
                 self.levels[i] = wrong
             else:
                 self.placed.unplaced.append(self.found[i])
+
+    def _said_again(self, i: int) -> Factor | None:
+        """`group size 4 vs 8. I expect 8 to be better`: the one factor with that level before, where no other name stands there."""
+        before = {f.name: f for j, f in self.levels.items() if j < i and self.found[j].value == self.found[i].value}
+        return factor if len(before) == 1 and self._unnamed(i, factor := next(iter(before.values()))) else None
 
     def _leads_to(self, i: int, later: Sequence[Mention]) -> bool:
         """`4e-5 a better learning rate`; not `16 or 32, for each rank` or `16 or 32, and which rank`: those names have a place
@@ -364,7 +373,7 @@ class _Placing:
             j -= 1  # `when dropout is 16` has its own name, one word further off
         if self._key(i - 1) in ("(", "[") and self._has_no_levels(j):
             return True
-        return j < 0 or self._key(j) in _PLAIN | _SUPPOSING | own | _PRONOUNS or self.found[j].value is not None
+        return j < 0 or self._key(j) in _PLAIN | _SUPPOSING | BETTER | WORSE | own | _PRONOUNS or self.found[j].value is not None
 
     def _has_no_levels(self, j: int) -> bool:
         """What a number in brackets does not belong to: what is measured, chosen, done or asked about, as in `on sums (4 vs 8)`."""

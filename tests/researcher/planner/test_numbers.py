@@ -19,6 +19,12 @@ PLACED = [
     ("Does weight decay help (0.1)?", "weight_decay", {0.0, 0.1}),
     ("lr 4e-5 vs 1e-5 sums", "learning_rate", {1e-5, 4e-5}),
     ("lr=1e-5,2e-5,4e-5 sums auc", "learning_rate", {1e-5, 2e-5, 4e-5}),
+    ("group size 4 vs 8 on sums. I expect 8 to be better.", "group_size", {4, 8}),
+    ("group size 4 vs 8 on sums (8 should be better)", "group_size", {4, 8}),
+    ("lr 1e-5 or 4e-5 on sums: I think 4e-5 learns faster", "learning_rate", {1e-5, 4e-5}),
+    ("lr 1e-5 or 4e-5 on sums, expecting 4e-5 to win", "learning_rate", {1e-5, 4e-5}),
+    ("digits 1 vs 2: how much harder is 2?", "digits", {1, 2}),
+    ("group size 4 or 8 on sums? My guess is 8.", "group_size", {4, 8}),
 ]
 
 
@@ -35,6 +41,7 @@ def test_a_number_is_a_level_of_the_factor_that_is_meant(topic: str, factor: str
     [
         ("Does the group size matter with dropout (0.1 vs 0.3)?", "0.1"),
         ("lr 4e-5 vs 1e-5, 32 heads", "32"),
+        ("group size 4 vs 8 on sums with dropout 8", "8"),
         ("group size 4 vs 8, 3 numbers", "3"),
     ],
 )
