@@ -33,8 +33,8 @@ from researcher.planner.wording import (
 SEPARATORS = words(
     ", / ; - or and vs versus v than to through against compared & nor over beat underperform dominate overtake either both only -> => > < >= <="
 )
-_LISTING = words(", / ; - or nor and vs versus v to & than against -> => > < >= <=")
-_OPPOSING = words("than vs versus or against")
+_LISTING = words(", / ; - or nor and vs versus v to & than against rather instead -> => > < >= <=")
+_OPPOSING = words("than vs versus or against instead")
 _SCENES = words("with at for in using by")
 _QUESTIONS = words("which what find compare tune does do")
 _GLUE = words(
@@ -188,10 +188,20 @@ class _Placing:
         return self._key(j) in ("per", "each", "every")
 
     def _is_word_only(self, i: int) -> bool:
-        """`a group size of 16 beats one of 4`, `does it double the reward`: number words that count nothing."""
+        """`a group size of 16 beats one of 4`, `does it double the reward`, `two group sizes, 4 and 8`: they are no levels."""
         if self.found[i].key in SCALES:
             return self._factor_at(i + 1) is None
+        if (mention := self._factor_at(i + 1)) is not None and self._counts_levels(i, mention):
+            return True
         return self.found[i].key == "one" and self._key(i + 1) in ("of", "with", "without", "at", "?", "that", "where")
+
+    def _counts_levels(self, i: int, mention: Mention) -> bool:
+        """`two algorithms`, `two group sizes, 4 and 8`."""
+        j, many = mention.end, 0
+        while self._number_at(j) or self._key(j) in _LISTING | {":", "(", "of"}:
+            many += self._number_at(j)
+            j += 1
+        return _factor(mention).type == "choice" or many == self.found[i].value
 
     def _settle_sizes(self) -> None:
         """Numbers that are no levels: thresholds, sizes of effects, changes of a factor."""
@@ -298,7 +308,7 @@ class _Placing:
 
     def _listed(self, between: range) -> bool:
         """`8 or 16`, `with 32 than with 16`."""
-        keys = [self._key(j) for j in between]
+        keys = [self._key(j) for j in between if (self._key(j - 1), self._key(j)) != ("instead", "of")]
         return all(key in _LISTING for key in keys) or (
             all(key in _LISTING | _SCENES | {"after"} for key in keys) and bool(set(keys) & _OPPOSING)
         )
@@ -323,7 +333,7 @@ class _Placing:
 
     def _settle_leftovers(self) -> None:
         """`Is 4e-5 a better learning rate`: the next factor that can take it, else the last one without a level."""
-        for i in self.numbers:
+        for i in [*self.numbers, *filter(self._is_opposed, self.spelled)]:
             if i in self.levels:
                 continue
             later = [m for m in self.factors if m.start > i][:1]
@@ -339,6 +349,13 @@ class _Placing:
                 self.levels[i] = wrong
             else:
                 self.placed.unplaced.append(self.found[i])
+
+    def _is_opposed(self, i: int) -> bool:
+        """`two or eight`, `two instead of eight`: a number word that stands against another, and so counts what is compared."""
+        j = i + 1
+        while self._key(j) in _LISTING | ARTICLES or (self._key(j - 1), self._key(j)) == ("instead", "of"):
+            j += 1
+        return j > i + 1 and j < len(self.found) and self.found[j].value is not None
 
     def _said_again(self, i: int) -> Factor | None:
         """`group size 4 vs 8. I expect 8 to be better`: the one factor with that level before, where no other name stands there."""

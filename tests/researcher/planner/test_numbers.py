@@ -25,6 +25,14 @@ PLACED = [
     ("lr 1e-5 or 4e-5 on sums, expecting 4e-5 to win", "learning_rate", {1e-5, 4e-5}),
     ("digits 1 vs 2: how much harder is 2?", "digits", {1, 2}),
     ("group size 4 or 8 on sums? My guess is 8.", "group_size", {4, 8}),
+    ("two vs. four epochs on sums", "epochs", {2, 4}),
+    ("group sizes of two vs. eight", "group_size", {2, 8}),
+    ("Does GRPO learn faster with eight vs. two rollouts?", "group_size", {2, 8}),
+    ("two- vs. three-digit sums", "digits", {2, 3}),
+    ("with two rather than eight rollouts, is accuracy lower?", "group_size", {2, 8}),
+    ("two instead of eight rollouts", "group_size", {2, 8}),
+    ("two group sizes, 4 and 8", "group_size", {4, 8}),
+    ("Two algorithms, GRPO and RLOO: which learns faster?", "algorithm", {"grpo", "rloo"}),
 ]
 
 
