@@ -278,7 +278,15 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
 )
 """How people say a level without its factor's name, and what else a plainer word stands for."""
 _LIMIT = r"(?:no more than|not more than|at most|at the most|less than|fewer than|no longer than|not longer than|under|up to|a maximum of)"
+_COUNT = rf"(\d+|{'|'.join(_EXPONENTS)}|ten)"
+_EACH = r"(?: (?:per|for each|for every|in each) (?:arm|condition|level|setting|side|method|variant|algorithm)\b| each\b)"
 _BOUNDED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (rf"\bn ?[=:] ?(\d+)(?: (?:random |training )?(?:run|seed|repeat|repetition|replicate|replication)s?\b{_EACH}?|{_EACH})", r"\1 seeds"),
+    (r"\(n ?[=:] ?(\d+)\)", r"(\1 seeds)"),
+    (rf"\b{_COUNT} (?:independent |random |training )*(?:repeat|repetition|replicate|replication)s?\b{_EACH}?", r"\1 seeds"),
+    (rf"\b{_COUNT} (?:independent |random |training )*(?:runs?|trials?){_EACH}", r"\1 seeds"),
+    (rf"\b(?:averag(?:ed?|ing)|mean) (?:over|across|of) {_COUNT} (?:independent |random |training )*(?:runs?|trials?)\b", r"with \1 seeds"),
+    (rf"\b(?:(?:run|repeat)(?:ning|ing)? (?:each|every|all|both)(?: arms?)?|each (?:arm )?(?:is )?(?:run|repeated)) {_COUNT} times\b", r"with \1 seeds"),
     (r"\bhalf an hour\b", "30 minutes"),
     (r"\b(?:an|one) hour and a half\b", "90 minutes"),
     (r"\ban? (hour|day)\b", r"1 \1"),

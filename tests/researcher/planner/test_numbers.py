@@ -56,3 +56,36 @@ def test_a_number_is_a_level_of_the_factor_that_is_meant(topic: str, factor: str
 def test_a_number_of_something_unknown_is_refused(topic: str, number: str) -> None:
     with pytest.raises(PlanningRefused, match=f"could be tied to '{number}'"):
         read(topic, ARITHMETIC.instrument)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "(n=5)",
+        "with n=5 per arm",
+        ", n = 5 runs",
+        ", 5 runs each",
+        ", five runs per arm",
+        ", 5 repeats",
+        ", 5 replicates each",
+        "averaged over 5 runs",
+        ", run each 5 times",
+        ", each arm is run five times",
+    ],
+)
+def test_how_often_each_arm_is_run_is_the_number_of_seeds(said: str) -> None:
+    reading = read(f"lr 4e-5 vs 1e-5 on sums {said}", ARITHMETIC.instrument)
+    assert (reading.seeds, reading.settings) == (5, ())
+    assert not any("play no part" in line for line in reading.assumptions)
+
+
+@pytest.mark.parametrize("topic", ["lr 4e-5 vs 1e-5 on sums, N=8", "Compare 4 and 8 rollouts on sums with n=8"])
+def test_an_n_that_may_count_seeds_or_a_group_is_refused(topic: str) -> None:
+    with pytest.raises(PlanningRefused, match="write '8 seeds' or 'group size 8'"):
+        read(topic, ARITHMETIC.instrument)
+
+
+@pytest.mark.parametrize("topic", ["n=4 vs n=8 on sums", "Does n=8 beat n=4?", "RLOO with n=4, 8 on sums"])
+def test_an_n_that_is_compared_is_the_group(topic: str) -> None:
+    treatments, baselines = sides(read(topic, ARITHMETIC.instrument))
+    assert {*treatments, *baselines} == {4, 8}
