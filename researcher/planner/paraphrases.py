@@ -138,7 +138,11 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     ),
     (rf"\bnot ({LEVEL}),? but ({LEVEL})", r"\2 rather than \1"),
     (rf"\b({LEVEL}),? (?:and )?not ({LEVEL})", r"\1 rather than \2"),
-    (r"\b(\w+)[ -]steps?[ -](?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
+    (
+        r"\b(?:(?:rollouts|samples|episodes|data|weights) (?:that|which) (?:is|are) )?(?:up to )?(\w+)[ -]steps?[ -](?:off[ -]?policy|behind|stale|old)\b",
+        r"max staleness \1",
+    ),
+    (r"\b(?:delay|lag) of (\w+) steps? between (?:sampling|generation|rollouts?) and (?:training|updates?|learning)\b", r"max staleness \1"),
     (r"^(?!.*stale).*\boff[ -]policy (?:training|learning|rollouts|data|samples)\b.*$", _off_policy),
     (r"\bproximal policy optimi[sz]ation\b(?: \(ppo\))?", "ppo"),
     (r"\bgroup[ -]relative policy optimi[sz]ation\b(?: \(grpo\))?", "grpo"),
@@ -164,7 +168,9 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\bsaves? (?:any |much |training |wall[ -]?(?:clock )?)*time\b", "reduce wall time"),
     (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b(?! ?(?:factorial|design|experiment))", r"size \1"),
     (r"^.*\b(?:averag\w+|loss)\b.*$", _averaging),
-    (r"\b(?:re-?us|us|pass|go)(?:e|es|ing) (?:over )?(?:each|every|a|the) batch (?:(\w+) times|twice)\b", _reused),
+    (r"\b(?:re-?us|us|pass|go)(?:e|es|ing) (?:over )?(?:each|every|a|the) batch (?:(?:for )?(\w+) (?:times|epochs)|twice)\b", _reused),
+    (r"\bepochs (?:on|over) (?:each|every|a|the same) batch\b", "epochs"),
+    (r"\blow[ -]rank (?:adapters?|adapt(?:at)?ion)\b(?: \(lora\))?", "lora"),
     (r"\bstale (?:samples|rollouts|episodes|data|experience|weights)\b", "max staleness"),
     (
         r"\b(?:leav|keep|hold|kept|held)(?:e|ing)? (?:the )?(?:learning[ -]?rate|lr) (?:constant|fixed|flat)\b(?! (?:at|to|of)\b| ?[\d(])",
@@ -273,6 +279,7 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         "learning rate schedule from",
     ),
     (r"\bwarm(?:ing|ed)?[ -]?up (?:the )?(?:learning[ -]?rate|lr)\b", "warmup"),
+    (r"\bwarm[ -]?up lasts? (?=\d)", "warmup of "),
     (r"\bwarm[ -]?up (?:for|over|of|during|lasting|in) (?:the first )?(\w+) steps?\b", r"warmup \1"),
     (r"\b(\w+)[ -]steps? (?:of )?(?:linear )?(?:(?:learning[ -]?rate|lr) )?warm[ -]?up\b", r"warmup \1"),
 )

@@ -246,7 +246,7 @@ class _Placing:
     def _counts_unknown(self, i: int) -> bool:
         """`2 layers`, `32 heads`: the level of something that is no factor here."""
         following = self.found[i + 1] if i + 1 < len(self.found) else None
-        if following is None or following.kind != "word" or i + 1 in self.owner or following.key in _VERBS | _PLAIN:
+        if following is None or following.kind != "word" or i + 1 in self.owner or following.key in _VERBS | _PLAIN | {"step"}:
             return False
         if following.key in self.about - _COUNTED and self._key(i + 2) not in ("per", "each", "in", "a"):
             j = self._back(i, _BRIDGES | _LISTING, numbers=True)
@@ -386,6 +386,8 @@ class _Placing:
         j = i - 1
         while self._key(j) in _BRIDGES:
             j -= 1
+        if self._key(j) in ("?", "."):
+            return True
         if self._key(j) in _IS and j > 0 and j - 1 not in self.owner and self.found[j - 1].kind == "word":
             j -= 1  # `when dropout is 16` has its own name, one word further off
         if self._key(i - 1) in ("(", "[") and self._has_no_levels(j):

@@ -33,6 +33,18 @@ PLACED = [
     ("two instead of eight rollouts", "group_size", {2, 8}),
     ("two group sizes, 4 and 8", "group_size", {4, 8}),
     ("Two algorithms, GRPO and RLOO: which learns faster?", "algorithm", {"grpo", "rloo"}),
+    ("warmup 2 vs 5 steps on sums", "warmup", {2, 5}),
+    ("Should warmup last 2 or 5 steps?", "warmup", {2, 5}),
+    ("Does warmup help? (2 steps)", "warmup", {0, 2}),
+    ("warmup of 0 or 3 steps", "warmup", {0, 3}),
+    ("staleness of 1 vs 4 steps", "max_staleness", {1, 4}),
+    ("staleness of 4 steps vs 0", "max_staleness", {0, 4}),
+    ("Does training on data that is 2 steps old hurt?", "max_staleness", {0, 2}),
+    ("a delay of 2 steps between sampling and training", "max_staleness", {0, 2}),
+    ("off-policy data up to 4 steps old", "max_staleness", {0, 4}),
+    ("Does reusing each batch for 4 epochs make GRPO learn sums faster?", "epochs", {1, 4}),
+    ("4 epochs on each batch vs 1", "epochs", {1, 4}),
+    ("low-rank adapters vs full fine-tuning", "parameters", {"lora", "full"}),
 ]
 
 
@@ -89,3 +101,9 @@ def test_an_n_that_may_count_seeds_or_a_group_is_refused(topic: str) -> None:
 def test_an_n_that_is_compared_is_the_group(topic: str) -> None:
     treatments, baselines = sides(read(topic, ARITHMETIC.instrument))
     assert {*treatments, *baselines} == {4, 8}
+
+
+def test_the_steps_of_a_warmup_are_no_length_of_a_trial() -> None:
+    reading = read("warmup 1 vs 3 steps, 10 steps in total", ARITHMETIC.instrument)
+    assert (reading.factor.name, {factor.name: level for factor, level in reading.settings}) == ("warmup", {"steps": 10})
+    assert set(reading.levels) == {1, 3}
