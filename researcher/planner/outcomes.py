@@ -26,7 +26,7 @@ from researcher.planner.wording import (
 )
 
 _MOVED = words("improve hurt affect increase decrease reduce lower raise boost influence harm degrade impact")
-_YIELDING = words("make give produce yield generate get become cause lead write")
+_YIELDING = words("have has show make give produce yield generate get become cause lead write")
 _CUTTING = words("shorten lengthen")
 _ELSEWHERE = words("with using when if under")
 _DEPENDING = words("change vary depend scale evolve respond behave react")

@@ -48,6 +48,8 @@ _EXPONENTS = {
 }
 ORDERS = rf"an?|{'|'.join(_EXPONENTS)}|\d\d?"
 """How many orders of magnitude can be read."""
+_COUNT = rf"(\d+|{'|'.join(_EXPONENTS)}|ten)"
+"""A number of things, in digits or in a word."""
 _PARTS = {"quarter": 0.25, "third": 0.333, "fifth": 0.2, "tenth": 0.1}
 
 
@@ -151,7 +153,14 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\b(?:lags? behind|trails?)\b", "underperform"),
     (r"\b(accuracy|reward) decays?\b", r"\1 drop"),
     (r"\blimits? (?=(?:the )?(?:accuracy|final reward|held))", "lower "),
-    (r"\bneeds? the (?:fewest|least) (?:training )?steps\b", "steps needed"),
+    (r"\b(?:(?:need|take|require|use)s? |in )?(?:the )?(?:fewest|least) (?:training |optimi[sz]er )?steps\b", "steps needed"),
+    (
+        rf"\b{_COUNT} (?:(?:rl|grpo|gradient|policy|training|optimi[sz]er|optimi[sz]ation|weight) )*(?:iterations|updates|rounds of training|training rounds)\b(?! per| each| of)",
+        r"\1 steps",
+    ),
+    (rf"\b{_COUNT} (?:rl|grpo|gradient|policy) steps\b", r"\1 steps"),
+    (r"\b(least|most) time\b", r"\1 training time"),
+    (r",? (?:as|like) in (?:dr grpo|dapo|gspo|cispo|rloo|ppo)\b,?", ""),
     (r"\b(?:training|optimi[sz]er) steps needed\b", "steps needed"),
     (r"\b(fewer|less|more) (?:training|optimi[sz]er) steps (?=than\b)", r"\1 steps "),
     (rf"\b({'|'.join(_PERCENT)}) per ?cent\b", lambda match: f"{_PERCENT[match[1]]}%"),
@@ -285,7 +294,6 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
 )
 """How people say a level without its factor's name, and what else a plainer word stands for."""
 _LIMIT = r"(?:no more than|not more than|at most|at the most|less than|fewer than|no longer than|not longer than|under|up to|a maximum of)"
-_COUNT = rf"(\d+|{'|'.join(_EXPONENTS)}|ten)"
 _EACH = r"(?: (?:per|for each|for every|in each) (?:arm|condition|level|setting|side|method|variant|algorithm)\b| each\b)"
 _BOUNDED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (rf"\bn ?[=:] ?(\d+)(?: (?:random |training )?(?:run|seed|repeat|repetition|replicate|replication)s?\b{_EACH}?|{_EACH})", r"\1 seeds"),
@@ -299,6 +307,7 @@ _BOUNDED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\ban? (hour|day)\b", r"1 \1"),
     (rf"\b(?:(?:in|within|taking|takes|using|use|spending|spend) )*{_LIMIT} (\d+(?:\.\d+)?) ?(hours?|hrs?|h|minutes?|mins?|days?)\b", r"within \1 \2"),
     (r"\b(?:at least|not less than|no less than|no fewer than|not fewer than|a minimum of) (\w+) (?:random )?seeds?\b", r"minimum \1 seeds"),
+    (rf"\b(?:(?:in|within|with|for|using) )*(?:no more than|not more than|at most|at the most|no longer than|not longer than|a maximum of) {_COUNT} ((?:training |optimi[sz]er )?steps)\b", r"within \1 \2"),
     (r"\b(\w+) or more (?:random )?seeds?\b", r"minimum \1 seeds"),
     (r"\b(\w+) or (?:fewer|less) (?:random )?seeds?\b", r"maximum \1 seeds"),
     (r"\b(?:between (\d+) and|(?:from )?(\d+) ?(?:to|-)) ?(\d+) (?:random )?seeds?\b", r"minimum \1\2 seeds maximum \3 seeds"),

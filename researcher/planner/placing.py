@@ -80,6 +80,7 @@ _SIZES = words("at least most about around roughly more less than over up to ano
 _REPLACED = words("replace replaced replacing beaten outperformed surpassed exceeded followed")
 _POINTS = words("point percentage pp")
 _REACHED = words("reach reaching reached hit hitting attain attaining threshold exceed surpass")
+_SURPASSING = words("exceed surpass")
 _VERBS = words(
     "give beat need doe learn get help hurt yield take lead make reach train work win improve increase raise reduce lower "
     "perform score end matter result outperform cost use require speed slow accelerate boost harm degrade impair produce provide cause bring leave keep change affect alter move this"
@@ -221,6 +222,8 @@ class _Placing:
     def _is_threshold(self, i: int) -> bool:
         j = self._back(i, _BRIDGES - {":"})
         metric = isinstance(mention.what, Metric) if (mention := self.owner.get(j)) else self._key(j) in _REACHED
+        if self._key(j) in _SURPASSING and self._number_at(j - 1):
+            return False  # `does a group size of 8 surpass 4?`
         return metric and any(self._key(k) in _REACHED for k in range(max(0, i - 7), i))
 
     def _shifted(self, i: int) -> Factor | None:
@@ -366,7 +369,8 @@ class _Placing:
         """`4e-5 a better learning rate`; not `16 or 32, for each rank` or `16 or 32, and which rank`: those names have a place
         of their own."""
         j = i + 1
-        while self._key(j) in _LISTING or self._number_at(j):
+        listing = _LISTING | {"with"} if self._key(i - 1) in ("compare", "comparing") else _LISTING
+        while self._key(j) in listing or self._number_at(j):
             j += 1
         return not any(
             self._key(k) in _SCENES | _QUESTIONS | {",", "on", "over"} for m in later for k in range(j, m.start)

@@ -44,6 +44,13 @@ PLACED = [
     ("off-policy data up to 4 steps old", "max_staleness", {0, 4}),
     ("Does reusing each batch for 4 epochs make GRPO learn sums faster?", "epochs", {1, 4}),
     ("4 epochs on each batch vs 1", "epochs", {1, 4}),
+    ("a KL term of 0.05", "kl", {0.0, 0.05}),
+    ("KL constraint (0.05) on sums", "kl", {0.0, 0.05}),
+    ("fewest steps: group size 4, 8 or 16", "group_size", {4, 8, 16}),
+    ("which of GRPO and RLOO takes the fewest steps", "algorithm", {"grpo", "rloo"}),
+    ("Does a group size of 8 surpass 4?", "group_size", {4, 8}),
+    ("compare 1e-5 with 4e-5 as learning rate", "learning_rate", {1e-5, 4e-5}),
+    ("Does dropping std normalisation, as in Dr. GRPO, help?", "advantage_norm", {"none", "std"}),
     ("low-rank adapters vs full fine-tuning", "parameters", {"lora", "full"}),
 ]
 
@@ -107,3 +114,18 @@ def test_the_steps_of_a_warmup_are_no_length_of_a_trial() -> None:
     reading = read("warmup 1 vs 3 steps, 10 steps in total", ARITHMETIC.instrument)
     assert (reading.factor.name, {factor.name: level for factor, level in reading.settings}) == ("warmup", {"steps": 10})
     assert set(reading.levels) == {1, 3}
+
+
+@pytest.mark.parametrize("said", ["iterations", "updates", "policy updates", "RL steps", "gradient steps", "training rounds"])
+def test_how_long_is_trained_has_many_names(said: str) -> None:
+    reading = read(f"lr 4e-5 vs 1e-5 on sums, 10 {said}", ARITHMETIC.instrument)
+    assert {factor.name: level for factor, level in reading.settings} == {"steps": 10}
+
+
+@pytest.mark.parametrize(
+    "said", ["in no more than 8 steps", ", no more than 8 steps", "with not more than 8 steps", "with at most 8 steps"]
+)
+def test_a_limit_of_steps_is_no_claim(said: str) -> None:
+    reading = read(f"GRPO vs RLOO on sums {said}", ARITHMETIC.instrument)
+    assert {factor.name: level for factor, level in reading.settings} == {"steps": 8}
+    assert reading.direction_assumed
