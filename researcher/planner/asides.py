@@ -39,7 +39,9 @@ _SEED_NUMBER = re.compile(
     r"\b(?<!per )(?<!each )(?<!every )(?:random\s+seed|(?<!random )seed)\s*(?:number|no\.?|#|=|:|of)?\s*(\d+)\b",
     re.IGNORECASE,
 )
-_LONE_N = re.compile(r"(?:^|[,;]|\b(?:with|at|for|using))\s*(n\s*=\s*(\d+))(?=\s*(?:$|[.?;)]|,(?!\s*\d)))", re.IGNORECASE)
+_LONE_N = re.compile(
+    r"(?:^|[,;]|\b(?:with|at|for|using))\s*(n\s*=\s*(\d+))(?=\s*(?:$|[.?;)]|,(?!\s*\d)))", re.IGNORECASE
+)
 _VAGUE_ORDERS = re.compile(
     rf"\b(?:half\s+(?:an?\s+)?|(?!(?:{ORDERS})\s)[\w.]+\s+)orders?\s+of\s+magnitude\b", re.IGNORECASE
 )

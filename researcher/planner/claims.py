@@ -122,7 +122,11 @@ def claimed(
         elif not mention.weak:
             taken |= {i for i in range(mention.start, mention.end) if found[i].key in _NOUNS}
             of = before_articles(found, mention.start)
-            if key_at(found, of) in ("in", "of") and key_at(found, of - 1) in _NOUNS and key_at(found, of - 2) in ("", "the", ":", ","):
+            if (
+                key_at(found, of) in ("in", "of")
+                and key_at(found, of - 1) in _NOUNS
+                and key_at(found, of - 2) in ("", "the", ":", ",")
+            ):
                 taken.add(of - 1)
     if any(token.key == "neither" for token in found) or _with_or_without(found):
         return Stated(None)

@@ -56,9 +56,7 @@ def _begins(found: Sequence[Token], i: int) -> bool:
     return key in _ASKING or before in _MARKS or (key in _VERBS and joined)
 
 
-def _placed(
-    found: Sequence[Token], named: Sequence[Mention], pieces: Sequence[range], about: frozenset[str]
-) -> Placed:
+def _placed(found: Sequence[Token], named: Sequence[Mention], pieces: Sequence[range], about: frozenset[str]) -> Placed:
     whole = Placed()
     for piece in pieces:
         own = [replace(m, start=m.start - piece.start, end=m.end - piece.start) for m in named if m.start in piece]

@@ -144,7 +144,10 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         r"\b(?:(?:rollouts|samples|episodes|data|weights) (?:that|which) (?:is|are) )?(?:up to )?(\w+)[ -]steps?[ -](?:off[ -]?policy|behind|stale|old)\b",
         r"max staleness \1",
     ),
-    (r"\b(?:delay|lag) of (\w+) steps? between (?:sampling|generation|rollouts?) and (?:training|updates?|learning)\b", r"max staleness \1"),
+    (
+        r"\b(?:delay|lag) of (\w+) steps? between (?:sampling|generation|rollouts?) and (?:training|updates?|learning)\b",
+        r"max staleness \1",
+    ),
     (r"^(?!.*stale).*\boff[ -]policy (?:training|learning|rollouts|data|samples)\b.*$", _off_policy),
     (r"\bproximal policy optimi[sz]ation\b(?: \(ppo\))?", "ppo"),
     (r"\bgroup[ -]relative policy optimi[sz]ation\b(?: \(grpo\))?", "grpo"),
@@ -153,7 +156,10 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\b(?:lags? behind|trails?)\b", "underperform"),
     (r"\b(accuracy|reward) decays?\b", r"\1 drop"),
     (r"\blimits? (?=(?:the )?(?:accuracy|final reward|held))", "lower "),
-    (r"\b(?:(?:need|take|require|use)s? |in )?(?:the )?(?:fewest|least) (?:training |optimi[sz]er )?steps\b", "steps needed"),
+    (
+        r"\b(?:(?:need|take|require|use)s? |in )?(?:the )?(?:fewest|least) (?:training |optimi[sz]er )?steps\b",
+        "steps needed",
+    ),
     (
         rf"\b{_COUNT} (?:(?:rl|grpo|gradient|policy|training|optimi[sz]er|optimi[sz]ation|weight) )*(?:iterations|updates|rounds of training|training rounds)\b(?! per| each| of)",
         r"\1 steps",
@@ -177,7 +183,10 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\bsaves? (?:any |much |training |wall[ -]?(?:clock )?)*time\b", "reduce wall time"),
     (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b(?! ?(?:factorial|design|experiment))", r"size \1"),
     (r"^.*\b(?:averag\w+|loss)\b.*$", _averaging),
-    (r"\b(?:re-?us|us|pass|go)(?:e|es|ing) (?:over )?(?:each|every|a|the) batch (?:(?:for )?(\w+) (?:times|epochs)|twice)\b", _reused),
+    (
+        r"\b(?:re-?us|us|pass|go)(?:e|es|ing) (?:over )?(?:each|every|a|the) batch (?:(?:for )?(\w+) (?:times|epochs)|twice)\b",
+        _reused,
+    ),
     (r"\bepochs (?:on|over) (?:each|every|a|the same) batch\b", "epochs"),
     (r"\blow[ -]rank (?:adapters?|adapt(?:at)?ion)\b(?: \(lora\))?", "lora"),
     (r"\bstale (?:samples|rollouts|episodes|data|experience|weights)\b", "max staleness"),
@@ -232,7 +241,10 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"(^|[.?!;] )((?:in|with) (?:less|more) [a-z -]*time),? (.+?)(?=[.?!;](?:\s|$)|$)", r"\1\3 \2"),
     (r"\b(?:preferable|superior) to\b", "better than"),
     (r"\binferior to\b", "worse than"),
-    (r"\b(?:(?:my|our) (?:guess|bet|hunch|expectation|prediction) (?:is|would be)|i (?:would )?(?:guess|bet))\b", "i expect"),
+    (
+        r"\b(?:(?:my|our) (?:guess|bet|hunch|expectation|prediction) (?:is|would be)|i (?:would )?(?:guess|bet))\b",
+        "i expect",
+    ),
     (r"\blinearly\b", "linear"),
     (r"\bbest[ -]of[ -](?:n|\d+)\b(?!,? ?(?:or |and )?\d)", "bestofn"),
     (r"\bpass ?@ ?1\b", "accuracy"),
@@ -294,7 +306,9 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
 )
 """How people say a level without its factor's name, and what else a plainer word stands for."""
 _LIMIT = r"(?:no more than|not more than|at most|at the most|less than|fewer than|no longer than|not longer than|under|up to|a maximum of)"
-_EACH = r"(?: (?:per|for each|for every|in each) (?:arm|condition|level|setting|side|method|variant|algorithm)\b| each\b)"
+_EACH = (
+    r"(?: (?:per|for each|for every|in each) (?:arm|condition|level|setting|side|method|variant|algorithm)\b| each\b)"
+)
 _BOUNDED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (rf"\bn ?[=:] ?(\d+)(?: (?:random |training )?(?:run|seed|repeat|repetition|replicate|replication)s?\b{_EACH}?|{_EACH})", r"\1 seeds"),
     (r"\(n ?[=:] ?(\d+)\)", r"(\1 seeds)"),

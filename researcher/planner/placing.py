@@ -249,7 +249,12 @@ class _Placing:
     def _counts_unknown(self, i: int) -> bool:
         """`2 layers`, `32 heads`: the level of something that is no factor here."""
         following = self.found[i + 1] if i + 1 < len(self.found) else None
-        if following is None or following.kind != "word" or i + 1 in self.owner or following.key in _VERBS | _PLAIN | {"step"}:
+        if (
+            following is None
+            or following.kind != "word"
+            or i + 1 in self.owner
+            or following.key in _VERBS | _PLAIN | {"step"}
+        ):
             return False
         if following.key in self.about - _COUNTED and self._key(i + 2) not in ("per", "each", "in", "a"):
             j = self._back(i, _BRIDGES | _LISTING, numbers=True)
@@ -396,7 +401,11 @@ class _Placing:
             j -= 1  # `when dropout is 16` has its own name, one word further off
         if self._key(i - 1) in ("(", "[") and self._has_no_levels(j):
             return True
-        return j < 0 or self._key(j) in _PLAIN | _SUPPOSING | BETTER | WORSE | own | _PRONOUNS or self.found[j].value is not None
+        return (
+            j < 0
+            or self._key(j) in _PLAIN | _SUPPOSING | BETTER | WORSE | own | _PRONOUNS
+            or self.found[j].value is not None
+        )
 
     def _has_no_levels(self, j: int) -> bool:
         """What a number in brackets does not belong to: what is measured, chosen, done or asked about, as in `on sums (4 vs 8)`."""

@@ -112,11 +112,16 @@ def test_an_n_that_is_compared_is_the_group(topic: str) -> None:
 
 def test_the_steps_of_a_warmup_are_no_length_of_a_trial() -> None:
     reading = read("warmup 1 vs 3 steps, 10 steps in total", ARITHMETIC.instrument)
-    assert (reading.factor.name, {factor.name: level for factor, level in reading.settings}) == ("warmup", {"steps": 10})
+    assert (reading.factor.name, {factor.name: level for factor, level in reading.settings}) == (
+        "warmup",
+        {"steps": 10},
+    )
     assert set(reading.levels) == {1, 3}
 
 
-@pytest.mark.parametrize("said", ["iterations", "updates", "policy updates", "RL steps", "gradient steps", "training rounds"])
+@pytest.mark.parametrize(
+    "said", ["iterations", "updates", "policy updates", "RL steps", "gradient steps", "training rounds"]
+)
 def test_how_long_is_trained_has_many_names(said: str) -> None:
     reading = read(f"lr 4e-5 vs 1e-5 on sums, 10 {said}", ARITHMETIC.instrument)
     assert {factor.name: level for factor, level in reading.settings} == {"steps": 10}
