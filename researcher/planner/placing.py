@@ -374,12 +374,16 @@ class _Placing:
         """`4e-5 a better learning rate`; not `16 or 32, for each rank` or `16 or 32, and which rank`: those names have a place
         of their own."""
         j = i + 1
-        listing = _LISTING | {"with"} if self._key(i - 1) in ("compare", "comparing") else _LISTING
-        while self._key(j) in listing or self._number_at(j):
+        compared = self._key(i - 1) in ("compare", "comparing")
+        while self._key(j) in _LISTING or self._number_at(j) or (compared and self._is_with_number(j)):
             j += 1
         return not any(
             self._key(k) in _SCENES | _QUESTIONS | {",", "on", "over"} for m in later for k in range(j, m.start)
         )
+
+    def _is_with_number(self, j: int) -> bool:
+        """`compare 1e-5 with 4e-5`."""
+        return self._key(j) == "with" and self._number_at(j + 1)
 
     def _out_of_range(self, i: int) -> Factor | None:
         """The factor that the number would be a level of, if it could take it: the plan is refused with its range."""
