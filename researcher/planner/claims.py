@@ -42,11 +42,16 @@ _SPEAKERS = words("i we you to when by and if")
 _DIFFICULTY = words("harder easier")
 _TASKS = words("sum task problem question one example puzzle")
 _NOUNS = words("gain improvement")
-"""Names of metrics as often as claims."""
+"""Names of metrics as often as claims; they are what is measured in `gain in reward with A`, and claimed in `a gain in reward`."""
 _DENIALS = words("no not never cannot hardly nothing")
 _EQUAL = words(
     "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched identically irrelevant insensitive independent"
 )
+_SAME = words("same equal identical equivalent")
+_NEEDING = words("need take require")
+_AMOUNT_OF = words("number amount total of a random training other")
+_CONDITIONS = words("seed setting setup step budget condition data hyperparameter task question prompt model compute")
+"""What arms have in common where it is said to be the same."""
 _FARING = words("do doe perform work learn train fare")
 _COSTS = words("long much many expensive slow costly")
 """`takes twice as long as` says what it costs."""
@@ -132,6 +137,13 @@ def claimed(
             taken |= {*range(mention.start, mention.end), *_own_modifiers(found, named, mention)}
         elif not mention.weak:
             taken |= {i for i in range(mention.start, mention.end) if found[i].key in _NOUNS}
+            of = before_articles(found, mention.start)
+            if (
+                key_at(found, of) in ("in", "of")
+                and key_at(found, of - 1) in _NOUNS
+                and key_at(found, of - 2) in ("", "the", ":", ",")
+            ):
+                taken.add(of - 1)
     if any(token.key == "neither" for token in found) or _with_or_without(found):
         return Stated(None)
     if (at_least := _at_least(found, metric.direction)) is not None:
@@ -150,7 +162,7 @@ def claimed(
         return scaled
     if (scaled := _times_as(found, metric.direction)) is not None:
         return scaled
-    if _says_equal(found):
+    if _says_equal(found, named):
         if any(found[i].key in ("fail", "failed") and _denies(found, i) for i in range(len(found))):
             return Stated(opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
         return Stated(
@@ -266,9 +278,10 @@ def _times_as(found: Sequence[Token], better: Direction) -> Stated | None:
     return None
 
 
-def _says_equal(found: Sequence[Token]) -> bool:
+def _says_equal(found: Sequence[Token], named: Sequence[Mention]) -> bool:
     """`no difference between`, `the same reward`, `as fast as`."""
     keys = [token.key for token in found]
+    measured = {i for m in named if isinstance(m.what, Metric) for i in range(m.start, m.end)}
     no_difference = any(
         key in _MATTERS and any(each in _DENIALS or each.endswith("n't") for each in keys[max(0, i - 3) : i])
         for i, key in enumerate(keys)
@@ -280,8 +293,24 @@ def _says_equal(found: Sequence[Token]) -> bool:
         and not _scales(found, i - 1)
         for i, key in enumerate(keys)
     )
-    equal = any(key in _EQUAL and not {"other", "else"} & set(keys[max(0, i - 4) : i]) for i, key in enumerate(keys))
+    equal = any(
+        key in _EQUAL
+        and not {"other", "else"} & set(keys[max(0, i - 4) : i])
+        and i not in measured  # `exact match`
+        and not _is_condition(found, named, i)
+        for i, key in enumerate(keys)
+    )
     return no_difference or as_as or equal
+
+
+def _is_condition(found: Sequence[Token], named: Sequence[Mention], i: int) -> bool:
+    """`with the same number of steps`, `same seeds`: what is set alike, and no claim; not `needs the same number of steps`."""
+    j = i + 1
+    while key_at(found, j) in _AMOUNT_OF:
+        j += 1
+    of_factor = any(isinstance(m.what, Factor) and m.start == j for m in named)
+    needed = key_at(found, before_articles(found, i)) in _NEEDING
+    return found[i].key in _SAME and not needed and (of_factor or key_at(found, j) in _CONDITIONS)
 
 
 def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Direction | None:

@@ -265,3 +265,31 @@ def test_a_claim_that_names_its_baseline_is_not_turned_round() -> None:
     assert "goes the other way" in str(
         refusal("Do smaller groups help? Group size 16 outperforms 4 with smaller groups")
     )
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "lr 4e-5 is faster than lr 1e-5 but ends at the same accuracy",
+        "lr 4e-5 learns faster than 1e-5 but reaches the same final accuracy",
+        "Is RLOO faster than GRPO on sums at equal accuracy?",
+    ],
+)
+def test_faster_and_as_good_are_two_claims(topic: str) -> None:
+    with pytest.raises(PlanningRefused, match="a study tests one of them: ask whether auc_reward differs"):
+        read(topic, ARITHMETIC.instrument)
+
+
+@pytest.mark.parametrize(
+    ("said", "metric"),
+    [
+        ("gain in held-out accuracy of", "heldout_accuracy_gain"),
+        ("held-out accuracy gain with", "heldout_accuracy_gain"),
+        ("improvement in held-out accuracy for", "heldout_accuracy_gain"),
+        ("Improvement of accuracy with", "heldout_accuracy_gain"),
+        ("gain in reward of", "final_reward"),
+    ],
+)
+def test_a_gain_that_is_measured_claims_nothing(said: str, metric: str) -> None:
+    reading = read(f"{said} lr 1e-5 vs 4e-5 on sums", ARITHMETIC.instrument)
+    assert (reading.metric.name, reading.direction_assumed) == (metric, True)

@@ -336,3 +336,19 @@ def test_where_nothing_is_lost_it_is_no_worse(topic: str, metric: str) -> None:
     reading = read(topic, ARITHMETIC.instrument)
     assert (*sides(reading), reading.metric.name, reading.direction) == ([0.7], [1.0], metric, UP)
     assert any(line.startswith("'No worse'") for line in reading.assumptions)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "lr 4e-5 vs 1e-5 on sums with the same number of steps",
+        "LoRA vs full fine-tuning on sums at the same learning rate",
+        "GRPO vs RLOO with equal group size",
+        "GRPO vs RLOO on sums, same seeds",
+        "GRPO vs RLOO on sums, identical settings otherwise",
+        "exact match: GRPO vs RLOO on sums",
+        "exact match with temperature 0.7 vs temperature 1.3",
+    ],
+)
+def test_what_is_set_alike_and_an_exact_match_are_no_claim_that_nothing_differs(topic: str) -> None:
+    assert not any("nothing differs" in line for line in read(topic, ARITHMETIC.instrument).assumptions)
