@@ -242,6 +242,9 @@ class MlflowSink(CopySink):
             held = trial.evidence.spec if trial.evidence is not None else None  # by the server, where that is known
             client.log_dict(run_id, held or attempts[-1].spec, "spec.json")
             client.log_dict(run_id, blueprint, "blueprint.json")
+        for attempt in attempts:
+            if attempt.reason:  # with what its client said last
+                client.log_text(run_id, redact(attempt.reason), f"attempts/{attempt.number}-{attempt.outcome}.txt")
         episodes = self._store.sampled_episodes(study.record.id, trial.key)
         send_episodes(self.tracking_uri, study.experiment_id, run_id, trial, episodes)
         status = {TrialStatus.DONE: "FINISHED", TrialStatus.FAILED: "FAILED"}.get(trial.status)
