@@ -57,6 +57,11 @@ class LocalProcess:
         self._state = local.folder / "state"
         self._berth = Berth(local.folder / "process", clock)
 
+    @property
+    def runs(self) -> Path:
+        """Where the server keeps the checkpoints of its runs, a folder each."""
+        return self._state / "runs"
+
     async def start(self) -> str:
         """The url of the server: of the one that runs already, or a new one. Raises: ServerUnfit when it ends."""
         if self._berth.alive():

@@ -64,12 +64,16 @@ class Slot:
         while True:
             self.server.check()
             try:
-                return await to_its_answer(self._begun(spec, idempotency_key), self._clock)
+                report = await to_its_answer(self._begun(spec, idempotency_key), self._clock)
             except ServerBusy as busy:
                 await self._make_room(str(busy.fields.get("run_id")), deadline)
                 await self._clock.sleep(self._look_s)
             except (InvalidSpec, IdempotencyConflict) as error:
                 raise AttemptFailed(f"the server refused the run: {_details(error)}") from error
+            else:
+                if report.status == "running":
+                    await self.server.discard_runs_before(report.run_id)
+                return report
 
     async def _begun(self, spec: RunSpec, idempotency_key: str) -> RunReport:
         report = await self.swarm.start_run(spec, idempotency_key)

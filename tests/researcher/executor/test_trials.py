@@ -57,10 +57,15 @@ class Lab:
 
     @asynccontextmanager
     async def pool(
-        self, *urls: str, arguments: tuple[str, ...] = (), limits: PoolLimits | None = None
+        self,
+        *urls: str,
+        arguments: tuple[str, ...] = (),
+        limits: PoolLimits | None = None,
+        keep_runs: bool = False,
     ) -> AsyncIterator[ServerPool]:
         local = LocalServer(model="echo", engine="echo", folder=self.home / "server", arguments=arguments)
-        pool = ServerPool(self.store, f"study {self.study}", urls=urls, local=None if urls else local, limits=limits)
+        holder, own = f"study {self.study}", None if urls else local
+        pool = ServerPool(self.store, holder, urls=urls, local=own, limits=limits, keep_runs=keep_runs)
         async with pool:
             yield pool
 
@@ -143,6 +148,18 @@ async def test_every_trial_is_run_and_recorded_from_the_servers_records(lab: Lab
     assert [len(progress.curve) for progress in last.values()] == [4, 4]
     assert min(progress.left_s or 0 for progress in lab.seen) == 0
     assert not Berth(lab.home / "server" / "process", SystemClock()).alive()
+
+
+@pytest.mark.parametrize("keep_runs", [False, True])
+async def test_a_server_of_ours_keeps_the_checkpoints_of_its_newest_run_alone_unless_all_are_wanted(
+    lab: Lab, keep_runs: bool
+) -> None:
+    trials = lab.trials()
+    async with lab.pool(keep_runs=keep_runs) as pool:
+        await lab.run(pool, trials)
+    runs = [lab.store.attempts(lab.study, trial.key)[0].run_id for trial in trials]
+    kept = {folder.name for folder in (lab.home / "server" / "state" / "runs").glob("*") if any(folder.iterdir())}
+    assert kept == set(runs if keep_runs else runs[-1:])
 
 
 async def test_trials_are_spread_over_the_servers_that_are_given(lab: Lab, tmp_path: Path) -> None:
