@@ -415,6 +415,30 @@ async def test_a_server_without_room_on_its_disk_halts_a_study_and_counts_agains
     assert told(lab, "attempt_withdrawn")
 
 
+async def test_a_run_of_the_studys_own_that_finds_no_room_to_stop_is_given_up_in_time(lab: Lab, tmp_path: Path) -> None:
+    limits, told_in_time = replace(LIMITS, busy_s=1.0), list[str]()
+    with ServerProcess(tmp_path / "a", *SLOW) as server:
+
+        def no_room(_: Progress) -> None:
+            [run] = (tmp_path / "a").glob("**/runs/run-*")
+            shutil.rmtree(run, ignore_errors=True)
+            run.write_text("in the way of every checkpoint")
+            lab.store.request_stop(lab.study)
+
+        async with lab.pool(server.url) as pool:
+            await lab.run(pool, lab.trials()[:1], limits=limits, on_progress=lab.at_step(1, no_room))
+            lab.store.clear_requests(lab.study)
+            pool.tell = told_in_time.append
+            with pytest.raises(NoServersLeft, match="was asked to stop and does not: cannot write in"):
+                async with asyncio.timeout(60):
+                    await lab.run(pool, lab.trials()[:1], limits=limits)
+    assert [f"of study {lab.study}; waiting up to 1 s" in told_in_time[0], "make room" in told_in_time[1]] == [
+        True,
+        True,
+    ]
+    assert not lab.store.trials(lab.study)[0].status.ended
+
+
 async def test_a_trial_that_was_interrupted_on_a_server_of_others_goes_on_there(lab: Lab, tmp_path: Path) -> None:
     trials, reached = lab.trials()[:1], asyncio.Event()
     with ServerProcess(tmp_path / "a", *SLOW) as server:
