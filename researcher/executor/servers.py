@@ -10,11 +10,11 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -312,9 +312,9 @@ class ServerPool:
         runs = None if process is None or self._keep_runs else process.runs
         server = Server(url, swarm, lease, owned=process is not None, runs=runs)
         self._servers.append(server)
-        self._tasks.append(asyncio.create_task(self._keep_lease(server)))
+        self._beside(server, self._keep_lease(server))
         if process is not None:
-            self._tasks.append(asyncio.create_task(_keep_alive(process, server)))
+            self._beside(server, _keep_alive(process, server))
         try:
             if not server.owned:
                 await self._answering(url, token)
@@ -355,6 +355,17 @@ class ServerPool:
         process = LocalProcess(arranged, self.clock, self._limits.local, self._environ)
         self._processes.append(process)
         return process
+
+    def _beside(self, server: Server, work: Coroutine[Any, Any, None]) -> None:
+        """Have this done until the pool closes. A server whose lease is not kept, or which is not looked after, is unfit."""
+
+        def judge(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                server.unfit = server.unfit or f"{type(error).__name__}: {error}"
+
+        task = asyncio.create_task(work)
+        task.add_done_callback(judge)
+        self._tasks.append(task)
 
     async def _keep_lease(self, server: Server) -> None:
         while True:
