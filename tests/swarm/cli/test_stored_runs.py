@@ -119,6 +119,7 @@ def test_the_hosted_model_is_not_taken_for_a_run_whose_checkpoints_are_gone(
     try:
         given = [stored.run_id, "--state-dir", str(stored.state_dir), "--to", str(tmp_path / "new")]
         assert main(["models", "export", *given]) == 1
+        assert main(["replay", *given[:3], "--steps", "1"]) == 0
     finally:
         aside.rename(there)
     assert f"the checkpoints of {stored.run_id} are gone" in capsys.readouterr().err
