@@ -98,9 +98,8 @@ def amend(
     amended = _amended(plan, change)
     _check(amended, study.options)
     with owned_now(store, study_id) as mine:
-        mine.save_plan(study_id, amended)
         told = {"version": amended.version, "because": because, "by": by, "changed": change.told}
-        mine.record_event(study_id, "amended", told)
+        mine.save_plan(study_id, amended, amended=told)
         if open_gate(mine, study_id) is not None:  # what was asked about is no more: ask about what is now
             gates = Gates(mine, lambda name, asked: Gate(checkpoints, study_id, name).ask(asked))
             _ask_again(mine, gates, study_id, amended)

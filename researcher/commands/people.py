@@ -25,10 +25,11 @@ from researcher.store.errors import LeaseHeld, WrongState
 
 
 def stop_command(args: argparse.Namespace) -> int:
-    """Leave the wish to stop; whoever works on the study ends what runs and stops. Where nobody does, it is stopped here."""
+    """Leave the wish to stop; whoever works on the study ends what runs and stops. Where nobody does, it is stopped here; so is what
+    was left by one who died after the study had ended."""
     home, study = _study(args)
     if study.status.ended:
-        _say(args, study, f"{study.status} already")
+        _say(args, study, "; ".join([f"{study.status} already", *_left_of_ended(home, study)]))
         return DONE
     home.store.request_stop(study.id)
     _say(args, study, _told_or_done(home, study, "stop"))
@@ -102,6 +103,20 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
             return "; ".join([reason, *left, *([] if folder is None else [f"report: {folder / 'report.md'}"])])
     except LeaseHeld as held:
         return f"asked {held.owner} to {wish}"
+
+
+def _left_of_ended(home: Home, study: StudyRecord) -> list[str]:
+    """End what runs for a study that had ended when its researcher died. What came of it, in words; nothing where none did."""
+    lease = home.store.lease(study.id)
+    if lease is None or lives_here(lease.owner):
+        return []
+    try:
+        with owned_now(home.store, study.id) as own:
+            left = asyncio.run(end_left_of(own, study.id, home.studies / study.id, SystemClock()))
+    except LeaseHeld:
+        return []
+    then = [f"`researcher resume {study.id}` frees its disk"] if study.status is StudyStatus.DONE else []
+    return ["what was left running is ended", *then, *left]
 
 
 def _study(args: argparse.Namespace) -> tuple[Home, StudyRecord]:

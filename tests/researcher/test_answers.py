@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import IntegrityError
 
 from researcher.answers import Amendment, amend, answer_gate, answer_text
 from researcher.commands import DONE, FAILED, OUT_OF_BUDGET
@@ -78,6 +81,24 @@ def test_a_plan_whose_trials_have_begun_is_not_amended(home: Path) -> None:
     study, _ = running(found.store)
     with pytest.raises(WrongState, match="have begun"):
         amend(found.store, url, study, Amendment(seeds=4), because="more", by="ada")
+    found.store.close()
+
+
+def test_a_plan_is_amended_together_with_its_reason_or_not_at_all(home: Path) -> None:
+    found, url = opened(home)
+    study = at_gate(found.store, url)
+    with closing(sqlite3.connect(home / "researcher.db")) as records:
+        records.execute(
+            "CREATE TRIGGER no_reason BEFORE INSERT ON events WHEN NEW.kind = 'amended' "
+            "BEGIN SELECT RAISE(ABORT, 'cut off'); END"
+        )
+        with pytest.raises(IntegrityError, match="cut off"):
+            amend(found.store, url, study, Amendment(seeds=4), because="more", by="ada")
+        assert found.store.plan(study).version == 1
+        records.execute("DROP TRIGGER no_reason")
+    amend(found.store, url, study, Amendment(seeds=4), because="more", by="ada")
+    [told] = found.store.events(study, kind="amended")
+    assert told.detail == {"version": 2, "because": "more", "by": "ada", "changed": "4 seeds per arm"}
     found.store.close()
 
 

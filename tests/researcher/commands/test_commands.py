@@ -406,6 +406,26 @@ def test_a_study_that_nobody_works_on_is_stopped_at_once_with_its_server(
     assert "already" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("status", [StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED])
+@pytest.mark.parametrize("command", [["stop"], ["resume", "--scheduled"]])
+def test_what_a_researcher_left_that_was_killed_after_the_study_had_ended_is_ended(
+    command: list[str], status: StudyStatus, study: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    store.set_study_status(study, status, "as it was")
+    store.acquire_lease(study, f"{this_process()}0", 60.0)  # a process of this machine that is no more
+    left = Berth(home / "studies" / study / "server" / "process", SystemClock())
+    left.start(["sleep", "600"], dict(os.environ))
+    main([*command, study])
+    assert not left.alive()
+    assert (store.study(study).status, store.study(study).reason) == (status, "as it was")
+    assert store.lease(study) is None
+    said = capsys.readouterr().out
+    assert ("left running is ended" in said) == (command == ["stop"])
+    assert main(["stop", study]) == 0
+    assert capsys.readouterr().out == f"{study}: {status} already\n"
+
+
 def test_what_a_killed_researcher_left_on_given_servers_is_stopped_with_its_study(
     tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
