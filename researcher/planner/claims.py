@@ -34,6 +34,13 @@ _BEATEN = words("beaten outperformed surpassed exceeded")
 _AVERTED = words("prevent prevents avoid avoids avert averts stop stops delay delays against")
 """Before what is worse these claim the better: `prevent collapse`."""
 _BADLY = words("slowly poorly badly")
+_BEHIND_LESS = words("than on in with at for from by when if often ? . ! ; ,")
+"""What follows a `less` that describes a verb: `hurts accuracy less than`; not `less KL`, `less accurate`."""
+_AHEAD_OF_BOUNDS = words(
+    "in with at by for of under within to using no or is are was be cost take need use require vary"
+)
+"""What stands before a `less than` that bounds a number, or says something else: `in less than 8 steps`."""
+_CLAUSE_ENDS = SENTENCE_ENDS | words(", and or but while when if because")
 _LESSENING = words("reduce reduced reducing lower lowering decrease decreasing less fewer lessen limit")
 _HARMS = words("collapse collapses degradation harm damage")
 """What is better where there is less of it."""
@@ -154,6 +161,8 @@ def claimed(
     for i in order:
         superlative = open_question and found[i].key in _SUPERLATIVES
         said = None if i in taken or superlative else _direction_at(found, i, metric.direction)
+        if said is not None and _is_lessened(found, i, named):
+            said = opposite(said)
         if said is not None and _either_way(found, i):
             return Stated(None)
         if said is not None:
@@ -320,7 +329,8 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
         return better
     if key in _DIFFICULTY and key_at(found, i + 1) in _TASKS:
         return None  # `training on harder sums`: which they are, and not how they fare
-    if key in MORE | LESS and key_at(found, i + 1) in _BADLY:
+    bad = _BADLY | WORSE if key in ("more", "less") else _BADLY
+    if key in MORE | LESS and key_at(found, i + 1) in bad:
         return opposite(better) if key in MORE else better
     if key in _LESSENING and any(key_at(found, j) in _HARMS for j in (i + 1, i + 2, i + 3)):
         return better
@@ -338,6 +348,21 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
     if _quality_follows(found, i):
         return better if rises else opposite(better)
     return "increase" if rises else "decrease"
+
+
+def _is_lessened(found: Sequence[Token], i: int, named: Sequence[Mention]) -> bool:
+    """`hurts accuracy less than`, `loses less accuracy than`: what one token claims is claimed of the other level."""
+    if found[i].key in ("lose", "lost") and key_at(found, i + 1) == "less":
+        return True
+    names = {m.end for m in named if isinstance(m.what, Factor)}
+    for j in range(i + 1, len(found)):
+        if found[j].key in _CLAUSE_ENDS:
+            return False
+        if found[j].key == "less" and j not in names and found[j - 1].key not in _AHEAD_OF_BOUNDS:
+            following = key_at(found, j + 1)
+            adverb = following.endswith("ly") and following not in _BADLY - {"badly"}
+            return adverb or following in _BEHIND_LESS | {""} or found[j + 1].kind == "number"
+    return False
 
 
 def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:

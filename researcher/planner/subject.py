@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from researcher.models import STUDY_MODEL, Factor, Instrument, Scalar
 from researcher.planner.claims import modifiers
 from researcher.planner.levels import Level, Placed, off_level
 from researcher.planner.mentions import Mention, words_before, words_over
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.sides import is_set_against
-from researcher.planner.wording import ARTICLES, SWITCHED_OFF, SWITCHED_ON, Token, before_articles, key_at, words
+from researcher.planner.sides import AGAINST, BESIDE, is_set_against
+from researcher.planner.wording import (
+    ARTICLES,
+    SENTENCE_ENDS,
+    SWITCHED_OFF,
+    SWITCHED_ON,
+    Token,
+    before_articles,
+    key_at,
+    words,
+)
 
 _SCENE = words("with at on over for given when under in while keeping holding using")
 """Before a level these make it the scene, not the question, where something else is asked about."""
@@ -24,6 +34,10 @@ _NEEDED = words("need require necessary")
 """`does PPO need a KL penalty?`"""
 _EFFECTS = words("effect impact influence role")
 _DEPENDING = words("change vary depend scale differ")
+_COMPARING = words("compare comparing compared comparison")
+_RUNS = words("run arm trial training identical")
+_NEAR = 5
+"""Between `same`, or `from`, and its level: `the same learning rate of 1e-3`."""
 _MOST_CROSSED = 5
 
 
@@ -184,9 +198,36 @@ def distinct(found: Sequence[Token], levels: Sequence[Level]) -> list[Level]:
     for level in levels:
         if level.value not in [other.value for other in seen]:
             seen.append(level)
-    if len(seen) == 1 and len(levels) == 2 and is_set_against(found, levels[0].at, levels[1].at):
+    if len(seen) != 1:
+        return seen
+    if len(levels) == 2 and (
+        is_set_against(found, levels[0].at, levels[1].at) or _differs(found, levels[0].at, levels[1].at)
+    ):
         return list(levels)
-    return seen
+    again = _again(found, seen[0])
+    return seen if again is None else [seen[0], again]
+
+
+def _differs(found: Sequence[Token], first: int, last: int) -> bool:
+    """`does 4 differ from 4`, `compare 4 with 4`."""
+    near = keys_of(found, max(first, last - _NEAR), last)
+    led = {"differ", "different", "distinguish"} if "from" in near else _COMPARING if "with" in near else set()
+    between = set(keys_of(found, first, last))
+    return bool(led & set(keys_of(found, 0, last))) and not between & SENTENCE_ENDS
+
+
+def _again(found: Sequence[Token], level: Level) -> Level | None:
+    """The level that `itself` stands for, or the second of `two runs with the same rate of 1e-3`."""
+    for i in range(max(0, level.at + 1), len(found)):
+        if found[i].key == "itself" and found[i - 1].key in AGAINST | BESIDE | {"from", "with", "to", "as"}:
+            return replace(level, at=i)
+    same = "same" in keys_of(found, level.at - _NEAR, level.at)
+    pair = any(token.key in ("two", "both") and key_at(found, i + 1) in _RUNS for i, token in enumerate(found))
+    return (
+        level
+        if same and pair and {token.key for token in found} & (_COMPARING | {"differ", "different", "difference"})
+        else None
+    )
 
 
 def keys_of(found: Sequence[Token], start: int, end: int) -> list[str]:

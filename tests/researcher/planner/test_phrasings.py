@@ -202,6 +202,28 @@ def test_verbs_of_better_and_worse(says: str, direction: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("says", "direction"),
+    [
+        *((f"{verb} accuracy less", UP) for verb in ("hurt", "lower", "degrade", "decrease", "reduce")),
+        *((f"{verb} accuracy less", DOWN) for verb in ("improve", "raise", "help")),
+        *((f"hurt accuracy {less}", UP) for less in ("much less", "less severely", "less often")),
+        *((f"hurt accuracy {more}", DOWN) for more in ("more", "no less", "in less time")),
+        *((f"{verb} less", UP) for verb in ("hurt", "collapse", "harm sums", "slow learning")),
+        *((f"be less {bad} for accuracy", UP) for bad in ("harmful", "bad", "damaging")),
+        ("be more harmful for accuracy", DOWN),
+        ("lose less accuracy", UP),
+        ("do less damage to accuracy", UP),
+        ("learn less slowly", UP),
+        ("be less accurate", DOWN),
+        ("help less", DOWN),
+    ],
+)
+def test_what_is_said_to_happen_less_is_claimed_the_other_way_round(says: str, direction: str) -> None:
+    reading = read(f"Would a KL penalty of 0.01 {says} than 0.1?", ARITHMETIC.instrument)
+    assert (sides(reading), reading.direction, reading.direction_assumed) == (([0.01], [0.1]), direction, False)
+
+
+@pytest.mark.parametrize(
     ("topic", "treatments", "baselines", "direction"),
     [
         ("Does temperature 1.3 underperform 1.0?", [1.3], [1.0], DOWN),
@@ -284,3 +306,31 @@ def test_an_algorithm_that_is_only_referred_to_is_not_set(said: str) -> None:
 def test_an_algorithm_that_is_compared_with_is_no_reference() -> None:
     for topic in ("Is accuracy with RLOO as high as in GRPO?", "Does RLOO learn as fast as GRPO does?"):
         assert sides(read(topic, ARITHMETIC.instrument)) == (["rloo"], ["grpo"])
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "Does a learning rate of 1e-5 differ from 1.0e-5?",
+        "Is a learning rate of 1e-5 different from a learning rate of 1e-5?",
+        "Compare a learning rate of 1e-5 with a learning rate of 1e-5",
+        "Compare a learning rate of 1e-5 against itself",
+        "Is a learning rate of 1e-5 faster than itself?",
+        "Do two runs with the same learning rate of 1e-5 differ?",
+    ],
+)
+def test_a_level_that_is_compared_with_itself_is_run_twice(topic: str) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (reading.factor.name, reading.levels, reading.pairs) == ("learning_rate", (1e-5, 1e-5), ((1, 0),))
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "Does lr 1e-4 with a group size of 8 differ from lr 1e-4 with a group size of 4?",
+        "Does a group size of 8 differ from 4 in runs with the same lr of 1e-4?",
+    ],
+)
+def test_a_setting_that_is_said_of_both_sides_is_no_level_against_itself(topic: str) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (sides(reading), [level for _, level in reading.settings]) == (([8], [4]), [1e-4])
