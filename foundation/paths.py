@@ -92,8 +92,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    synchronise(path.parent)
+
+
+def synchronise(path: Path) -> None:
+    """Have the disk hold what a file contains, or which names a folder has, as it is now."""
+    opened = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(opened)
     finally:
-        os.close(directory)
+        os.close(opened)

@@ -1,4 +1,4 @@
-"""Output whose reader may go away before its end, as `head` does."""
+"""Output: to a reader who may go away before its end, as `head` does; on a terminal that must not be told what to do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
+
+
+def one_line(text: str) -> str:
+    """Text of others as a line: runs of white space are a space, and so are control characters, which a terminal would obey."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 def silence(stream: TextIO) -> None:

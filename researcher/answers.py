@@ -12,7 +12,7 @@ from typing import Any
 
 from foundation.locks import locked
 from foundation.paths import user_data_dir
-from researcher.gates import GIVEN, Gates, Halted, open_gate
+from researcher.gates import GIVEN, Gates, Halted, open_gate, rejection
 from researcher.models import Plan, StudyStatus
 from researcher.ownership import owned_now
 from researcher.planner.gate import Answer, Gate
@@ -98,9 +98,8 @@ def amend(
     amended = _amended(plan, change)
     _check(amended, study.options)
     with owned_now(store, study_id) as mine:
-        mine.save_plan(study_id, amended)
         told = {"version": amended.version, "because": because, "by": by, "changed": change.told}
-        mine.record_event(study_id, "amended", told)
+        mine.save_plan(study_id, amended, amended=told)
         if open_gate(mine, study_id) is not None:  # what was asked about is no more: ask about what is now
             gates = Gates(mine, lambda name, asked: Gate(checkpoints, study_id, name).ask(asked))
             _ask_again(mine, gates, study_id, amended)
@@ -122,10 +121,18 @@ def _ask_again(mine: Store, gates: Gates, study_id: str, plan: Plan) -> None:
 
 
 def _note(store: Store, study_id: str, gate: str, answer: Answer) -> None:
-    """Have the records say that the answer is there, unless somebody works on the study, who says so when he meets it."""
+    """Have the records say that the answer is there, unless somebody works on the study, who says so when he meets it.
+
+    A no stops the study at once, but where one died over it: what runs for it is ended by `resume`, which stops it then.
+    """
+    at_rest = store.lease(study_id) is None
     with suppress(LeaseHeld), owned_now(store, study_id) as mine:
         mine.record_event(study_id, GIVEN, {"gate": gate, **answer.model_dump()})
-        if store.study(study_id).status is StudyStatus.WAITING:
+        if store.study(study_id).status is not StudyStatus.WAITING:
+            return
+        if answer.verdict == "reject" and at_rest:
+            mine.set_study_status(study_id, StudyStatus.STOPPED, rejection(gate, answer))
+        else:
             mine.set_study_status(study_id, StudyStatus.WAITING, answer_text(answer))
 
 

@@ -17,6 +17,7 @@ from researcher.models import Direction, Effect, Finding, Scalar, Verdict
 
 SCHEMA = 1
 LONGEST_LINE = 200_000
+_LONGEST_QUESTION = 20_000
 _SHOWN = 10
 _YEAR_9999 = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 """The last year that can be told of as a date, in any time zone."""
@@ -53,7 +54,7 @@ class SharedFinding(StrictModel):
     by: _Name
     study_id: _Name
     plan_hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    question: Annotated[str, StringConstraints(max_length=20_000)]
+    question: Annotated[str, StringConstraints(max_length=_LONGEST_QUESTION)]
     instrument: _Name
     instrument_version: Annotated[str, StringConstraints(max_length=60)]
     model: _Name
@@ -90,6 +91,7 @@ def written(findings: Iterable[Finding], by: str) -> str:
 
 def _shared(finding: Finding, by: str) -> SharedFinding:
     fields = finding.model_dump(mode="json", exclude={"origin", "imported_at"})
+    fields["question"] = finding.question[:_LONGEST_QUESTION]  # topics had no bound once
     return SharedFinding.model_validate({**fields, "schema_version": SCHEMA, "by": finding.origin or by})
 
 

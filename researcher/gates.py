@@ -57,26 +57,26 @@ class Gates:
     def before_plan(self, study_id: str, plan: Plan) -> None:
         """Raises: Halted."""
         if self._wanted(study_id) in ("plan", "stage"):
-            self._pass(study_id, "the plan", f"plan/{plan.version}", {"question": plan.question, "hash": plan.digest()})
+            self._pass(study_id, f"plan/{plan.version}", {"question": plan.question, "hash": plan.digest()})
 
     def before_stage(self, study_id: str, plan: Plan, stage: Stage, seeds: int) -> None:
         """Raises: Halted."""
         if self._wanted(study_id) == "stage" and stage is not plan.stages[0]:
             question = {"stage": stage.id, "arms": list(stage.arms), "seeds": seeds}
-            self._pass(study_id, f"stage {stage.id}", f"stage/{plan.version}/{stage.id}", question)
+            self._pass(study_id, f"stage/{plan.version}/{stage.id}", question)
 
     def _wanted(self, study_id: str) -> str:
         return str(self._store.study(study_id).options.get("approve", "never"))
 
-    def _pass(self, study_id: str, what: str, name: str, question: dict[str, Any]) -> None:
+    def _pass(self, study_id: str, name: str, question: dict[str, Any]) -> None:
         self._journal(study_id, "asked", {"gate": name, **question})
         answer = self._ask(name, question)
         if answer is None:
             how = f"`researcher approve {study_id}`, `reject` or `amend`"
-            raise Halted(StudyStatus.WAITING, f"waits for a person's word on {what}: {how}")
+            raise Halted(StudyStatus.WAITING, f"waits for a person's word on {_subject(name)}: {how}")
         self._journal(study_id, "answered", {"gate": name, **answer.model_dump()})
         if answer.verdict == "reject":
-            raise Halted(StudyStatus.STOPPED, f"{what} was rejected{_by(answer)}: {answer.words}")
+            raise Halted(StudyStatus.STOPPED, rejection(name, answer))
 
     def _journal(self, study_id: str, kind: str, detail: dict[str, Any]) -> None:
         known = self._store.events(study_id, limit=100_000, kind=kind)
@@ -98,5 +98,12 @@ def unanswered_gate(store: Store, study_id: str) -> str | None:
     return None if gate in given else gate
 
 
-def _by(answer: Answer) -> str:
-    return f" by {answer.by}" if answer.by else ""
+def rejection(gate: str, answer: Answer) -> str:
+    """Why a study is stopped that was rejected at this gate."""
+    by = f" by {answer.by}" if answer.by else ""
+    return f"{_subject(gate)} was rejected{by}: {answer.words}"
+
+
+def _subject(gate: str) -> str:
+    """What is asked about at it, by its name: `plan/1`, `stage/1/compare`."""
+    return f"stage {gate.split('/', 2)[2]}" if gate.startswith("stage/") else "the plan"

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from foundation.streams import silence
+from foundation.streams import one_line, silence
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -189,7 +189,7 @@ def _trial_text(trial: TrialLine) -> str:
 
 
 def _drawing(picture: StudyPicture) -> RenderableType:
-    head = Text.assemble((f"{picture.study_id}  ", "bold"), picture.topic)
+    head = Text.assemble((f"{picture.study_id}  ", "bold"), one_line(picture.topic))
     table = Table(box=None, pad_edge=False)
     for column in ("arm", "seed", "status", "step", "reward per step", "now"):
         table.add_column(column, justify="right" if column in ("seed", "step", "now") else "left")

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from researcher.analysis.rounding import reaches
 from researcher.models import (
     Direction,
     Effect,
@@ -180,7 +181,7 @@ class Answer:
     def rules_out(self, other: Answer) -> bool:
         """Whether this one found no difference of the size that the other claims."""
         small = self.verdict is Verdict.EQUIVALENT and self.margin is not None
-        return small and other.sign != 0 and self.margin is not None and other.size >= self.margin
+        return small and other.sign != 0 and self.margin is not None and reaches(other.size, self.margin)
 
 
 def disagreement(one: Answer, other: Answer) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from researcher.analysis.censoring import Censored, count_censored
 from researcher.analysis.comparisons import compare
+from researcher.analysis.rounding import reaches
 from researcher.analysis.samples import NotEnoughTrials, sample
 from researcher.models import Condition, Plan, Relation, TrialRecord
 
@@ -44,4 +45,4 @@ def _holds(
     difference = compared.centres[1] - compared.centres[0]
     if low == high or not unseen.keeps_sign(difference):
         return False  # no spread at all: noise cannot be told from a broken measurement; or what was not seen could turn it
-    return (low > 0 and difference >= margin) if relation == "≪" else (high < 0 and difference <= -margin)
+    return (low > 0 and reaches(difference, margin)) if relation == "≪" else (high < 0 and reaches(-difference, margin))

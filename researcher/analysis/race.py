@@ -47,9 +47,9 @@ def in_the_running(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRec
 
 
 def left_behind(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> str | None:
-    """Why the hypothesis is not tested: a race left its arms behind, or the plan's branch led elsewhere. None where it is.
+    """Why the hypothesis is not tested: exploring left its arms behind, or the plan's branch led elsewhere. None where it is.
 
-    Raises: NotEnoughTrials while the race is not over.
+    Raises: NotEnoughTrials while the exploring is not over.
     """
     stage = deciding_stage(plan, hypothesis)
     others = set(plan.alternatives(stage.id)) - {stage.id}
@@ -58,13 +58,16 @@ def left_behind(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
         return f"{hypothesis.factor} was compared by stage {instead!r} instead, to which the plan's branch led"
     if stage.keep is None:
         return None
-    for rung in _rungs(plan):
-        for arm in contenders(plan, rung, trials):
-            found = sample(seeds_of(rung, trials), arm, hypothesis.metric)
-            if found.open or len(found.values) + found.failed < rung.seeds:
-                raise NotEnoughTrials("the race that says which arms are confirmed is not over")
+    exploring = [each for each in plan.stages if each.explores]
+    for each in exploring:
+        for arm in contenders(plan, each, trials):
+            found = sample(seeds_of(each, trials), arm, hypothesis.metric)
+            if found.open or len(found.values) + found.failed < each.seeds:
+                raise NotEnoughTrials(f"stage {each.id!r}, which helps to say which arm is confirmed, is not over")
     if hypothesis.sides <= set(contenders(plan, stage, trials)):
         return None
+    if any(each.kind is StageKind.FINE and set(each.arms) & hypothesis.sides for each in exploring):
+        return "the fine stage tried other levels, or found another one better, and it gives no verdict"
     return "the race left its arms behind, and a race gives no verdict"
 
 

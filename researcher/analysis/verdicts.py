@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from researcher.analysis.censoring import Censored, censored
+from researcher.analysis.rounding import reaches
 from researcher.analysis.samples import NotEnoughTrials, judged_stage, sample, seeds_of
 from researcher.analysis.sightings import SentinelFinding
 from researcher.models import Effect, Hypothesis, Plan, TrialRecord, Verdict, VerdictRecord
@@ -55,7 +56,7 @@ def _by_interval(hypothesis: Hypothesis, effect: Effect) -> tuple[Verdict, str]:
     low, high = sorted((sign * effect.low, sign * effect.high))
     if low == high:
         return Verdict.INCONCLUSIVE, "no spread between seeds at all: noise cannot be told from a broken measurement"
-    if low > 0 and sign * effect.diff >= hypothesis.margin:
+    if low > 0 and reaches(sign * effect.diff, hypothesis.margin):
         reason = f"the adjusted interval lies wholly in the {stated} direction and the estimate reaches the margin"
         return Verdict.SUPPORTED, reason
     if high < 0:

@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime
 
 from foundation.commandline import UsageError
+from foundation.streams import one_line
 from researcher.analysis.knowledge import told
 from researcher.commands import DONE, FAILED, OUT_OF_BUDGET, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
@@ -29,6 +30,7 @@ from researcher.store.errors import NotFound
 from researcher.view import duration, sparkline
 
 _SHORTEST_HASH = 8
+_SHOWN_TOPIC = 120
 
 
 def list_command(args: argparse.Namespace) -> int:
@@ -38,7 +40,7 @@ def list_command(args: argparse.Namespace) -> int:
         say_json([study.model_dump(mode="json") for study in studies])
         return DONE
     for study in studies:
-        say(f"{study.id}  {study.status:8}  {when(study.created_at)}  {study.topic}")
+        say(f"{study.id}  {study.status:8}  {when(study.created_at)}  {one_line(study.topic)[:_SHOWN_TOPIC]}")
     if not studies:
         say('no studies yet; begin with `researcher start --topic "..."`')
     return DONE
@@ -89,7 +91,7 @@ def plan_lines(plan: Plan) -> list[str]:
     """A plan as a person reads it."""
     length = "steps as the arm says" if plan.steps_vary else f"{plan.steps} steps a trial"
     lines = [
-        f"question    {plan.question}",
+        f"question    {one_line(plan.question)}",
         f"hash        {plan.digest()}  (version {plan.version}, planner {plan.planner})",
         f"instrument  {plan.instrument} {plan.instrument_version}, {plan.models_text}, {length}",
     ]
@@ -182,7 +184,7 @@ def _as_json(home: Home, study: StudyRecord) -> dict[str, object]:
 
 def _as_lines(home: Home, study: StudyRecord) -> list[str]:
     worker = worker_of(home, study.id)
-    lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", study.topic]
+    lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", one_line(study.topic)]
     lines += [_trial_line(trial) for trial in home.store.trials(study.id)]
     for kind in ("amended", "repaired", "decision"):
         lines += [event_text(event) for event in home.store.events(study.id, limit=100_000, kind=kind)]
@@ -267,11 +269,14 @@ def worker_of(home: Home, study_id: str) -> str | None:
 
 
 def exit_code(home: Home, study: StudyRecord) -> int:
-    """How the study stands; one that a person stopped stands well. (`start` and `resume`, which were to end it, fail then.)"""
+    """How the study stands; one that a person stopped stands well. (`start` and `resume`, which were to end it, fail then.)
+    One that nobody works on waits, whatever it was doing when it was left."""
     if study.status is StudyStatus.STOPPED:
         spent = home.store.events(study.id, limit=100_000, kind=OVER_BUDGET)
         return OUT_OF_BUDGET if spent and spent[-1].detail["because"] == study.reason else DONE
-    return {StudyStatus.FAILED: FAILED, StudyStatus.WAITING: WAITING}.get(study.status, DONE)
+    if study.status.ended:
+        return FAILED if study.status is StudyStatus.FAILED else DONE
+    return WAITING if study.status is StudyStatus.WAITING or worker_of(home, study.id) is None else DONE
 
 
 def when(at: float) -> str:

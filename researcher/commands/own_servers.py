@@ -46,6 +46,7 @@ def pool_of(
         by_turns=bool(plan.models) and not choices["servers"],
         models=len(plan.hosted),
         at_most=choices.get("max_parallel"),
+        keep_runs=bool(choices.get("keep_models")),
         clock=clock,
         tell=tell,
     )

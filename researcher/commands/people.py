@@ -25,10 +25,11 @@ from researcher.store.errors import LeaseHeld, WrongState
 
 
 def stop_command(args: argparse.Namespace) -> int:
-    """Leave the wish to stop; whoever works on the study ends what runs and stops. Where nobody does, it is stopped here."""
+    """Leave the wish to stop; whoever works on the study ends what runs and stops. Where nobody does, it is stopped here; so is what
+    was left by one who died after the study had ended."""
     home, study = _study(args)
     if study.status.ended:
-        _say(args, study, f"{study.status} already")
+        _say(args, study, "; ".join([f"{study.status} already", *_left_of_ended(home, study)]))
         return DONE
     home.store.request_stop(study.id)
     _say(args, study, _told_or_done(home, study, "stop"))
@@ -79,6 +80,8 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     carried = (home.store.schedule(study.id) or {}).get("carried")
     goes_on = carried and not study.status.ended and not study.pause_requested
     then = carrier() if goes_on else "`researcher resume` goes on with it"
+    if home.store.study(study.id).status is StudyStatus.STOPPED:
+        then = "the study is stopped"
     word = "approved" if answer.verdict == "approve" else "rejected"
     _say(args, study, f"{name} {word}; {then}")
     return DONE
@@ -100,6 +103,20 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
             return "; ".join([reason, *left, *([] if folder is None else [f"report: {folder / 'report.md'}"])])
     except LeaseHeld as held:
         return f"asked {held.owner} to {wish}"
+
+
+def _left_of_ended(home: Home, study: StudyRecord) -> list[str]:
+    """End what runs for a study that had ended when its researcher died. What came of it, in words; nothing where none did."""
+    lease = home.store.lease(study.id)
+    if lease is None or lives_here(lease.owner):
+        return []
+    try:
+        with owned_now(home.store, study.id) as own:
+            left = asyncio.run(end_left_of(own, study.id, home.studies / study.id, SystemClock()))
+    except LeaseHeld:
+        return []
+    then = [f"`researcher resume {study.id}` frees its disk"] if study.status is StudyStatus.DONE else []
+    return ["what was left running is ended", *then, *left]
 
 
 def _study(args: argparse.Namespace) -> tuple[Home, StudyRecord]:

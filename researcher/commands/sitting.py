@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock, SystemClock
+from foundation.logs import redact
 from researcher.analysis.metrics import finals
 from researcher.commands.clients import place_of
 from researcher.commands.home import Home
@@ -21,6 +22,7 @@ from researcher.commands.own_servers import have_models, pool_of, starting
 from researcher.conduct import Conduct, Outcome, Sink, interim_report
 from researcher.environments import interpreter
 from researcher.executor.blueprint import Code, Setup
+from researcher.executor.errors import ExecutorError
 from researcher.executor.keeping import Keeping
 from researcher.executor.leftovers import end_left_of
 from researcher.executor.trials import Executor
@@ -73,6 +75,9 @@ async def sit(
             return await sitting.through(wait=wait)
         except Halted as halt:
             return await sitting.rest(halt)
+        except ExecutorError as error:
+            sitting.cannot_go_on(error)
+            raise
 
 
 class Sitting:
@@ -121,6 +126,13 @@ class Sitting:
         folder = interim_report(self._store, self._study_id, self._home.studies) if ends else None
         self._store.set_study_status(self._study_id, halt.status, halt.reason)
         return Outcome(halt.status, halt.reason, folder)
+
+    def cannot_go_on(self, error: ExecutorError) -> None:
+        """Say what the study waits for, with the report as far as there is one. One that is done stays done, though its models
+        could not be kept."""
+        if not self._store.study(self._study_id).status.ended:
+            interim_report(self._store, self._study_id, self._home.studies)
+            self._store.set_study_status(self._study_id, StudyStatus.WAITING, redact(str(error)))
 
     async def _end_left(self) -> None:
         folder = self._home.studies / self._study_id

@@ -26,7 +26,8 @@ from researcher.commands.writing import labelled, new_instrument, settings_for_w
 from researcher.conduct import Outcome
 from researcher.environments import check_tasks, interpreter
 from researcher.executor.keeping import Keeping
-from researcher.models import LlmCall, Plan, StudyStatus
+from researcher.executor.leftovers import end_left_of
+from researcher.models import LONGEST_TOPIC, LlmCall, Plan, StudyStatus
 from researcher.ownership import owned, owned_now
 from researcher.planner.graph import BuiltinPlanner, Planner, PlanOptions, plan_study
 from researcher.planner.instruments import OWN_STUDIES, InstrumentFolder, open_instrument
@@ -168,7 +169,7 @@ def resume_command(args: argparse.Namespace) -> int:
     home = open_home()
     study_id = home.store.resolve_study(args.study)
     study = home.store.study(study_id)
-    if study.status is StudyStatus.DONE:
+    if study.status is StudyStatus.DONE or (args.scheduled and study.status.ended):
         return _close(_to_its_end(study_id, _wound_up(home, study_id, _teller(args))), study_id, as_json=args.json)
     home.store.plan(study_id)
     if home.store.events(study_id, limit=1, kind="reproduces"):
@@ -179,11 +180,16 @@ def resume_command(args: argparse.Namespace) -> int:
 
 
 async def _wound_up(home: Home, study_id: str, tell: Callable[[str], None]) -> Outcome:
-    """Of a study that is done: what an earlier call did not get to."""
-    study, folder = home.store.study(study_id), home.studies / study_id
+    """Of a study that has ended: what an earlier call did not get to."""
+    study, folder, models = home.store.study(study_id), home.studies / study_id, None
     async with owned(home.store, study_id, SystemClock()) as store:
-        models = await keep(Keeping(store, study_id, folder, SystemClock(), os.environ), study.options, tell)
-    return Outcome(study.status, study.reason or "its report is written", folder, models=models)
+        if study.status is StudyStatus.DONE:
+            models = await keep(Keeping(store, study_id, folder, SystemClock(), os.environ), study.options, tell)
+        else:
+            for line in await end_left_of(store, study_id, folder, SystemClock()):
+                tell(line)
+    report = folder if (folder / "report.md").exists() else None
+    return Outcome(study.status, study.reason or "nothing is left to do", report, models=models)
 
 
 def seconds(text: str) -> float:
@@ -214,6 +220,12 @@ def _topic(given: str) -> str:
             raise UsageError(f"the topic file {str(file)!r} is not text in UTF-8") from error
     if not given.strip():
         raise UsageError("the topic is empty; ask a question, such as those of `researcher instruments`")
+    if len(given.strip()) > LONGEST_TOPIC:
+        raise UsageError(f"the topic has {len(given.strip())} characters, and at most {LONGEST_TOPIC} are taken")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("the topic is not text in UTF-8") from error
     return given.strip()
 
 

@@ -57,6 +57,11 @@ class LocalProcess:
         self._state = local.folder / "state"
         self._berth = Berth(local.folder / "process", clock)
 
+    @property
+    def runs(self) -> Path:
+        """Where the server keeps the checkpoints of its runs, a folder each."""
+        return self._state / "runs"
+
     async def start(self) -> str:
         """The url of the server: of the one that runs already, or a new one. Raises: ServerUnfit when it ends."""
         if self._berth.alive():
@@ -82,10 +87,10 @@ class LocalProcess:
                 return f"it died {deaths} times: {self._last_words()}"
             _log.warning("the swarm server died; start %d of %d", deaths, self._limits.restarts)
             await self._clock.sleep(self._limits.first_backoff_s * 2 ** (deaths - 1))
-            self._launch(urlsplit(url).port or 0)
             try:
+                self._launch(urlsplit(url).port or 0)
                 await self._listening()
-            except ServerUnfit as error:
+            except (ServerUnfit, OSError) as error:  # the system has no process, or no file, to spare
                 _log.warning("%s", error)
 
     async def stop(self) -> None:

@@ -9,10 +9,12 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -52,12 +54,14 @@ class PoolLimits:
 class Server:
     """One server that a study holds. `unfit` says why it can no longer be used."""
 
-    def __init__(self, url: str, swarm: SwarmClient, lease: int, *, owned: bool) -> None:
+    def __init__(self, url: str, swarm: SwarmClient, lease: int, *, owned: bool, runs: Path | None = None) -> None:
         self.url = url
         self.swarm = swarm
         self.lease = lease
         self.owned = owned
         """Started by this study: nobody else's runs are on it."""
+        self._runs = runs
+        """Where its runs keep their checkpoints, which go when the next run begins; None: they stay."""
         self.model: str | None = None
         """What it hosts, by the name that `hosted_name` gives; None until it has said so."""
         self.unfit: str | None = None
@@ -66,6 +70,13 @@ class Server:
         """Raises: ServerUnfit."""
         if self.unfit is not None:
             raise ServerUnfit(f"{self.url}: {self.unfit}", self.url)
+
+    async def discard_runs_before(self, run_id: str) -> None:
+        """Free the disk of the checkpoints of older runs: a server goes back to those of its newest run alone."""
+        if self._runs is not None:
+            older = [folder for folder in self._runs.glob("*") if folder.name != run_id]
+            for folder in older:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def ready(self, clock: Clock, limit_s: float) -> ServerStatus:
         """The status once it is not booting any more. Raises: ServerUnfit when it failed, or takes too long."""
@@ -145,7 +156,8 @@ class ServerPool:
     servers for; given servers are taken in order, first the instrument's own model, then a server for each role.
     by_turns: of `local` only one runs at a time, that whose model was asked for last (`turn_to`); none to begin with.
     at_most: trials at once, and no more servers are taken than these need. None: as many as there are servers for.
-    models: how many different ones the trials train; then all servers are taken, whatever `at_most`. tell: told, in a line, of what is waited for.
+    models: how many different ones the trials train; then all servers are taken, whatever `at_most`. keep_runs: whether the checkpoints of a run stay
+    on the disk of a server of our own when the next run begins. tell: told, in a line, of what is waited for.
     transport: how the servers that were given are reached; None is the network.
     """
 
@@ -160,6 +172,7 @@ class ServerPool:
         by_turns: bool = False,
         models: int = 1,
         at_most: int | None = None,
+        keep_runs: bool = False,
         clock: Clock | None = None,
         limits: PoolLimits | None = None,
         environ: Mapping[str, str] | None = None,
@@ -177,6 +190,7 @@ class ServerPool:
         self.by_turns = by_turns
         self._models = models
         self.at_most = at_most
+        self._keep_runs = keep_runs
         self.tell = tell
         self._transport = transport
         self._limits = limits or PoolLimits()
@@ -295,11 +309,12 @@ class ServerPool:
         swarm = SwarmClient(
             url, token, client_id=self._holder, patience=patience, clock=self.clock, transport=self._transport
         )
-        server = Server(url, swarm, lease, owned=process is not None)
+        runs = None if process is None or self._keep_runs else process.runs
+        server = Server(url, swarm, lease, owned=process is not None, runs=runs)
         self._servers.append(server)
-        self._tasks.append(asyncio.create_task(self._keep_lease(server)))
+        self._beside(server, self._keep_lease(server))
         if process is not None:
-            self._tasks.append(asyncio.create_task(_keep_alive(process, server)))
+            self._beside(server, _keep_alive(process, server))
         try:
             if not server.owned:
                 await self._answering(url, token)
@@ -340,6 +355,17 @@ class ServerPool:
         process = LocalProcess(arranged, self.clock, self._limits.local, self._environ)
         self._processes.append(process)
         return process
+
+    def _beside(self, server: Server, work: Coroutine[Any, Any, None]) -> None:
+        """Have this done until the pool closes. A server whose lease is not kept, or which is not looked after, is unfit."""
+
+        def judge(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                server.unfit = server.unfit or f"{type(error).__name__}: {error}"
+
+        task = asyncio.create_task(work)
+        task.add_done_callback(judge)
+        self._tasks.append(task)
 
     async def _keep_lease(self, server: Server) -> None:
         while True:

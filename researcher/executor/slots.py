@@ -54,22 +54,26 @@ class Slot:
     async def start(self, spec: RunSpec, idempotency_key: str, model: PlanModel | None = None) -> RunReport:
         """The run under this key, started now or found again. model: what the server has to host; None: anything.
 
-        Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts other weights, or others keep it; StudyHalted
-        while others keep it.
+        Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts other weights, or another run keeps it;
+        StudyHalted while another run keeps it.
         """
-        deadline = self._clock.monotonic() + self._busy_s
         status = await self.server.ready(self._clock, self._busy_s)
+        deadline = self._clock.monotonic() + self._busy_s
         if model is not None:
             self._check_weights(model, status)
         while True:
             self.server.check()
             try:
-                return await to_its_answer(self._begun(spec, idempotency_key), self._clock)
+                report = await to_its_answer(self._begun(spec, idempotency_key), self._clock)
             except ServerBusy as busy:
                 await self._make_room(str(busy.fields.get("run_id")), deadline)
                 await self._clock.sleep(self._look_s)
             except (InvalidSpec, IdempotencyConflict) as error:
                 raise AttemptFailed(f"the server refused the run: {_details(error)}") from error
+            else:
+                if report.status == "running":
+                    await self.server.discard_runs_before(report.run_id)
+                return report
 
     async def _begun(self, spec: RunSpec, idempotency_key: str) -> RunReport:
         report = await self.swarm.start_run(spec, idempotency_key)
@@ -118,7 +122,7 @@ class Slot:
         report = await self.swarm.stop_run(run_id)
         await self._released(run_id, self._clock.monotonic() + report.spec.limits.drain_limit_s + self._busy_s)
         if (await self.swarm.status()).run_id == run_id:
-            raise ServerUnfit(f"{self.server.url}: run {run_id} was asked to stop and does not", self.server.url)
+            raise await self._unstoppable(run_id)
 
     async def go_on(self, run_id: str) -> bool:
         """Have a run that rests go on where it stopped; whether it rested.
@@ -149,32 +153,51 @@ class Slot:
             _log.warning("run %s could not be stopped: %s", run_id, error)
 
     async def _make_room(self, run_id: str, deadline: float) -> None:
-        """Stop a run that this study, or one that is over, left behind; wait for anybody else's."""
+        """Stop a run that this study, or one that is over, left behind; wait for anybody else's.
+
+        Raises: ServerUnfit at the deadline; StudyHalted.
+        """
         try:
-            labels = (await self.swarm.run(run_id)).spec.labels
+            study_id = (await self.swarm.run(run_id)).spec.labels.get("study")
         except NotFound:
             return
-        if self._is_over(labels.get("study")):
-            await self._stop(run_id)
-        elif self._clock.monotonic() >= deadline:
-            raise ServerUnfit(
-                f"{self.server.url} is busy with run {run_id}, which is none of this study's: end it with "
-                f"`swarm run stop --url {self.server.url}`, or give another --server",
-                self.server.url,
-            )
-        else:
-            self._tell_of(run_id, labels.get("study"), deadline - self._clock.monotonic())
-        await self._released(run_id, min(deadline, self._clock.monotonic() + self._busy_s), self._heed)
-
-    def _tell_of(self, run_id: str, study_id: str | None, left_s: float) -> None:
-        if run_id in self._told:
-            return
-        self._told.add(run_id)
+        left_s, over = deadline - self._clock.monotonic(), self._is_over(study_id)
+        if left_s <= 0:
+            raise await self._unstoppable(run_id) if over else self._taken(run_id)
         whose = f"of study {study_id}" if study_id else "of somebody else"
-        self._tell(
-            f"{self.server.url} is busy with run {run_id} {whose}; waiting up to {left_s:.0f} s for it to end. Do not want "
-            f"to wait? `swarm run stop --url {self.server.url}` ends it; or Ctrl-C, and start on another --server"
+        told = f"{self.server.url} is busy with run {run_id} {whose}; waiting up to {left_s:.0f} s for it to end"
+        if over:
+            await self._stop(run_id)
+            self._tell_once(run_id, f"{told}, as it was asked to")
+        else:
+            self._tell_once(
+                run_id,
+                f"{told}. Do not want to wait? `swarm run stop --url {self.server.url}` ends it; or Ctrl-C, and start on "
+                "another --server",
+            )
+        await self._released(run_id, deadline, self._waiting)
+
+    def _waiting(self, status: ServerStatus) -> None:
+        self._heed()
+        if status.storage_full is not None:
+            self._tell_once("storage_full", f"{self.server.url}: {status.storage_full.reason}")
+
+    def _tell_once(self, about: str, text: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            self._tell(text)
+
+    def _taken(self, run_id: str) -> ServerUnfit:
+        return ServerUnfit(
+            f"{self.server.url} is busy with run {run_id}, which is none of this study's: end it with "
+            f"`swarm run stop --url {self.server.url}`, or give another --server",
+            self.server.url,
         )
+
+    async def _unstoppable(self, run_id: str) -> ServerUnfit:
+        full = (await self.swarm.status()).storage_full
+        why = "" if full is None else f": {full.reason}"
+        return ServerUnfit(f"{self.server.url}: run {run_id} was asked to stop and does not{why}", self.server.url)
 
     def _is_over(self, study_id: str | None) -> bool:
         if study_id is None or study_id == self._study_id:
@@ -185,13 +208,17 @@ class Slot:
             return False
         return status in (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
 
-    async def _released(self, run_id: str, deadline: float, heed: Callable[[], None] = lambda: None) -> None:
-        """Returns when the run does not hold the server any more, or at the deadline. Raises what `heed` does."""
+    async def _released(
+        self, run_id: str, deadline: float, see: Callable[[ServerStatus], None] = lambda _: None
+    ) -> None:
+        """Returns when the run does not hold the server any more, or at the deadline. see: shown the status meanwhile; what it
+        raises is raised.
+        """
         async for status in self.swarm.statuses(wait_s=max(0.0, min(10.0, deadline - self._clock.monotonic()))):
             if status.run_id != run_id or self._clock.monotonic() >= deadline:
                 return
             self.server.check()
-            heed()
+            see(status)
             await self._clock.sleep(self._look_s)
 
     async def _stop(self, run_id: str) -> None:

@@ -33,6 +33,7 @@ from researcher.models.plans import (
     trial_key,
 )
 from researcher.models.records import (
+    LONGEST_TOPIC,
     MODELS_KEPT,
     MODELS_NOT_KEPT,
     OVER_BUDGET,
@@ -56,6 +57,7 @@ from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
     "LEARNING_RATE",
+    "LONGEST_TOPIC",
     "MODELS_KEPT",
     "MODELS_NOT_KEPT",
     "OVER_BUDGET",

@@ -16,6 +16,8 @@ from swarm.protocol.runspec import ComputeType
 
 OVER_BUDGET = "over_budget"
 """The event of a study that was stopped since its budget is spent."""
+LONGEST_TOPIC = 10_000
+"""Characters. A finding is shared with its question, and copies of the records hold it beside other text."""
 MODELS_KEPT, MODELS_NOT_KEPT = "models_kept", "models_not_kept"
 """Events of a study that is done: what its trials have trained is in folders of its own, or could not be written there."""
 

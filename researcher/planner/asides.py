@@ -43,6 +43,9 @@ _SEED_NUMBERS = re.compile(
     r"\bseeds\s*(?:numbers?|=|:|of)?\s*(\d+)(?:(?:\s*,\s*\d+)*,?\s*(?:and|or|&|to|-|–|through)\s*\d+|(?:\s*,\s*\d+){2,})\b",
     re.IGNORECASE,
 )
+_LONE_N = re.compile(
+    r"(?:^|[,;]|\b(?:with|at|for|using))\s*(n\s*=\s*(\d+))(?=\s*(?:$|[.?;)]|,(?!\s*\d)))", re.IGNORECASE
+)
 _VAGUE_ORDERS = re.compile(
     rf"\b(?:half\s+(?:an?\s+)?|(?!(?:{ORDERS})\s)[\w.]+\s+)orders?\s+of\s+magnitude\b", re.IGNORECASE
 )
@@ -139,7 +142,7 @@ def _without_unharmed(topic: str, instrument: Instrument) -> tuple[str, list[str
 def put_plainly(topic: str, instrument: Instrument) -> str:
     """`freezing the planner` sets its learning rate to 0.
 
-    Raises: PlanningRefused for what no plan holds: seeds that begin somewhere, arms of equal cost, decimals with a comma, `several` orders of magnitude, a model that cannot be frozen.
+    Raises: PlanningRefused for what no plan holds: seeds that begin somewhere, arms of equal cost, an `n` of either of two things, decimals with a comma, `several` orders of magnitude, a model that cannot be frozen.
     """
     matched = _AT_EQUAL_COST.search(topic)
     if matched is not None:
@@ -154,6 +157,12 @@ def put_plainly(topic: str, instrument: Instrument) -> str:
             f"{begun.group()!r} says which seeds to take, which the topic cannot: leave it out, and give "
             f"`--first-seed {begun[1]}`",
             [f"--first-seed {begun[1]}"],
+        )
+    alone = _LONE_N.search(topic)
+    if alone is not None and len(re.findall(r"\bn\s*=", topic, re.IGNORECASE)) == 1:
+        raise PlanningRefused(
+            f"{alone[1]!r} may be the number of seeds or the size of a group: write '{alone[2]} seeds' or 'group size {alone[2]}'",
+            [f"{alone[2]} seeds", f"group size {alone[2]}"],
         )
     comma = re.search(r"(?<![\w,.])0,(\d+)(?![\d,.]*\d|e[-+]?\d)", topic)
     if comma is not None:
@@ -177,8 +186,8 @@ def put_plainly(topic: str, instrument: Instrument) -> str:
         if instrument.roles
         else None
     )
-    alone = re.search(rf"\btraining\s+{_ONLY_THE}(?:{_spelled(instrument.roles)})\b", topic, re.IGNORECASE)
-    if frozen is not None or (instrument.roles and alone is not None):
+    only = re.search(rf"\btraining\s+{_ONLY_THE}(?:{_spelled(instrument.roles)})\b", topic, re.IGNORECASE)
+    if frozen is not None or (instrument.roles and only is not None):
         can = [role for role in instrument.roles if f"{role}_learning_rate" in named]
         freezing = "".join(f"{role}_learning_rate 0 freezes the {role} alone, " for role in can)
         what = frozen[1] if frozen is not None else "what else is trained"

@@ -49,11 +49,16 @@ _SPEAKERS = words("i we you to when by and if")
 _DIFFICULTY = words("harder easier")
 _TASKS = words("sum task problem question one example puzzle")
 _NOUNS = words("gain improvement")
-"""Names of metrics as often as claims."""
-_DENIALS = words("no not never cannot hardly")
+"""Names of metrics as often as claims; they are what is measured in `gain in reward with A`, and claimed in `a gain in reward`."""
+_DENIALS = words("no not never cannot hardly nothing")
 _EQUAL = words(
     "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched identically irrelevant insensitive independent"
 )
+_SAME = words("same equal identical equivalent")
+_NEEDING = words("need take require")
+_AMOUNT_OF = words("number amount total of a random training other")
+_CONDITIONS = words("seed setting setup step budget condition data hyperparameter task question prompt model compute")
+"""What arms have in common where it is said to be the same."""
 _FARING = words("do doe perform work learn train fare")
 _COSTS = words("long much many expensive slow costly")
 """`takes twice as long as` says what it costs."""
@@ -69,6 +74,9 @@ _SUPERLATIVES = words(
 """`which rate learns fastest?` claims nothing of any of them."""
 _TO_SCALES = words("that which by a factor of as many much long high large")
 """Between a factor's name and what it is multiplied by, or the other way round."""
+
+_MOVED = words("limit cap value setting one level")
+"""What a factor may be called behind its name: `32 vs 64 tokens: does a longer limit help?`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +106,24 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     end = mention.end
     while end < len(found) and found[end].key in COPULAS:
         end += 1
-    if end < len(found) and (end > mention.end or _ends_there(found, end)):
+    if end < len(found) and (_goes(found, mention) or end > mention.end or _ends_there(found, end)):
         key = found[end].key
         if key in MORE | LESS or key in SCALES:
             result.append(end)
     return result
+
+
+def moved_unnamed(found: Sequence[Token]) -> list[int]:
+    """The same of a factor that was named before: `does lowering it help?`, `does a longer limit help?`"""
+    return [
+        i
+        for i, token in enumerate(found)
+        if token.key in MORE | LESS
+        and (
+            (token.key.endswith("ing") and key_at(found, i + 1) == "it")
+            or (key_at(found, i - 1) == "a" and key_at(found, i + 1) in _MOVED)
+        )
+    ]
 
 
 def claimed(
@@ -117,12 +138,19 @@ def claimed(
     opposition_at: tokens that are levels, never claims. asked_at: those of the levels that are compared; what is claimed in
     their sentence comes first.
     """
-    taken = set(opposition_at)
+    taken = {*opposition_at, *moved_unnamed(found)}
     for mention in named:
         if isinstance(mention.what, Factor):
             taken |= {*range(mention.start, mention.end), *_own_modifiers(found, named, mention)}
         elif not mention.weak:
             taken |= {i for i in range(mention.start, mention.end) if found[i].key in _NOUNS}
+            of = before_articles(found, mention.start)
+            if (
+                key_at(found, of) in ("in", "of")
+                and key_at(found, of - 1) in _NOUNS
+                and key_at(found, of - 2) in ("", "the", ":", ",")
+            ):
+                taken.add(of - 1)
     if any(token.key == "neither" for token in found) or _with_or_without(found):
         return Stated(None)
     if (at_least := _at_least(found, metric.direction)) is not None:
@@ -143,7 +171,7 @@ def claimed(
         return scaled
     if (scaled := _times_as(found, metric.direction)) is not None:
         return scaled
-    if _says_equal(found):
+    if _says_equal(found, named):
         if any(found[i].key in ("fail", "failed") and _denies(found, i) for i in range(len(found))):
             return Stated(opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
         return Stated(
@@ -259,9 +287,10 @@ def _times_as(found: Sequence[Token], better: Direction) -> Stated | None:
     return None
 
 
-def _says_equal(found: Sequence[Token]) -> bool:
+def _says_equal(found: Sequence[Token], named: Sequence[Mention]) -> bool:
     """`no difference between`, `the same reward`, `as fast as`."""
     keys = [token.key for token in found]
+    measured = {i for m in named if isinstance(m.what, Metric) for i in range(m.start, m.end)}
     no_difference = any(
         key in _MATTERS and any(each in _DENIALS or each.endswith("n't") for each in keys[max(0, i - 3) : i])
         for i, key in enumerate(keys)
@@ -273,8 +302,24 @@ def _says_equal(found: Sequence[Token]) -> bool:
         and not _scales(found, i - 1)
         for i, key in enumerate(keys)
     )
-    equal = any(key in _EQUAL and not {"other", "else"} & set(keys[max(0, i - 4) : i]) for i, key in enumerate(keys))
+    equal = any(
+        key in _EQUAL
+        and not {"other", "else"} & set(keys[max(0, i - 4) : i])
+        and i not in measured  # `exact match`
+        and not _is_condition(found, named, i)
+        for i, key in enumerate(keys)
+    )
     return no_difference or as_as or equal
+
+
+def _is_condition(found: Sequence[Token], named: Sequence[Mention], i: int) -> bool:
+    """`with the same number of steps`, `same seeds`: what is set alike, and no claim; not `needs the same number of steps`."""
+    j = i + 1
+    while key_at(found, j) in _AMOUNT_OF:
+        j += 1
+    of_factor = any(isinstance(m.what, Factor) and m.start == j for m in named)
+    needed = key_at(found, before_articles(found, i)) in _NEEDING
+    return found[i].key in _SAME and not needed and (of_factor or key_at(found, j) in _CONDITIONS)
 
 
 def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Direction | None:
@@ -322,9 +367,10 @@ def _is_lessened(found: Sequence[Token], i: int, named: Sequence[Mention]) -> bo
 
 def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:
     """`no worse than` claims the good direction; `not better` is tested as the claim that it denies."""
-    ahead = [j for j in range(max(0, i - 5), i) if found[j].key not in ARTICLES | {"have"}][:-3:-1] or [-1]
+    ahead = [j for j in range(max(0, i - 5), i) if found[j].key not in ARTICLES | COPULAS | {"have"}][:-3:-1] or [-1]
     near = ["not" if key_at(found, j).endswith("n't") and _denies(found, j) else key_at(found, j) for j in ahead]
-    if said != better and (any(key in _DENIALS for key in near) or near[0] == "without"):
+    of_none = key_at(found, i + 1) in ("no", "nothing")  # `loses nothing`
+    if said != better and (of_none or any(key in _DENIALS for key in near) or near[0] == "without"):
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
         )
@@ -346,7 +392,13 @@ def _denies(found: Sequence[Token], j: int) -> bool:
 def _own_modifiers(found: Sequence[Token], named: Sequence[Mention], mention: Mention) -> list[int]:
     """The factor's modifiers, without those that a metric has the better right to."""
     metrics = {i for m in named if isinstance(m.what, Metric) for i in modifiers(found, m) if i < m.start}
-    return [i for i in modifiers(found, mention) if i not in metrics]
+    own = {mention.end} if _goes(found, mention) else set()
+    return [i for i in modifiers(found, mention) if i in own or i not in metrics]
+
+
+def _goes(found: Sequence[Token], mention: Mention) -> bool:
+    """`as the temperature rises`, whatever follows."""
+    return key_at(found, before_articles(found, mention.start)) in ("as", "when")
 
 
 def _ends_there(found: Sequence[Token], i: int) -> bool:

@@ -21,16 +21,18 @@ _TAKEN_UP = (("best", "one"), ("with", "it"))
 """Before a verb these begin a question of its own: `and with it, is 4 or 8 …`."""
 
 
-def place_by_clause(found: Sequence[Token], named: Sequence[Mention], parts: Sequence[range]) -> Placed:
+def place_by_clause(
+    found: Sequence[Token], named: Sequence[Mention], parts: Sequence[range], about: frozenset[str]
+) -> Placed:
     """As `place`, clause by clause where that leaves no number over; else part by part, or all at once where there are none.
 
     Raises: PlanningRefused where two parts ask for different seeds, budgets or thresholds.
     """
     starts = {part.start for part in parts} | {i for i in range(1, len(found)) if _begins(found, i)}
-    apart = _placed(found, named, cut(found, named, starts))
+    apart = _placed(found, named, cut(found, named, starts), about)
     if not apart.unplaced and not any(level_problem(level.factor, level.value) for level in apart.levels):
         return apart
-    return _placed(found, named, parts) if parts else place(found, named)
+    return _placed(found, named, parts or [range(len(found))], about)
 
 
 def cut(found: Sequence[Token], named: Sequence[Mention], starts: Iterable[int]) -> list[range]:
@@ -54,11 +56,11 @@ def _begins(found: Sequence[Token], i: int) -> bool:
     return key in _ASKING or before in _MARKS or (key in _VERBS and joined)
 
 
-def _placed(found: Sequence[Token], named: Sequence[Mention], pieces: Sequence[range]) -> Placed:
+def _placed(found: Sequence[Token], named: Sequence[Mention], pieces: Sequence[range], about: frozenset[str]) -> Placed:
     whole = Placed()
     for piece in pieces:
         own = [replace(m, start=m.start - piece.start, end=m.end - piece.start) for m in named if m.start in piece]
-        placed = place(found[piece.start : piece.stop], own)
+        placed = place(found[piece.start : piece.stop], own, about)
         whole.levels += [replace(level, at=level.at + piece.start) for level in placed.levels]
         whole.effects += placed.effects
         whole.shifts += placed.shifts

@@ -25,7 +25,7 @@ from researcher.planner.clauses import place_by_clause
 from researcher.planner.contrasts import refuse_two_claims
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text
-from researcher.planner.mentions import Mention, is_given, mentions
+from researcher.planner.mentions import Mention, is_given, mentions, subjects
 from researcher.planner.notes import Notes, better, settings_of
 from researcher.planner.opposing import moved_from_default, opposition_of, oriented
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes, refuse_moved, refuse_unmeasured
@@ -81,7 +81,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     named = [
         m for m in named if m.start not in {part.start for part in parts[1:]}
     ]  # `second, the rank` counts no seconds
-    placed, uncompared = without_told(place_by_clause(found, named, parts), told.at)
+    placed, uncompared = without_told(place_by_clause(found, named, parts, subjects(instrument)), told.at)
     factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
     _refuse_what_is_no_question(instrument, found, named, placed, is_written=bool(written.levels))
     control = untrained.asked_for(instrument, found, named, factors, placed)

@@ -30,6 +30,9 @@ _MODEL_NAME = re.compile(r"\b(?=[\w.\-]*\d)[A-Za-z]{3,}[\w.]*(?:-[\w.]+)*")
 _MADE = words("rollout sample completion generation episode")
 SAID = words("answer response reply output completion generation rollout sample")
 LENGTHS = words("longer shorter longest shortest long short lengthy brief")
+_COUNTED_IN_STEPS = ("run.optimizer.warmup", "run.max_staleness")
+_TO_STEPS = words("of = : is be for last at or vs versus than to against help matter ? ( step steps")
+"""Between such a factor and its steps."""
 _OCCASIONS = words("during in while within throughout")
 
 
@@ -65,6 +68,7 @@ def mentions(
                 keys = (*keys, "length")
             passing = _is_unit(found, at) or _is_total(found, at + length) or _is_occasion(found, at, at + length)
             passing = passing or (length == 1 and (_is_a_thing(found, at) or _is_a_letter(found, at)))
+            passing = passing or (keys == ("step",) and bool(result) and _are_its_steps(found, result[-1], at))
             if keys in dictionary and not passing and not _voided(found, at + length, dictionary):
                 what, choice = dictionary[keys]
                 if isinstance(what, Factor) and choice is None and _is_moved(found, at + length):
@@ -138,6 +142,14 @@ def _is_total(found: Sequence[Token], end: int) -> bool:
     )
 
 
+def _are_its_steps(found: Sequence[Token], before: Mention, at: int) -> bool:
+    """`a warmup of 2 or 5 steps`, `staleness 1 vs 4 steps`: the unit of what is counted in steps, and not how long is trained."""
+    between = found[before.end : at]
+    counted = isinstance(before.what, Factor) and before.what.target in _COUNTED_IN_STEPS
+    numbers = bool(between) and between[-1].value is not None
+    return counted and numbers and all(token.value is not None or token.key in _TO_STEPS for token in between)
+
+
 def _is_a_thing(found: Sequence[Token], at: int) -> bool:
     """`the system prompt`, `a second epoch`: one of them, of which nothing is counted."""
     counted = at > 0 and (found[at - 1].value is not None or found[at - 1].kind == "times")
@@ -204,6 +216,11 @@ def keyword_hits(instrument: Instrument, found: Sequence[Token]) -> int:
         + sum(_contains(keys, each) for each in wanted if each)
         + sum(len(each) for each in proper if _contains(keys, each))
     )
+
+
+def subjects(instrument: Instrument) -> frozenset[str]:
+    """The keys of all words for what an instrument is about."""
+    return frozenset(key for word in (instrument.name, *instrument.keywords) for key in phrase(word))
 
 
 def split_models(

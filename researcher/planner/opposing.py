@@ -9,14 +9,23 @@ from collections.abc import Sequence
 
 from researcher.models import STUDY_MODEL, Factor, Scalar
 from researcher.planner import sizes
-from researcher.planner.claims import modifiers
+from researcher.planner.claims import modifiers, moved_unnamed
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text, off_level, on_level, rounded
 from researcher.planner.mentions import Mention, words_before
 from researcher.planner.notes import Notes
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import told_apart
-from researcher.planner.sides import AGAINST, BESIDE, Opposition, is_named, is_set_against, oppose
+from researcher.planner.sides import (
+    AGAINST,
+    BESIDE,
+    CLAIMING,
+    Opposition,
+    is_named,
+    is_set_against,
+    oppose,
+    opposed_behind,
+)
 from researcher.planner.subject import distinct, keys_of
 from researcher.planner.wording import (
     ASKING,
@@ -29,6 +38,7 @@ from researcher.planner.wording import (
     Token,
     before_articles,
     key_at,
+    sentences,
     words,
 )
 
@@ -40,7 +50,7 @@ _STRETCHED = words("long lengthy short brief loose looser tight tighter")
 _UP = MORE | words("long lengthy loose looser")
 _DOWN = LESS | words("short brief tight tighter")
 _EXTREMES = words("small large low high big long short tight loose smaller larger shorter longer")
-_VARYING = words("rise rising grow growing increase increasing improve fall falling drop decrease decline")
+_VARYING = words("rise rising grow growing increase increasing improve fall falling drop decrease decline up down")
 """With a factor, or of one: `accuracy rises with the group size`, `as temperature falls from …`."""
 
 
@@ -50,6 +60,11 @@ def opposition_of(
     """Raises: PlanningRefused where the only level that is named is the default."""
     own = [m for m in factors if m.what == factor and m.choice is None]
     levels = distinct(found, placed.of(factor))
+    if len({level.value for level in levels}) == 2:
+        named = [i for m in own for i in range(m.start, m.end)]
+        claimed = opposed_behind(found, levels, placed.of(factor), named, off_level(factor))
+        if claimed is not None:
+            return claimed
     if len(levels) > 1:
         return oppose(found, levels, factor.default)
     if factor.target == STUDY_MODEL:
@@ -274,8 +289,9 @@ def oriented(
     wrong = told_apart(treatment.value, baseline.value, ways)
     if wrong is None:
         return opposition
-    between = keys_of(found, 0, max(treatment.at, baseline.at))
-    if baseline.at < 0 or treatment.at < 0 or set(between) & {"from", "than", "beat"}:
+    first, last = sorted((treatment.at, baseline.at))
+    says_which = {"from", "than", "beat"} & set(keys_of(found, 0, last)) or AGAINST & set(keys_of(found, first, last))
+    if first < 0 or says_which:
         raise PlanningRefused(
             f"the topic has {factor.name} {wrong}, but {level_text(treatment.value)} against "
             f"{level_text(baseline.value)} goes the other way; name the two levels in the order that you mean",
@@ -290,23 +306,31 @@ def _ways(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], op
 
     Not `improves with a group size of 4 versus 16`, where what follows is the treatment.
     """
-    own = [m for m in factors if m.what == factor]
-    ways = [found[i].key for m in own for i in modifiers(found, m)]
-    keys = [token.key for token in found]
-    ways += [keys[i] for i in _is_better(found)]
-    ways += [
-        keys[m.end]
-        for m in own
-        if keys[m.end : m.end + 1] and keys[m.end] in _VARYING & (MORE | LESS) and _goes_on(keys, m.end)
-    ]
-    with_it = [
-        m for m in own if "with" in words_before(found, m) and _VARYING & set(keys[max(0, m.start - 4) : m.start])
-    ]
     levels = sorted((*opposition.treatments, *opposition.baselines), key=lambda level: level.at)
-    at = {level.at for level in levels}
-    if is_named(found, levels) or any(m.end in at or keys[m.end : m.end + 1] == ["of"] for m in with_it):
-        with_it = []
-    return ways or ["more"] * bool(with_it and {"and", "or"}.isdisjoint(words_before(found, with_it[0])))
+    asked = _asked(found, levels)
+    own = [m for m in factors if m.what == factor and m.start in asked]
+    keys = [token.key for token in found]
+    ways = [keys[i] for m in own for i in modifiers(found, m)]
+    ways += [keys[i] for i in (*moved_unnamed(found), *_is_better(found)) if i in asked]
+    ways += ["less"] * any(words_before(found, m) & _REMOVING for m in own)
+    ways += [keys[m.end] for m in own if key_at(found, m.end) in _VARYING & (MORE | LESS) and _goes_on(keys, m.end)]
+    with_it = next(
+        (m for m in own if "with" in words_before(found, m) and _VARYING & set(keys[max(0, m.start - 4) : m.start])),
+        None,
+    )
+    if ways or with_it is None or not {"and", "or"}.isdisjoint(words_before(found, with_it)):
+        return ways
+    lists = key_at(found, with_it.end) in ("(", ":", ",") and with_it.end < levels[0].at
+    named = is_named(found, levels) and not (lists and set(keys[levels[0].at : levels[-1].at]).isdisjoint(AGAINST))
+    of_one = key_at(found, with_it.end) == "of" or with_it.end in [level.at for level in levels]
+    return [] if named or of_one else ["more"]
+
+
+def _asked(found: Sequence[Token], levels: Sequence[Level]) -> set[int]:
+    """The tokens of the sentences that claim something of the levels; all of them where the levels are only listed."""
+    own = [each for each in sentences(found, SENTENCE_ENDS) if any(level.at in each for level in levels)]
+    claims = any(found[i].key in CLAIMING for each in own for i in each)
+    return {i for each in own for i in each} if claims else set(range(len(found)))
 
 
 def _is_better(found: Sequence[Token]) -> list[int]:

@@ -26,7 +26,7 @@ from researcher.planner.wording import (
 )
 
 _MOVED = words("improve hurt affect increase decrease reduce lower raise boost influence harm degrade impact")
-_YIELDING = words("make give produce yield generate get become cause lead write")
+_YIELDING = words("have has show make give produce yield generate get become cause lead write")
 _CUTTING = words("shorten lengthen")
 _ELSEWHERE = words("with using when if under")
 _DEPENDING = words("change vary depend scale evolve respond behave react")
@@ -37,7 +37,7 @@ _EFFECTS = words("effect impact influence")
 _BEFORE_OBJECT = words("the a an its on of to final mean average")
 _AFTER_OBJECT = words("? . , than more when with or and compared vs")
 _ANYTHING = words(
-    "learning training collapse performance result outcome model agent policy grpo rl it thing anything quality the learner generalise"
+    "learning training collapse performance result outcome model agent policy grpo rl it thing anything nothing quality the learner generalise"
 )
 _OTHER_OUTCOMES = words(
     "forgetting forget overfitting overfit overfits underfit diverge diverging divergence explode exploding unstable "
@@ -175,18 +175,25 @@ def _refuse_other_outcomes(
 
 
 def _refuse_same_for_less(found: Sequence[Token], said: Sequence[Mention]) -> None:
-    """Raises: PlanningRefused for `the same accuracy in less time`, `in fewer steps`: two metrics, of which either may differ."""
-    named = [(m.what, m) for m in said if isinstance(m.what, Metric) and not m.weak]
-    level = next((what for what, m in named if key_at(found, before_articles(found, m.start)) in _SAME), None)
-    cost, at = next(((what, m) for what, m in named if what != level and what.kind in _COST_KINDS), (None, None))
+    """Raises: PlanningRefused for `the same accuracy in less time`, `in fewer steps`, `faster`: two metrics, of which either may differ."""
+    named = [(m.what, m) for m in said if isinstance(m.what, Metric)]
+    level = next((what for what, m in named if not m.weak and _is_said_to_be_the_same(found, m)), None)
+    costs = ((what, m) for what, m in named if what != level and what.kind in (*_COST_KINDS, "auc_reward"))
+    cost, at = next(costs, (None, None))
     if level is None or cost is None or at is None:
         return
-    if {token.key for token in found[max(0, at.start - 2) : at.end]} & _AMOUNTS_OF_COST:
+    if {token.key for token in found[max(0, at.start - 2) : at.end]} & (_AMOUNTS_OF_COST | _FASTER):
         raise PlanningRefused(
             f"the topic asks for the same {level.name} at another {cost.name}, and a study tests one of them: ask whether "
             f"{cost.name} differs, or {level.name}; the other is reported beside it",
             [cost.name, level.name],
         )
+
+
+def _is_said_to_be_the_same(found: Sequence[Token], mention: Mention) -> bool:
+    """`the same final accuracy`."""
+    i = before_articles(found, mention.start)
+    return key_at(found, i - 1 if key_at(found, i) == "final" else i) in _SAME
 
 
 def _refuse_other_needs(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:

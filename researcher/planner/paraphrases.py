@@ -48,6 +48,8 @@ _EXPONENTS = {
 }
 ORDERS = rf"an?|{'|'.join(_EXPONENTS)}|\d\d?"
 """How many orders of magnitude can be read."""
+_COUNT = rf"(\d+|{'|'.join(_EXPONENTS)}|ten)"
+"""A number of things, in digits or in a word."""
 _PARTS = {"quarter": 0.25, "third": 0.333, "fifth": 0.2, "tenth": 0.1}
 
 
@@ -138,7 +140,14 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     ),
     (rf"\bnot ({LEVEL}),? but ({LEVEL})", r"\2 rather than \1"),
     (rf"\b({LEVEL}),? (?:and )?not ({LEVEL})", r"\1 rather than \2"),
-    (r"\b(\w+)[ -]steps?[ -](?:off[ -]?policy|behind|stale)\b", r"max staleness \1"),
+    (
+        r"\b(?:(?:rollouts|samples|episodes|data|weights) (?:that|which) (?:is|are) )?(?:up to )?(\w+)[ -]steps?[ -](?:off[ -]?policy|behind|stale|old)\b",
+        r"max staleness \1",
+    ),
+    (
+        r"\b(?:delay|lag) of (\w+) steps? between (?:sampling|generation|rollouts?) and (?:training|updates?|learning)\b",
+        r"max staleness \1",
+    ),
     (r"^(?!.*stale).*\boff[ -]policy (?:training|learning|rollouts|data|samples)\b.*$", _off_policy),
     (r"\bproximal policy optimi[sz]ation\b(?: \(ppo\))?", "ppo"),
     (r"\bgroup[ -]relative policy optimi[sz]ation\b(?: \(grpo\))?", "grpo"),
@@ -147,7 +156,17 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\b(?:lags? behind|trails?)\b", "underperform"),
     (r"\b(accuracy|reward) decays?\b", r"\1 drop"),
     (r"\blimits? (?=(?:the )?(?:accuracy|final reward|held))", "lower "),
-    (r"\bneeds? the (?:fewest|least) (?:training )?steps\b", "steps needed"),
+    (
+        r"\b(?:(?:need|take|require|use)s? |in )?(?:the )?(?:fewest|least) (?:training |optimi[sz]er )?steps\b",
+        "steps needed",
+    ),
+    (
+        rf"\b{_COUNT} (?:(?:rl|grpo|gradient|policy|training|optimi[sz]er|optimi[sz]ation|weight) )*(?:iterations|updates|rounds of training|training rounds)\b(?! per| each| of)",
+        r"\1 steps",
+    ),
+    (rf"\b{_COUNT} (?:rl|grpo|gradient|policy) steps\b", r"\1 steps"),
+    (r"\b(least|most) time\b", r"\1 training time"),
+    (r",? (?:as|like) in (?:dr grpo|dapo|gspo|cispo|rloo|ppo)\b,?", ""),
     (r"\b(?:training|optimi[sz]er) steps needed\b", "steps needed"),
     (r"\b(fewer|less|more) (?:training|optimi[sz]er) steps (?=than\b)", r"\1 steps "),
     (rf"\b({'|'.join(_PERCENT)}) per ?cent\b", lambda match: f"{_PERCENT[match[1]]}%"),
@@ -164,7 +183,12 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"\bsaves? (?:any |much |training |wall[ -]?(?:clock )?)*time\b", "reduce wall time"),
     (r"(?:\bsize (?:of )?)?\b(\d+) ?x ?\1\b(?! ?(?:factorial|design|experiment))", r"size \1"),
     (r"^.*\b(?:averag\w+|loss)\b.*$", _averaging),
-    (r"\b(?:re-?us|us|pass|go)(?:e|es|ing) (?:over )?(?:each|every|a|the) batch (?:(\w+) times|twice)\b", _reused),
+    (
+        r"\b(?:re-?us|us|pass|go)(?:e|es|ing) (?:over )?(?:each|every|a|the) batch (?:(?:for )?(\w+) (?:times|epochs)|twice)\b",
+        _reused,
+    ),
+    (r"\bepochs (?:on|over) (?:each|every|a|the same) batch\b", "epochs"),
+    (r"\blow[ -]rank (?:adapters?|adapt(?:at)?ion)\b(?: \(lora\))?", "lora"),
     (r"\bstale (?:samples|rollouts|episodes|data|experience|weights)\b", "max staleness"),
     (
         r"\b(?:leav|keep|hold|kept|held)(?:e|ing)? (?:the )?(?:learning[ -]?rate|lr) (?:constant|fixed|flat)\b(?! (?:at|to|of)\b| ?[\d(])",
@@ -194,6 +218,15 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         _power_of_ten,
     ),
     (
+        r"\b(?:the |an? )?[\w.+-]+ (?:paper|authors|report|blog(?: post)?) (?:claim|show|report|argue|suggest|find|found|say|state)\w*(?: that)?\b",
+        "",
+    ),
+    (r"(?:^|(?<=[.?!;] ))following [\w.+-]+,|, as [\w.+-]+ (?:does|did|do)(?:,|(?=[.?!;]))", " "),
+    (
+        r"(\b(?:as \w+|same) )?\bas in (?:(?:dr\.? ?)?\w*po|rloo|reinforce(?:\+\+)?)(?!\w)",
+        lambda match: match.group() if match[1] else "",
+    ),
+    (
         r"\b(?:according to|as in|following|as reported (?:in|by)) the [\w.+-]+ (?:paper|authors|report|blog(?: post)?)\b,?",
         " ",
     ),
@@ -217,6 +250,10 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
     (r"(^|[.?!;] )((?:in|with) (?:less|more) [a-z -]*time),? (.+?)(?=[.?!;](?:\s|$)|$)", r"\1\3 \2"),
     (r"\b(?:preferable|superior) to\b", "better than"),
     (r"\binferior to\b", "worse than"),
+    (
+        r"\b(?:(?:my|our) (?:guess|bet|hunch|expectation|prediction) (?:is|would be)|i (?:would )?(?:guess|bet))\b",
+        "i expect",
+    ),
     (r"\blinearly\b", "linear"),
     (r"\bbest[ -]of[ -](?:n|\d+)\b(?!,? ?(?:or |and )?\d)", "bestofn"),
     (r"\bpass ?@ ?1\b", "accuracy"),
@@ -266,23 +303,35 @@ _SAID_OTHERWISE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = 
         r"\bhow many (?:more |fewer )?(?:training |optimi[sz]er )?steps (?=(?:are|is|do|does|did|will|would)\b[^?.]*\b(?:needed|need|takes?|required?)\b)",
         "what steps needed ",
     ),
-    (r"\bcosts? (?=(?:any )?(?:accuracy|reward|final|held|performance))", "lower "),
+    (r"\bcosts? (?=(?:any |no )?(?:accuracy|reward|final|held|performance))", "lower "),
+    (r"\bcosts? (?=nothing\b)", "hurt "),
     (
         r"\b(?:learning[ -]?rate|lr) (?:that )?(?:start|begin)(?:s|ing)? (?:at|from|with)\b",
         "learning rate schedule from",
     ),
     (r"\bwarm(?:ing|ed)?[ -]?up (?:the )?(?:learning[ -]?rate|lr)\b", "warmup"),
+    (r"\bwarm[ -]?up lasts? (?=\d)", "warmup of "),
     (r"\bwarm[ -]?up (?:for|over|of|during|lasting|in) (?:the first )?(\w+) steps?\b", r"warmup \1"),
     (r"\b(\w+)[ -]steps? (?:of )?(?:linear )?(?:(?:learning[ -]?rate|lr) )?warm[ -]?up\b", r"warmup \1"),
 )
 """How people say a level without its factor's name, and what else a plainer word stands for."""
 _LIMIT = r"(?:no more than|not more than|at most|at the most|less than|fewer than|no longer than|not longer than|under|up to|a maximum of)"
+_EACH = (
+    r"(?: (?:per|for each|for every|in each) (?:arm|condition|level|setting|side|method|variant|algorithm)\b| each\b)"
+)
 _BOUNDED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (rf"\bn ?[=:] ?(\d+)(?: (?:random |training )?(?:run|seed|repeat|repetition|replicate|replication)s?\b{_EACH}?|{_EACH})", r"\1 seeds"),
+    (r"\(n ?[=:] ?(\d+)\)", r"(\1 seeds)"),
+    (rf"\b{_COUNT} (?:independent |random |training )*(?:repeat|repetition|replicate|replication)s?\b{_EACH}?", r"\1 seeds"),
+    (rf"\b{_COUNT} (?:independent |random |training )*(?:runs?|trials?){_EACH}", r"\1 seeds"),
+    (rf"\b(?:averag(?:ed?|ing)|mean) (?:over|across|of) {_COUNT} (?:independent |random |training )*(?:runs?|trials?)\b", r"with \1 seeds"),
+    (rf"\b(?:(?:run|repeat)(?:ning|ing)? (?:each|every|all|both)(?: arms?)?|each (?:arm )?(?:is )?(?:run|repeated)) {_COUNT} times\b", r"with \1 seeds"),
     (r"\bhalf an hour\b", "30 minutes"),
     (r"\b(?:an|one) hour and a half\b", "90 minutes"),
     (r"\ban? (hour|day)\b", r"1 \1"),
     (rf"\b(?:(?:in|within|taking|takes|using|use|spending|spend) )*{_LIMIT} (\d+(?:\.\d+)?) ?(hours?|hrs?|h|minutes?|mins?|days?)\b", r"within \1 \2"),
     (r"\b(?:at least|not less than|no less than|no fewer than|not fewer than|a minimum of) (\w+) (?:random )?seeds?\b", r"minimum \1 seeds"),
+    (rf"\b(?:(?:in|within|with|for|using) )*(?:no more than|not more than|at most|at the most|no longer than|not longer than|a maximum of) {_COUNT} ((?:training |optimi[sz]er )?steps)\b", r"within \1 \2"),
     (r"\b(\w+) or more (?:random )?seeds?\b", r"minimum \1 seeds"),
     (r"\b(\w+) or (?:fewer|less) (?:random )?seeds?\b", r"maximum \1 seeds"),
     (r"\b(?:between (\d+) and|(?:from )?(\d+) ?(?:to|-)) ?(\d+) (?:random )?seeds?\b", r"minimum \1\2 seeds maximum \3 seeds"),

@@ -15,13 +15,26 @@ from researcher.planner.levels import Level, Placed, as_level, off_level
 from researcher.planner.mentions import Mention
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.switches import settle_default, settle_switches
-from researcher.planner.wording import ARTICLES, LESS, MORE, SCALES, SWITCHED_OFF, Token, key_at, phrase, words
+from researcher.planner.wording import (
+    ARTICLES,
+    BETTER,
+    LESS,
+    MORE,
+    SCALES,
+    SWITCHED_OFF,
+    WORSE,
+    Token,
+    key_at,
+    names_training,
+    phrase,
+    words,
+)
 
 SEPARATORS = words(
     ", / ; - or and vs versus v than to through against compared & nor over beat underperform dominate overtake either both only -> => > < >= <="
 )
-_LISTING = words(", / ; - or nor and vs versus v to & than against -> => > < >= <=")
-_OPPOSING = words("than vs versus or against")
+_LISTING = words(", / ; - or nor and vs versus v to & than against rather instead -> => > < >= <=")
+_OPPOSING = words("than vs versus or against instead")
 _SCENES = words("with at for in using by")
 _QUESTIONS = words("which what find compare tune does do")
 _GLUE = words(
@@ -46,7 +59,8 @@ _DENYING = words("not non never don't doesn't dont")
 _TURNING = words("turn turned turning switch switched switching")
 _IS = words("is are was were be")
 _PRONOUNS = words("it that this there one")
-KNOWN_WORDS = _LINKS | _BRIDGES | _PLAIN
+_SUPPOSING = words("expect expecting think believe guess suppose predict hypothesise hypothesize bet")
+KNOWN_WORDS = _LINKS | _BRIDGES | _PLAIN | _SUPPOSING
 _HOURS = {
     "second": 1.0,
     "sec": 1.0,
@@ -68,23 +82,30 @@ _SIZES = words("at least most about around roughly more less than over up to ano
 _REPLACED = words("replace replaced replacing beaten outperformed surpassed exceeded followed")
 _POINTS = words("point percentage pp")
 _REACHED = words("reach reaching reached hit hitting attain attaining threshold exceed surpass")
+_SURPASSING = words("exceed surpass")
 _VERBS = words(
     "give beat need doe learn get help hurt yield take lead make reach train work win improve increase raise reduce lower "
     "perform score end matter result outperform cost use require speed slow accelerate boost harm degrade impair produce provide cause bring leave keep change affect alter move this"
 )
 """What may follow a level and ends in s."""
+_COUNTED = words("number digit")
+"""Of what an instrument is about these are counted: `3 numbers`, and not `4 vs 8 sums`."""
 
 
-def place(found: Sequence[Token], named: Sequence[Mention]) -> Placed:
-    """Levels by number, by choice and by switch (`with and without`), seeds, and a time budget."""
-    return _Placing(found, named).run()
+def place(found: Sequence[Token], named: Sequence[Mention], about: frozenset[str] = frozenset()) -> Placed:
+    """Levels by number, by choice and by switch (`with and without`), seeds, and a time budget.
+
+    about: keys of the words for what the instrument is about, which name no number.
+    """
+    return _Placing(found, named, about).run()
 
 
 class _Placing:
     """One topic's numbers, on their way to factors."""
 
-    def __init__(self, found: Sequence[Token], named: Sequence[Mention]) -> None:
+    def __init__(self, found: Sequence[Token], named: Sequence[Mention], about: frozenset[str]) -> None:
         self.found = found
+        self.about = about
         self.factors = [m for m in named if isinstance(m.what, Factor) and m.choice is None]
         self.owner = {i: m for m in named for i in range(m.start, m.end)}
         self.placed = Placed()
@@ -173,10 +194,20 @@ class _Placing:
         return self._key(j) in ("per", "each", "every")
 
     def _is_word_only(self, i: int) -> bool:
-        """`a group size of 16 beats one of 4`, `does it double the reward`: number words that count nothing."""
+        """`a group size of 16 beats one of 4`, `does it double the reward`, `two group sizes, 4 and 8`: they are no levels."""
         if self.found[i].key in SCALES:
             return self._factor_at(i + 1) is None
+        if (mention := self._factor_at(i + 1)) is not None and self._counts_levels(i, mention):
+            return True
         return self.found[i].key == "one" and self._key(i + 1) in ("of", "with", "without", "at", "?", "that", "where")
+
+    def _counts_levels(self, i: int, mention: Mention) -> bool:
+        """`two algorithms`, `two group sizes, 4 and 8`."""
+        j, many = mention.end, 0
+        while self._number_at(j) or self._key(j) in _LISTING | {":", "(", "of"}:
+            many += self._number_at(j)
+            j += 1
+        return _factor(mention).type == "choice" or many == self.found[i].value
 
     def _settle_sizes(self) -> None:
         """Numbers that are no levels: thresholds, sizes of effects, changes of a factor."""
@@ -196,6 +227,8 @@ class _Placing:
     def _is_threshold(self, i: int) -> bool:
         j = self._back(i, _BRIDGES - {":"})
         metric = isinstance(mention.what, Metric) if (mention := self.owner.get(j)) else self._key(j) in _REACHED
+        if self._key(j) in _SURPASSING and self._number_at(j - 1):
+            return False  # `does a group size of 8 surpass 4?`
         return metric and any(self._key(k) in _REACHED for k in range(max(0, i - 7), i))
 
     def _shifted(self, i: int) -> Factor | None:
@@ -221,15 +254,23 @@ class _Placing:
     def _counts_unknown(self, i: int) -> bool:
         """`2 layers`, `32 heads`: the level of something that is no factor here."""
         following = self.found[i + 1] if i + 1 < len(self.found) else None
-        if following is None or following.kind != "word" or i + 1 in self.owner or following.key in _VERBS | _PLAIN:
+        if (
+            following is None
+            or following.kind != "word"
+            or i + 1 in self.owner
+            or following.key in _VERBS | _PLAIN | {"step"}
+        ):
             return False
+        if following.key in self.about - _COUNTED and self._key(i + 2) not in ("per", "each", "in", "a"):
+            j = self._back(i, _BRIDGES | _LISTING, numbers=True)
+            return self._factor_at(j) is None  # `lr 4e-5 vs 1e-5 sums`
         plural = following.key != following.text.removesuffix("'s") and following.key not in ("time", "fold", *_HOURS)
         return plural and following.key != "seed" and self._factor_at(self._back(i, _BRIDGES)) is None
 
-    def _back(self, i: int, over: frozenset[str]) -> int:
-        """The token before `i` that is none of `over`."""
+    def _back(self, i: int, over: frozenset[str], *, numbers: bool = False) -> int:
+        """The token before `i` that is none of `over`, and with `numbers` no number."""
         j = i - 1
-        while j >= 0 and j not in self.owner and self._key(j) in over:
+        while j >= 0 and j not in self.owner and (self._key(j) in over or (numbers and self._number_at(j))):
             j -= 1
         return j
 
@@ -280,7 +321,7 @@ class _Placing:
 
     def _listed(self, between: range) -> bool:
         """`8 or 16`, `with 32 than with 16`."""
-        keys = [self._key(j) for j in between]
+        keys = [self._key(j) for j in between if (self._key(j - 1), self._key(j)) != ("instead", "of")]
         return all(key in _LISTING for key in keys) or (
             all(key in _LISTING | _SCENES | {"after"} for key in keys) and bool(set(keys) & _OPPOSING)
         )
@@ -305,7 +346,7 @@ class _Placing:
 
     def _settle_leftovers(self) -> None:
         """`Is 4e-5 a better learning rate`: the next factor that can take it, else the last one without a level."""
-        for i in self.numbers:
+        for i in [*self.numbers, *filter(self._is_opposed, self.spelled)]:
             if i in self.levels:
                 continue
             later = [m for m in self.factors if m.start > i][:1]
@@ -315,20 +356,39 @@ class _Placing:
             if fitting:
                 self.levels[i] = fitting[0]
                 self._settle_lists()
+            elif (again := self._said_again(i)) is not None:
+                self.levels[i] = again
             elif (wrong := self._out_of_range(i)) is not None:
                 self.levels[i] = wrong
             else:
                 self.placed.unplaced.append(self.found[i])
 
+    def _is_opposed(self, i: int) -> bool:
+        """`two or eight`, `two instead of eight`: a number word that stands against another, and so counts what is compared."""
+        j = i + 1
+        while self._key(j) in _LISTING | ARTICLES or (self._key(j - 1), self._key(j)) == ("instead", "of"):
+            j += 1
+        return j > i + 1 and j < len(self.found) and self.found[j].value is not None
+
+    def _said_again(self, i: int) -> Factor | None:
+        """`group size 4 vs 8. I expect 8 to be better`: the one factor with that level before, where no other name stands there."""
+        before = {f.name: f for j, f in self.levels.items() if j < i and self.found[j].value == self.found[i].value}
+        return factor if len(before) == 1 and self._unnamed(i, factor := next(iter(before.values()))) else None
+
     def _leads_to(self, i: int, later: Sequence[Mention]) -> bool:
         """`4e-5 a better learning rate`; not `16 or 32, for each rank` or `16 or 32, and which rank`: those names have a place
         of their own."""
         j = i + 1
-        while self._key(j) in _LISTING or self._number_at(j):
+        compared = self._key(i - 1) in ("compare", "comparing")
+        while self._key(j) in _LISTING or self._number_at(j) or (compared and self._is_with_number(j)):
             j += 1
         return not any(
             self._key(k) in _SCENES | _QUESTIONS | {",", "on", "over"} for m in later for k in range(j, m.start)
         )
+
+    def _is_with_number(self, j: int) -> bool:
+        """`compare 1e-5 with 4e-5`."""
+        return self._key(j) == "with" and self._number_at(j + 1)
 
     def _out_of_range(self, i: int) -> Factor | None:
         """The factor that the number would be a level of, if it could take it: the plan is refused with its range."""
@@ -344,12 +404,24 @@ class _Placing:
         j = i - 1
         while self._key(j) in _BRIDGES:
             j -= 1
+        if self._key(j) in ("?", "."):
+            return True
         if self._key(j) in _IS and j > 0 and j - 1 not in self.owner and self.found[j - 1].kind == "word":
             j -= 1  # `when dropout is 16` has its own name, one word further off
-        mention = self.owner.get(j)
-        if mention is not None and isinstance(mention.what, Metric) and self._key(i - 1) in ("(", "["):
-            return True  # `improve accuracy (0.5, 0.7, 1.0)`: what is measured has no levels
-        return j < 0 or self._key(j) in _PLAIN | own | _PRONOUNS or self.found[j].value is not None
+        if self._key(i - 1) in ("(", "[") and self._has_no_levels(j):
+            return True
+        return (
+            j < 0
+            or self._key(j) in _PLAIN | _SUPPOSING | BETTER | WORSE | own | _PRONOUNS
+            or self.found[j].value is not None
+        )
+
+    def _has_no_levels(self, j: int) -> bool:
+        """What a number in brackets does not belong to: what is measured, chosen, done or asked about, as in `on sums (4 vs 8)`."""
+        mention, key = self.owner.get(j), self._key(j)
+        if mention is not None:
+            return isinstance(mention.what, Metric) or mention.choice is not None
+        return key in self.about | _VERBS or names_training(key)
 
     def _fits(self, factor: Factor, i: int) -> bool:
         number = factor.type in ("int", "float")

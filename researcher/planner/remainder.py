@@ -44,9 +44,9 @@ _FRAMES = words("for in of under")
 _ORDINARY = words(
     "a about above actually after again all already also am among an and answer any anything are as asked ask at be because "
     "been before being below between both but by can case check come compare compared comparison could determine did "
-    "difference different do doe doing done during each effect either else enough even ever every experiment fact few find "
+    "difference different do doe doing done during each effect either else enough even ever every experiment fact false few find "
     "first for from gave general get give given going goes had happen happens has have having how i idea if impact important "
-    "in influence instead into is it its itself just keep keeping kind know last lead leads learner let lose level like make "
+    "in influence instead into is it its itself just keep keeping kind know last lead leads learner let lose lost level like make "
     "making matter may me mean might model models more most much must my need needed needs no not now of off ok on once one "
     "only optimal or order other our out over own per please policy possible prefer question rather reach really "
     "relative reply result results right run runs same say see seem setting settings should show simple small so some "

@@ -16,10 +16,13 @@ from researcher.planner.wording import (
     COPULAS,
     LESS,
     MORE,
+    SENTENCE_ENDS,
+    SWITCHED_OFF,
     WORSE,
     Token,
     key_at,
     phrase,
+    sentences,
     words,
 )
 
@@ -48,7 +51,16 @@ _CHANGES = words(
 _AGAIN = BETTER | WORSE | MORE | LESS | words("and , also with")
 _NEAR = 4
 """Between `than` and the level that it makes a baseline: `than at a rate of 1e-5`."""
+_IT = words("it penalty bonus term")
+"""A switch behind its heading: `KL 0 vs 0.1: does the penalty hurt?`"""
+_BEYOND = words("beyond above past below")
+"""Before the first level these do as `than` does: `is it worth going beyond 4, e.g. to 16?`"""
 _SUFFICING = words("suffice enough sufficient adequate")
+CLAIMING = BETTER | WORSE | MORE | LESS | AGAINST | words("lose lost beaten outperformed surpassed exceeded")
+_HEADING = words("up down large big high low small most least over")
+"""Of these a heading may hold some, and claims nothing by them: `over at most 30 steps`."""
+_HEADED = words(": ; . ? ( , -") | ASKING | {"whether"}
+"""With these the claim behind a heading begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +104,54 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
     return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
 
 
+def opposed_behind(
+    found: Sequence[Token], pair: Sequence[Level], levels: Sequence[Level], named: Sequence[int], off: object
+) -> Opposition | None:
+    """Two levels as the claim behind their heading sets them: `lr 1e-5 vs 4e-5: is 4e-5 faster?`, `KL 0 vs 0.1: does it hurt?`
+
+    levels: with those that are repeated. named: where the factor stands by its name. off: its level that does nothing.
+    Returns: None where nothing stands behind, or the heading itself claims something.
+    """
+    begins, behind = _begins(found, pair[0].at), pair[1].at + 1
+    head = next((i for i in range(behind, len(found)) if found[i].key in _HEADED), len(found))
+    if pair[0].at < 0 or any(found[i].key in CLAIMING - _HEADING for i in range(begins, head)):
+        return None
+    claims = [
+        i
+        for sentence in sentences(found, SENTENCE_ENDS)
+        if any(i > head and found[i].key in CLAIMING for i in sentence)
+        for i in sentence
+        if i > head
+    ]
+    first = {level.value: level for level in reversed(levels) if level.at in claims}
+    again = sorted(first.values(), key=lambda level: level.at)
+    if len(again) == 2:
+        return oppose(found, again, None)
+    if again:
+        other = next(level for level in pair if level.value != again[0].value)
+        is_baseline = _marked_baseline(found, again) is not None or _follows_against(found, again[0].at)
+        return Opposition((other,), (again[0],)) if is_baseline else Opposition((again[0],), (other,))
+    said = next((i for i in claims if i in named or found[i].key in _IT), None)
+    if said is None or off not in [level.value for level in pair]:
+        return None
+    is_off = any(key_at(found, i) in SWITCHED_OFF for i in range(max(head, said - 3), said))
+    treatment, baseline = sorted(pair, key=lambda level: (level.value == off) != is_off)
+    return Opposition((treatment,), (baseline,))
+
+
+def _follows_against(found: Sequence[Token], at: int) -> bool:
+    """`is it better than 4?`; not `over 20 steps, is 4 better?`"""
+    near = [token.key for token in found[max(0, at - _NEAR) : at]]
+    cuts = [i for i, key in enumerate(near) if key in AGAINST | BESIDE]
+    return bool(cuts) and not set(near[cuts[-1] :]) & (_CLOSED | ASKING | COPULAS | {","})
+
+
 def _named_first(found: Sequence[Token], levels: Sequence[Level]) -> int:
     """How many baselines stand before all treatments: `higher than with A, and higher than with B, when using C` has two."""
     first = levels[0].at
-    near = [token.key for token in found[max(0, first - _NEAR) : max(0, first)]]
-    if "than" not in near or set(near[near.index("than") :]) & _CLOSED | {","} & set(near[near.index("than") :]):
+    near = list(found[max(0, first - _NEAR) : max(0, first)])
+    cut = next((i for i, token in enumerate(near) if token.key in _BEYOND | {"than"}), None)
+    if cut is None or any(token.kind == "number" or token.key in _CLOSED | {","} for token in near[cut:]):
         return 0
     many = 1
     while many < len(levels) and _is_joined(found, levels[many - 1], levels[many]):

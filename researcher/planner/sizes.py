@@ -41,6 +41,8 @@ _SEVERAL = re.compile(
 _SPOKEN_OF = re.compile(
     r"\bmodel[\s\-]+(?:size|scale|depth)s?\b|\b(?:size|depth)s?\s+of\s+(?:the\s+)?models?\b", re.IGNORECASE
 )
+_OF_MODEL = re.compile(r"\b(?:model|llm|network)s?\s*\($", re.IGNORECASE)
+"""Before a size, as in `the small model (81M)`."""
 _TIME_LIMIT = re.compile(r"\b(?:in|within|under|budget|spend|spending|for)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
 Place = Callable[[Factor, str], str]
 """Notes a level of the factor; returns the word that stands for it."""
@@ -72,7 +74,11 @@ def sole_model(topic: str, models: Sequence[str]) -> tuple[str | None, str]:
 
     Raises: PlanningRefused for a size that no model has.
     """
-    sized = [match for match in _SIZE.finditer(topic) if re.search(r"model|param", match.group(), re.IGNORECASE)]
+    sized = [
+        match
+        for match in _SIZE.finditer(topic)
+        if re.search(r"model|param", match.group(), re.IGNORECASE) or _OF_MODEL.search(topic[: match.start()])
+    ]
     found = {match.group().strip(): _model_of_size(match, models) for match in sized}
     if len(set(found.values())) != 1:
         return None, topic

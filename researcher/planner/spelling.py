@@ -96,7 +96,9 @@ def _nearly_chosen(factor: Factor, found: Sequence[Token], taken: set[int]) -> I
 
 def inflected(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> Mention | None:
     """A metric named in another form of its word: `accurate` for accuracy."""
+    of_factors = {key for factor in instrument.factors for keys in phrases_of(factor) for key in keys}
     taken = covered(named) | in_passing(instrument, found)
+    taken |= {i for i, token in enumerate(found) if token.key in of_factors}  # `no correction`
     for metric in instrument.metrics:
         for keys in phrases_of(metric):
             for at, written in _windows(found, len(keys), taken):

@@ -7,7 +7,40 @@ from collections.abc import Mapping, Sequence
 from researcher.models import Factor
 from researcher.planner.levels import Level, Placed, off_level, on_level
 from researcher.planner.mentions import Mention
-from researcher.planner.wording import ARTICLES, SWITCHED_OFF, Token, key_at
+from researcher.planner.sides import AGAINST, BESIDE
+from researcher.planner.wording import (
+    ARTICLES,
+    ASKING,
+    BETTER,
+    COPULAS,
+    LESS,
+    MORE,
+    SWITCHED_OFF,
+    WORSE,
+    Token,
+    key_at,
+    words,
+)
+
+_STATES = words("on off true false")
+_BETWEEN = _STATES | words("or and vs versus turned switched set than / = : is are to")
+"""Between a factor's name and what switches it: `KL on or off`, `KL is turned off`."""
+_FARING = words("learn train reach give get need take perform lead yield make")
+_BEHIND = (
+    _FARING
+    | BETTER
+    | WORSE
+    | MORE
+    | LESS
+    | _BETWEEN
+    | ASKING
+    | AGAINST
+    | BESIDE
+    | COPULAS
+    | words("? . , ; ) -> => when while")
+    | {""}
+)
+"""Behind `on` these say that it switches, and is no preposition: `no KL penalty on sums`."""
 
 
 def settle_switches(found: Sequence[Token], owner: Mapping[int, Mention], placed: Placed, factor: Factor) -> None:
@@ -32,14 +65,28 @@ def _switches(found: Sequence[Token], owner: Mapping[int, Mention], factor: Fact
             continue
         toward = _toward(found, owner, i)
         if token.key in SWITCHED_OFF | {"with", "using", "adding"} and toward in (factor.name, None):
-            result.append((i, token.key not in SWITCHED_OFF))
-        elif token.key in ("on", "off") and _about(found, owner, i) == factor.name:
+            if token.key in SWITCHED_OFF or not _is_set_behind(found, owner, i):
+                result.append((i, token.key not in SWITCHED_OFF))
+        elif token.key in ("on", "off") and not _is_place(found, i) and _about(found, owner, i) == factor.name:
             result.append((i, token.key == "on"))
         elif token.key in ("true", "false") and _about(found, owner, i) == factor.name:
             result.append((i, token.key == "true"))
     if any(not on for _, on in result):
         return result
     return []
+
+
+def _is_place(found: Sequence[Token], i: int) -> bool:
+    """`on sums`; not `on or off`, `is KL on faster than off?`"""
+    return found[i].key == "on" and key_at(found, i + 1) not in _BEHIND
+
+
+def _is_set_behind(found: Sequence[Token], owner: Mapping[int, Mention], i: int) -> bool:
+    """`with slippery off`, `using slippery=false`: what stands behind the name switches it."""
+    j = next((j for j in range(i + 1, i + 6) if j in owner), len(found))
+    while j in owner or key_at(found, j) in _BETWEEN - _STATES - {"or", "and", "vs", "versus", "than", "/"}:
+        j += 1
+    return key_at(found, j) in _STATES and not _is_place(found, j)
 
 
 def _adjectives(found: Sequence[Token], owner: Mapping[int, Mention], factor: Factor) -> list[tuple[int, bool]]:
@@ -67,19 +114,7 @@ def _about(found: Sequence[Token], owner: Mapping[int, Mention], i: int) -> str 
     for j in range(i - 1, -1, -1):
         if (mention := owner.get(j)) is not None:
             return mention.what.name
-        if found[j].key not in {
-            "on",
-            "off",
-            "or",
-            "and",
-            "vs",
-            "versus",
-            "turned",
-            "switched",
-            "set",
-            "than",
-            "/",
-        }:
+        if found[j].key not in _BETWEEN:
             return None
     return None
 

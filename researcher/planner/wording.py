@@ -164,7 +164,7 @@ def _normalised(text: str) -> str:
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda m: "^" + m.group().translate(_SUPERSCRIPTS), text)
     text = unicodedata.normalize("NFKC", text.translate(_DASHES)).translate(_DASHES).lower().translate(_GREEK)
     text = re.sub(r"\breinforce ?\+\+", "reinforce pp", re.sub(r"\bdr[. ]* ?(?=grpo)", "dr ", text))
-    text = reworded(text)
+    text = reworded(re.sub(r"\bvs\. ?", "vs ", text))
     text = text.replace("**", "^").replace("_", " ")
     text = re.sub(r"(?<=[a-z])(?<!\de)-(?=[a-z0-9.])", " ", text)
     return re.sub(r"(?<=\d)-(?=[a-z])", " ", text)

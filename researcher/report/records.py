@@ -15,6 +15,7 @@ from researcher.analysis.conclusions import Conclusions, conclude
 from researcher.analysis.decide import Decision, decide
 from researcher.analysis.metrics import MetricMissing, finals
 from researcher.analysis.race import due
+from researcher.analysis.rounding import same_number
 from researcher.analysis.samples import NotEnoughTrials
 from researcher.analysis.sentinels import inspect
 from researcher.analysis.sightings import SentinelFinding
@@ -23,8 +24,6 @@ from researcher.report.errors import RecordsDisagree
 from researcher.report.rests import rests
 
 ENDED = (TrialStatus.DONE, TrialStatus.FAILED)
-_CLOSE = 1e-9
-"""Relative difference that another machine's arithmetic may make."""
 
 
 class Records:
@@ -135,14 +134,6 @@ class Records:
             return False
         found = [self.trial(arm, seed) for arm, seed in pairs]
         return all(trial is not None and trial.status in ENDED for trial in found)
-
-
-def same_number(one: float, other: float) -> bool:
-    """Equal but for rounding."""
-    try:
-        return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=1e-12)
-    except OverflowError:  # a whole number that no float is as large as
-        return one == other
 
 
 def fingerprint(trial: TrialRecord) -> str:

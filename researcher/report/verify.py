@@ -16,12 +16,13 @@ from pydantic import BaseModel
 from researcher.analysis.decide import Decision
 from researcher.analysis.knowledge import findings_of
 from researcher.analysis.metrics import MetricMissing
+from researcher.analysis.rounding import same_number
 from researcher.models import Claim, Effect, ReportSeal, StudyData, TrialRecord, TrialStatus, VerdictRecord
 from researcher.models.plans import leaves
 from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator
 from researcher.report.page import Page, page
-from researcher.report.records import Records, same_number
+from researcher.report.records import Records
 from researcher.report.vocabulary import UnknownName, Value
 from researcher.report.writer import PRINTED, claims_digest, digest, marked_claims, render, wording
 

@@ -89,13 +89,14 @@ class Vocabulary:
         return _or_none(lambda: hypothesis_power(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
 
     def detectable(self, hypothesis: str) -> Value:
-        """The smallest effect that the trials that were finished could show with the planned power."""
+        """The smallest effect that the trials that were finished could show with the planned power, at the level of their look."""
         self._check(hypothesis)
         asked = self._hypothesis(hypothesis)
         noise, found = self._noise(asked.metric), self._records.conclusions.effects[hypothesis]
         if noise is None or not isinstance(found, Effect):
             return None
-        seeds, alpha = min(found.n_baseline, found.n_treatment), planning_alpha(self._plan, asked)
+        seeds = min(found.n_baseline, found.n_treatment)
+        alpha = min(planning_alpha(self._plan, asked), 1 - found.level)
         sigma = side_sigma(asked, noise.upper)
         size = detectable_effect(seeds, sigma=sigma, alpha=alpha, power=self._plan.power)
         return size if math.isfinite(size) else None
@@ -289,7 +290,8 @@ class Vocabulary:
         return len(self._plan.hypotheses)
 
     def count_tested(self) -> Value:
-        """Hypotheses that Holm's adjustment is over: not those that the plan's own rules left behind, nor any while a race is on."""
+        """Hypotheses that are tested, whichever stage decides them: not those that the plan's own rules left behind, nor any of a
+        race that is on."""
         self._records.check_all()
         return sum(self._is_tested(hypothesis) for hypothesis in self._plan.hypotheses)
 

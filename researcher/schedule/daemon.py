@@ -94,7 +94,9 @@ class Carrier:
         return min((change for change in changes if change is not None and change < now + _AHEAD_S), default=None)
 
     def _cared_for(self, study: StudyRecord) -> bool:
-        table = None if study.status.ended else self._timetable(study.id)
+        if study.status.ended and not self._held(study.id):
+            return False
+        table = self._timetable(study.id)
         if table is None:
             return False
         now = self._clock.now()
@@ -106,7 +108,7 @@ class Carrier:
             return True
         if study.plan_version is None:
             return now - study.created_at < _PLANNED_S
-        if self._died(study.id):  # its servers are to be freed, whether or not it may run now
+        if self._held(study.id):  # by one who died: its servers are to be freed, whether or not it may run now
             self._begin(study.id, now)
         elif study.pause_requested:
             return True
@@ -119,8 +121,8 @@ class Carrier:
                 self._begin(study.id, now)
         return True
 
-    def _died(self, study_id: str) -> bool:
-        """Whether the one who last worked on it, and does no more, never gave it back: what runs for it may run still."""
+    def _held(self, study_id: str) -> bool:
+        """Whether the one who works on it, or did last and does no more, has not given it back: what runs for it may run still."""
         return self._store.lease(study_id) is not None
 
     def _rests_at_a_gate(self, study_id: str) -> bool:

@@ -21,7 +21,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from foundation.locks import locked
 from foundation.logs import redact
 from foundation.paths import user_data_dir
-from researcher.models import Plan, StudyRecord, TrialRecord, TrialStatus
+from foundation.streams import one_line
+from researcher.models import LONGEST_TOPIC, Plan, StudyRecord, TrialRecord, TrialStatus
 from researcher.store.database import sqlite_url
 from researcher.store.errors import MlflowAway, NotFound
 from researcher.store.mlflow_traces import send_episodes
@@ -53,7 +54,7 @@ def default_tracking_uri(environ: Mapping[str, str] | None = None) -> str:
 
 
 def experiment_name(study: StudyRecord) -> str:
-    return f"{study.id}: {' '.join(study.topic.split())[:120]}"
+    return f"{study.id}: {one_line(study.topic)[:120]}"
 
 
 @dataclass(slots=True)
@@ -200,7 +201,7 @@ class MlflowSink(CopySink):
             client.set_experiment_tag(study.experiment_id, key, str(value))
 
     def _note(self, study: _Study) -> str:
-        lines = [study.record.topic, "", f"Status: {study.record.status}"]
+        lines = [study.record.topic[:LONGEST_TOPIC], "", f"Status: {study.record.status}"]
         lines += [f"- {verdict.hypothesis}: {verdict.verdict}" for verdict in self._store.verdicts(study.record.id)]
         lines += [f"Report ({name}): {path}" for name, path in self._store.report_files(study.record.id).items()]
         return "\n".join(lines)
@@ -241,6 +242,9 @@ class MlflowSink(CopySink):
             held = trial.evidence.spec if trial.evidence is not None else None  # by the server, where that is known
             client.log_dict(run_id, held or attempts[-1].spec, "spec.json")
             client.log_dict(run_id, blueprint, "blueprint.json")
+        for attempt in attempts:
+            if attempt.reason:  # with what its client said last
+                client.log_text(run_id, redact(attempt.reason), f"attempts/{attempt.number}-{attempt.outcome}.txt")
         episodes = self._store.sampled_episodes(study.record.id, trial.key)
         send_episodes(self.tracking_uri, study.experiment_id, run_id, trial, episodes)
         status = {TrialStatus.DONE: "FINISHED", TrialStatus.FAILED: "FAILED"}.get(trial.status)

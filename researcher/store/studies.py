@@ -105,9 +105,10 @@ class Studies(Sessions):
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
-    def save_plan(self, study_id: str, plan: Plan) -> str:
+    def save_plan(self, study_id: str, plan: Plan, *, amended: Mapping[str, Any] | None = None) -> str:
         """Freeze a plan with its hypotheses and stages; returns its digest. Saving the same plan again changes nothing.
 
+        amended: who changed what, and why; a line of the journal, written with the plan or not at all.
         The first plan of a study may be of any version: a plan that was amended is carried out again as it is, under its hash.
         Raises: PlanFrozen when that version says something else, or does not follow the newest one.
         """
@@ -125,6 +126,8 @@ class Studies(Sessions):
             if newest is not None and plan.version != newest + 1:
                 raise PlanFrozen(f"the next plan of {study_id} is version {newest + 1}, not {plan.version}")
             _add_plan(session, study_id, plan, digest, self._clock.now())
+            if amended is not None:
+                self._journal(session, study_id, "amended", **amended)
             self._tell(session, study_id, "study", study_id)
         return digest
 

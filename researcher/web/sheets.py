@@ -280,6 +280,8 @@ class Sheets:
         answer = Gate(self._checkpoints, study.id, name).answer()
         carried = (self._store.schedule(study.id) or {}).get("carried")
         then = carrier() if carried else f"`researcher resume {study.id}` goes on with it"
+        if study.status is StudyStatus.STOPPED:
+            then = "the study is stopped"
         return GatePart(
             name=name,
             question=[(key, _told(value)) for key, value in asked[-1].detail.items() if key != "gate"],

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from foundation.paths import visible_files
+from foundation.paths import synchronise, visible_files
 from researcher.executor.blueprint import Code, InstrumentChanged
 from researcher.planner.instruments import folder_digest
 
@@ -23,7 +23,7 @@ class Versions:
         return self._root / version[:16]
 
     def keep(self, folder: Path, changes: Mapping[str, str] | None = None) -> tuple[str, Path]:
-        """A copy of the folder's files, some of them changed; its version, and where it is."""
+        """A copy of the folder's files, some of them changed; its version, and where it is, also after a power cut."""
         self._root.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(dir=self._root, prefix=".new-"))
         try:
@@ -35,7 +35,10 @@ class Versions:
             version = folder_digest(place)
             if not self.folder(version).exists():
                 place.chmod(0o755)
+                for path in (*place.rglob("*"), place):
+                    synchronise(path)
                 os.rename(place, self.folder(version))
+                synchronise(self._root)
         finally:
             shutil.rmtree(place, ignore_errors=True)
         return version, self.folder(version)

@@ -68,7 +68,7 @@ def _add_claim(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     claim.add_argument("--client-version")
     claim.add_argument("--idle-limit-s", type=float, metavar="S")
     claim.add_argument("--max-episode-s", type=float, metavar="S", help="the whole episode's limit, whatever it does")
-    claim.add_argument("--wait-s", type=float, default=30.0, metavar="S", help="for a server that is busy (default 30)")
+    claim.add_argument("--wait-s", type=float, metavar="S", help="for a server that is busy (default 30)")
     claim.add_argument(
         "--export", action="store_true", help="print shell exports: OPENAI_BASE_URL, OPENAI_API_KEY, SWARM_EPISODE, ..."
     )
@@ -88,12 +88,12 @@ def claim_episode(args: argparse.Namespace) -> int:
         "client_version": args.client_version,
         "idle_limit_s": args.idle_limit_s,
         "max_episode_s": args.max_episode_s,
+        "wait_s": args.wait_s,
     }
     document = {**read_document(args.claim), **{key: value for key, value in given.items() if value is not None}}
     if document.get("task_id") in (None, ""):
         raise UsageError("which task? give --task ID")
     document.setdefault("client_id", os.environ.get("SWARM_CLIENT_ID") or "swarm-cli")
-    document.setdefault("wait_s", args.wait_s)
     wish = valid(EpisodeClaim, {"run_id": "", **document})
     with connection.connect(args, later_s=wish.wait_s) as swarm:
         if "run_id" not in document:

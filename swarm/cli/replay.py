@@ -68,7 +68,7 @@ def _device(run: StoredRun, wanted: Device | None) -> Device:
 
     if wanted is not None:
         return device_for(wanted)
-    newest = run.step_called(None)
+    newest = max(checkpoints.steps(run.checkpoints_dir), default=0)  # none: a replay from the hosted model needs none
     return device_for(None) if checkpoints.device_of(run.checkpoints_dir, newest) == "cuda" else "cpu"
 
 

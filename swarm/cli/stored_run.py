@@ -53,6 +53,8 @@ class StoredRun:
 
         kept = [0, *checkpoints.steps(self.checkpoints_dir)]
         if wanted is None:
+            if self.row.checkpoints and len(kept) == 1:
+                raise NoSuchRun(f"the checkpoints of {self.row.run_id} are gone from {self.checkpoints_dir}")
             return kept[-1]
         if wanted == "best":
             return self._best()

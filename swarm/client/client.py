@@ -424,4 +424,4 @@ class SwarmClient:
 
 
 def _given(params: dict[str, Any]) -> dict[str, str | int | float]:
-    return {key: value for key, value in params.items() if value is not None}
+    return {key: value for key, value in params.items() if value not in (None, "")}

@@ -108,7 +108,7 @@ class Crew:
         self._kind = kind
         self._per_task = episodes_per_task
         self._retries = retries
-        self._mix = mix
+        self._mix = mix or None  # as the server takes it
         self._idle_limit_s = idle_limit_s
         self._max_episode_s = max_episode_s
         self._max_call_s = max_call_s
@@ -198,7 +198,7 @@ class Crew:
                 line.resumed(done)
             begin = partial(self._begin, group, task, size, line)
             if done < size:
-                await lanes.enter(family, begin, size - done, may_be_passed=task.mix is not None)
+                await lanes.enter(family, begin, size - done, may_be_passed=bool(task.mix))
             if self._report.run_over:
                 return
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, Protocol
 
 from swarm.protocol.episodes import VersionSpan, WeightsVersion
@@ -47,7 +47,8 @@ class TrainingRefused(EngineError):
 class EngineInfo:
     """What is hosted. `fingerprint` is the SHA-256 over the checkpoint's weight files.
 
-    dtype: what is sampled in, and what a run is trained in whose spec leaves it open.
+    dtype: what is sampled in, and what a run is trained in whose spec leaves it open. folder: where the model lies, if it lies
+    anywhere; told to nobody.
     """
 
     backend: str
@@ -56,6 +57,16 @@ class EngineInfo:
     fingerprint: str
     max_model_len: int
     dtype: ComputeType
+    folder: Path | None = None
+
+    def is_named(self, model: str) -> bool:
+        """Whether `model`, a name or a path on this machine, is what is hosted."""
+        if model in (self.model, PurePath(self.model).name):
+            return True
+        try:
+            return self.folder is not None and Path(model).expanduser().samefile(self.folder)
+        except (OSError, ValueError, RuntimeError):  # there is no such path, or it is none, or of no known user
+            return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from foundation.strict import StrictModel, misfit
-from swarm.protocol.quantities import Count, NonNegative, Positive
+from swarm.protocol.quantities import Count, NonNegative, NotBoolean, Positive
 
 AlgorithmName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "ppo", "dapo", "gspo", "cispo"]
-Share = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1), NotBoolean]
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
@@ -46,7 +46,7 @@ class AlgorithmSpec(StrictModel):
     """How rewards become a loss. Sources and equations stand with each algorithm, in `swarm.engine.algorithms`."""
 
     name: AlgorithmName = "grpo"
-    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    clip_low: Annotated[float, Field(gt=0, le=1), NotBoolean] = 0.2
     """Ratios below 1 - clip_low are clipped; 1 is no bound."""
     clip_high: Positive = 0.2
     kl: NonNegative = 0.0
@@ -64,7 +64,7 @@ class AlgorithmSpec(StrictModel):
     """std: advantages have unit standard deviation, in their group, or for ppo in the batch."""
     baseline: Literal["none", "group"] = "none"
     """group: the mean reward of the group is taken off before the batch is normalised."""
-    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    gamma: Annotated[float, Field(gt=0, le=1), NotBoolean] = 1.0
     """Discount per token."""
     gae_lambda: Share = 1.0
     value_learning_rate: Positive = 5e-3

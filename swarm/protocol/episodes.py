@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import AfterValidator, BaseModel, Field
 
 from foundation.strict import StrictModel
 
@@ -18,6 +18,8 @@ Reward = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
 """Bounded, so that sums and squares of any number of them are finite too, also in single precision."""
 Name = Annotated[str, Field(max_length=1_000)]
 """An id that a client chose: it stands in every row and every answer about the episode."""
+_EMPTY_IS_NONE = AfterValidator(lambda text: text or None)
+IdempotencyKey = Annotated[str | None, _EMPTY_IS_NONE]
 
 
 class WeightsVersion(BaseModel, frozen=True):
@@ -36,18 +38,13 @@ class EpisodeClaim(StrictModel):
     client_version: Name = "0"
     kind: EpisodeKind = "train"
     task_id: Annotated[Name, Field(min_length=1)]
-    mix: Name | None = None
+    mix: Annotated[Name | None, _EMPTY_IS_NONE] = None
     idle_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 240.0
     max_episode_s: Annotated[float, Field(gt=0)] | None = None
     max_call_s: Annotated[float, Field(gt=0)] | None = None
     """How long one LLM call may take. The idle limit stands still while a call is open: this bounds for how long."""
     wait_s: Annotated[float, Field(ge=0, le=120)] = 30.0
-    idempotency_key: str | None = None
-
-    @field_validator("mix", "idempotency_key")
-    @classmethod
-    def _empty_is_none(cls, text: str | None) -> str | None:
-        return text or None
+    idempotency_key: IdempotencyKey = None
 
 
 class EpisodeGrant(BaseModel):
@@ -75,7 +72,7 @@ class EpisodeResult(StrictModel):
     success: bool | None = None
     metrics: dict[str, Finite] = {}
     metadata: dict[str, Any] = {}
-    idempotency_key: str | None = None
+    idempotency_key: IdempotencyKey = None
 
 
 class EpisodeReceipt(BaseModel):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict
 
+from foundation.strict import FieldError
 from swarm.protocol.errors import ErrorCode, Refusal
 
 
@@ -28,3 +31,9 @@ class Problem(BaseModel):
             detail=refusal.detail,
             **refusal.fields,
         )
+
+
+def invalid_spec(errors: Sequence[FieldError], detail: str = "") -> Refusal:
+    """What names each bad field; in words too, where `detail` has no better ones."""
+    told = detail or "; ".join(map(str, errors))
+    return Refusal(ErrorCode.INVALID_SPEC, told, errors=[error.model_dump() for error in errors])

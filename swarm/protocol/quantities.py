@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 MOST = 2**53
 """No whole number of a spec is larger: beyond it JSON's readers differ, and no store keeps it."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=MOST)]
+
+
+def _no_boolean(value: object) -> object:
+    """Pydantic reads true as 1."""
+    if isinstance(value, bool):
+        raise ValueError(f"should be a number, got {value}")
+    return value
+
+
+NotBoolean = BeforeValidator(_no_boolean)
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NotBoolean]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NotBoolean]
+Count = Annotated[int, Field(ge=1, le=MOST), NotBoolean]

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 
 from foundation.strict import StrictModel, misfit
 from swarm.protocol.algorithms import AlgorithmSpec as AlgorithmSpec
-from swarm.protocol.quantities import MOST, Count, NonNegative, Positive
+from swarm.protocol.quantities import MOST, Count, NonNegative, NotBoolean, Positive
 
 MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """A family of tasks, as it also stands in metrics' names."""
@@ -38,7 +38,7 @@ class OptimizerSpec(StrictModel):
     learning_rate: NonNegative = 1e-5
     """adafactor: relative to each weight's own size (its root mean square), and at most 1 / sqrt(step)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: Annotated[int, Field(ge=0, le=MOST)] = 0
+    warmup: Annotated[int, Field(ge=0, le=MOST), NotBoolean] = 0
     """Steps of linear warm-up."""
     weight_decay: NonNegative = 0.0
     max_grad_norm: Positive = 1.0
@@ -105,8 +105,8 @@ class SamplingSpec(StrictModel):
     """Defaults for calls that do not state their own."""
 
     temperature: NonNegative = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=MOST)] = -1
+    top_p: Annotated[float, Field(gt=0, le=1), NotBoolean] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=MOST), NotBoolean] = -1
     """-1 or 0: no limit."""
     max_tokens: Count = 256
 
@@ -159,7 +159,7 @@ class CheckpointSpec(StrictModel):
 class LoraSpec(StrictModel):
     """Low-rank adapters instead of all weights. Hu et al. 2021 (arXiv 2106.09685)."""
 
-    rank: Annotated[int, Field(ge=1, le=512)] = 16
+    rank: Annotated[int, Field(ge=1, le=512), NotBoolean] = 16
     alpha_ratio: Annotated[Positive | None, Field(exclude_if=lambda ratio: ratio is None)] = None
     """alpha / rank, held whatever the rank is. None: alpha is held."""
     alpha: Positive = Field(default=None, validate_default=True)
@@ -201,12 +201,12 @@ class RunSpec(StrictModel):
     activation_checkpointing: bool = False
     """Keep only each layer's input, and compute the rest once more for the backward pass: less memory, more time."""
     max_model_len: Count | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31), NotBoolean] = 0
     algorithm: AlgorithmSpec = AlgorithmSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     batch: BatchSpec = BatchSpec()
     sampling: SamplingSpec = SamplingSpec()
-    max_staleness: Annotated[int, Field(ge=0, le=MOST)] = 1
+    max_staleness: Annotated[int, Field(ge=0, le=MOST), NotBoolean] = 1
     limits: LimitSpec = LimitSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     labels: dict[str, str] = {}

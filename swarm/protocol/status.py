@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from foundation.strict import StrictModel
-from swarm.protocol.episodes import WeightsVersion
+from swarm.protocol.episodes import IdempotencyKey, WeightsVersion
 from swarm.protocol.runspec import ComputeType, RunSpec
 
 
@@ -166,7 +166,7 @@ class RunReport(BaseModel):
 
 class RunRequest(StrictModel):
     spec: RunSpec
-    idempotency_key: str | None = None
+    idempotency_key: IdempotencyKey = None
 
 
 class RunCreated(BaseModel):
@@ -178,7 +178,7 @@ class RestoreRequest(StrictModel):
 
     step: Annotated[int, Field(ge=0)]
     """Of a checkpoint that is kept; 0 is the hosted model."""
-    idempotency_key: str | None = None
+    idempotency_key: IdempotencyKey = None
 
 
 class QuarantineRequest(StrictModel):

@@ -13,7 +13,9 @@ import httpx
 from pydantic import ValidationError
 
 from foundation.addresses import is_loopback
+from foundation.strict import FieldError
 from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.problem import invalid_spec
 from swarm.protocol.teams import Decider, TeamDecision
 from swarm.server.coordinator.inquiries import DeciderSilent
 from swarm.server.keys import KeyRefused, Keyring
@@ -43,7 +45,7 @@ class Peers:
         try:
             asked = httpx.URL(decider.url)
         except httpx.InvalidURL as error:
-            raise Refusal(ErrorCode.INVALID_SPEC, f"decider.url is no address: {error}", errors=[]) from error
+            raise invalid_spec([FieldError(field="decider.url", problem=f"is no address: {error}")]) from error
         if _normal(decider.url) in self._urls or (self._any_loopback and is_loopback(asked.host)):
             return
         detail = f"this server asks no decider at {decider.url}; have its operator start it with --peer {decider.url}"

@@ -10,7 +10,7 @@ import logging
 import resource
 import socket
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -35,7 +35,9 @@ from swarm.server.state_dir import StateDir
 _log = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 10
-"""How long answers under way may take to finish after a stop was asked for."""
+"""How long answers under way may take to finish after a stop was asked for. Calls that are sampled still are broken off."""
+_LAST_WORDS_S = 2
+"""How long their agents have to take that answer."""
 _KEEP_ALIVE_S = 75
 _BACKLOG = 16_384
 """Connections that the system makes before we take them, as far as it lets us: one more, and a client waits for minutes."""
@@ -119,9 +121,10 @@ async def _serve(
     closing = asyncio.Event()
     keys = Keyring.open(state.secret_path)
     peers = Peers(keys, settings.peers, any_loopback=not settings.tokens.required)
+    gateway = Gateway(desk, engine, clock, ids)
     app = create_app(
         desk=desk,
-        gateway=Gateway(desk, engine, clock, ids),
+        gateway=gateway,
         info=engine.info,
         keys=keys,
         tokens=settings.tokens,
@@ -130,7 +133,7 @@ async def _serve(
         public_url=settings.public_url,
         peers=peers,
     )
-    server = _Server(app, closing)
+    server = _Server(app, closing, gateway.stop)
     engine.subscribe(_Tidy().on_health)
     conductor = asyncio.create_task(Conductor(desk, engine, clock=clock, runs_dir=state.runs_dir).run())
     inquiries = asyncio.create_task(Inquiries(desk.clerk, peers.ask, clock=clock).run())
@@ -178,7 +181,7 @@ class _Tidy:
 class _Server(uvicorn.Server):
     """uvicorn that wakes waiting requests when it is told to stop, and does not die of the signal it handled."""
 
-    def __init__(self, app: object, closing: asyncio.Event) -> None:
+    def __init__(self, app: object, closing: asyncio.Event, break_off: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
@@ -191,18 +194,23 @@ class _Server(uvicorn.Server):
                 date_header=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=STOP_LIMIT_S,
+                timeout_graceful_shutdown=STOP_LIMIT_S + _LAST_WORDS_S,
             )
         )
         self._closing = closing
+        self._break_off = break_off
 
     def stop(self) -> None:
         """Answer who waits, finish what is under way, end."""
+        if not self.should_exit:
+            asyncio.get_running_loop().call_later(STOP_LIMIT_S, self._break_off)
         self._closing.set()
         self.should_exit = True
 
     def _on_signal(self) -> None:
-        self.force_exit = self.should_exit  # asked twice: do not wait for answers under way
+        if self.should_exit:  # asked twice: do not wait for answers under way
+            self.force_exit = True
+            self._break_off()
         self.stop()
 
     @contextlib.contextmanager

@@ -35,7 +35,8 @@ def trials_of(plan: Plan, stage: Stage, seeds: int, before: list[TrialRecord], *
 def run(plan: Plan, *, until: str, **means: float) -> list[TrialRecord]:
     trials: list[TrialRecord] = []
     for stage in plan.stages:
-        trials = trials_of(plan, stage, stage.seeds, trials, **means)
+        while len(more := trials_of(plan, stage, stage.seeds, trials, **means)) > len(trials):
+            trials = more  # a fine stage asks for more as its trials end
         if stage.id == until:
             break
     return trials

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import IntegrityError
 
 from researcher.answers import Amendment, amend, answer_gate, answer_text
 from researcher.commands import DONE, FAILED, OUT_OF_BUDGET
 from researcher.gates import GIVEN
 from researcher.main import main
+from researcher.models import StudyStatus
 from researcher.planner.gate import Answer, Gate
 from researcher.planner.graph import PlanOptions, plan_study
 from researcher.store.errors import WrongState
@@ -65,6 +69,10 @@ def test_the_same_in_the_terminal(home: Path, capsys: pytest.CaptureFixture[str]
     assert main(["amend", study, "--seeds", "4", "--because", "more"]) == DONE
     assert main(["amend", study, "--because", "more"]) == 2
     assert main(["reject", study, "--because", "too dear"]) == DONE  # the new version was not answered yet
+    assert "plan/2 rejected; the study is stopped" in capsys.readouterr().out
+    stopped = found.store.study(study)
+    assert stopped.status is StudyStatus.STOPPED
+    assert "the plan was rejected by" in (stopped.reason or "")
     found.store.close()
 
 
@@ -73,6 +81,24 @@ def test_a_plan_whose_trials_have_begun_is_not_amended(home: Path) -> None:
     study, _ = running(found.store)
     with pytest.raises(WrongState, match="have begun"):
         amend(found.store, url, study, Amendment(seeds=4), because="more", by="ada")
+    found.store.close()
+
+
+def test_a_plan_is_amended_together_with_its_reason_or_not_at_all(home: Path) -> None:
+    found, url = opened(home)
+    study = at_gate(found.store, url)
+    with closing(sqlite3.connect(home / "researcher.db")) as records:
+        records.execute(
+            "CREATE TRIGGER no_reason BEFORE INSERT ON events WHEN NEW.kind = 'amended' "
+            "BEGIN SELECT RAISE(ABORT, 'cut off'); END"
+        )
+        with pytest.raises(IntegrityError, match="cut off"):
+            amend(found.store, url, study, Amendment(seeds=4), because="more", by="ada")
+        assert found.store.plan(study).version == 1
+        records.execute("DROP TRIGGER no_reason")
+    amend(found.store, url, study, Amendment(seeds=4), because="more", by="ada")
+    [told] = found.store.events(study, kind="amended")
+    assert told.detail == {"version": 2, "because": "more", "by": "ada", "changed": "4 seeds per arm"}
     found.store.close()
 
 

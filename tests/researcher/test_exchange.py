@@ -37,6 +37,11 @@ def test_what_is_written_is_read_and_says_whose_it_is() -> None:
         assert not back.recomputable
 
 
+def test_a_question_that_is_too_long_for_a_line_is_cut() -> None:
+    [(_, back)] = read(written([SUPPORTED.model_copy(update={"question": "?" * 30_000})], "Group 7"), at=1.0)
+    assert back.question == "?" * 20_000
+
+
 def test_what_was_imported_is_passed_on_under_the_name_it_came_with() -> None:
     [(_, theirs)] = read(written([SUPPORTED], "Group 7"), at=1.0)
     [(_, again)] = read(written([theirs], "Group 8"), at=2.0)

@@ -118,6 +118,14 @@ def test_an_error_is_one_clear_line(
     assert captured.out == ""
 
 
+def test_options_of_a_claim_win_over_its_document(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {"task_id": "t", "run_id": "r", "idle_limit_s": 6, "max_episode_s": 6, "wait_s": 6}
+    for name in ("idle_limit_s", "max_episode_s", "wait_s"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(document)))
+        assert swarm("episode", "claim", "-", f"--{name.replace('_', '-')}", "-1", "--url", "http://127.0.0.1:9") == 2
+        assert f"{name}: should be greater than" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("token", ["wröng", "two\nlines"])
 def test_what_cannot_be_a_token_is_said_to_be_none_without_showing_it(
     token: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch

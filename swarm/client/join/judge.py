@@ -12,7 +12,7 @@ from swarm.client.join.model import ask_once, message_of, shown
 from swarm.client.join.person import choose
 from swarm.client.join.sitting import Sitting
 from swarm.client.tasks import Outcome, Rollout, Task
-from swarm.protocol.episodes import EpisodeTrace
+from swarm.protocol.episodes import EpisodeTrace, RecordedCall
 
 BETTER, WORSE, TIE = 1.0, 0.0, 0.5
 _QUESTION = "Which is better? [a] [b] [t]ie [n]either [s]kip [q]uit: "
@@ -69,15 +69,15 @@ def transcript(trace: EpisodeTrace) -> str:
     lines: list[str] = []
     seen: list[object] = []
     for call in trace.calls:
-        messages = [*_told(call.request), message_of(call.answer)] if call.answer else []
+        messages = [*_told(call), message_of(call.answer)] if call.answer else []
         lines += [shown(message) for message in messages if message not in seen]
         seen += messages
     return "\n".join(lines) or "(no calls)"
 
 
-def _told(request: dict[str, Any]) -> list[dict[str, Any]]:
+def _told(call: RecordedCall) -> list[dict[str, Any]]:
     """A request's messages, or its prompt as one."""
-    prompt = request.get("prompt")
-    if prompt is None:
-        return list(request.get("messages") or ())
+    if call.dialect != "completions":
+        return list(call.request.get("messages") or ())
+    prompt = call.request["prompt"]
     return [{"role": "prompt", "content": prompt if isinstance(prompt, str) else f"({len(prompt)} token ids)"}]

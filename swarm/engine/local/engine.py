@@ -86,6 +86,7 @@ class LocalEngine:
             device=device,
             model=model.name,
             fingerprint=model.fingerprint,
+            folder=model.path,
             max_model_len=settings.model_len,
             dtype=settings.compute_dtype,
         )

@@ -133,14 +133,14 @@ class VllmInference:
             answer = await client.sample(request.dialect, body)
         finally:
             self._spans.end(call)
-        return book_answer(answer, Asked.by(request.body), call.spans)
+        return book_answer(answer, Asked.by(request), call.spans)
 
     async def stream(self, request: SampleRequest) -> AsyncGenerator[SampledEvent, None]:
         """See `Engine.stream`. Raises: RequestRefused and EngineDown, before the first event or in between."""
         client, request_id = self._serving(), self._request_id()
         body = self._body(request, request_id) | {"stream": True}
         call = self._spans.begin(request_id)
-        book = StreamBook(Asked.by(request.body), call.spans)
+        book = StreamBook(Asked.by(request), call.spans)
         try:
             async with aclosing(client.stream(request.dialect, body)) as chunks:
                 async for chunk in chunks:

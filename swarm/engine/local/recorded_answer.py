@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from swarm.engine.seam import EngineError, RequestRefused, Sampled, SampledChoice, SampledEvent
+from swarm.engine.seam import EngineError, RequestRefused, Sampled, SampledChoice, SampledEvent, SampleRequest
 from swarm.protocol.episodes import VersionSpan
 
 Spans = Callable[[int, int, int], list[VersionSpan]]
@@ -25,10 +25,11 @@ class Asked:
     reasoning: bool
 
     @classmethod
-    def by(cls, body: dict[str, Any]) -> Asked:
+    def by(cls, request: SampleRequest) -> Asked:
+        body = request.body
         logprobs = body.get("logprobs")  # of a text completion a number: with 0, of the sampled tokens alone
         return cls(
-            logprobs=logprobs is not None if "prompt" in body else bool(logprobs),
+            logprobs=logprobs is not None if request.dialect == "completions" else bool(logprobs),
             token_ids=bool(body.get("return_token_ids")),
             reasoning=body.get("include_reasoning") is not False,
         )

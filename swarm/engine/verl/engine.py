@@ -92,6 +92,7 @@ class VerlEngine:
             device=f"{settings.nodes} node(s) x {settings.ranks_per_node}",
             model=model.name,
             fingerprint=model.fingerprint,
+            folder=model.path,
             max_model_len=settings.max_model_len,
             dtype=settings.dtype,
         )

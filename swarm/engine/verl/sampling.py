@@ -84,12 +84,12 @@ class ReplicaSampling:
         """See `Engine.sample`. Raises: RequestRefused, EngineDown."""
         with self._call() as call, self._replica() as client:
             answer = await client.sample(request.dialect, self._body(request, call))
-        return book_answer(answer, Asked.by(request.body), call.spans)
+        return book_answer(answer, Asked.by(request), call.spans)
 
     async def stream(self, request: SampleRequest) -> AsyncGenerator[SampledEvent, None]:
         """See `Engine.stream`. Raises: RequestRefused and EngineDown, before the first event or in between."""
         with self._call() as call, self._replica() as client:
-            book = StreamBook(Asked.by(request.body), call.spans)
+            book = StreamBook(Asked.by(request), call.spans)
             body = self._body(request, call) | {"stream": True}
             async with aclosing(client.stream(request.dialect, body)) as chunks:
                 async for chunk in chunks:

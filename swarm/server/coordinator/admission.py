@@ -8,9 +8,10 @@ from foundation.nearest import nearest
 from foundation.strict import FieldError
 from swarm.protocol.episodes import EpisodeClaim
 from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.problem import invalid_spec
 from swarm.server.coordinator.batches import horizon, openings
 from swarm.server.coordinator.mix import family_of, in_force
-from swarm.server.coordinator.runs import Run, invalid_spec
+from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.state import BookState
 
 LONGEST_RETRY_S = 5.0

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foundation.nearest import nearest
+from foundation.strict import FieldError
 from swarm.protocol.episodes import LedgerEntry, RecordedCall, WeightsVersion
-from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.problem import invalid_spec
 from swarm.protocol.runspec import RunSpec
 
 
@@ -21,20 +22,22 @@ def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, 
         meant = None if name in called else nearest(name, called - set(rewards or {}))
         if meant is not None:
             detail = f"no call of agent {name!r} in this episode, and no reward for {meant!r}: did you mean that one?"
-            raise Refusal(ErrorCode.INVALID_SPEC, detail, errors=[])
+            fault = FieldError(field=f"agent_rewards.{name}", problem="no such agent was called", nearest=meant)
+            raise invalid_spec([fault], detail)
 
 
 @dataclass(slots=True)
 class Ending:
-    """Whether an episode is over. heard: to be called once it is."""
+    """Whether an episode is over, or about to end, or the server's work is. heard: to be called once it is."""
 
     over: bool = False
     heard: set[Callable[[], None]] = field(default_factory=set)
 
     def come(self) -> None:
-        self.over = True
-        for hear in tuple(self.heard):
-            hear()
+        if not self.over:
+            self.over = True
+            for hear in tuple(self.heard):
+                hear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,18 +21,21 @@ from swarm.protocol.status import CheckpointRef, Failure, Phase, ServerStatus
 from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.episodes import GrantedLease
 from swarm.server.coordinator.feed import Feed, Throughput, within
-from swarm.server.coordinator.leases import LeaseClock
+from swarm.server.coordinator.leases import LeaseClock, LiveEpisode
 from swarm.server.coordinator.runs import refused_now
 from swarm.server.coordinator.state import Restoration, Situation
 from swarm.server.coordinator.waiting import Waiter, Waiting
 from swarm.server.pool.commit import GroupCommit
 from swarm.server.pool.reader import PoolReader
+from swarm.server.pool.reading import ReadThread
 from swarm.server.pool.rows import PutMeta
 from swarm.server.pool.store import PoolStore
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PAUSE_AFTER_FAILED_WRITE_S = 1.0
+RECORD_LIMIT_S = 2.0
+"""So long an episode's end waits for the records of calls that it broke off."""
 POOL = "the pool"
 """What there may be no room for."""
 
@@ -52,10 +54,12 @@ class Clerk:
         self._info = info
         self._book, self.server_id = self._first_load()
         self._commit = GroupCommit(store, self._reload)
-        self._slow_reader = PoolReader(store.path)
-        self._slow_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pool-read")
+        self._reads = ReadThread(store.path, "pool-read")
+        self._searches = ReadThread(store.path, "pool-search")
         self.doubt = asyncio.Event()
         """Set when a prepared episode must ask its decider."""
+        self.call_closed = asyncio.Event()
+        """Set at the end of each call."""
         self._work = asyncio.Event()
         self._rearm = asyncio.Event()
         self._armed_for: float | None = None
@@ -113,8 +117,8 @@ class Clerk:
             await asyncio.gather(self._watch, return_exceptions=True)
         await self.feed.close()
         await self._commit.close()
-        self._slow_thread.shutdown()
-        self._slow_reader.close()
+        self._reads.close()
+        self._searches.close()
         self.store.close()
 
     def status(self) -> ServerStatus:
@@ -123,6 +127,23 @@ class Clerk:
     async def settled(self) -> None:
         """Return when everything decided so far is on disk. Codes: storage_full."""
         await asyncio.shield(self._commit.last())
+
+    async def break_off_calls(self, episode_id: str, lease: str) -> None:
+        """Stop the open calls of an episode that is about to end, and wait until they are recorded. Codes: lease_lost."""
+        live = self._book.state.live.get(episode_id)
+        if live is None or not live.open_since:
+            return
+        calls = set(live.open_since)
+        try:
+            self._book.episodes.break_off(episode_id, lease)
+        finally:
+            self.turn()
+        await within(self.clock, RECORD_LIMIT_S, self._until_closed(live, calls))
+
+    async def _until_closed(self, live: LiveEpisode, calls: set[int]) -> None:
+        while not calls.isdisjoint(live.open_since):
+            self.call_closed.clear()
+            await self.call_closed.wait()
 
     def want_checkpoint(self, run_id: str) -> asyncio.Future[CheckpointRef]:
         """Ask the conductor for a checkpoint of the current run's newest step."""
@@ -170,8 +191,12 @@ class Clerk:
         return result
 
     async def read(self, query: Callable[[PoolReader], T]) -> T:
-        """A query that may take a while, off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._slow_thread, query, self._slow_reader)
+        """A query of the conductor's or about a run's steps, off the event loop."""
+        return await self._reads.ask(query)
+
+    async def search(self, query: Callable[[PoolReader], T]) -> T:
+        """A query that may look at every episode, which takes seconds where there are a million: no other waits for it."""
+        return await self._searches.ask(query)
 
     async def wait_for_work(self, until: float) -> None:
         """Return when something happened that the conductor should look at, or at `until` (Unix time, may be infinite).
@@ -282,7 +307,9 @@ class Clerk:
             state.passed(),
             self.situation.shown_phase,
             self.situation.engine_ready,
+            self.situation.engine_failures,
             self.situation.opened_run,
+            state.serving,
             tuple(self.situation.no_room),
             run
             and (

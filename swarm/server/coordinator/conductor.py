@@ -26,7 +26,7 @@ from swarm.protocol.status import Phase
 from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.desk import Desk
 from swarm.server.coordinator.held_out import best_of
-from swarm.server.coordinator.interventions import past
+from swarm.server.coordinator.interventions import past_mix
 from swarm.server.coordinator.replay import recorded_batch
 from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.steps import Duty
@@ -153,8 +153,10 @@ class Conductor:
             run = self._clerk.book.interventions.judge(wish)
             specs = dict(run.specs)
             await self._require_checkpoint(run, wish.step)
-            then = await self._clerk.read(lambda reader: past(reader, wish.run_id, specs, wish.step))
-            await self._clerk.carry_out(lambda book: book.interventions.restore(wish, then))
+            mix = await self._clerk.read(lambda reader: past_mix(reader, wish.run_id, specs, wish.step))
+            await self._clerk.carry_out(lambda book: book.interventions.restore(wish, mix))
+            ended = await self._clerk.read(lambda reader: reader.eval_ordinals(wish.run_id, wish.step))
+            self._clerk.book.state.number_evals(ended)
         except Refusal as refusal:
             if refusal.code is ErrorCode.STORAGE_FULL:
                 raise

@@ -145,7 +145,8 @@ class Desk:
     async def report(self, run_id: str, since_step: int = 0) -> RunReport:
         """The run, with metrics of the steps after `since_step`. Codes: not_found."""
         await self.clerk.settled()  # who heard of a step from `status` finds it here
-        steps, evaluated = self._read.steps(run_id, since_step), self._read.held_out(run_id)
+        steps = await self.clerk.read(lambda reader: reader.steps(run_id, since_step))
+        evaluated = await self.clerk.read(lambda reader: reader.held_out(run_id))
         run = self._book.state.run
         if run is not None and run.run_id == run_id:
             phase = Phase.IDLE if run.row.released else self.clerk.situation.shown_phase
@@ -273,7 +274,11 @@ class Desk:
             self.clerk.turn()
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
-        """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, storage_full."""
+        """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, storage_full.
+
+        Calls that are open are broken off and recorded as such: the client may have hung up on them just now.
+        """
+        await self.clerk.break_off_calls(episode_id, result.lease)
         if not self._book.episodes.is_open(episode_id):
             return late_end(await self._closed(episode_id), episode_id, result)
         return await self.clerk.carry_out(lambda book: book.episodes.end(episode_id, result))
@@ -326,6 +331,7 @@ class Desk:
         try:
             return self._book.episodes.close_call(call, records)
         finally:
+            self.clerk.call_closed.set()
             self.clerk.turn()
 
     # -- what happened ----------------------------------------------------------------------------------------------
@@ -381,7 +387,7 @@ class Desk:
             raise Refusal(ErrorCode.NOT_FOUND, f"no page after {after[:80]!r}; pass the `next` of the page before")
         start = int(after) if after is not None else 0
         await self.clerk.settled()
-        rows = await self.clerk.read(lambda reader: reader.ledger(wanted, start, limit + 1))
+        rows = await self.clerk.search(lambda reader: reader.ledger(wanted, start, limit + 1))
         more = str(rows[limit - 1].seq) if len(rows) > limit else None
         moved = {run_id: shifts(self._versions(run_id)) for run_id in {row.run_id for row in rows}}
         return LedgerPage(entries=[_told(row, moved[row.run_id]) for row in rows[:limit]], next=more)
@@ -394,7 +400,7 @@ class Desk:
         if wanted.run_id is not None:
             await self._require_run(wanted.run_id)
         await self.clerk.settled()
-        return await self.clerk.read(lambda reader: reader.summary(wanted))
+        return await self.clerk.search(lambda reader: reader.summary(wanted))
 
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
@@ -405,7 +411,7 @@ class Desk:
         run = self._book.state.run
         asked = run_id or (run.run_id if run else "")
         await self.clerk.settled()
-        return await self.clerk.read(lambda reader: reader.tasks(asked, client_id, mix))
+        return await self.clerk.search(lambda reader: reader.tasks(asked, client_id, mix))
 
     # -- status -----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import orjson
 
 from foundation.ids import derived_seed
+from foundation.strict import FieldError
 from swarm.protocol.episodes import (
     DropReason,
     EpisodeClaim,
@@ -25,17 +26,22 @@ from swarm.protocol.episodes import (
     WeightsVersion,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.problem import invalid_spec
 from swarm.server.coordinator.admission import Admission, NotYet
 from swarm.server.coordinator.batches import count_tokens
-from swarm.server.coordinator.calls import OpenCall, refuse_misspelt_agents
+from swarm.server.coordinator.calls import Ending, OpenCall, refuse_misspelt_agents
 from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.leases import LiveEpisode, digest
 from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.state import MIX_PATIENCE, BookState
 from swarm.server.pool.codec import Unwritable, encode
-from swarm.server.pool.rows import EpisodeRow, GroupRow, PutCalls, PutEpisode, PutGroup, PutVersion
+from swarm.server.pool.rows import EpisodeRow, FreeCalls, GroupRow, PutCalls, PutEpisode, PutGroup, PutVersion
 
 LEASE_PREFIX = "swl_"
+TRACES_KEPT = 2_000
+"""Of this many newest episodes the calls are kept, though no replay needs them, so that people can look at them."""
+FREED_EVERY = 100
+"""Claims, evaluations too: a run that is complete may be evaluated for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +200,8 @@ class EpisodeBook:
         state.live[row.episode_id] = live
         state.deadlines.add(live.deadline, row.episode_id)
         state.changes.append(PutEpisode(row))
+        if row.seq % FREED_EVERY == 0:
+            state.changes.append(FreeCalls(run.run_id, run.oldest_kept_step, row.seq - TRACES_KEPT))
         return self._granted(live)
 
     def _granted(self, live: LiveEpisode) -> GrantedLease:
@@ -327,6 +335,8 @@ class EpisodeBook:
         """Codes: not_found, lease_lost. For ids that are not open, the caller looks the row up first."""
         state = self._state
         live = self.held(episode_id, lease)
+        if live.ending.over:  # its end was refused, or could not be written
+            live.ending = Ending()
         run = state.run
         assert run is not None
         row, index = live.row, live.calls_opened
@@ -349,6 +359,10 @@ class EpisodeBook:
             opened_at=state.clock.now(),
             ending=live.ending,
         )
+
+    def break_off(self, episode_id: str, lease: str) -> None:
+        """Stop the calls that are open. Only for ids that `is_open`; what was sampled comes by `close_call`. Codes: lease_lost."""
+        self.held(episode_id, lease).ending.come()
 
     def close_call(self, call: OpenCall, recorded: Sequence[RecordedCall]) -> bool:
         """Whether the call still counted: False when its lease was lost or its episode closed."""
@@ -379,7 +393,8 @@ def result_digest(result: EpisodeResult) -> str:
         json.dumps(result.metadata, allow_nan=False)  # the other writes nothing in place of what is no number
         return digest(orjson.dumps(stated, option=orjson.OPT_SORT_KEYS))
     except (orjson.JSONEncodeError, ValueError) as error:
-        raise Refusal(ErrorCode.INVALID_SPEC, f"metadata cannot be stored: {error}; send plain JSON values") from error
+        problem = f"cannot be stored: {error}; send plain JSON values"
+        raise invalid_spec([FieldError(field="metadata", problem=problem)]) from error
 
 
 def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:

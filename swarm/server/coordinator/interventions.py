@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from swarm.protocol.episodes import DropReason
 from swarm.protocol.errors import ErrorCode, Refusal
@@ -16,24 +15,15 @@ from swarm.server.pool.reader import PoolReader
 from swarm.server.pool.rows import MixRow, PutEpisode, PutRun, SupersedeAfter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
-    """A run as it stood at one of its steps, where memory no longer knows."""
-
-    step: int
-    mix: MixRow
-    eval_ordinals: list[tuple[str, int]]
-
-
-def past(reader: PoolReader, run_id: str, specs: Mapping[int, RunSpec], step: int) -> Past:
-    """The run at `step`, from its journal."""
+def past_mix(reader: PoolReader, run_id: str, specs: Mapping[int, RunSpec], step: int) -> MixRow:
+    """The run's mix as it stood at `step`, from its journal."""
     labels = reader.mixes(run_id)
     balance = MixRow()
     for row in reader.steps(run_id, 0):
         if row.step <= step:
             mix = specs[row.config_version].batch.mix
             balance = mixes.after(balance, mix, [labels[group.group_id] for group in row.groups])
-    return Past(step=step, mix=balance, eval_ordinals=reader.eval_ordinals(run_id, step))
+    return balance
 
 
 class Interventions:
@@ -59,20 +49,17 @@ class Interventions:
             raise Refusal(ErrorCode.NOT_FOUND, detail, checkpoints=kept)
         return run
 
-    def restore(self, wish: Restoration, then: Past) -> None:
+    def restore(self, wish: Restoration, mix: MixRow) -> None:
         """Begin a new branch of the run at a checkpoint. Episodes of the old one that came after it are superseded.
 
-        Codes: as `judge`. The engine must be opened again, at this checkpoint.
+        Codes: as `judge`. The engine must be opened again, at this checkpoint; once all this is on disk, before the next
+        claim, the numbers of the evaluations that ended at this step are to be read from there (`state.number_evals`).
         """
         state, run = self._state, self.judge(wish)
-        row, old_step = run.row, run.step
+        row = run.row
         detail = f"the run was restored to step {wish.step} on branch {row.branch + 1} by {wish.by}"
         run.step, state.journalled = wish.step, None
-        if wish.step < old_step:
-            state.eval_ordinals = {}
-            for task_id, ordinal in then.eval_ordinals:
-                state.eval_ordinals.setdefault(task_id, set()).add(ordinal)
-        row.branch, row.branched_at, row.restore_key, row.mix = row.branch + 1, wish.step, wish.key, then.mix
+        row.branch, row.branched_at, row.restore_key, row.mix = row.branch + 1, wish.step, wish.key, mix
         if wish.key is not None:
             row.restored_by[wish.key] = wish.step
         row.checkpoints = [step for step in row.checkpoints if step <= wish.step]
@@ -87,6 +74,8 @@ class Interventions:
             if waiting.run_id == run.run_id and (waiting.kind == "train" or waiting.claimed_step > wish.step):
                 waiting.reason = DropReason.SUPERSEDED
                 state.changes.append(PutEpisode(waiting))
+        state.eval_ordinals = {}
+        state.number_evals([])
         state.changes += [PutRun(row), SupersedeAfter(run.run_id, wish.step, detail)]
         state.awaited.clear()
         state.flat_groups = 0

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import Any
 
 from pydantic import ValidationError
 
+from foundation import wide_json
 from foundation.nearest import nearest
 from foundation.strict import FieldError, explain
 from swarm.engine.seam import EngineInfo
-from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.problem import invalid_spec
 from swarm.protocol.runspec import AS_STORED, TUNABLE, RunSpec, merge_patch
 from swarm.server.coordinator.batches import groups_needed
 from swarm.server.pool.rows import ConfigRow, RunRow
+
+MOST_DEPTH = 64
+"""Objects and lists within each other in a field of a patch: no field has so many."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +86,7 @@ def refused_now(run: Run) -> str | None:
 def judge(spec: RunSpec, info: EngineInfo) -> None:
     """Refuse a spec that this server cannot carry out. Codes: invalid_spec{errors}."""
     errors: list[FieldError] = []
-    if spec.model is not None and spec.model not in (info.model, PurePath(info.model).name):
+    if spec.model is not None and not info.is_named(spec.model):
         errors.append(FieldError(field="model", problem=f"this server hosts {info.model!r}; leave it out to use that"))
     if spec.max_model_len is not None and spec.max_model_len > info.max_model_len:
         problem = f"the engine was started with at most {info.max_model_len} tokens"
@@ -96,17 +99,13 @@ def judge(spec: RunSpec, info: EngineInfo) -> None:
         raise invalid_spec(errors)
 
 
-def invalid_spec(errors: list[FieldError]) -> Refusal:
-    return Refusal(
-        ErrorCode.INVALID_SPEC,
-        "; ".join(str(error) for error in errors),
-        errors=[error.model_dump(mode="json") for error in errors],
-    )
-
-
 def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
     """The spec after a merge patch of its tunable fields. Codes: invalid_spec{errors}."""
-    errors = [_not_tunable(name) for name in patch if name not in TUNABLE]
+    errors = [
+        _not_tunable(name) if name not in TUNABLE else FieldError(field=name, problem="is nested too deeply")
+        for name, value in patch.items()
+        if name not in TUNABLE or wide_json.is_deeper(value, MOST_DEPTH)
+    ]
     if errors:
         raise invalid_spec(errors)
     stated = spec.model_dump(mode="json")

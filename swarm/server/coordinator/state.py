@@ -5,7 +5,7 @@ After a failed write the state is made again from the pool, with the situation a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foundation.clock import Clock
@@ -14,7 +14,6 @@ from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import DropReason, EpisodeState
 from swarm.protocol.status import Failure, Phase
 from swarm.server.coordinator.batches import draw, most_flat, one_batch
-from swarm.server.coordinator.calls import Ending
 from swarm.server.coordinator.groups import Group, Groups
 from swarm.server.coordinator.leases import Deadlines, LeaseClock, LiveEpisode
 from swarm.server.coordinator.mix import Awaited, Turns, family_of, in_force
@@ -156,8 +155,6 @@ class BookState:
             groups_by_task=snapshot.groups_by_task,
             versions=Versions(snapshot.versions),
         )
-        for task_id, ordinal in snapshot.eval_ordinals:
-            state.eval_ordinals.setdefault(task_id, set()).add(ordinal)
         for row in snapshot.groups:
             assert run is not None
             # The patience with a group begins anew, also where all its episodes were lost before.
@@ -168,6 +165,7 @@ class BookState:
                 state.hold(Prepared(row=episode, team=teams[episode.episode_id], in_doubt=True))
             else:
                 state._take_in(episode, live.get(episode.episode_id))
+        state.number_evals(snapshot.eval_ordinals)
         # Only now, with every slot accounted for, may closing one episode decide about its group.
         for lost in [taken for taken in state.live.values() if taken.row.episode_id not in live]:
             state.close(lost, DropReason.SERVER_RESTARTED)
@@ -190,14 +188,20 @@ class BookState:
             group.running[row.slot] = row.episode_id
         taken = live or LiveEpisode(row=row, lease="", idle_limit_s=0.0, idle_at=now)
         taken.row, taken.cached_entry = row, None
-        if taken.ending.over:  # its end could not be written
-            taken.ending = Ending()
         self.live[row.episode_id] = taken
         if live is None:
             return
         self.deadlines.add(live.look_at(now), row.episode_id)
         if live.claim_key is not None:
             self.claim_keys[live.claim_key] = row.episode_id
+
+    def number_evals(self, ended: Sequence[tuple[str, int]]) -> None:
+        """The numbers (by task) of evaluations at the current step are taken: of those that `ended`, and of all open ones."""
+        rows = [live.row for live in self.live.values()] + [prepared.row for prepared in self.prepared.values()]
+        rows = [row for row in rows if row.kind == "eval" and row.reason is None and self._at_this_step(row)]
+        held = [(row.task_id, row.ordinal) for row in rows]
+        for task_id, ordinal in (*ended, *held):
+            self.eval_ordinals.setdefault(task_id, set()).add(ordinal)
 
     def hold(self, prepared: Prepared) -> None:
         """A prepared episode keeps its slot. The patience with its client begins now."""

@@ -26,7 +26,6 @@ from swarm.server.coordinator.versions import Versions
 from swarm.server.pool.rows import (
     ConfigRow,
     DropUnkept,
-    FreeCalls,
     KeepSteps,
     PutConfig,
     PutGroup,
@@ -36,9 +35,6 @@ from swarm.server.pool.rows import (
     SetFate,
     StepRow,
 )
-
-TRACES_KEPT = 2_000
-"""Of this many newest episodes the calls are kept, though no replay needs them, so that people can look at them."""
 
 
 class Duty(Enum):
@@ -89,16 +85,22 @@ class StepBook:
             return NextDuty(Duty.CHECKPOINT)
         if run.row.status == "running" and run.limit_reached(now):
             return NextDuty(Duty.CHECKPOINT if behind else Duty.COMPLETE)
-        if run.row.status == "running" and self._batch(run) is not None:
+        if self._may_step(run):
             return NextDuty(Duty.STEP)
         return NextDuty(Duty.WAIT, until=self._wake_at(run))
+
+    def _may_step(self, run: Run) -> bool:
+        """Whether a batch is complete, and may be trained."""
+        limited = run.limit_reached(self._state.clock.now()) is not None
+        return run.row.status == "running" and not limited and self._batch(run) is not None
 
     def _drained(self, run: Run) -> bool:
         """Whether a stop was asked for and nothing stands in its way. (Its last checkpoint is the caller's to write.)"""
         wanted_at = run.row.stop_requested_at
         if wanted_at is None:
             return False
-        return not self._still_open(run) or self._state.clock.now() >= wanted_at + run.spec.limits.drain_limit_s
+        late = self._state.clock.now() >= wanted_at + run.spec.limits.drain_limit_s
+        return late or not (self._still_open(run) or self._may_step(run))
 
     def _still_open(self, run: Run) -> int:
         """Episodes of the run that are running or prepared. (Those of runs before it may wait for other servers.)"""
@@ -196,12 +198,9 @@ class StepBook:
         if run is None or run.run_id != run_id:
             raise ValueError(f"a checkpoint of {run_id!r}, which is not the run of this server")
         if step > 0 and step not in run.row.checkpoints:
+            kept = run.kept_step
             run.row.checkpoints = kept_steps([*run.row.checkpoints, step], run.spec.checkpoint.keep, best)
-            state.changes += [
-                PutRun(run.row),
-                KeepSteps(run_id, step),
-                FreeCalls(run_id, run.oldest_kept_step, state.next_episode_seq - TRACES_KEPT),
-            ]
+            state.changes += [PutRun(run.row), KeepSteps(run_id, kept, step)]
         state.situation.checkpoint_wanted = False
         state.turned = True
 
@@ -238,8 +237,7 @@ class StepBook:
         state.eval_ordinals = {}
         state.flat_groups = 0
         state.situation.checkpoint_wanted = False
-        traces_from = state.next_episode_seq - TRACES_KEPT
-        state.changes += [PutRun(row), PutConfig(config), FreeCalls(row.run_id, 0, traces_from)]
+        state.changes += [PutRun(row), PutConfig(config)]
         state.turned = True
         state.log.append(f"run {row.run_id} started by {by}")
         return state.run
@@ -322,7 +320,8 @@ class StepBook:
         state, run = self._state, self._state.run
         assert run is not None
         run.row.status, run.row.reason, run.row.ended_at = "failed", reason, state.clock.now()
-        state.changes.append(DropUnkept(run.run_id, f"trained in no step that was kept: the run failed: {reason}"))
+        detail = f"trained in no step that was kept: the run failed: {reason}"
+        state.changes.append(DropUnkept(run.run_id, run.kept_step, detail))
         state.journalled = None
         self._release(run, "the run failed")
         state.log.append(f"run {run.run_id} failed: {reason}")

@@ -16,7 +16,8 @@ class TeamDesk:
         self._clerk = clerk
 
     async def prepare(self, episode_id: str, wish: EpisodePreparation, sealed_key: str) -> TeamReceipt:
-        """Codes: not_found, lease_lost, idempotency_conflict, invalid_spec, storage_full."""
+        """Open calls are broken off, as by an end. Codes: not_found, lease_lost, idempotency_conflict, invalid_spec, storage_full."""
+        await self._clerk.break_off_calls(episode_id, wish.lease)
         if not self._clerk.book.teams.knows(episode_id):
             return late_prepare(*await self._closed(episode_id), episode_id, wish)
         return await self._clerk.carry_out(lambda book: book.teams.prepare(episode_id, wish, sealed_key))

@@ -75,7 +75,7 @@ class ChatCompletions:
         for message in messages:
             _check_message(message)
         check_chat(body)
-        _check_tools(body)
+        check_tools(body)
         for name in ("add_generation_prompt", "continue_final_message", "echo", "chat_template"):
             if body.get(name) not in (None, name == "add_generation_prompt"):
                 text = f"{name} is not served here: prompts are recorded as the model's own template makes them"
@@ -114,7 +114,6 @@ def check_chat(body: JsonObject) -> None:
     check_numbers(body, *_NUMBERS)
     check_objects(body, "response_format", "stream_options", "chat_template_kwargs", "logit_bias")
     check_objects(body.get("response_format") or {}, "json_schema")
-    check_object_lists(body, "tools")
     check_no_thinking_budget(body)
 
 
@@ -129,7 +128,9 @@ def _check_message(message: Message) -> None:
         raise bad_request("tool_calls must be a list of objects, each with a function and its name", "messages")
 
 
-def _check_tools(body: JsonObject) -> None:
+def check_tools(body: JsonObject) -> None:
+    """Raises: RequestRefused for tools without names, or a choice that is none."""
+    check_object_lists(body, "tools")
     if not all(map(_names_function, body.get("tools") or ())):
         raise bad_request("each tool must have a function with a name", "tools")
     choice = body.get("tool_choice")

@@ -11,7 +11,7 @@ from typing import Any
 from swarm.engine.seam import Dialect as EngineDialect
 from swarm.protocol.episodes import RecordedCall
 from swarm.server.gateway.assembly import ChunkAssembly
-from swarm.server.gateway.chat import DONE
+from swarm.server.gateway.chat import DONE, check_tools
 from swarm.server.gateway.dialect import (
     Form,
     JsonObject,
@@ -72,6 +72,7 @@ class Completions:
         check_objects(body, "response_format", "stream_options", "logit_bias")
         check_objects(body.get("response_format") or {}, "json_schema")
         check_no_thinking_budget(body)
+        check_tools(body)
         if body.get("prompt_embeds") is not None or body.get("prompt_logprobs") is not None:
             raise bad_request("prompts are recorded as ids: send text or ids, and ask for no prompt_logprobs", "prompt")
         if body.get("echo"):

@@ -17,13 +17,13 @@ from foundation.ids import Ids
 from swarm.engine.seam import Engine, EngineDown, EngineHealth, RequestRefused, SampledEvent, SampleRequest
 from swarm.protocol.episodes import POLICY_MODEL, EpisodeRenewal
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
-from swarm.server.coordinator.calls import OpenCall
+from swarm.server.coordinator.calls import Ending, OpenCall
 from swarm.server.coordinator.desk import Desk
 from swarm.server.gateway.anthropic_messages import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
 from swarm.server.gateway.dialect import Dialect, Telling, check_depth
-from swarm.server.gateway.errors import answer_of, unknown_model
+from swarm.server.gateway.errors import answer_of, bad_request, unknown_model
 from swarm.server.gateway.merged import Over, closing, merged, together, until_over
 from swarm.server.gateway.prompts import Prompts
 from swarm.server.gateway.records import Records, Taking
@@ -88,9 +88,14 @@ class Gateway:
         self._records = Records(clock, ids, desk.is_open)
         self._prompts = Prompts(engine, self._records)
         self._repeats = Repeats(desk.is_open)
+        self._stopping = Ending()
         self._ready = asyncio.Event()
         self._failed = False
         engine.subscribe(self._on_health)
+
+    def stop(self) -> None:
+        """The server ends: break off every call, as `complete` and `stream` say. Those that come later are refused, too."""
+        self._stopping.come()
 
     def decode(self, ids: list[int]) -> str:
         """Text of the ids, special tokens included."""
@@ -101,13 +106,13 @@ class Gateway:
     ) -> dict[str, Any]:
         """A whole answer. Cancelling it stops the sampling, and the call is recorded as broken off.
 
-        Raises: Refusal (lost lease, conflict), RequestRefused, EngineDown.
+        Raises: Refusal (lost lease, conflict, not_rolling when the server stops), RequestRefused, EngineDown.
         """
         request = await self._begin(dialect, episode_id, lease, body, headers)
         if request.answered_before is not None:
             return request.answer(request.answered_before)
         try:
-            await _while_open(request.call, lambda: together([self._sample(taking) for taking in request.takings]))
+            await self._while_open(request.call, lambda: together([self._sample(taking) for taking in request.takings]))
             return request.answer(self._finish(request))
         except RequestRefused:
             self._drop(request)
@@ -132,7 +137,7 @@ class Gateway:
         streams = [self._events(taking) for taking in request.takings]
         try:
             async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
-                while (found := await _next(request, events)) is not None:
+                while (found := await self._next(request, events)) is not None:
                     taking, event = found
                     if not request.closed and request.finished:
                         self._finish(request)
@@ -149,6 +154,7 @@ class Gateway:
                 if isinstance(error, RequestRefused):
                     self._drop(request)
                 raise
+            self._give_up(request)  # before the client takes what it is told, for which nothing waits
             for frame in telling.broken(answer_of(error)):
                 yield frame
         finally:
@@ -191,7 +197,7 @@ class Gateway:
             attempt, answered = await self._repeats.begin(episode_id, dialect, agent, body, headers)
             takings: list[Taking] = []
             if answered is None:
-                takings = await _while_open(call, partial(self._takings, rules, asked, call, agent))
+                takings = await self._while_open(call, partial(self._takings, rules, asked, call, agent))
             opened = answered is None
             return _Request(
                 dialect=rules,
@@ -212,8 +218,9 @@ class Gateway:
         self, rules: Dialect, asked: list[dict[str, Any]], call: OpenCall, agent: str | None
     ) -> list[Taking]:
         takings: list[Taking] = []
+        dialect = rules.form.engine_dialect
         for body in asked:
-            prompt = await self._patiently(partial(self._prompts.of, body, agent, call.earlier))
+            prompt = await self._patiently(partial(self._prompts.of, dialect, body, agent, call.earlier))
             first = len(takings) * rules.form.choices(body)
             takings.append(Taking(call=call, agent=agent, dialect=rules, body=body, prompt=prompt, first=first))
         return takings
@@ -221,7 +228,9 @@ class Gateway:
     def _agent(self, body: dict[str, Any], headers: Mapping[str, str]) -> str | None:
         """Who asks: the header, or what follows the model's name. Raises: RequestRefused, another model."""
         wanted = body.get("model")
-        agent = agent_behind(wanted, self._engine.info.model) if isinstance(wanted, str) and wanted else None
+        if not isinstance(wanted, str | None):
+            raise bad_request(f"model must be a text, got {wanted!r}", "model")
+        agent = agent_behind(wanted, self._engine.info.model) if wanted else None
         return _text(headers.get(_AGENT_HEADER, "")) or agent or None
 
     # -- sampling -------------------------------------------------------------------------------------------------
@@ -279,6 +288,20 @@ class Gateway:
         else:
             self._ready.clear()
 
+    async def _while_open(self, call: OpenCall, work: Callable[[], Awaitable[Answer]]) -> Answer:
+        """What `work` gives, which is cancelled when the episode ends or the server stops. Raises: Refusal(lease_lost, not_rolling)."""
+        try:
+            return await until_over((call.ending, self._stopping), work)
+        except Over as error:
+            raise (_lost(call) if call.ending.over else _stopped()) from error
+
+    async def _next(self, request: _Request, events: AsyncIterator[Answer]) -> Answer | None:
+        """The next of a stream; None: that was all. What is recorded already is told to the end. Raises: as `_while_open`."""
+        try:
+            return await (anext(events) if request.closed else self._while_open(request.call, events.__anext__))
+        except StopAsyncIteration:
+            return None
+
     # -- after sampling -------------------------------------------------------------------------------------------
 
     def _finish(self, request: _Request) -> dict[str, Any]:
@@ -317,25 +340,14 @@ def _sample_request(taking: Taking) -> SampleRequest:
     )
 
 
-async def _while_open(call: OpenCall, work: Callable[[], Awaitable[Answer]]) -> Answer:
-    """What `work` gives, which is cancelled when the episode ends. Raises: Refusal(lease_lost)."""
-    try:
-        return await until_over(call.ending, work)
-    except Over as error:
-        raise _lost(call) from error
-
-
-async def _next(request: _Request, events: AsyncIterator[Answer]) -> Answer | None:
-    """The next of a stream; None: that was all. What is recorded already is told to the end. Raises: Refusal(lease_lost)."""
-    try:
-        return await (anext(events) if request.closed else _while_open(request.call, events.__anext__))
-    except StopAsyncIteration:
-        return None
-
-
 def _lost(call: OpenCall) -> Refusal:
-    text = f"episode {call.episode_id!r} ended while this call was sampled; nothing was kept"
+    text = f"episode {call.episode_id!r} ended while this call was sampled: it has no answer"
     return Refusal(ErrorCode.LEASE_LOST, text)
+
+
+def _stopped() -> Refusal:
+    text = "the server is shutting down; try again when it is back"
+    return Refusal(ErrorCode.NOT_ROLLING, text, retry_after_s=5)
 
 
 def _text(header: str) -> str:

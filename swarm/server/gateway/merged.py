@@ -15,12 +15,12 @@ Answer = TypeVar("Answer")
 
 
 class Over(Exception):
-    """The episode ended before the work was done, which is cancelled."""
+    """One of the endings came before the work was done, which is cancelled."""
 
 
-async def until_over(ending: Ending, work: Callable[[], Awaitable[Answer]]) -> Answer:
+async def until_over(endings: Sequence[Ending], work: Callable[[], Awaitable[Answer]]) -> Answer:
     """What `work` gives. Raises: Over."""
-    if ending.over:
+    if any(ending.over for ending in endings):
         raise Over
     task, cut = asyncio.current_task(), False
     assert task is not None
@@ -28,10 +28,12 @@ async def until_over(ending: Ending, work: Callable[[], Awaitable[Answer]]) -> A
 
     def cut_off() -> None:
         nonlocal cut
-        cut = True
-        task.cancel()
+        if not cut:
+            cut = True
+            task.cancel()
 
-    ending.heard.add(cut_off)
+    for ending in endings:
+        ending.heard.add(cut_off)
     try:
         return await work()
     except asyncio.CancelledError as error:
@@ -39,7 +41,8 @@ async def until_over(ending: Ending, work: Callable[[], Awaitable[Answer]]) -> A
             raise Over from error
         raise
     finally:
-        ending.heard.discard(cut_off)
+        for ending in endings:
+            ending.heard.discard(cut_off)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from swarm.engine.seam import Engine
+from swarm.engine.seam import Dialect, Engine
 from swarm.protocol.episodes import RecordedCall
 from swarm.server.gateway.chat import prompt_body, prompt_settings
 from swarm.server.gateway.echo import EchoRule, Prompt
@@ -21,9 +21,11 @@ class Prompts:
         self._records = records
         self._echo = EchoRule(engine.decode)
 
-    async def of(self, body: dict[str, Any], agent: str | None, calls: Sequence[RecordedCall]) -> Prompt:
+    async def of(
+        self, dialect: Dialect, body: dict[str, Any], agent: str | None, calls: Sequence[RecordedCall]
+    ) -> Prompt:
         """Continue an earlier call of the episode token by token, where the engine's request `body` echoes one."""
-        if "messages" not in body:
+        if dialect == "completions":
             return await continued_text(body["prompt"], calls, self._tokenise, self._engine.decode)
 
         async def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> list[int]:
@@ -34,8 +36,8 @@ class Prompts:
         return await self._echo.prompt_for(body["messages"], prompt_settings(body), agent, earlier, render)
 
     async def count(self, body: dict[str, Any], calls: Sequence[RecordedCall]) -> int:
-        """How many tokens the prompt of `body` has, as it would be sampled from."""
-        prompt = await self.of(body, None, calls)
+        """How many tokens the prompt of the chat `body` has, as it would be sampled from."""
+        prompt = await self.of("chat.completions", body, None, calls)
         if prompt.prompt_ids is not None:
             return len(prompt.prompt_ids)
         return len(await self._engine.render("chat.completions", prompt_body(body, body["messages"])))

@@ -31,6 +31,10 @@ class Attempt:
     given_again: int = 0
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def failed(self) -> bool:
+        return self.answer is None and self.over.is_set()
+
 
 @dataclass(slots=True)
 class _Episode:
@@ -50,13 +54,13 @@ class Repeats:
         """This request's attempt, and the recorded answer where it is one that was answered before.
 
         Waits for an attempt with the same key that is under way. Raises: Refusal(idempotency_conflict) for the same key with
-        another body, or of another agent.
+        another body, or of another agent, unless that attempt failed.
         """
         episode = self._episodes.of(episode_id)
         body_hash = hashlib.sha256(wide_json.dumps([dialect, agent, body], sort_keys=True)).hexdigest()
         key = headers.get(_KEY_HEADER) or None
         while key is not None and (known := episode.by_key.get(key)) is not None:
-            if known.body_hash != body_hash:
+            if known.body_hash != body_hash and not known.failed:
                 raise Refusal(
                     ErrorCode.IDEMPOTENCY_CONFLICT,
                     "this Idempotency-Key was used with another body, or by another agent; use a new key",
@@ -87,6 +91,6 @@ def _is_retry(headers: Mapping[str, str]) -> bool:
 def _drop_failed(attempts: list[Attempt]) -> None:
     """A retry takes the place of one attempt that failed."""
     for attempt in attempts:
-        if attempt.answer is None and attempt.over.is_set():
+        if attempt.failed:
             attempts.remove(attempt)
             return

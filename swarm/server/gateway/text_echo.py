@@ -30,7 +30,7 @@ async def continued_text(
     prompt: str | list[int], earlier: Sequence[RecordedCall], tokenise: Tokenise, decode: Decode
 ) -> Prompt:
     """The prompt of a text completion, given the calls of its episode so far."""
-    calls = [call for call in earlier if call.complete and "prompt" in call.request]
+    calls = [call for call in earlier if call.complete and call.dialect == "completions"]
     if not isinstance(prompt, str):
         return _continued_ids(prompt, calls)
     best: _Continuation | None = None

@@ -98,10 +98,10 @@ class PoolReader:
         return [GroupRow(**dict(zip(_GROUP_COLUMNS.split(", "), row, strict=True))) for row in rows]
 
     def eval_ordinals(self, run_id: str, step: int) -> list[tuple[str, int]]:
-        """(task_id, ordinal) of the run's eval episodes at this step that run or ended."""
+        """(task_id, ordinal) of the run's eval episodes at this step that ended and count."""
         return self._db.execute(
             "SELECT task_id, ordinal FROM episodes WHERE run_id = ? AND kind = 'eval' AND claimed_step = ? "
-            "AND (reason IS NULL OR reason = 'eval')",
+            "AND reason = 'eval'",
             (run_id, step),
         ).fetchall()
 

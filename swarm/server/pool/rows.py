@@ -311,17 +311,20 @@ class SetFate:
 
 @dataclass(frozen=True, slots=True)
 class KeepSteps:
-    """A checkpoint holds all steps of the run up to `through`: their episodes are trained for good."""
+    """A checkpoint holds all steps of the run up to `through`, the one before it those up to `after`: their episodes are
+    trained for good."""
 
     run_id: str
+    after: int
     through: int
 
 
 @dataclass(frozen=True, slots=True)
 class DropUnkept:
-    """The run's steps after its last checkpoint are lost: their episodes are dropped as run_ended."""
+    """The run's steps later than `after`, its last checkpoint, are lost: their episodes are dropped as run_ended."""
 
     run_id: str
+    after: int
     detail: str
 
 
@@ -387,7 +390,7 @@ class Snapshot:
     groups_by_task: dict[str, int]
     """How many groups of each task the run has opened."""
     eval_ordinals: list[tuple[str, int]]
-    """(task_id, ordinal) of the run's eval episodes at `step` that run or ended."""
+    """(task_id, ordinal) of the run's eval episodes at `step` that ended and count."""
     tokens: int
     """Sampled by closed episodes of the run."""
     versions: list[VersionRow]

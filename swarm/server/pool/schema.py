@@ -85,8 +85,9 @@ CREATE TABLE IF NOT EXISTS versions (
 CREATE TABLE IF NOT EXISTS teams (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS episodes_held_out ON episodes (run_id, claimed_step) WHERE kind = 'eval';
 CREATE INDEX IF NOT EXISTS episodes_prepared ON episodes (state) WHERE state = 'prepared';
+CREATE INDEX IF NOT EXISTS steps_by_number ON steps (run_id, step);
 """
-"""Tables that a pool of this version may lack, when an older server made it."""
+"""Tables and indices that a pool of this version may lack, when an older server made it."""
 
 EPISODE_COLUMNS = (
     "seq, episode_id, run_id, kind, task_id, mix, client_id, group_id, slot, ordinal, claimed_step, claimed_at, "
@@ -104,10 +105,12 @@ PUT_CONFIG = f"INSERT OR REPLACE INTO configs VALUES ({', '.join('?' * 6)})"
 SET_FATE = """
 UPDATE episodes SET state = ?, reason = ?, step = coalesce(?, step), detail = coalesce(?, detail) WHERE episode_id = ?
 """
-KEEP_STEPS = "UPDATE episodes SET state = 'trained' WHERE run_id = ? AND step <= ? AND state = 'in_step'"
+KEEP_STEPS = """
+UPDATE episodes SET state = 'trained' WHERE run_id = ? AND step > ? AND step <= ? AND state = 'in_step'
+"""
 DROP_UNKEPT = """
 UPDATE episodes SET state = 'dropped', reason = 'run_ended', detail = ?
-WHERE run_id = ? AND step IS NOT NULL AND state = 'in_step'
+WHERE run_id = ? AND step > ? AND state = 'in_step'
 """
 SUPERSEDE_EPISODES = """
 UPDATE episodes SET state = 'dropped', reason = 'superseded', detail = :detail
@@ -120,12 +123,12 @@ WHERE run_id = :run_id AND kind = 'eval' AND claimed_step > :step AND reason = '
 SUPERSEDE_STEPS = "UPDATE steps SET state = 'superseded' WHERE run_id = :run_id AND step > :step"
 ABANDON_STEPS = "UPDATE steps SET state = 'abandoned' WHERE run_id = ? AND state = 'journalled'"
 FREE_CALLS = """
-DELETE FROM calls WHERE seq < :traces_from AND seq IN (
-    SELECT calls.seq FROM calls JOIN episodes ON episodes.seq = calls.seq
-    WHERE episodes.state IN ('trained', 'dropped')
-      AND (episodes.run_id != :run_id OR episodes.step IS NULL OR episodes.step <= :through)
+DELETE FROM calls WHERE seq < :traces_from AND EXISTS (
+    SELECT 1 FROM episodes WHERE episodes.seq = calls.seq AND state IN ('trained', 'dropped')
+      AND (run_id != :run_id OR step IS NULL OR step <= :through)
 )
 """
+"""Looks up the episodes that have calls: there may be a thousand times as many that have none any more."""
 TASK_PROGRESS = """
 SELECT task_id, mix, kind, CASE kind WHEN 'eval' THEN claimed_step END AS eval_step, count(*)
 FROM episodes

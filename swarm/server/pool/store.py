@@ -163,10 +163,10 @@ class PoolStore:
                 execute("INSERT OR REPLACE INTO teams VALUES (?, ?)", (row.seq, orjson.dumps(row)))
             case PutMeta(name, value):
                 execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
-            case KeepSteps(run_id, through):
-                execute(schema.KEEP_STEPS, (run_id, through))
-            case DropUnkept(run_id, detail):
-                execute(schema.DROP_UNKEPT, (detail, run_id))
+            case KeepSteps(run_id, after, through):
+                execute(schema.KEEP_STEPS, (run_id, after, through))
+            case DropUnkept(run_id, after, detail):
+                execute(schema.DROP_UNKEPT, (detail, run_id, after))
                 execute(schema.ABANDON_STEPS, (run_id,))
             case SupersedeAfter(run_id, step, detail):
                 where = {"run_id": run_id, "step": step}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foundation.strict import StrictModel
+from foundation.strict import FieldError, StrictModel
 from swarm.protocol.episodes import (
     DropReason,
     EpisodeAbort,
@@ -28,7 +28,8 @@ from swarm.protocol.episodes import (
     LedgerPage,
     TaskProgress,
 )
-from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.errors import ErrorCode
+from swarm.protocol.problem import invalid_spec
 from swarm.protocol.status import (
     CheckpointRef,
     QuarantineRequest,
@@ -53,6 +54,10 @@ Step = Annotated[int, Field(ge=0, lt=2**63)]
 """A step that the pool can be asked for."""
 _IF_MATCH_CHARS = 20
 """No config_version has more digits."""
+
+
+class NoQuery(StrictModel):
+    """Nothing can be asked for in the query string."""
 
 
 class StatusQuery(StrictModel):
@@ -130,7 +135,7 @@ class ControlRoutes:
             _post(f"{_EPISODE}:end", self.end, "End it with a reward, durably", EpisodeResult, EpisodeReceipt, ended),
             _post(f"{_EPISODE}:abort", self.abort, "Drop it and offer its slot again", EpisodeAbort, LedgerEntry, lost),
             _post(f"{_EPISODE}:renew", self.renew, "Extend its lease", EpisodeRenewal, LeaseRenewed, lost),
-            _get(_EPISODE, self.entry, "Its status and fate", LedgerEntry),
+            _get(_EPISODE, self.entry, "Its status and fate", LedgerEntry, NoQuery),
             _get(f"{_EPISODE}/trace", self.trace, "Every call, token by token", EpisodeTrace, TraceQuery),
         ]
 
@@ -194,6 +199,7 @@ class ControlRoutes:
                 endpoint=self.events,
                 summary="Statuses and log lines as server-sent events",
                 media_type="text/event-stream",
+                query=NoQuery,
             ),
             Operation(
                 method="GET",
@@ -253,6 +259,7 @@ class ControlRoutes:
 
     async def entry(self, request: Request) -> Response:
         wire.require(self.tokens, request)
+        wire.decode_query(request, NoQuery)
         return wire.answer(await self.desk.entry(request.path_params["episode_id"]))
 
     async def trace(self, request: Request) -> Response:
@@ -301,7 +308,7 @@ class ControlRoutes:
 
     async def checkpoint(self, request: Request) -> Response:
         wire.require(self.tokens, request, Role.ADMIN)
-        await wire.read_body(request)
+        await wire.read_body(request, wire.MAX_CONTROL_BYTES)
         written = self.desk.request_checkpoint(request.path_params["run_id"])
         return wire.answer(await wire.until_gone(request, written, self.closing))
 
@@ -315,13 +322,14 @@ class ControlRoutes:
         query = wire.decode_query(request, StatusQuery)
         if query.since is None:
             return wire.answer(await self.desk.status())
-        await wire.read_body(request)
+        await wire.read_body(request, wire.MAX_CONTROL_BYTES)
         waiting = self.desk.status(query.since, query.wait_s)
         return wire.answer(await wire.until_gone(request, waiting, self.closing))
 
     async def events(self, request: Request) -> Response:
         wire.require(self.tokens, request)
-        await wire.read_body(request)
+        wire.decode_query(request, NoQuery)
+        await wire.read_body(request, wire.MAX_CONTROL_BYTES)
         return wire.EventStream(self._event_frames(), closing=self.closing)
 
     async def _event_frames(self) -> AsyncIterator[bytes]:
@@ -372,7 +380,8 @@ def _if_match(header: str | None) -> int | None:
         return None
     text = header.strip().removeprefix("W/").strip('"')
     if not text.isdecimal() or len(text) > _IF_MATCH_CHARS:
-        raise Refusal(ErrorCode.INVALID_SPEC, f"If-Match must be a config_version, got {header[:80]!r}", errors=[])
+        problem = f"must be a config_version, got {header[:80]!r}"
+        raise invalid_spec([FieldError(field="If-Match", problem=problem)])
     return int(text)
 
 

@@ -22,6 +22,7 @@ from swarm.server.routes import wire
 from swarm.server.routes.wire import Operation
 
 _MESSAGES = "/v1/messages"
+_MODELS = "/v1/models"
 _AGAIN = "/v1"
 """Anthropic's SDK adds `/v1/…` itself: with an episode's whole base_url it asks for `/v1/v1/…`, which is served too."""
 
@@ -74,8 +75,20 @@ class InferenceRoutes:
                 free_body=True,
                 aliases=(f"{_AGAIN}{_MESSAGES}/count_tokens",),
             ),
-            Operation(method="GET", path="/v1/models", endpoint=self.models, summary="The hosted model"),
-            Operation(method="GET", path="/v1/models/{model:path}", endpoint=self.model, summary="The hosted model"),
+            Operation(
+                method="GET",
+                path=_MODELS,
+                endpoint=self.models,
+                summary="The hosted model",
+                aliases=(_AGAIN + _MODELS,),
+            ),
+            Operation(
+                method="GET",
+                path=f"{_MODELS}/{{model:path}}",
+                endpoint=self.model,
+                summary="The hosted model",
+                aliases=(f"{_AGAIN}{_MODELS}/{{model:path}}",),
+            ),
         ]
 
     async def chat_completions(self, request: Request) -> Response:
@@ -144,8 +157,8 @@ def error_response(
     """An error as the SDKs of the surface at `path` know it. status: None is the error's own."""
     told = answer_of(error)
     status = status or told.status
-    is_messages = path.removeprefix(_AGAIN).startswith(_MESSAGES) or path.startswith(_MESSAGES)
-    body = anthropic_body(status, told.body) if is_messages else told.body
+    of_anthropic = path.startswith((_MESSAGES, f"{_AGAIN}/v1/"))
+    body = anthropic_body(status, told.body) if of_anthropic else told.body
     return wire.answer_json(body, status=status, headers={**told.headers, **(headers or {})})
 
 

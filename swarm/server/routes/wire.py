@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from foundation import strict_json, wide_json
 from foundation.addresses import is_loopback, is_private_name
 from foundation.strict import FieldError, StrictModel, explain
 from swarm.protocol.errors import BodyTooLarge, ErrorCode, Refusal, SwarmError
-from swarm.protocol.problem import Problem
+from swarm.protocol.problem import Problem, invalid_spec
 from swarm.server.keys import ControlTokens, Role
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -29,6 +30,8 @@ Result = TypeVar("Result")
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 MAX_BODY_BYTES = 64 * 2**20
+MAX_CONTROL_BYTES = 4 * 2**20
+"""Of a body on the control surface, which is read name by name: everybody waits meanwhile."""
 _JSON = "application/json"
 _PROBLEM = "application/problem+json"
 _STRAIGHT = "swarm.straight_send"
@@ -121,15 +124,15 @@ def _host_of(url: str) -> str:
         return ""
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, limit_bytes: int) -> bytes:
     """Raises: BodyTooLarge, before it is in memory; ClientGone."""
     parts: list[bytes] = []
     size = 0
     try:
         async for part in request.stream():
             size += len(part)
-            if size > MAX_BODY_BYTES:
-                raise BodyTooLarge(MAX_BODY_BYTES)
+            if size > limit_bytes:
+                raise BodyTooLarge(limit_bytes)
             parts.append(part)
     except ClientDisconnect as error:
         raise ClientGone("the client hung up in the middle of its request") from error
@@ -138,7 +141,7 @@ async def read_body(request: Request) -> bytes:
 
 async def decode(request: Request, model: type[Model]) -> Model:
     """The body as `model`. Raises: Refusal(invalid_spec), naming each bad field and the nearest known name."""
-    raw = await read_body(request)
+    raw = await read_body(request, MAX_CONTROL_BYTES)
     _refuse_repeated_names(raw)
     try:
         return model.model_validate_json(raw or b"{}")
@@ -147,23 +150,33 @@ async def decode(request: Request, model: type[Model]) -> Model:
 
 
 async def decode_object(request: Request, *, strict: bool = False) -> dict[str, Any]:
-    """The body as a JSON object. strict: no name may stand twice in it. Raises: Refusal(invalid_spec)."""
-    raw = await read_body(request)
+    """The body as a JSON object. strict: on the control surface; no name may stand twice in it. Raises: Refusal(invalid_spec)."""
+    raw = await read_body(request, MAX_CONTROL_BYTES if strict else MAX_BODY_BYTES)
     if strict:
         _refuse_repeated_names(raw)
     try:
         value = wide_json.loads(raw)
     except ValueError as error:
-        raise Refusal(ErrorCode.INVALID_SPEC, f"the body is not JSON: {error}", errors=[]) from error
+        fault = FieldError(field="(whole)", problem=f"is not JSON: {error}")
+        raise invalid_spec([fault], f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise Refusal(ErrorCode.INVALID_SPEC, "the body must be a JSON object", errors=[])
+        fault = FieldError(field="(whole)", problem="should be a JSON object")
+        raise invalid_spec([fault], "the body must be a JSON object")
     return value
 
 
 def decode_query(request: Request, model: type[Model]) -> Model:
-    """The query string as `model`. Raises: Refusal(invalid_spec)."""
+    """The query string as `model`; a known name without a value is left out.
+
+    Raises: Refusal(invalid_spec), also for a name that stands twice.
+    """
+    stated = Counter(name for name, _ in request.query_params.multi_items())
+    repeated = [name for name, times in stated.items() if times > 1]
+    if repeated:
+        raise invalid_spec([FieldError(field=name, problem="stands twice in the query") for name in repeated])
+    given = {name: value for name, value in request.query_params.items() if value or name not in model.model_fields}
     try:
-        return model.model_validate(dict(request.query_params))
+        return model.model_validate(given)
     except ValidationError as error:
         raise _invalid(error, model) from error
 
@@ -293,12 +306,10 @@ def _refuse_repeated_names(raw: bytes) -> None:
         strict_json.loads(raw)
     except strict_json.RepeatedName as error:
         fault = FieldError(field=error.name, problem="stands twice in one object")
-        raise Refusal(ErrorCode.INVALID_SPEC, str(error), errors=[fault.model_dump()]) from error
+        raise invalid_spec([fault], str(error)) from error
     except (ValueError, RecursionError):
         return
 
 
 def _invalid(error: ValidationError, model: type[BaseModel]) -> Refusal:
-    faults = explain(error, model)
-    detail = "; ".join(str(fault) for fault in faults)
-    return Refusal(ErrorCode.INVALID_SPEC, detail, errors=[fault.model_dump() for fault in faults])
+    return invalid_spec(explain(error, model))

@@ -34,6 +34,7 @@ def around(mean: float, spread: float = 0.01) -> list[float]:
         ((0.1, 0.15, 0.5), ("≪", "≪"), False),  # the first step is real, and smaller than the margin
         ((0.1, 0.15, 0.5), ("≈", "≪"), True),
         ((0.5, 0.1, 0.1), ("≪", "≈"), False),
+        ((0.5, 0.6, 0.5), ("≪", "≫"), True),  # at the margin, though 0.6 - 0.5 < 0.1
     ],
 )
 def test_an_order_holds_where_every_relation_does(

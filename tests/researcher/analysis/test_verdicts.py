@@ -35,6 +35,8 @@ BASE, TREAT = "lr=base", "lr=4e-05"
         ([0.1, 0.4, 0.2], [0.5, 0.1, 0.3], "increase", Verdict.INCONCLUSIVE),
         ([0.1, 0.1, 0.1], [0.5, 0.5, 0.5], "increase", Verdict.INCONCLUSIVE),
         ([0.10, 0.11, 0.12], [0.16, 0.17, 0.18], "increase", Verdict.EQUIVALENT),
+        ([0.49, 0.5, 0.51], [0.59, 0.6, 0.61], "increase", Verdict.SUPPORTED),  # at the margin, though 0.6 - 0.5 < 0.1
+        ([0.59, 0.6, 0.61], [0.49, 0.5, 0.51], "decrease", Verdict.SUPPORTED),
     ],
 )
 def test_the_verdict_follows_from_interval_and_margin(

@@ -208,6 +208,19 @@ def test_a_topic_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, caps
         assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [(f"{TOPIC} \udcff", "not text in UTF-8"), (TOPIC + "?" * 10_000, "at most 10000 are taken"), (" ", "is empty")],
+)
+def test_a_topic_that_cannot_be_recorded_is_one_clear_line(
+    topic: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["start", "--topic", topic, "--dry-run"]) == USAGE
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
 def test_a_question_without_a_direction_says_so_in_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["start", "--topic", "Compare group sizes 4 and 8 for one-digit sums", "--dry-run"]) == 0
     assert "(the direction is assumed: the topic claims none)" in capsys.readouterr().out
@@ -258,6 +271,29 @@ def test_a_study_that_ran_out_of_budget_says_so_by_its_exit_code(
     store.set_study_status(study, StudyStatus.STOPPED, "stopped on request")
     assert main(["status", study]) == 0
     store.close()
+
+
+def test_a_study_that_nobody_works_on_any_more_waits_by_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    study, _ = running(store)
+    assert main(["status", study]) == WAITING
+    store.acquire_lease(study, "elsewhere/1/1.0", 60.0)
+    assert main(["status", study]) == 0
+    store.close()
+    assert "worked on by elsewhere" in capsys.readouterr().out
+
+
+def test_a_topic_of_several_lines_and_control_characters_is_listed_on_one(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    study = store.create_study(f"{TOPIC}\n\x1b[2J\tAnd\u2028why? " + "x" * 200, {})
+    store.close()
+    main(["list"])
+    listed = capsys.readouterr().out
+    assert listed.count("\n") == 1
+    assert f"{TOPIC} [2J And why? xxx" in listed
+    assert len(listed) < 200
+    main(["status", study])
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -368,6 +404,26 @@ def test_a_study_that_nobody_works_on_is_stopped_at_once_with_its_server(
     assert store.study(resting).status is StudyStatus.STOPPED
     assert main(["stop", resting]) == 0
     assert "already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("status", [StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED])
+@pytest.mark.parametrize("command", [["stop"], ["resume", "--scheduled"]])
+def test_what_a_researcher_left_that_was_killed_after_the_study_had_ended_is_ended(
+    command: list[str], status: StudyStatus, study: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    store.set_study_status(study, status, "as it was")
+    store.acquire_lease(study, f"{this_process()}0", 60.0)  # a process of this machine that is no more
+    left = Berth(home / "studies" / study / "server" / "process", SystemClock())
+    left.start(["sleep", "600"], dict(os.environ))
+    main([*command, study])
+    assert not left.alive()
+    assert (store.study(study).status, store.study(study).reason) == (status, "as it was")
+    assert store.lease(study) is None
+    said = capsys.readouterr().out
+    assert ("left running is ended" in said) == (command == ["stop"])
+    assert main(["stop", study]) == 0
+    assert capsys.readouterr().out == f"{study}: {status} already\n"
 
 
 def test_what_a_killed_researcher_left_on_given_servers_is_stopped_with_its_study(
@@ -532,7 +588,7 @@ def test_a_study_whose_start_was_killed_before_its_plan_was_frozen_says_what_to_
         code = main([command, cut])
         told[command] = "".join(capsys.readouterr())
         assert "Traceback" not in told[command]
-        assert (command, code) in (("status", 0), ("watch", 3), (command, FAILED))
+        assert (command, code) in (("status", 3), ("watch", 3), (command, FAILED))
     for command in ("resume", "show", "report", "export"):
         assert "was cut off before it froze one (then start anew)" in told[command]
     for command in ("status", "watch"):
@@ -633,7 +689,7 @@ def test_a_study_in_the_daemons_care_says_whether_there_is_one(
     store.save_schedule(study, {"timetable": {"zone": "UTC", **timetable}, "carried": True})
     store.close()
     with only_daemon() if daemon else nullcontext():
-        assert main(["status", study]) == 0
+        assert main(["status", study]) == WAITING
     said = capsys.readouterr().out
     assert (f"the daemon {goes_on}" in said, f"{NO_DAEMON}{goes_on}" in said) == (daemon, not daemon)
     if not daemon:

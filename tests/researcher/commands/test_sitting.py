@@ -101,6 +101,24 @@ async def test_a_study_that_came_to_rest_when_the_next_window_was_open_goes_on(
     found.store.close()
 
 
+async def test_a_study_whose_servers_are_lost_waits_and_says_what_for(
+    home: tuple[Home, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = home
+    study, _ = running(found.store)
+
+    async def work(sitting: Sitting) -> Outcome:
+        raise NoServersLeft("http://a:1 does not answer")
+
+    monkeypatch.setattr(Sitting, "_work", work)
+    with pytest.raises(NoServersLeft):
+        await _sat_down(found, study)
+    left = found.store.study(study)
+    assert (left.status, left.reason) == (StudyStatus.WAITING, "http://a:1 does not answer")
+    assert (found.studies / study / "report.md").is_file()
+    found.store.close()
+
+
 @pytest.mark.parametrize("why", ["stop", "pause", "window", "days"])
 async def test_what_one_who_died_left_is_ended_before_the_study_rests(home: tuple[Home, str], why: str) -> None:
     found, _ = home

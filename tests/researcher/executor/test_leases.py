@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.serving import ServerProcess
 from foundation.clock import ManualClock
 from researcher.executor.servers import PoolLimits, Server, ServerPool
 from researcher.store.errors import LeaseHeld, StorageFailed
@@ -46,4 +47,23 @@ async def test_a_lease_is_renewed_again_after_a_disk_that_was_full_for_a_moment(
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
     await swarm.close()
+    store.close()
+
+
+async def test_a_server_whose_lease_cannot_be_kept_for_a_reason_that_nobody_foresaw_is_unfit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, seen = Store.open(f"sqlite:///{tmp_path}/r.db"), asyncio.Event()
+
+    def renewed(url: str, token: int, ttl_s: float) -> None:
+        seen.set()
+        raise RuntimeError("nobody thought of this")
+
+    monkeypatch.setattr(store, "renew_server", renewed)
+    with ServerProcess(tmp_path / "a") as process:
+        async with ServerPool(store, "study st-1", urls=[process.url], limits=PoolLimits(lease_s=0.3)) as pool:
+            await seen.wait()
+            await asyncio.sleep(0)
+            assert pool.sites() == []
+            assert pool.reasons() == f"{process.url}: RuntimeError: nobody thought of this"
     store.close()

@@ -50,3 +50,17 @@ async def test_only_deaths_in_a_row_make_a_server_lost(
     monkeypatch.setattr(process, "_listening", _listens)
     assert await process.keep_alive("http://here:8642") == "it died 4 times: out of memory"
     assert (len(started), lives_s) == (starts, [])
+
+
+async def test_a_start_that_the_system_refuses_counts_as_one_more_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(port: int) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    clock = ManualClock()
+    limits = LocalLimits(first_backoff_s=0.0)
+    process = LocalProcess(LocalServer(model="echo", folder=tmp_path), clock, limits, os.environ)
+    monkeypatch.setattr(process, "_berth", _Berth(clock, [1.0] * 4))
+    monkeypatch.setattr(process, "_launch", refused)
+    assert await process.keep_alive("http://here:8642") == "it died 4 times: out of memory"

@@ -57,10 +57,15 @@ class Lab:
 
     @asynccontextmanager
     async def pool(
-        self, *urls: str, arguments: tuple[str, ...] = (), limits: PoolLimits | None = None
+        self,
+        *urls: str,
+        arguments: tuple[str, ...] = (),
+        limits: PoolLimits | None = None,
+        keep_runs: bool = False,
     ) -> AsyncIterator[ServerPool]:
         local = LocalServer(model="echo", engine="echo", folder=self.home / "server", arguments=arguments)
-        pool = ServerPool(self.store, f"study {self.study}", urls=urls, local=None if urls else local, limits=limits)
+        holder, own = f"study {self.study}", None if urls else local
+        pool = ServerPool(self.store, holder, urls=urls, local=own, limits=limits, keep_runs=keep_runs)
         async with pool:
             yield pool
 
@@ -143,6 +148,18 @@ async def test_every_trial_is_run_and_recorded_from_the_servers_records(lab: Lab
     assert [len(progress.curve) for progress in last.values()] == [4, 4]
     assert min(progress.left_s or 0 for progress in lab.seen) == 0
     assert not Berth(lab.home / "server" / "process", SystemClock()).alive()
+
+
+@pytest.mark.parametrize("keep_runs", [False, True])
+async def test_a_server_of_ours_keeps_the_checkpoints_of_its_newest_run_alone_unless_all_are_wanted(
+    lab: Lab, keep_runs: bool
+) -> None:
+    trials = lab.trials()
+    async with lab.pool(keep_runs=keep_runs) as pool:
+        await lab.run(pool, trials)
+    runs = [lab.store.attempts(lab.study, trial.key)[0].run_id for trial in trials]
+    kept = {folder.name for folder in (lab.home / "server" / "state" / "runs").glob("*") if any(folder.iterdir())}
+    assert kept == set(runs if keep_runs else runs[-1:])
 
 
 async def test_trials_are_spread_over_the_servers_that_are_given(lab: Lab, tmp_path: Path) -> None:
@@ -396,6 +413,30 @@ async def test_a_server_without_room_on_its_disk_halts_a_study_and_counts_agains
             for done in await lab.run(pool, trials, attempts=1):
                 assert_whole(done)
     assert told(lab, "attempt_withdrawn")
+
+
+async def test_a_run_of_the_studys_own_that_finds_no_room_to_stop_is_given_up_in_time(lab: Lab, tmp_path: Path) -> None:
+    limits, told_in_time = replace(LIMITS, busy_s=1.0), list[str]()
+    with ServerProcess(tmp_path / "a", *SLOW) as server:
+
+        def no_room(_: Progress) -> None:
+            [run] = (tmp_path / "a").glob("**/runs/run-*")
+            shutil.rmtree(run, ignore_errors=True)
+            run.write_text("in the way of every checkpoint")
+            lab.store.request_stop(lab.study)
+
+        async with lab.pool(server.url) as pool:
+            await lab.run(pool, lab.trials()[:1], limits=limits, on_progress=lab.at_step(1, no_room))
+            lab.store.clear_requests(lab.study)
+            pool.tell = told_in_time.append
+            with pytest.raises(NoServersLeft, match="was asked to stop and does not: cannot write in"):
+                async with asyncio.timeout(60):
+                    await lab.run(pool, lab.trials()[:1], limits=limits)
+    assert [f"of study {lab.study}; waiting up to 1 s" in told_in_time[0], "make room" in told_in_time[1]] == [
+        True,
+        True,
+    ]
+    assert not lab.store.trials(lab.study)[0].status.ended
 
 
 async def test_a_trial_that_was_interrupted_on_a_server_of_others_goes_on_there(lab: Lab, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from researcher.planner.matching import read
 from researcher.planner.refusals import PlanningRefused
-from tests.contracts.planner_contract import ARITHMETIC
-from tests.researcher.planner.test_topics import ACC, AUC, REWARD, UP, sides
+from tests.contracts.planner_contract import ARITHMETIC, KITCHEN
+from tests.researcher.planner.test_topics import ACC, AUC, DOWN, REWARD, UP, refusal, sides
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,8 @@ def test_adding_or_removing_is_with_against_without(said: str) -> None:
         ("Is accuracy higher than with GRPO when using RLOO?", ["rloo"], ["grpo"]),
         ("Is accuracy higher than at lr 1e-5 if we use 1e-4?", [1e-4], [1e-5]),
         ("Is accuracy higher than with GRPO or PPO when using RLOO?", ["rloo"], ["grpo", "ppo"]),
+        ("Does accuracy improve when going beyond 4 rollouts per prompt, e.g. 16?", [16], [4]),
+        ("Does accuracy improve when going above a temperature of 1.0, e.g. 1.3?", [1.3], [1.0]),
     ],
 )
 def test_the_baseline_may_come_first(topic: str, treatments: list[Any], baselines: list[Any]) -> None:
@@ -189,3 +191,105 @@ def test_what_is_provided_is_there(said: str) -> None:
 def test_a_share_of_the_time_that_is_needed() -> None:
     reading = read("Does RLOO need only a third of the time of GRPO?", ARITHMETIC.instrument)
     assert (*sides(reading), reading.metric.name, reading.direction) == (["rloo"], ["grpo"], "wall_s", "decrease")
+
+
+@pytest.mark.parametrize(
+    ("topic", "factor", "treatments", "baselines"),
+    [
+        ("KL penalty beats no KL penalty on sums", "kl", [0.1], [0.0]),
+        ("Gradient clipping outperforms no gradient clipping on sums", "max_grad_norm", [1.0], [1000.0]),
+        ("KL on learns faster than KL off", "kl", [0.1], [0.0]),
+        ("KL off learns faster than KL on", "kl", [0.0], [0.1]),
+        ("Does lr 4e-5 learn faster than 1e-5 without KL on sums?", "learning_rate", [4e-5], [1e-5]),
+    ],
+)
+def test_on_is_a_switch_only_where_nothing_stands_on_it(
+    topic: str, factor: str, treatments: list[Any], baselines: list[Any]
+) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (reading.factor.name, *sides(reading), reading.direction) == (factor, treatments, baselines, UP)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "Learning with hints off is faster than with hints on",
+        "With hints turned off, is it learned faster than with hints turned on?",
+        "hints=false beats hints=true",
+        "hints: false beats hints: true",
+    ],
+)
+def test_what_stands_behind_a_name_switches_it(topic: str) -> None:
+    reading = read(topic, KITCHEN.instrument)
+    assert (reading.factor.name, *sides(reading), reading.direction) == ("hints", [False], [True], UP)
+
+
+@pytest.mark.parametrize(
+    ("topic", "treatments", "baselines", "metric", "direction"),
+    [
+        ("Reward goes up with group size (4, 8)", [8], [4], REWARD, UP),
+        ("Does held-out accuracy increase with group size (4 vs 16)?", [16], [4], ACC, UP),
+        ("Accuracy grows with group size: 2 vs 8", [8], [2], ACC, UP),
+        ("Does training reward go down with temperature (0.7, 1.3)?", [1.3], [0.7], REWARD, DOWN),
+        ("Accuracy increases with rank: LoRA rank 4, 16", [16], [4], ACC, UP),
+        ("Accuracy decreases as group size decreases: 8, 2", [2], [8], ACC, DOWN),
+        ("As the group size increases accuracy drops: 2, 8", [8], [2], ACC, DOWN),
+        ("Does accuracy rise with a group size of 4 versus 16?", [4], [16], ACC, UP),
+    ],
+)
+def test_a_trend_says_which_of_the_levels_behind_it_is_the_treatment(
+    topic: str, treatments: list[Any], baselines: list[Any], metric: str, direction: str
+) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (*sides(reading), reading.metric.name, reading.direction) == (treatments, baselines, metric, direction)
+
+
+@pytest.mark.parametrize(
+    ("topic", "treatments", "baselines"),
+    [
+        ("Small groups give noisy baselines. Hence I expect 16 rollouts to outperform 4.", [16], [4]),
+        ("Small learning rates are slow. Is 4e-5 faster than 1e-5?", [4e-5], [1e-5]),
+        ("Higher KL is safer. Does KL 0 learn faster than 0.1?", [0.0], [0.1]),
+        ("A larger group may learn faster; test 4 against 16.", [16], [4]),
+        ("Does removing the KL term speed learning up? KL 0.05 vs 0", [0.0], [0.05]),
+    ],
+)
+def test_what_is_said_of_the_factor_beside_its_levels_turns_no_claim_round(
+    topic: str, treatments: list[Any], baselines: list[Any]
+) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (*sides(reading), reading.metric.name, reading.direction) == (treatments, baselines, AUC, UP)
+
+
+def test_a_claim_that_names_its_baseline_is_not_turned_round() -> None:
+    assert "goes the other way" in str(
+        refusal("Do smaller groups help? Group size 16 outperforms 4 with smaller groups")
+    )
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "lr 4e-5 is faster than lr 1e-5 but ends at the same accuracy",
+        "lr 4e-5 learns faster than 1e-5 but reaches the same final accuracy",
+        "Is RLOO faster than GRPO on sums at equal accuracy?",
+    ],
+)
+def test_faster_and_as_good_are_two_claims(topic: str) -> None:
+    with pytest.raises(PlanningRefused, match="a study tests one of them: ask whether auc_reward differs"):
+        read(topic, ARITHMETIC.instrument)
+
+
+@pytest.mark.parametrize(
+    ("said", "metric"),
+    [
+        ("gain in held-out accuracy of", "heldout_accuracy_gain"),
+        ("held-out accuracy gain with", "heldout_accuracy_gain"),
+        ("improvement in held-out accuracy for", "heldout_accuracy_gain"),
+        ("Improvement of accuracy with", "heldout_accuracy_gain"),
+        ("gain in reward of", "final_reward"),
+    ],
+)
+def test_a_gain_that_is_measured_claims_nothing(said: str, metric: str) -> None:
+    reading = read(f"{said} lr 1e-5 vs 4e-5 on sums", ARITHMETIC.instrument)
+    assert (reading.metric.name, reading.direction_assumed) == (metric, True)

@@ -77,6 +77,10 @@ async def test_a_topic_finds_its_instrument_and_its_arms(
     assert {name: made.task[name] for name in settings} == settings
 
 
+async def test_a_guess_of_ones_own_is_no_game() -> None:
+    assert (await plan("group size 4 or 8 on sums? My guess is 8.")).instrument == "arithmetic"
+
+
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What plans call data/train.jsonl, in the folder that the planner is started in."""

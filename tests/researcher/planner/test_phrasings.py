@@ -289,6 +289,26 @@ def test_a_reward_that_is_higher_is_measured_and_not_chosen() -> None:
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        "Following DAPO, does clip range 0.28 beat 0.2?",
+        "Does clip range 0.28 beat 0.2, as DAPO does?",
+        "Does clip range 0.28 as in DAPO beat 0.2?",
+        "The DAPO paper claims that clipping matters. Does clip range 0.28 beat 0.2?",
+    ],
+)
+def test_an_algorithm_that_is_only_referred_to_is_not_set(said: str) -> None:
+    reading = read(said, ARITHMETIC.instrument)
+    assert (reading.factor.name, *sides(reading)) == ("clip_range", [0.28], [0.2])
+    assert "algorithm" not in {factor.name for factor, _ in reading.settings}
+
+
+def test_an_algorithm_that_is_compared_with_is_no_reference() -> None:
+    for topic in ("Is accuracy with RLOO as high as in GRPO?", "Does RLOO learn as fast as GRPO does?"):
+        assert sides(read(topic, ARITHMETIC.instrument)) == (["rloo"], ["grpo"])
+
+
+@pytest.mark.parametrize(
     "topic",
     [
         "Does a learning rate of 1e-5 differ from 1.0e-5?",

@@ -95,3 +95,32 @@ def test_the_ends_of_a_range_are_told_and_algorithms_have_none() -> None:
         assert any("The ends of the range of learning_rate" in line for line in notes)
     between = read("Between GRPO and RLOO which is better?", ARITHMETIC.instrument).assumptions
     assert not any("range" in line for line in between)
+
+
+@pytest.mark.parametrize(
+    ("topic", "treatments", "baselines", "direction"),
+    [
+        ("Compare lr 1e-5 and 4e-5. We hypothesise that 4e-5 learns faster than 1e-5.", [4e-5], [1e-5], UP),
+        ("We compare GRPO and RLOO. RLOO beats GRPO.", ["rloo"], ["grpo"], UP),
+        ("GRPO vs RLOO over 20 steps; RLOO should win", ["rloo"], ["grpo"], UP),
+        ("Group size 4 vs 8, is learning faster with 8?", [8], [4], UP),
+        ("Full fine-tuning vs LoRA: does LoRA slow learning?", ["lora"], ["full"], DOWN),
+        ("lr 1e-5 vs 4e-5 (is 4e-5 faster?)", [4e-5], [1e-5], UP),
+        ("Group sizes 4 and 16: does it learn faster than with 4?", [16], [4], UP),
+        ("Group sizes 4 and 16: 4 is the baseline. Does 16 learn faster?", [16], [4], UP),
+        ("Does group size 16 beat 4? I fear that 4 is slow.", [16], [4], UP),
+        ("lr 1e-5 vs 4e-5 (4e-5 is the default)", [1e-5], [4e-5], UP),
+        ("KL 0 vs 0.1: does it slow learning?", [0.1], [0.0], DOWN),
+        ("KL 0 vs 0.1: does the penalty slow learning?", [0.1], [0.0], DOWN),
+        ("KL 0.1 vs 0: is learning faster without a KL penalty?", [0.0], [0.1], UP),
+        ("Staleness 0 vs 4: does staleness slow learning?", [4], [0], DOWN),
+        ("Warmup 0 or 3: does warmup speed learning up?", [3], [0], UP),
+        ("Temperature 1.0 vs 0.7: does lowering it speed learning up?", [0.7], [1.0], UP),
+        ("Max tokens 32 vs 64: does a longer limit slow learning?", [64], [32], DOWN),
+    ],
+)
+def test_behind_a_heading_the_claim_says_of_which_level_it_is(
+    topic: str, treatments: list[Any], baselines: list[Any], direction: str
+) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (*sides(reading), reading.metric.name, reading.direction) == (treatments, baselines, AUC, direction)

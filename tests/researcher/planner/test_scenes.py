@@ -319,3 +319,36 @@ def test_an_effect_of_either_kind_claims_neither() -> None:
 
 def test_what_is_not_of_a_kind_is_without_it() -> None:
     assert sides(read("Non-LoRA vs LoRA accuracy", ARITHMETIC.instrument)) == (["full"], ["lora"])
+
+
+@pytest.mark.parametrize(
+    ("topic", "metric"),
+    [
+        ("Nothing is lost by reducing the temperature from 1.0 to 0.7", AUC),
+        ("We lose nothing with a temperature of 0.7 rather than 1.0", AUC),
+        ("No accuracy is lost when the temperature drops from 1.0 to 0.7", ACC),
+        ("Lowering the temperature from 1.0 to 0.7 hurts nothing", AUC),
+        ("A temperature of 0.7 rather than 1.0 costs no accuracy", ACC),
+        ("A temperature of 0.7 rather than 1.0 costs nothing", AUC),
+    ],
+)
+def test_where_nothing_is_lost_it_is_no_worse(topic: str, metric: str) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert (*sides(reading), reading.metric.name, reading.direction) == ([0.7], [1.0], metric, UP)
+    assert any(line.startswith("'No worse'") for line in reading.assumptions)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "lr 4e-5 vs 1e-5 on sums with the same number of steps",
+        "LoRA vs full fine-tuning on sums at the same learning rate",
+        "GRPO vs RLOO with equal group size",
+        "GRPO vs RLOO on sums, same seeds",
+        "GRPO vs RLOO on sums, identical settings otherwise",
+        "exact match: GRPO vs RLOO on sums",
+        "exact match with temperature 0.7 vs temperature 1.3",
+    ],
+)
+def test_what_is_set_alike_and_an_exact_match_are_no_claim_that_nothing_differs(topic: str) -> None:
+    assert not any("nothing differs" in line for line in read(topic, ARITHMETIC.instrument).assumptions)

@@ -57,6 +57,7 @@ async def test_a_size_that_was_rounded_is_read_and_said() -> None:
         "With smollm2-81m, does a learning rate of 4e-5 learn sums faster than 1e-5?",
         "Does a learning rate of 4e-5 learn sums faster than 1e-5 with the smaller model?",
         "Does a learning rate of 4e-5 learn sums faster than 1e-5 with the 81M model?",
+        "Does a learning rate of 4e-5 learn sums faster than 1e-5 with the small model (81M)?",
     ],
 )
 async def test_one_model_for_all_arms_is_no_factor(topic: str) -> None:

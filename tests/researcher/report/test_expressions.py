@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from researcher.analysis.power import detectable_effect
-from researcher.models import StudyData
+from researcher.models import Branch, Condition, StudyData
+from researcher.planner.stages import compared
 from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator, call
 from researcher.report.records import Records
@@ -167,6 +168,20 @@ def test_the_effect_that_sides_of_several_arms_could_show_is_by_the_noise_of_a_s
     noise = value('sigma_upper("auc")', data)
     assert isinstance(noise, float)
     shown = detectable_effect(4, sigma=noise / math.sqrt(2), alpha=0.05, power=plan.power)
+    assert value('detectable("H1")', data) == pytest.approx(shown)
+
+
+def test_the_effect_that_an_early_look_could_show_is_by_what_that_look_may_spend() -> None:
+    plan = study_plan(max_seeds=8)
+    stages = compared([arm.name for arm in plan.arms], "lr=base", (4, 8), 2)
+    ends = tuple(Branch(stage=s.id, when=Condition(kind="always"), then="stop", reason="") for s in stages)
+    plan = plan.model_copy(update={"stages": stages, "branches": ends})
+    rows = {"lr=base": (0.1, 0.11, 0.12, 0.13), "lr=4e-05": (0.5, 0.51, 0.52, 0.53)}
+    early = [trial.model_copy(update={"stage": stages[1].id}) for trial in trials_with(plan, rows)]
+    data = concluded(plan, early)
+    noise = value('sigma_upper("auc")', data)
+    assert isinstance(noise, float)
+    shown = detectable_effect(4, sigma=noise, alpha=stages[1].spends or 0.0, power=plan.power)
     assert value('detectable("H1")', data) == pytest.approx(shown)
 
 

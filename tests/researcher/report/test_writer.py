@@ -217,6 +217,18 @@ def test_a_race_is_adjusted_over_what_is_tested_and_the_report_says_so(tmp_path:
     assert "over all 3 hypotheses of the plan" in markdown(many_arms(), tmp_path / "compared")
 
 
+def test_beside_a_fine_stage_the_report_says_what_each_stage_has_tested(tmp_path: Path) -> None:
+    plan = race_plan(fine=2)
+    over = markdown(concluded(plan, run(plan, until="confirm", arm1=0.9, arm3=0.5)), tmp_path / "over")
+    assert "of the levels between those compared the best alone is tested, on fresh seeds" in over
+    assert "adjusted after Holm over the hypotheses that one stage decides" in over
+    assert "the fine stage tried other levels, or found another one better" in over
+    for said in ("that is tested", "went on from the first comparison", "the race left"):
+        assert said not in over
+    trying = markdown(concluded(plan, run(plan, until="compare", arm1=0.9)), tmp_path / "trying")
+    assert "the fine stage tried" not in trying
+
+
 def test_trials_that_never_reached_the_threshold_are_counted_by_arm(tmp_path: Path) -> None:
     plan = study_plan(metrics=(THRESHOLD,), margin=2.0, direction="decrease", planned_effect=20.0)
     rows = {"lr=base": (9, 10, None), "lr=4e-05": (8, None, None)}

@@ -236,7 +236,7 @@ def test_another_database_has_a_daemon_of_its_own(tmp_path: Path, monkeypatch: p
             assert daemon_lives()
 
 
-@pytest.mark.parametrize("rests", ["window", "pause", "gate"])
+@pytest.mark.parametrize("rests", ["window", "pause", "gate", "ended"])
 def test_one_whose_worker_died_is_begun_once_though_it_rests_so_that_its_servers_are_freed(
     house: _House, rests: str
 ) -> None:
@@ -246,6 +246,8 @@ def test_one_whose_worker_died_is_begun_once_though_it_rests_so_that_its_servers
     elif rests == "gate":
         house.store.record_event(study, "asked", {"gate": "plan/1"})
         house.waiting.add((study, "plan/1"))
+    elif rests == "ended":
+        house.store.set_study_status(study, StudyStatus.DONE)
     house.store.acquire_lease(study, f"{this_process()}0", 60.0)  # a process of this machine that is no more
     house.carrier.look()
     assert house.launched == [study]

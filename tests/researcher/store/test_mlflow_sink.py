@@ -85,6 +85,15 @@ def test_a_study_is_copied_with_its_curves_and_artifacts(
     assert store.trial(study, failed).status == TrialStatus.FAILED
     spec = Path(mlflow.download_artifacts(good.info.run_id, "spec.json", str(tmp_path)))
     assert json.loads(spec.read_text()) == {"seed": 0}
+    why = Path(mlflow.download_artifacts(bad.info.run_id, "attempts/1-failed.txt", str(tmp_path)))
+    assert why.read_text() == "no reason"
+    assert [each.path for each in mlflow.list_artifacts(good.info.run_id)] == ["blueprint.json", "spec.json"]
+
+
+def test_a_topic_that_is_longer_than_a_note_may_be_is_cut(store: Store, sink: MlflowSink, mlflow: Any) -> None:
+    study = store.create_study("a" * 30_000, {})
+    sink.drain(study)
+    assert store.outbox_state("mlflow", study) == (0, None)
 
 
 def test_sending_everything_again_leaves_one_of_each(store: Store, sink: MlflowSink, mlflow: Any) -> None:

@@ -49,6 +49,8 @@ async def test_a_rejection_needs_words_and_stops_the_study(page: WebPage, browse
     assert empty.status_code == 400
     assert "say why" in empty.text
     assert (await answer(browser, study, "reject", words="too dear")).status_code == 303
+    assert page.home.store.study(study).status is StudyStatus.STOPPED
+    assert "the study is stopped" in (await browser.get(f"/studies/{study}")).text
     assert meet_gate(page.home.store, page.url, study) is StudyStatus.STOPPED
     assert "too dear" in (page.home.store.study(study).reason or "")
 

@@ -111,6 +111,21 @@ def test_best_and_newest_and_zero_name_checkpoints(stored: Stored, tmp_path: Pat
     assert torch.equal(logits(tmp_path / "0"), logits(stored.model.path))
 
 
+def test_the_hosted_model_is_not_taken_for_a_run_whose_checkpoints_are_gone(
+    stored: Stored, tmp_path: Path, capsys: Capture
+) -> None:
+    there, aside = stored.state_dir / "runs" / stored.run_id, tmp_path / "aside"
+    there.rename(aside)
+    try:
+        given = [stored.run_id, "--state-dir", str(stored.state_dir), "--to", str(tmp_path / "new")]
+        assert main(["models", "export", *given]) == 1
+        assert main(["replay", *given[:3], "--steps", "1"]) == 0
+    finally:
+        aside.rename(there)
+    assert f"the checkpoints of {stored.run_id} are gone" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

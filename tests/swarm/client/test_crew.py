@@ -559,6 +559,15 @@ async def test_a_crew_with_a_family_goes_on_with_tasks_of_another_where_it_stopp
     assert (report.resumed, report.ended) == (6, 3)
 
 
+async def test_an_empty_family_is_none_and_goes_on_where_it_stopped() -> None:
+    stub = SwarmStub(group_size=3)
+    for played in (6, 0):
+        async with client(stub) as swarm:
+            report = await swarm.run_tasks(tasks(2), right, mix="")
+            assert (report.ended, report.resumed) == (played, 6 - played)
+            assert await swarm.tasks(mix="") == await swarm.tasks()
+
+
 def running(stub: SwarmStub) -> set[str]:
     return {one.episode_id for one in stub.episodes.values() if one.state == "running"}
 

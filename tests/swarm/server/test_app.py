@@ -145,9 +145,64 @@ async def test_a_name_that_stands_twice_in_a_body_is_refused(
     assert document["errors"] == [{"field": name, "problem": "stands twice in one object", "nearest": None}]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "field"),
+    [
+        ("GET", "/ledger?client_id=a&limit=2&client_id=b", {}, "client_id"),
+        ("PATCH", "/runs/run-1", {"content": b"["}, "(whole)"),
+        ("PATCH", "/runs/run-1", {"content": b"[]"}, "(whole)"),
+        ("PATCH", "/runs/run-1", {"content": b"{}", "headers": {"If-Match": "newest"}}, "If-Match"),
+        (
+            "POST",
+            "/episodes/EPISODE:end",
+            {"content": b'{"reward": 1, "metadata": {"n": NaN}, "lease": "LEASE"}'},
+            "metadata",
+        ),
+        (
+            "POST",
+            "/episodes/EPISODE:prepare",
+            {
+                "json": {
+                    "lease": "l",
+                    "decider": {"url": "http://[", "episode_id": "e", "key": "k"},
+                    "result": {"reward": 1},
+                }
+            },
+            "decider.url",
+        ),
+    ],
+)
+async def test_what_is_refused_as_invalid_names_its_field(
+    served: Served, method: str, path: str, sent: dict[str, Any], field: str
+) -> None:
+    if "EPISODE" in path:
+        grant = await served.claim(await served.start_run())
+        path = path.replace("EPISODE", grant["episode_id"])
+        if "content" in sent:
+            sent = {"content": sent["content"].replace(b"LEASE", grant["lease"].encode())}
+    answer = await served.http.request(method, f"/swarm/v1{path}", **sent)
+    assert [error["field"] for error in assert_problem(answer, 422, "invalid_spec")["errors"]] == [field]
+
+
 async def test_a_misspelt_query_parameter_is_refused(served: Served) -> None:
     document = assert_problem(await served.http.get("/swarm/v1/ledger?tsk_id=t"), 422, "invalid_spec")
     assert document["errors"][0]["nearest"] == "task_id"
+
+
+async def test_a_query_parameter_without_a_value_is_left_out(served: Served) -> None:
+    grant = await served.claim(await served.start_run())
+    await chat(served, grant["api_key"])
+    end = {"lease": grant["lease"], "reward": 1.0}
+    await served.http.post(f"/swarm/v1/episodes/{grant['episode_id']}:end", json=end)
+    for path, query in (
+        ("tasks", "client_id=&mix="),
+        ("ledger", "step=&client_id=&task_id=&reason=&limit="),
+        ("ledger/summary", "step=&state="),
+    ):
+        answer = await served.http.get(f"/swarm/v1/{path}?{query}")
+        assert answer.status_code == 200
+        assert answer.json() == (await served.http.get(f"/swarm/v1/{path}")).json() != []
+    assert_problem(await served.http.get("/swarm/v1/ledger?tsk_id="), 422, "invalid_spec")
 
 
 async def test_unknown_routes_and_methods_are_problems_that_help(served: Served) -> None:
@@ -365,7 +420,9 @@ async def test_the_openapi_document_declares_the_codes_that_are_answered(served:
         ("/ledger/summary", "?stepp=1"),
         ("/tasks", "?stepp=1"),
         ("/runs/{run_id}", "?since_step=x"),
+        ("/episodes/{episode_id}", "?text=true"),
         ("/episodes/{episode_id}/trace", "?text=so"),
+        ("/events", "?since=1"),
     ):
         url = path.format(run_id=run_id, episode_id=grant["episode_id"]) + query
         await refused("GET", path, "invalid_spec", url)
@@ -434,13 +491,24 @@ async def test_an_agent_is_answered_under_its_episodes_key(served: Served) -> No
         assert (await served.http.get(f"/v1/models/{name}", headers=_bearer(grant["api_key"]))).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/runs"), ("PATCH", "/runs/run-1"), ("POST", "/episodes/ep-1:end")]
+)
+async def test_a_control_body_that_would_keep_everybody_waiting_is_refused(
+    served: Served, method: str, path: str
+) -> None:
+    small_objects = b'{"metadata": [' + b"{}," * (wire.MAX_CONTROL_BYTES // 3) + b"{}]}"
+    document = assert_problem(
+        await served.http.request(method, f"/swarm/v1{path}", content=small_objects), 413, "over_limit"
+    )
+    assert "larger than 4 MiB" in document["detail"]
+
+
 async def test_a_body_that_is_too_large_is_refused_with_its_limit(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grant = await served.claim(await served.start_run())
     monkeypatch.setattr(wire, "MAX_BODY_BYTES", 2**20)
-    document = assert_problem(await served.http.post("/swarm/v1/runs", content=b" " * (2**20 + 1)), 413, "over_limit")
-    assert "larger than 1 MiB" in document["detail"]
     answer = await chat(served, grant["api_key"], note="x" * 2**20)
     assert_openai_error(answer, 413, "over_limit")
     assert "larger than 1 MiB" in answer.json()["error"]["message"]

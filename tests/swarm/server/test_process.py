@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -60,6 +64,33 @@ def test_a_stop_answers_those_who_wait(tmp_path: Path) -> None:
             list(lines)
         assert time.monotonic() - began < 8
         assert revision >= 0
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_stop_tells_agents_whose_calls_take_longer_than_it_waits(tmp_path: Path, asked: int) -> None:
+    with ServerProcess(tmp_path / "state", "--echo-latency-s", "60") as server, server.client() as http:
+        grant = claimed(http, kind="eval")
+        headers = {"Authorization": f"Bearer {grant['api_key']}", "Content-Type": "application/json"}
+        said = {"model": "policy", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
+        calls = [
+            (HTTPConnection(http.base_url.host, http.base_url.port), path, json.dumps(said | {"stream": stream}))
+            for path in ("/v1/chat/completions", "/v1/messages")
+            for stream in (False, True)
+        ]
+        for connection, path, body in calls:
+            connection.request("POST", path, body, headers)
+        with http.stream("GET", "/swarm/v1/events") as events:
+            lines = events.iter_lines()
+            assert next(lines) == "event: status"
+            for _ in range(asked - 1):
+                os.kill(server.pid, signal.SIGTERM)
+                list(lines)  # they end when it has heard
+            assert server.stop() == 0
+        for connection, _, _ in calls:
+            answer = connection.getresponse()
+            assert (answer.status, json.loads(answer.read())["error"]["code"]) == (503, "not_rolling")
+            connection.close()
+    assert "Traceback" not in server.log_path.read_text()
 
 
 def test_a_busy_port_is_one_line(tmp_path: Path) -> None:
@@ -175,9 +206,15 @@ def test_an_end_is_on_disk_before_its_200(tmp_path: Path) -> None:
     assert synced, lines[asked : told + 1]
 
 
-def end_one_episode(http: httpx.Client) -> None:
+def claimed(http: httpx.Client, **fields: str) -> dict[str, Any]:
+    """An episode of a new run."""
     run_id = http.post("/swarm/v1/runs", json={"spec": {}}).json()["run_id"]
-    claim = {"run_id": run_id, "client_id": "c", "task_id": "t"}
-    grant = http.post("/swarm/v1/episodes:claim", json=claim).raise_for_status().json()
+    claim = {"run_id": run_id, "client_id": "c", "task_id": "t", **fields}
+    granted: dict[str, Any] = http.post("/swarm/v1/episodes:claim", json=claim).raise_for_status().json()
+    return granted
+
+
+def end_one_episode(http: httpx.Client) -> None:
+    grant = claimed(http)
     end = {"lease": grant["lease"], "reward": 1.0}
     http.post(f"/swarm/v1/episodes/{grant['episode_id']}:end", json=end).raise_for_status()

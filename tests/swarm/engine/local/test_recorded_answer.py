@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer
+from swarm.engine.seam import SampleRequest
 
 TOLD: dict[str, Any] = {"text_offset": [0], "tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5}]}
 
@@ -20,7 +21,7 @@ def choice() -> dict[str, Any]:
 def test_a_text_tells_logprobs_where_they_are_asked_for_even_of_the_sampled_tokens_alone(
     wanted: int | None, told: Any
 ) -> None:
-    asked = Asked.by({"prompt": "x", "logprobs": wanted})
+    asked = Asked.by(SampleRequest(dialect="completions", body={"prompt": "x", "logprobs": wanted}))
     whole = book_answer({"choices": [choice()]}, asked, lambda *_: [])
     streamed = StreamBook(asked, lambda *_: []).event({"choices": [choice()]})
     assert whole.answer["choices"][0]["logprobs"] == told
@@ -31,4 +32,5 @@ def test_a_text_tells_logprobs_where_they_are_asked_for_even_of_the_sampled_toke
 
 @pytest.mark.parametrize("wanted", [None, False, 0])
 def test_a_chat_that_did_not_ask_for_logprobs_is_told_none(wanted: Any) -> None:
-    assert not Asked.by({"messages": [], "logprobs": wanted}).logprobs
+    body = {"messages": [], "prompt": "x", "logprobs": wanted}
+    assert not Asked.by(SampleRequest(dialect="chat.completions", body=body)).logprobs

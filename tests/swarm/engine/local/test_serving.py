@@ -75,3 +75,8 @@ async def test_weights_that_are_gone_before_they_are_looked_at_are_an_error_of_t
     monkeypatch.setattr(engine.trainer, "export", lost)
     with pytest.raises(EngineError, match="cannot be read"):
         await engine.serve(VERSION)
+
+
+async def test_the_folder_that_was_given_names_what_is_hosted(engine: LocalEngine, tiny_llama: ModelFolder) -> None:
+    assert engine.info.is_named(str(tiny_llama.path))
+    assert not engine.info.is_named(str(tiny_llama.path.parent))

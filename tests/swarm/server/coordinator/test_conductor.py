@@ -6,7 +6,9 @@ import asyncio
 import errno
 import math
 import sqlite3
+import threading
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -14,13 +16,15 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.client.messages import read
 from swarm.engine.seam import EngineHealth
-from swarm.protocol.episodes import DropReason, EpisodeAbort
+from swarm.protocol.episodes import DropReason, EpisodeAbort, TaskProgress
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunReport, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 from swarm.server.coordinator.team_desk import TeamDesk
+from swarm.server.pool.reader import PoolReader
+from swarm.server.pool.rows import HeldOutRow
 from tests.fakes.engine import FaultyEngine
-from tests.swarm.server.coordinator.world import World, running, spec
+from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
 pytestmark = pytest.mark.anyio
 
@@ -279,6 +283,22 @@ async def test_a_stop_lets_running_episodes_finish_checkpoints_and_goes_idle(tmp
         assert (await world.desk.report(run_id)).status == "stopped"
         assert (await world.refused(world.claim("t-1"))).code is ErrorCode.OVER_LIMIT
         assert (await world.desk.stop_run(run_id)).status == "stopped"
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+async def test_a_stop_trains_the_batches_that_the_last_episode_completes(tmp_path: Path, batches: int) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin(limits={"steps": None}, max_staleness=1)
+        played = [(f"t-{number}", reward) for number in range(2 * batches) for reward in (0.0, 1.0)]
+        held = [(await world.claim(task), reward) for task, reward in played]
+        await world.desk.stop_run(run_id)
+        for lease, _ in held:
+            await world.call(lease)
+        await asyncio.gather(*(world.end(lease, reward) for lease, reward in held))
+        await world.until_status("stopped")
+        steps = [step for step in range(1, batches + 1) for _ in range(4)]
+        assert await world.states() == [f"trained {step}" for step in steps]
+        assert (await world.desk.report(run_id)).checkpoints[-1].step == batches
 
 
 async def test_a_stop_does_not_wait_longer_than_its_drain_limit(tmp_path: Path) -> None:
@@ -589,3 +609,33 @@ async def test_an_engine_that_finds_no_room_to_open_a_run_is_asked_again_and_the
         monkeypatch.setattr(world.engine, "open_run", opened)
         await world.hurry(lambda: world.desk.clerk.situation.shown_phase is Phase.ROLLING)
         assert (await world.desk.status()).trouble is None
+
+
+async def test_who_asks_about_every_episode_holds_up_neither_the_next_step_nor_reports_nor_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, asked_in = threading.Event(), set[str]()
+    tasks, held_out = PoolReader.tasks, PoolReader.held_out
+
+    def slow(reader: PoolReader, *wanted: Any) -> list[TaskProgress]:
+        let_go.wait(PATIENCE_S)
+        return tasks(reader, *wanted)
+
+    def seen(reader: PoolReader, run_id: str) -> list[HeldOutRow]:
+        asked_in.add(threading.current_thread().name)
+        return held_out(reader, run_id)
+
+    monkeypatch.setattr(PoolReader, "tasks", slow)
+    monkeypatch.setattr(PoolReader, "held_out", seen)
+    async with running(tmp_path) as world:
+        await world.begin()
+        asking = asyncio.create_task(world.desk.tasks())
+        await world.batch()
+        try:
+            await world.until_step(1)
+            assert (await world.desk.report(world.run_id)).step == 1
+            assert not asking.done()
+        finally:
+            let_go.set()
+        assert sum(progress.ended for progress in await asking) == 4
+    assert threading.main_thread().name not in asked_in

@@ -7,6 +7,7 @@ import contextlib
 import math
 import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -15,12 +16,15 @@ from pydantic import ValidationError
 
 from foundation.clock import ManualClock
 from swarm.engine.seam import EngineHealth
-from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, EpisodeResult
+from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, EpisodeResult, WeightsVersion
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
+from swarm.server.coordinator.clerk import RECORD_LIMIT_S
 from swarm.server.coordinator.desk import GrantedLease
 from swarm.server.coordinator.leases import digest
+from swarm.server.coordinator.runs import judge
+from swarm.server.coordinator.team_desk import TeamDesk
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
@@ -127,6 +131,13 @@ async def test_a_lease_that_is_not_the_episodes_own_is_refused(world: World) -> 
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_empty_key_of_an_end_is_none(world: World) -> None:
+    lease = await world.claim()
+    await world.call(lease)
+    await world.end(lease, 0.5, idempotency_key="")
+    assert (await world.refused(world.end(lease, 1.0, idempotency_key=""))).code is ErrorCode.LEASE_LOST
 
 
 async def test_a_repeated_end_is_answered_already_ended(world: World) -> None:
@@ -381,7 +392,61 @@ async def test_a_misspelt_agent_gets_no_reward_and_one_that_was_not_called_may(w
     with pytest.raises(Refusal, match="did you mean that one") as refused:
         await world.end(lease, 0.5, agent_rewards={"plannr": 1.0})
     assert refused.value.code == ErrorCode.INVALID_SPEC
+    assert [(each["field"], each["nearest"]) for each in refused.value.fields["errors"]] == [
+        ("agent_rewards.plannr", "planner")
+    ]
     await world.end(lease, 0.5, agent_rewards={"planner": 1.0, "planner-2": 0.0, "critic": 0.5})
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_an_end_breaks_open_calls_off_and_waits_for_their_records(world: World, kind: str) -> None:
+    lease = await world.claim(kind=kind)
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    partial = (await world.sampled(opened)).model_copy(update={"complete": False})
+    recorded: list[bool] = []
+    opened.ending.heard.add(lambda: recorded.append(world.desk.close_call(opened, partial)))
+    receipts = await asyncio.gather(world.end(lease, 0.5), world.end(lease, 0.5))
+    assert ({receipt.status for receipt in receipts}, recorded) == ({"pooled", "already_ended"}, [True])
+    assert [call.complete for call in (await world.desk.trace(lease.episode_id)).calls] == [False]
+
+
+async def test_a_team_member_breaks_open_calls_off_when_it_is_prepared(world: World) -> None:
+    lease = await world.claim()
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    partial = (await world.sampled(opened)).model_copy(update={"complete": False})
+    opened.ending.heard.add(lambda: world.desk.close_call(opened, partial))
+    decider = Decider(url="http://other:1", episode_id="ep-9", key="k")
+    wish = EpisodePreparation(lease=lease.lease, decider=decider, result=TeamResult(reward=1.0), patience_s=60)
+    await TeamDesk(world.desk.clerk).prepare(lease.episode_id, wish, "sealed")
+    assert [call.complete for call in (await world.desk.trace(lease.episode_id)).calls] == [False]
+
+
+async def test_an_end_does_not_wait_for_ever_for_the_record_of_a_call(world: World) -> None:
+    lease = await world.claim()
+    await world.call(lease)
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    ending = asyncio.create_task(world.end(lease))
+    await world.passes(RECORD_LIMIT_S / 2)
+    assert (ending.done(), opened.ending.over) == (False, True)
+    await world.passes(RECORD_LIMIT_S)
+    assert (await ending).status == "pooled"
+    assert not world.desk.close_call(opened, None)
+
+
+async def test_after_an_end_that_was_refused_calls_go_on(world: World) -> None:
+    lease = await world.claim()
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    named = (await world.sampled(opened)).model_copy(update={"agent": "planner"})
+    opened.ending.heard.add(lambda: world.desk.close_call(opened, named))
+    assert "did you mean" in (await world.refused(world.end(lease, agent_rewards={"plannr": 1.0}))).detail
+    assert not world.desk.open_call(lease.episode_id, lease.lease).ending.over
+
+
+async def test_a_lease_that_is_not_the_episodes_own_breaks_no_call_off(world: World) -> None:
+    lease = await world.claim()
+    opened = world.desk.open_call(lease.episode_id, lease.lease)
+    assert (await world.refused(world.end(replace(lease, lease="other")))).code is ErrorCode.LEASE_LOST
+    assert not opened.ending.over
 
 
 async def test_evaluations_are_outside_of_pool_bounds_and_batches(tmp_path: Path) -> None:
@@ -426,6 +491,16 @@ async def test_the_same_key_starts_one_run(world: World) -> None:
     assert (await world.refused(world.desk.create_run(other, by="tester"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
 
 
+async def test_an_empty_key_starts_another_run(world: World) -> None:
+    request = RunRequest(spec=spec(), idempotency_key="")
+    started = [world.run_id]
+    for _ in range(2):
+        await world.desk.stop_run(started[-1])
+        await world.until_phase(Phase.IDLE)
+        started.append((await world.desk.create_run(request, by="tester")).run_id)
+    assert len(set(started)) == 3
+
+
 async def test_the_same_key_finds_the_run_that_a_version_without_some_field_started(tmp_path: Path) -> None:
     engine, clock = FaultyEngine(), ManualClock()
     request = RunRequest(spec=spec(), idempotency_key="k")
@@ -463,6 +538,19 @@ async def test_a_spec_that_this_server_cannot_carry_out_names_each_bad_field(wor
     assert fields == ["model", "max_model_len", "batch.max_pool_episodes"]
 
 
+def test_a_spec_may_name_the_folder_that_is_hosted(tmp_path: Path) -> None:
+    folder, link = tmp_path / "foo", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    info = replace(FaultyEngine().info, model="foo", folder=folder)
+    for model in (None, "foo", str(folder), str(link)):
+        judge(spec(model=model), info)
+    for model in (str(tmp_path), str(tmp_path / "none"), "foo\0", "~nobody-of-this-name/foo"):
+        with pytest.raises(Refusal) as refused:
+            judge(spec(model=model), info)
+        assert str(folder) not in refused.value.detail
+
+
 async def test_a_patch_under_which_fewer_groups_than_a_batch_fill_the_pool_does_not_stop_the_run(
     tmp_path: Path,
 ) -> None:
@@ -486,6 +574,16 @@ async def test_a_patch_is_refused_when_it_is_misspelt_untunable_or_out_of_date(w
     assert misspelt.fields["errors"][0]["nearest"] == "optimizer.learning_rate"
     assert (await patch({"optimiser": {}})).fields["errors"][0]["nearest"] == "optimizer"
     assert "cannot be changed" in (await patch({"seed": 3})).detail
+    deep: dict[str, object] = {}
+    for _ in range(5_000):
+        deep = {"a": deep}
+    assert (await patch({"optimizer": deep})).fields["errors"][0]["field"] == "optimizer"
+    for field in ("optimizer.learning_rate", "batch.tasks", "sampling.top_p", "max_staleness"):
+        value: object = True
+        for name in reversed(field.split(".")):
+            value = {name: value}
+        told = (await patch(value)).fields["errors"]  # type: ignore[arg-type]
+        assert [(each["field"], each["problem"]) for each in told] == [(field, "should be a number, got True")]
     stale = await patch({"max_staleness": 1}, if_match=7)
     assert (stale.code, stale.fields["config_version"]) == (ErrorCode.CONFIG_CONFLICT, 1)
     assert (await world.desk.report(world.run_id)).config_version == 1
@@ -580,6 +678,29 @@ async def test_a_status_with_since_waits_for_a_change_or_for_its_time(world: Wor
     changed = await waiting
     assert changed.revision > status.revision
     assert changed.pool.running == 1
+
+
+async def test_a_status_with_since_hears_that_weights_are_served_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back, serve = asyncio.Event(), world.engine.serve
+
+    async def serve_late(version: WeightsVersion) -> None:
+        await back.wait()
+        await serve(version)
+
+    monkeypatch.setattr(world.engine, "serve", serve_late)
+    for ready in (False, True):
+        world.engine.tell(EngineHealth(ready=ready, failures=1))
+    await world.passes(1)
+    status = await world.desk.status()
+    assert (status.phase, status.weights_version) == (Phase.ROLLING, None)
+    waiting = asyncio.create_task(world.desk.status(status.revision, 30))
+    await world.passes(1)
+    back.set()
+    await world.pause()
+    assert waiting.done()
+    assert (await waiting).weights_version is not None
 
 
 async def test_subscribers_hear_of_changes_and_log_lines_without_secrets(world: World) -> None:
@@ -705,7 +826,9 @@ async def test_a_call_that_closes_during_an_end_that_fails_does_not_keep_its_epi
     pages = world.store._db.execute("PRAGMA page_count").fetchone()[0]
     world.store._db.execute(f"PRAGMA max_page_count = {pages}")
     ending = asyncio.create_task(world.refused(world.end(lease, 1.0, metadata={"note": "x" * 200_000})))
-    await asyncio.sleep(0)
+    while world.desk.clerk.book.episodes.is_open(lease.episode_id):
+        world.clock.advance(RECORD_LIMIT_S)
+        await asyncio.sleep(0)
     assert not world.desk.close_call(opened, None)
     assert (await ending).code is ErrorCode.STORAGE_FULL
     world.store._db.execute("PRAGMA max_page_count = 1000000")

@@ -43,7 +43,7 @@ from swarm.server.coordinator import mix as mixes
 from swarm.server.coordinator.admission import NotYet
 from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.episodes import GrantedLease, late_end
-from swarm.server.coordinator.interventions import past
+from swarm.server.coordinator.interventions import past_mix
 from swarm.server.coordinator.leases import LeaseClock, LiveEpisode
 from swarm.server.coordinator.replay import recorded_batch
 from swarm.server.coordinator.state import Restoration, Situation
@@ -441,9 +441,10 @@ class ExactlyOnce(RuleBasedStateMachine):
         wish, run = self.situation.restoration, self.book.state.run
         assert wish is not None
         assert run is not None
-        then = past(self.store.read, wish.run_id, run.specs, wish.step)
+        mix = past_mix(self.store.read, wish.run_id, run.specs, wish.step)
         try:
-            self.carry_out(fate, lambda book: book.interventions.restore(wish, then))
+            self.carry_out(fate, lambda book: book.interventions.restore(wish, mix))
+            self.book.state.number_evals(self.store.read.eval_ordinals(wish.run_id, wish.step))
         except Refusal as refusal:
             refused_with(refusal, ErrorCode.STORAGE_FULL, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND)
             if refusal.code is ErrorCode.STORAGE_FULL:
@@ -587,8 +588,8 @@ class ExactlyOnce(RuleBasedStateMachine):
         assert again.journalled == state.journalled
         assert sorted(map(str, again.versions.rows)) == sorted(map(str, state.versions.rows))
         if state.run is not None and state.run.row.status != "failed":
-            then = past(self.store.read, state.run.run_id, state.run.specs, state.run.step + 1)
-            assert then.mix == state.run.row.mix
+            mix = past_mix(self.store.read, state.run.run_id, state.run.specs, state.run.step + 1)
+            assert mix == state.run.row.mix
         assert again.groups_by_task == state.groups_by_task
         taken = {task: ordinals for task, ordinals in state.eval_ordinals.items() if ordinals}
         assert again.eval_ordinals == taken

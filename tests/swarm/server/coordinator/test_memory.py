@@ -1,4 +1,4 @@
-"""What the book remembers of episodes that are over: nothing that grows with their number."""
+"""What is kept of episodes that are over, beside their ledger rows: nothing that grows with their number."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm.protocol.episodes import EpisodeAbort
+from swarm.server.coordinator import episodes
 from swarm.server.coordinator.leases import Deadlines
 from swarm.server.coordinator.state import LEAST_SWEPT
 from tests.swarm.server.coordinator.world import World, running
@@ -41,3 +42,13 @@ def test_deadlines_that_are_kept_stay_in_their_order() -> None:
     deadlines.keep(lambda name: name not in ("at 1", "at 4"))
     assert deadlines.next() == 2.0
     assert deadlines.take(10.0) == ["at 2", "at 3", "at 5"]
+
+
+async def test_calls_of_old_evaluations_are_freed_while_neither_a_checkpoint_nor_another_run_comes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episodes, "TRACES_KEPT", 20)
+    monkeypatch.setattr(episodes, "FREED_EVERY", 10)
+    ended = [await world.episode(f"t-{number}", kind="eval") for number in range(40)]
+    kept = [bool((await world.desk.trace(lease.episode_id)).calls) for lease in ended]
+    assert kept == [False] * 19 + [True] * 21

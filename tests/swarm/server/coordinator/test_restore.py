@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from swarm.protocol.errors import ErrorCode
 from swarm.protocol.status import Phase, RestoreRequest, RunRequest
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
 from swarm.server.coordinator.team_desk import TeamDesk
+from swarm.server.pool.reader import PoolReader
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.coordinator.world import PATIENCE_S, World, running, spec
 
@@ -104,6 +107,13 @@ async def test_a_complete_run_can_be_restored_to_the_hosted_model(tmp_path: Path
         assert progress == [("e-1", "eval", 0, 1)]
         await world.batch()
         await world.until_status("complete")
+
+
+async def test_an_empty_key_restores_each_time(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 1, "keep": 5})
+        await steps(world, 1, 1)
+        assert [await restored(world, 0, key="") for _ in range(2)] == [1, 2]
 
 
 async def test_a_failed_run_can_be_restored_and_trained_differently(tmp_path: Path) -> None:
@@ -238,6 +248,35 @@ async def test_evaluations_of_a_step_that_is_made_again_get_numbers_of_their_own
         await world.claim("e-1", kind="eval")
         rows = world.desk.clerk.book.state.live.values()
         assert sorted(live.row.ordinal for live in rows if live.row.kind == "eval") == [0, 1]
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+async def test_an_abort_while_the_past_is_read_for_a_restore_gives_its_number_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: bool
+) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 9}, checkpoint={"every_steps": 1})
+        await world.episode("e-1", kind="eval")
+        held = await world.claim("e-1", kind="eval", idle_limit_s=1e4)
+        if prepared:
+            decider = Decider(url="http://127.0.0.1:1", episode_id="ep-elsewhere", key="swd_k")
+            wish = EpisodePreparation(lease=held.lease, decider=decider, result=TeamResult(reward=1.0))
+            await TeamDesk(world.desk.clerk).prepare(held.episode_id, wish, "sealed")
+        await steps(world, 1, 1)
+        await world.desk.request_checkpoint(world.run_id)
+        await world.until_phase(Phase.ROLLING)
+        read = world.desk.clerk.read
+
+        async def read_while_it_is_aborted(query: Callable[[PoolReader], Any]) -> Any:
+            found = await read(query)
+            monkeypatch.undo()
+            await world.desk.abort(held.episode_id, EpisodeAbort(lease=held.lease, reason="never mind"))
+            return found
+
+        monkeypatch.setattr(world.desk.clerk, "read", read_while_it_is_aborted)
+        await restored(world, 0)
+        await world.claim("e-1", kind="eval", wait_s=60)
+        assert [live.row.ordinal for live in world.desk.clerk.book.state.live.values()] == [1]
 
 
 async def test_an_abort_that_is_being_written_at_a_restore_gives_its_number_back(

@@ -94,6 +94,7 @@ class World:
         for _ in range(5):
             await asyncio.sleep(0)
             await self.desk.clerk.read(lambda reader: None)
+            await self.desk.clerk.search(lambda reader: None)
             await asyncio.wait([self.desk.clerk._commit.last()])
 
     async def passes(self, seconds: float) -> None:

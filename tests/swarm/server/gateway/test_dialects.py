@@ -117,6 +117,18 @@ def test_text_logprobs_and_echo_are_told_as_openai_tells_them(served: Served) ->
     assert not episode.trace().calls[-1].answer["choices"][0]["text"].startswith("Repeat")
 
 
+@pytest.mark.parametrize("prompt", [5, "Repeat red"])
+def test_what_only_the_other_form_reads_changes_nothing(served: Served, prompt: Any) -> None:
+    episode = served.claim()
+    chat: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "Repeat blue"}]}
+    said = episode.raw(chat | {"prompt": prompt}).raise_for_status().json()["choices"][0]["message"]
+    for messages in (0.5, [*chat["messages"], said, {"role": "user", "content": "Repeat green"}]):
+        body = {"model": "policy", "prompt": "Repeat red", "messages": messages}
+        episode.raw(body, path="completions").raise_for_status()
+    for call in episode.trace().calls[1:]:
+        assert (call.prompt_ids, call.parent_call_id, call.fork_cause) == (list(b"Repeat red"), None, None)
+
+
 @pytest.mark.parametrize("prompt", [None, 5, [], [[]], ["a", [1]], [-1], {"a": 1}])
 def test_what_is_no_prompt_is_refused(served: Served, prompt: Any) -> None:
     episode = served.claim()
@@ -125,6 +137,15 @@ def test_what_is_no_prompt_is_refused(served: Served, prompt: Any) -> None:
         assert answer.status_code == 200
     else:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tools", 0.5), ("tools", [5]), ("tools", [{"function": "x"}]), ("tool_choice", 5), ("tool_choice", [])],
+)
+def test_tools_of_a_text_are_refused_where_they_are_none(served: Served, name: str, value: Any) -> None:
+    answer = served.claim().raw({"model": "policy", "prompt": "Repeat red", name: value}, path="completions")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
 # -- responses ----------------------------------------------------------------------------------------------------------
@@ -428,6 +449,15 @@ def test_messages_tell_where_they_stopped(served: Served, stream: bool) -> None:
     cut = say(episode, stream, messages=messages, max_tokens=2)
     assert (stopped.stop_reason, stopped.stop_sequence in ("-stop", "pots-")) == ("stop_sequence", True)
     assert (cut.stop_reason, cut.stop_sequence) == ("max_tokens", None)
+
+
+def test_anthropics_sdk_lists_the_hosted_model(served: Served) -> None:
+    models = served.claim().claude.models
+    assert [model.id for model in models.list()] == [models.retrieve("policy").id] == ["echo"]
+    for name in ("gpt-0", "v1/models"):
+        with pytest.raises(anthropic.NotFoundError) as refused:
+            models.retrieve(name)
+        assert refused.value.type == "not_found_error"
 
 
 def test_errors_come_in_the_dialects_own_envelope(served: Served) -> None:

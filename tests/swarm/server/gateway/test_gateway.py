@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -125,6 +126,9 @@ def test_another_model_is_refused_and_counts_nothing(served: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="messages") as malformed:
         episode.sdk.chat.completions.create(model="policy", messages=[])
     assert malformed.value.code is None
+    for model in (5, 0, False, ["x"], {}):
+        answer = episode.raw(body(model=model))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
     assert episode.trace().calls == []
 
 
@@ -172,6 +176,24 @@ def test_an_equal_key_gives_the_recorded_answer_and_another_body_is_a_conflict(s
     assert first.json() == again.json()
     assert other.status_code == 409
     assert other.json()["error"]["code"] == "idempotency_conflict"
+    assert len(episode.trace().calls) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"messages": [{"role": "user", "content": "x" * 40_000}]}, {"temperature": -1}],
+    ids=["too long", "impossible"],
+)
+def test_the_key_of_a_request_that_was_refused_is_free_for_the_corrected_one(
+    served: Served, wrong: dict[str, Any], stream: bool
+) -> None:
+    episode = served.claim()
+    key = {"Idempotency-Key": "k"}
+    assert episode.raw(body(stream=stream) | wrong, **key).status_code == 400
+    answer = episode.raw(body(), **key).raise_for_status().json()
+    assert episode.raw(body(), **key).json() == answer
+    assert episode.raw(body() | wrong, **key).status_code == 409
     assert len(episode.trace().calls) == 1
 
 
@@ -234,6 +256,25 @@ def test_a_client_that_hangs_up_leaves_a_partial_record(
         assert not call.complete
         assert call.finish_reason is None
         assert 0 < len(call.sampled_ids) == len(call.logprobs) < 150
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_call_that_is_hung_up_on_just_before_the_end_leaves_a_partial_record(
+    serve: Callable[[Engine], AbstractContextManager[Served]], stream: bool
+) -> None:
+    engine = StalledEngine(tokens=2)
+    with serve(engine) as served:
+        episode = served.claim()
+        address, key = httpx.URL(episode.grant["base_url"]), episode.grant["api_key"]
+        asked = json.dumps(body(stream=stream))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        with socket.create_connection((address.host, address.port)) as agent:
+            agent.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n{asked}".encode())
+            assert engine.stalled.wait(10)
+        assert episode.end().json()["status"] == "pooled"
+        entry, calls = episode.trace().entry, episode.trace().calls
+        assert (entry.state, [call.complete for call in calls]) == ("ended", [False])
+        assert bool(calls[0].sampled_ids) == stream
 
 
 class HaltingEngine(EchoEngine):
@@ -313,9 +354,11 @@ class StalledEngine(EchoEngine):
     def __init__(self, tokens: int) -> None:
         super().__init__(model="echo")
         self.tokens = tokens
+        self.stalled = threading.Event()
         self.stopped = threading.Event()
 
     async def _stall(self) -> None:
+        self.stalled.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -351,7 +394,7 @@ def test_a_stream_ends_at_once_when_its_episode_does(
             at_the_first_token(episode, close)
         assert told.value.code == "lease_lost"
         assert engine.stopped.wait(10)
-        assert episode.trace().calls == []
+        assert [call.complete for call in episode.trace().calls] == ([False] if over == "end" else [])
 
 
 def at_the_first_token(episode: Episode, do: Callable[[], object]) -> None:

@@ -18,6 +18,8 @@ from swarm.protocol.episodes import (
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.server.pool.codec import decode, encode
 from swarm.server.pool.rows import (
+    Change,
+    DropUnkept,
     EpisodeRow,
     FreeCalls,
     KeepSteps,
@@ -152,17 +154,41 @@ def test_a_checkpoint_makes_episodes_trained_and_frees_calls_that_no_replay_need
         store.write([PutEpisode(row(seq)), PutCalls(seq, encode([call()]))])
         store.write([SetFate(f"ep-{seq}", EpisodeState.IN_STEP, step=seq)])
     store.write([SetFate("ep-2", EpisodeState.DROPPED, DropReason.ZERO_VARIANCE)])
-    store.write([KeepSteps("run-1", 3), FreeCalls("run-1", 2, traces_from=100)])
+    store.write([KeepSteps("run-1", 0, 3), FreeCalls("run-1", 2, traces_from=100)])
     states = {found.episode_id: found.state for found in store.read.ledger(LedgerFilter(), 0, 10)}
     assert states == {"ep-1": "trained", "ep-2": "dropped", "ep-3": "trained", "ep-4": "in_step"}
     assert [store.read.calls(seq) is None for seq in range(1, 5)] == [True, True, False, False]
+
+
+def test_what_a_checkpoint_or_a_failure_costs_does_not_grow_with_the_episodes_that_were_settled_before(
+    store: PoolStore,
+) -> None:
+    def work(change: Change) -> int:
+        """SQLite's instructions."""
+        done: list[None] = []
+        store._db.set_progress_handler(lambda: done.append(None), 1)
+        store.write([change])
+        store._db.set_progress_handler(None, 1)
+        return len(done)
+
+    def costs(settled: int) -> list[int]:
+        store.write([PutEpisode(row(seq, state=EpisodeState.TRAINED, step=seq)) for seq in range(1, settled + 1)])
+        changes: list[Change] = [
+            KeepSteps("run-1", settled, settled + 1),
+            FreeCalls("run-1", settled, traces_from=settled),
+            DropUnkept("run-1", settled, "it failed"),
+        ]
+        return [work(change) for change in changes]
+
+    few = costs(10)
+    assert costs(1_000) == few
 
 
 def test_calls_of_recent_episodes_are_kept_as_traces(store: PoolStore) -> None:
     for seq in (1, 2):
         store.write([PutEpisode(row(seq)), PutCalls(seq, encode([call()]))])
         store.write([SetFate(f"ep-{seq}", EpisodeState.IN_STEP, step=1)])
-    store.write([KeepSteps("run-1", 1), FreeCalls("run-1", 1, traces_from=2)])
+    store.write([KeepSteps("run-1", 0, 1), FreeCalls("run-1", 1, traces_from=2)])
     assert store.read.calls(1) is None
     assert store.read.calls(2) is not None
 
