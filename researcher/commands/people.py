@@ -80,7 +80,7 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
     carried = (home.store.schedule(study.id) or {}).get("carried")
     goes_on = carried and not study.status.ended and not study.pause_requested
     then = carrier() if goes_on else "`researcher resume` goes on with it"
-    if home.store.study(study.id).status is StudyStatus.STOPPED:
+    if answer.verdict == "reject" and home.store.study(study.id).status is StudyStatus.STOPPED:
         then = "the study is stopped"
     word = "approved" if answer.verdict == "approve" else "rejected"
     _say(args, study, f"{name} {word}; {then}")

@@ -188,8 +188,8 @@ async def _wound_up(home: Home, study_id: str, tell: Callable[[str], None]) -> O
         else:
             for line in await end_left_of(store, study_id, folder, SystemClock()):
                 tell(line)
-    report = folder if (folder / "report.md").exists() else None
-    return Outcome(study.status, study.reason or "nothing is left to do", report, models=models)
+    written = study.status is StudyStatus.DONE or (folder / "report.md").exists()
+    return Outcome(study.status, study.reason or "nothing is left to do", folder if written else None, models=models)
 
 
 def seconds(text: str) -> float:
