@@ -322,7 +322,7 @@ _EACH = (
 _BOUNDED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (rf"\bn ?[=:] ?(\d+)(?: (?:random |training )?(?:run|seed|repeat|repetition|replicate|replication)s?\b{_EACH}?|{_EACH})", r"\1 seeds"),
     (r"\(n ?[=:] ?(\d+)\)", r"(\1 seeds)"),
-    (rf"\b{_COUNT} (?:independent |random |training )*(?:repeat|repetition|replicate|replication)s?\b{_EACH}?", r"\1 seeds"),
+    (rf"(?<![\w.-]){_COUNT} (?:independent |random |training )*(?:repeats|repetitions?|replicates|replications?)\b{_EACH}?", r"\1 seeds"),
     (rf"\b{_COUNT} (?:independent |random |training )*(?:runs?|trials?){_EACH}", r"\1 seeds"),
     (rf"\b(?:averag(?:ed?|ing)|mean) (?:over|across|of) {_COUNT} (?:independent |random |training )*(?:runs?|trials?)\b", r"with \1 seeds"),
     (rf"\b(?:(?:run|repeat)(?:ning|ing)? (?:each|every|all|both)(?: arms?)?|each (?:arm )?(?:is )?(?:run|repeated)) {_COUNT} times\b", r"with \1 seeds"),
