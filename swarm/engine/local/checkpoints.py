@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from foundation.paths import write_atomically
+from foundation.paths import synchronise, write_atomically
 from swarm.engine.local.device import Device
 from swarm.engine.local.manifest import (
     HASHES,
@@ -74,7 +73,7 @@ def write(directory: Path, checkpoint: Checkpoint, *, keep: int, best: int | Non
         unfinished.mkdir(parents=True)
         _write_files(unfinished, checkpoint)
         take_name(unfinished, step)
-        _sync_folder(directory)
+        synchronise(directory)
         _remove_unfinished(directory)
     except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -209,14 +208,6 @@ def _remove(directory: Path, step: int) -> None:
 def _remove_unfinished(directory: Path) -> None:
     for path in directory.glob(f"{UNFINISHED}*"):
         shutil.rmtree(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def random_state() -> str:

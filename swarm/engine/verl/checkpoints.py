@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from foundation.paths import write_atomically
+from foundation.paths import synchronise, write_atomically
 from swarm.engine.local.checkpoints import TrainerState, put_back, steps, take_name
 from swarm.engine.local.manifest import MANIFEST, BrokenCheckpoint, unchanged
 from swarm.engine.seam import EngineError
@@ -53,7 +52,7 @@ def write(
         save(unfinished)
         _seal(unfinished, state, ranks)
         take_name(unfinished, state.step)
-        _sync(directory)
+        synchronise(directory)
     finally:
         for left in directory.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -106,17 +105,9 @@ def _seal(unfinished: Path, state: TrainerState, ranks: int) -> None:
             "that every node of the Ray cluster mounts under the same path"
         )
     for name in expected:
-        _sync(unfinished / name)
+        synchronise(unfinished / name)
     manifest = {name: sha256_of(unfinished / name) for name in expected}
     text = state.model_dump_json().encode()
     manifest[_STATE] = hashlib.sha256(text).hexdigest()
     write_atomically(unfinished / _STATE, text)
     write_atomically(unfinished / MANIFEST, json.dumps(manifest).encode())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
