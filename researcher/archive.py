@@ -4,6 +4,7 @@ study.json      id, topic, plan with its hash, versions of the packages
 trials.jsonl    a TrialRecord each, with series, finals and evidence
 attempts.jsonl  an AttemptRecord each: RunSpec and blueprint
 events.jsonl    the journal        findings.jsonl, claims.jsonl, verdicts.jsonl
+llm_calls.jsonl what a planner LLM was asked, with its raw answers
 instrument/     the instrument's folder        report/   the report as it was written
 code/VERSION/   the same as it was mended, where it was while the study ran
 """
@@ -112,6 +113,7 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
         "verdicts.jsonl": _lines(data.verdicts),
         "claims.jsonl": _lines(store.claims(study_id)),
         "findings.jsonl": _lines(store.findings(study_id=study_id)),
+        "llm_calls.jsonl": _lines(data.llm_calls),
     }
     parts |= {f"instrument/{name}": path.read_bytes() for name, path in visible_files(source)}
     for record in data.repairs:

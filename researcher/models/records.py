@@ -213,6 +213,21 @@ class ReportSeal(BaseModel):
     """Of what rendered it."""
 
 
+class LlmCall(BaseModel):
+    """One question to a planner LLM, raw, so that a plan can be replayed."""
+
+    purpose: str
+    model: str
+    request: dict[str, Any]
+    answer: dict[str, Any] | None = None
+    error: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+    latency_s: float = 0.0
+    at: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyData:
     """All that analysis and report need of a study, read from SQL by the store."""
@@ -238,21 +253,8 @@ class StudyData:
     """By the trial's key, the first one first. None: not asked."""
     findings: tuple[Finding, ...] = ()
     """Which the study left behind."""
-
-
-class LlmCall(BaseModel):
-    """One question to a planner LLM, raw, so that a plan can be replayed."""
-
-    purpose: str
-    model: str
-    request: dict[str, Any]
-    answer: dict[str, Any] | None = None
-    error: str | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float | None = None
-    latency_s: float = 0.0
-    at: float
+    llm_calls: tuple[LlmCall, ...] = ()
+    """To a planner LLM: for the plan, the instrument and its repairs."""
 
 
 class LeaseInfo(BaseModel):

@@ -141,7 +141,7 @@ def page(records: Records) -> Page:
         noise=[(metric, _noise(ledger, metric)) for metric in decided],
         sentinels=_sentinels(ledger, records),
         path=[_step(ledger, decision.after, records) for decision in records.path],
-        cost=_cost(ledger),
+        cost=_cost(ledger, asked_llm=bool(records.data.llm_calls)),
         censored=_censored(ledger, plan, metrics),
         metrics=metrics,
         curves=learning_curves(_by_arm(records), _CURVE, "mean training reward"),
@@ -375,7 +375,13 @@ def _step(ledger: Ledger, after: str, records: Records) -> StepPart:
     return StepPart(after=after, action=decision.action, to=decision.to, reason=decision.reason, claims=claims)
 
 
-def _cost(ledger: Ledger) -> Claims:
+def _cost(ledger: Ledger, *, asked_llm: bool) -> Claims:
+    """asked_llm: whether the study asked a planner LLM; what that took is told only then."""
+    llm = {
+        "llm_calls": (call("count_llm_calls"), Style.COUNT),
+        "llm_tokens": (call("llm_tokens"), Style.COUNT),
+        "llm_cost": (call("llm_cost"), Style.PLAIN),
+    }
     asked = {
         "span_s": (call("span_s"), Style.SECONDS),
         "trial_s": (call("trial_s"), Style.SECONDS),
@@ -385,6 +391,7 @@ def _cost(ledger: Ledger) -> Claims:
         "tokens_called": (call("total", "tokens_called"), Style.COUNT),
         "tokens_merged": (call("total", "tokens_merged"), Style.COUNT),
         "tokens_trained": (call("total", "tokens_trained"), Style.COUNT),
+        **(llm if asked_llm else {}),
     }
     return {name: ledger.claim(f"cost.{name}", text, style) for name, (text, style) in asked.items()}
 

@@ -206,6 +206,19 @@ class Vocabulary:
         ends = [trial.ended_at for trial in self._records.data.trials if trial.ended_at is not None]
         return max(ends) - min(starts) if starts and ends else None
 
+    def count_llm_calls(self) -> Value:
+        """To a planner LLM, answered or not: for the plan, the instrument and its repairs."""
+        return len(self._records.data.llm_calls)
+
+    def llm_tokens(self) -> Value:
+        """Of those calls, prompts and answers together."""
+        return sum(call.prompt_tokens + call.completion_tokens for call in self._records.data.llm_calls)
+
+    def llm_cost(self) -> Value:
+        """Of those calls, in the currency of the stated prices; None where an answered one stated no cost and had no price."""
+        costs = [call.cost for call in self._records.data.llm_calls if call.answer is not None]
+        return None if None in costs else math.fsum(cost for cost in costs if cost is not None)
+
     def fingerprint(self, *, arm: str, seed: int) -> Value:
         """SHA-256 over all that is recorded of a trial."""
         trial = self._records.trial(arm, seed)

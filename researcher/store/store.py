@@ -75,6 +75,8 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             findings = [each for each in self.findings(study_id=study_id) if each.recomputable]
         with readable("the rows of events and repairs"):
             events, repairs = self.events(study_id, limit=100_000), self.repairs(study_id)
+        with readable("the rows of llm_calls"):
+            llm_calls = self.llm_calls(study_id)
         return StudyData(
             study_id=study_id,
             topic=self.study(study_id).topic,
@@ -88,6 +90,7 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             decided=decided,
             attempts=attempts,
             findings=tuple(findings),
+            llm_calls=tuple(llm_calls),
         )
 
     @property

@@ -34,7 +34,7 @@ from swarm.engine.local.critic import Critic, without_critic
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import descend, survey
 from swarm.engine.local.memory import GIB, activation_bytes
-from swarm.engine.local.minibatch import Minibatch
+from swarm.engine.local.minibatch import Minibatch, known
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces, read
 from swarm.engine.local.tally import Tally
@@ -113,8 +113,10 @@ class Learner:
         self._tell_of_memory(max(piece.tokens for part in ready for piece in part.pieces), batch)
         if algorithm.credits_tokens:
             _give_credit(batch, ready, algorithm, tally)
-        if not spec.algorithm.kl:
-            tally.kls.append(self._sampled_kl(made, spec, batch.step))
+        sampled = [] if spec.algorithm.kl else _sample(made, spec, batch.step)
+        exact = self.policy.compute_dtype == torch.float32
+        if not exact:
+            tally.kls.append(self._kl(sampled))
         for epoch in range(spec.optimizer.epochs):
             for part in ready:
                 if algorithm.couples_calls and self.half_way:
@@ -131,6 +133,8 @@ class Learner:
                 self.half_way = True
                 tally.grad_norm = max(tally.grad_norm, norm)
                 tally.change.add(change)
+        if exact:
+            tally.kls.append(self._kl(sampled, ready))
         if tally.value_loss is not None:
             tally.value_loss /= len(ready)
         return tally
@@ -202,6 +206,7 @@ class Learner:
                 tally.count(algorithm.clipped(logp_U, piece.facts))
                 if piece.facts.old_U is None:  # the only pass there is
                     tally.meet(logp_U, entropy_U, piece.facts)
+                    piece.facts = replace(piece.facts, old_U=logp_U)
         return total
 
     def _taught(self, algorithm: Algorithm, piece: Piece, hidden_HD: Tensor, tally: Tally | None) -> Tensor:
@@ -225,25 +230,38 @@ class Learner:
         ]
         for piece in pieces(made, self.policy):
             tally.look(*read(self.policy, piece), piece.facts.recorded_U)
-        tally.kls.append(self._sampled_kl(made, batch.spec, batch.step))
+        tally.kls.append(self._kl(_sample(made, batch.spec, batch.step)))
         return tally
 
-    def _sampled_kl(self, made: Sequence[Branch], spec: RunSpec, step: int) -> Tensor:
-        """KL to the first weights on neighbouring calls, from a place drawn anew at each step.
+    def _kl(self, sampled: Sequence[Branch], ready: Sequence[Minibatch] = ()) -> Tensor:
+        """KL to the first weights on the tokens of these calls.
 
-        Neighbours share their prompts, which makes this cheap. Both weights read the same pieces, so that rounding cancels.
+        ready: the minibatches that read them before the step. Without, they are read here, as the first weights read them: in the same
+        shapes, so that rounding cancels, which it has to in less than float32.
         """
-        first = random.Random(derived_seed(spec.seed, "kl", step)).randrange(len(made) or 1)
-        chosen: list[Branch] = []
-        for branch in [*made[first:], *made[:first]]:
-            chosen.append(branch)
-            if sum(len(other.call.sampled_ids) for other in chosen) >= KL_SAMPLE:
-                break
-        found = [
-            kl_to_start(read(self.policy, piece)[0], read(self.policy, piece, at_start=True)[0])
-            for piece in pieces(chosen, self.policy)
-        ]
-        return torch.cat(found) if found else torch.zeros(0)
+        if not sampled:
+            return torch.zeros(0)
+        part = Minibatch(branches=sampled, pieces=pieces(sampled, self.policy))
+        for piece in part.pieces:
+            old_U = None if ready else read(self.policy, piece)[0]
+            piece.facts = replace(piece.facts, old_U=old_U, start_U=read(self.policy, piece, at_start=True)[0])
+        if not ready:
+            return torch.cat(
+                [kl_to_start(known(piece.facts.old_U), known(piece.facts.start_U)) for piece in part.pieces]
+            )
+        before = {name: logp_S for other in ready for name, logp_S in other.before().items()}
+        return torch.cat([kl_to_start(before[name], start_S) for name, start_S in part.at_start().items()])
+
+
+def _sample(made: Sequence[Branch], spec: RunSpec, step: int) -> list[Branch]:
+    """Neighbouring calls, from a place drawn anew at each step, with KL_SAMPLE tokens: neighbours share their prompts, which makes them cheap."""
+    first = random.Random(derived_seed(spec.seed, "kl", step)).randrange(len(made) or 1)
+    chosen: list[Branch] = []
+    for branch in [*made[first:], *made[:first]]:
+        chosen.append(branch)
+        if sum(len(other.call.sampled_ids) for other in chosen) >= KL_SAMPLE:
+            break
+    return chosen
 
 
 def _price(algorithm: Algorithm, facts: TokenFacts, logp_U: Tensor, entropy_U: Tensor, uses: slice) -> Tensor:

@@ -28,9 +28,9 @@ class Minibatch:
 
     def notes(self, kl: float) -> dict[str, CallNotes]:
         """What `lesson.credit` needs of the calls. kl: weight of the penalty inside the reward; 0: there is none."""
-        penalties = self._by_call(lambda facts: kl * (_known(facts.old_U) - _known(facts.start_U))) if kl else None
+        penalties = self._by_call(lambda facts: kl * (known(facts.old_U) - known(facts.start_U))) if kl else None
         valued = self.pieces[0].facts.value_U is not None
-        values = self._by_call(lambda facts: _known(facts.value_U)) if valued else None
+        values = self._by_call(lambda facts: known(facts.value_U)) if valued else None
         return {
             branch.call.call_id: CallNotes(
                 penalties=penalties[index].tolist() if penalties else (),
@@ -39,32 +39,43 @@ class Minibatch:
             for index, branch in enumerate(self.branches)
         }
 
+    def before(self) -> dict[str, Tensor]:
+        """Log-probabilities before the step, by call."""
+        return self._named(self._by_call(lambda facts: known(facts.old_U)))
+
+    def at_start(self) -> dict[str, Tensor]:
+        """Log-probabilities under the first weights, by call."""
+        return self._named(self._by_call(lambda facts: known(facts.start_U)))
+
     def take_credit(self, credits: Mapping[str, Credit]) -> None:
         """Advantages and targets, token by token."""
         own = [credits[branch.call.call_id] for branch in self.branches]
         advantage_N = torch.tensor([value for credit in own for value in credit.advantages], device=self._device)
         target_N = torch.tensor([value for credit in own for value in credit.targets], device=self._device)
         for piece in self.pieces:
-            place_U = _known(piece.facts.place_U)
+            place_U = known(piece.facts.place_U)
             target_U = target_N[place_U] if len(target_N) else None
             piece.facts = replace(piece.facts, advantage_U=advantage_N[place_U], target_U=target_U)
 
     def take_call_gaps(self, logps: Sequence[Tensor]) -> None:
         """Log-ratios of whole calls, current to old. logps: of each piece, under the current weights."""
-        gaps = [logp_U - _known(piece.facts.old_U) for piece, logp_U in zip(self.pieces, logps, strict=True)]
+        gaps = [logp_U - known(piece.facts.old_U) for piece, logp_U in zip(self.pieces, logps, strict=True)]
         self._spread([gap_S.mean() for gap_S in self._calls(gaps)], "call_gap_U")
 
     def take_rollout_gaps(self) -> None:
         """Log-ratios of whole calls, old to recorded."""
-        gaps = [_known(piece.facts.old_U) - piece.facts.recorded_U for piece in self.pieces]
+        gaps = [known(piece.facts.old_U) - piece.facts.recorded_U for piece in self.pieces]
         self._spread([gap_S.sum() for gap_S in self._calls(gaps)], "rollout_gap_U")
+
+    def _named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {branch.call.call_id: value_S for branch, value_S in zip(self.branches, values, strict=True)}
 
     def _spread(self, per_call: Sequence[Tensor], name: str) -> None:
         """One number per call becomes a fact of each of its tokens."""
         lengths = torch.tensor(self._lengths, device=self._device)
         value_N = torch.stack(list(per_call)).repeat_interleave(lengths)
         for piece in self.pieces:
-            piece.facts = replace(piece.facts, **{name: value_N[_known(piece.facts.place_U)]})
+            piece.facts = replace(piece.facts, **{name: value_N[known(piece.facts.place_U)]})
 
     def _by_call(self, pick: Callable[[TokenFacts], Tensor]) -> list[Tensor]:
         return self._calls([pick(piece.facts) for piece in self.pieces])
@@ -73,7 +84,7 @@ class Minibatch:
         """What the pieces say of their uses, sorted into calls."""
         value_N = torch.empty(sum(self._lengths), device=self._device)
         for piece, value_U in zip(self.pieces, values, strict=True):
-            value_N[_known(piece.facts.place_U)] = value_U
+            value_N[known(piece.facts.place_U)] = value_U
         return [value_N[first:last] for first, last in pairwise(accumulate(self._lengths, initial=0))]
 
     @property
@@ -86,7 +97,7 @@ class Minibatch:
         return [len(branch.call.sampled_ids) for branch in self.branches]
 
 
-def _known(fact: Tensor | None) -> Tensor:
+def known(fact: Tensor | None) -> Tensor:
     if fact is None:
         raise ValueError("a minibatch was asked for what was not read of its tokens")
     return fact

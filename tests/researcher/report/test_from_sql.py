@@ -13,7 +13,7 @@ from researcher.analysis.knowledge import findings_of
 from researcher.commands import DONE, FAILED
 from researcher.conduct import report
 from researcher.main import main
-from researcher.models import StudyData, TrialRecord, Verdict
+from researcher.models import LlmCall, StudyData, TrialRecord, Verdict
 from researcher.report.expressions import Evaluator
 from researcher.report.records import Records
 from researcher.report.verify import verify
@@ -226,3 +226,28 @@ def test_the_time_at_rest_is_no_cost_of_a_trial(database: Path) -> None:
     found = Evaluator(Records(store.study_data(study_id))).value("trial_s()")
     assert found == pytest.approx(210 + 210 + 110)
     store.close()
+
+
+def test_a_report_tells_what_the_planner_llm_took_and_verify_names_what_was_altered(
+    store: Store, database: Path, tmp_path: Path
+) -> None:
+    study_id = recorded(store, supported())
+    call = LlmCall(purpose="plan", model="m", request={}, at=1.0)
+    paid = {"answer": {"a": 1}, "prompt_tokens": 1_200, "completion_tokens": 34, "cost": 0.5}
+    for each in (call.model_copy(update={"error": "connection refused"}), call.model_copy(update=paid)):
+        store.record_llm_call(study_id, each)
+    told = (report(store, study_id, tmp_path / "reports") / "report.md").read_text()
+    [line] = [line for line in told.splitlines() if line.startswith("- Planner LLM")]
+    assert line == "- Planner LLM: 2 calls, 1,234 tokens of prompts and answers, 0.5 in the currency of its prices"
+    with sqlite3.connect(database) as tampered:
+        tampered.execute("UPDATE llm_calls SET completion_tokens = 33 WHERE answer IS NOT NULL")
+    found = verify(store.study_data(study_id), store.claims(study_id), store.report_files(study_id))
+    assert found[0].claim == "cost.llm_tokens"
+
+
+def test_without_a_price_the_report_says_so_and_without_an_llm_it_is_silent(store: Store, tmp_path: Path) -> None:
+    study_id = recorded(store, supported())
+    assert "Planner LLM" not in (report(store, study_id, tmp_path / "first") / "report.md").read_text()
+    store.record_llm_call(study_id, LlmCall(purpose="plan", model="m", request={}, answer={}, prompt_tokens=7, at=1.0))
+    told = (report(store, study_id, tmp_path / "second") / "report.md").read_text()
+    assert "- Planner LLM: 1 call, 7 tokens of prompts and answers; the endpoint stated no cost" in told

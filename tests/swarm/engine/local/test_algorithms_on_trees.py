@@ -125,10 +125,10 @@ def test_only_what_an_algorithm_needs_is_computed(tiny_llama: ModelFolder, monke
         return hidden(policy, *args)
 
     monkeypatch.setattr(Policy, "hidden", counted)
-    for name, extra in (("grpo", 1), ("gspo", 1), ("reinforce_pp", 1), ("ppo", 2)):
+    for name, extra in (("grpo", 0), ("gspo", 0), ("reinforce_pp", 0), ("ppo", 1)):
         reads.clear()
         learner_of(tiny_llama).learn(branching_batch(algorithm={"name": name}))
-        assert (reads.count(True), reads.count(False)) == (1, extra), name  # extra: the sample for the KL metric
+        assert (reads.count(True), reads.count(False)) == (1, extra), name  # extra: what the critic values beforehand
 
 
 # -- the critic -------------------------------------------------------------------------------------------------------------

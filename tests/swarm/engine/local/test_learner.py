@@ -106,10 +106,17 @@ def test_the_second_step_measures_kl_and_mismatch_from_the_moved_weights(tiny_ll
     assert outcome.metrics["kl_to_start"] > 0
 
 
-def test_kl_is_measured_even_where_it_has_no_part_in_the_loss(tiny_llama: ModelFolder) -> None:
-    learner = learner_of(tiny_llama)
-    learner.learn(branching_batch())
-    assert learner.learn(branching_batch(step=2)).metrics["kl_to_start"] > 0
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_kl_is_measured_even_where_it_has_no_part_in_the_loss(tiny_llama: ModelFolder, minibatches: int) -> None:
+    found = []
+    for kl in (0.0, 1e-12):  # which reads every call beforehand: as many as the sample has here
+        learner = learner_of(tiny_llama)
+        optimizer = {"learning_rate": 1e-3, "minibatches": minibatches}
+        learner.learn(branching_batch(optimizer=optimizer))
+        outcome = learner.learn(branching_batch(step=2, algorithm={"kl": kl}, optimizer=optimizer))
+        found.append(outcome.metrics["kl_to_start"])
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    assert found[0] > 0
 
 
 def test_several_epochs_clip_against_the_log_probabilities_before_the_step(tiny_llama: ModelFolder) -> None:
