@@ -14,6 +14,7 @@ from typing import Any
 from foundation import logs
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
+from foundation.durations import duration_s
 from foundation.ids import RandomIds
 from foundation.streams import read_or_not
 from researcher.commands import DONE, FAILED, WAITING, Interrupted
@@ -43,9 +44,6 @@ from researcher.store.errors import WrongState
 from researcher.store.sinks import check_installed
 from researcher.view import view_for
 from researcher.workshop.writing import NEW
-
-_TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
-_UNITS_S = (86_400.0, 3600.0, 60.0, 1.0)
 
 
 def start_command(args: argparse.Namespace) -> int:
@@ -197,12 +195,8 @@ def seconds(text: str) -> float:
 
     Raises: UsageError.
     """
-    found = _TIME.fullmatch(text)
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        total = float(text)
-    elif text and found is not None:
-        total = sum(float(part) * unit for part, unit in zip(found.groups(), _UNITS_S, strict=True) if part)
-    else:
+    total = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else duration_s(text)
+    if total is None:
         raise UsageError(f"{text!r} is no time; write 8h, 90m, 1h30m or seconds")
     if total <= 0:
         raise UsageError(f"{text!r} is no time to spend; write 8h, 90m, 1h30m or seconds")

@@ -8,11 +8,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
+from foundation.durations import duration_s
 from researcher.models import Factor, Instrument, Scalar
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Placed, as_level
 from researcher.planner.mentions import COMPARING, Mention, covered
-from researcher.planner.placing import KNOWN_WORDS, SHORT_TIME
+from researcher.planner.placing import KNOWN_WORDS
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.spelling import a_few, nearest_factors
 from researcher.planner.wording import (
@@ -280,7 +281,7 @@ def unread(instrument: Instrument, found: Sequence[Token], named: Sequence[Menti
         and token.value is None
         and token.key not in known
         and len(token.key) > 2
-        and not SHORT_TIME.match(token.text)
+        and duration_s(token.text) is None
     ]
     return list(dict.fromkeys(word for word in left if not word.endswith("n't") and tokens(word)[0].kind == "word"))
 

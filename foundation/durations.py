@@ -1,0 +1,18 @@
+"""Lengths of time as people write them: `8h`, `90m`, `1h30m`, `2d`."""
+
+from __future__ import annotations
+
+import re
+
+_WRITTEN = re.compile(
+    r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)(?:min|m))?(?:(\d+(?:\.\d+)?)s)?", re.ASCII
+)
+_UNITS_S = (86_400.0, 3600.0, 60.0, 1.0)
+
+
+def duration_s(text: str) -> float | None:
+    """Seconds of a time with its units, the longest first; None: it is none. Without a unit a number is no time."""
+    found = _WRITTEN.fullmatch(text)
+    if not text or found is None:
+        return None
+    return sum(float(part) * unit for part, unit in zip(found.groups(), _UNITS_S, strict=True) if part)
