@@ -1,4 +1,4 @@
-"""What a topic claims: on which metric, in which direction, and which words of comparing belong to which name.
+"""What a topic claims: on which metric, and in which direction.
 
 Works on tokens, mentions and levels that are already known; refuses nothing.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from researcher.models import Direction, Factor, Metric
 from researcher.planner.mentions import Mention
+from researcher.planner.modifiers import goes, modifiers, moved_unnamed
 from researcher.planner.sides import AGAINST, BESIDE
 from researcher.planner.wording import (
     ARTICLES,
@@ -72,11 +73,6 @@ _SUPERLATIVES = words(
     "best fastest quickest easiest highest greatest largest worst slowest hardest lowest smallest fewest least"
 )
 """`which rate learns fastest?` claims nothing of any of them."""
-_TO_SCALES = words("that which by a factor of as many much long high large")
-"""Between a factor's name and what it is multiplied by, or the other way round."""
-
-_MOVED = words("limit cap value setting one level")
-"""What a factor may be called behind its name: `32 vs 64 tokens: does a longer limit help?`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,45 +81,6 @@ class Stated:
 
     direction: Direction | None
     note: str | None = None
-
-
-def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
-    """Tokens of comparing that belong to this name: `higher` in "a higher learning rate", "the rate is higher".
-
-    Not `fall` in "does accuracy fall as the temperature rises". Never a step from one name to the next: "higher lr, lower accuracy" has one each.
-    """
-    result = []
-    for i in range(mention.start - 1, max(-1, mention.start - 6), -1):
-        key = found[i].key
-        scales = key in SCALES or found[i].kind == "times"
-        if found[i].kind != "mark" and (scales or (key in MORE | LESS and found[i + 1].key != "as")):
-            result.append(i)
-        elif key not in ARTICLES | {"of", "time", "fold", "as", "many", "much", "number", "amount", "count"}:
-            break
-    scaled = _scaled_behind(found, mention.end)
-    if scaled:
-        return [*result, *scaled]
-    end = mention.end
-    while end < len(found) and found[end].key in COPULAS:
-        end += 1
-    if end < len(found) and (_goes(found, mention) or end > mention.end or _ends_there(found, end)):
-        key = found[end].key
-        if key in MORE | LESS or key in SCALES:
-            result.append(end)
-    return result
-
-
-def moved_unnamed(found: Sequence[Token]) -> list[int]:
-    """The same of a factor that was named before: `does lowering it help?`, `does a longer limit help?`"""
-    return [
-        i
-        for i, token in enumerate(found)
-        if token.key in MORE | LESS
-        and (
-            (token.key.endswith("ing") and key_at(found, i + 1) == "it")
-            or (key_at(found, i - 1) == "a" and key_at(found, i + 1) in _MOVED)
-        )
-    ]
 
 
 def claimed(
@@ -392,19 +349,8 @@ def _denies(found: Sequence[Token], j: int) -> bool:
 def _own_modifiers(found: Sequence[Token], named: Sequence[Mention], mention: Mention) -> list[int]:
     """The factor's modifiers, without those that a metric has the better right to."""
     metrics = {i for m in named if isinstance(m.what, Metric) for i in modifiers(found, m) if i < m.start}
-    own = {mention.end} if _goes(found, mention) else set()
+    own = {mention.end} if goes(found, mention) else set()
     return [i for i in modifiers(found, mention) if i in own or i not in metrics]
-
-
-def _goes(found: Sequence[Token], mention: Mention) -> bool:
-    """`as the temperature rises`, whatever follows."""
-    return key_at(found, before_articles(found, mention.start)) in ("as", "when")
-
-
-def _ends_there(found: Sequence[Token], i: int) -> bool:
-    """`with the learning rate raised`: a participle behind the name, with nothing that it could describe."""
-    following = found[i + 1].key if i + 1 < len(found) else "?"
-    return found[i].key.endswith("ed") or following in {"?", ".", ",", "when", "if"}
 
 
 def _idle(found: Sequence[Token], i: int) -> bool:
@@ -427,22 +373,6 @@ def _is_quality_object(found: Sequence[Token], i: int) -> bool:
     """`speed` as a thing ("higher learning speed", "effect on speed") claims nothing by itself; "speeds learning up" does."""
     moves = {key_at(found, j) for j in range(i + 1, i + 4)} & {"up", "upward"}
     return found[i].key in ("speed", "good", "well") and not moves
-
-
-def _scaled_behind(found: Sequence[Token], end: int) -> list[int]:
-    """`learning rate ten times larger`, `the group size by a factor of 2`: the multiplier behind a name, and its direction."""
-    i = end
-    while i < len(found) and found[i].key in COPULAS | _TO_SCALES:
-        i += 1
-    if i >= len(found) or not (found[i].kind == "times" or (found[i].key in SCALES and i > end)):
-        return []
-    result = [i]
-    for j in range(i + 1, min(i + 4, len(found))):
-        if found[j].key in MORE | LESS:
-            return [*result, j]
-        if found[j].key not in ("time", "fold", "as"):
-            break
-    return result
 
 
 def opposite(direction: Direction) -> Direction:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from researcher.models import STUDY_MODEL, Factor, Scalar
 from researcher.planner import sizes
-from researcher.planner.claims import modifiers, moved_unnamed
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text, off_level, on_level, rounded
 from researcher.planner.mentions import Mention, words_before
+from researcher.planner.modifiers import modifiers, moved_unnamed
 from researcher.planner.notes import Notes
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import told_apart

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from researcher.models import STUDY_MODEL, Factor, Instrument, Scalar
-from researcher.planner.claims import modifiers
 from researcher.planner.levels import Level, Placed, off_level
 from researcher.planner.mentions import Mention, words_before, words_over
+from researcher.planner.modifiers import modifiers
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.sides import AGAINST, BESIDE, is_set_against
 from researcher.planner.wording import (

@@ -1,0 +1,80 @@
+"""Which words of comparing belong to which name of a topic: `higher` in `a higher learning rate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from researcher.planner.mentions import Mention
+from researcher.planner.wording import ARTICLES, COPULAS, LESS, MORE, SCALES, Token, before_articles, key_at, words
+
+_TO_SCALES = words("that which by a factor of as many much long high large")
+"""Between a factor's name and what it is multiplied by, or the other way round."""
+
+_MOVED = words("limit cap value setting one level")
+"""What a factor may be called behind its name: `32 vs 64 tokens: does a longer limit help?`"""
+
+
+def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
+    """Tokens of comparing that belong to this name: `higher` in "a higher learning rate", "the rate is higher".
+
+    Not `fall` in "does accuracy fall as the temperature rises". Never a step from one name to the next: "higher lr, lower accuracy" has one each.
+    """
+    result = []
+    for i in range(mention.start - 1, max(-1, mention.start - 6), -1):
+        key = found[i].key
+        scales = key in SCALES or found[i].kind == "times"
+        if found[i].kind != "mark" and (scales or (key in MORE | LESS and found[i + 1].key != "as")):
+            result.append(i)
+        elif key not in ARTICLES | {"of", "time", "fold", "as", "many", "much", "number", "amount", "count"}:
+            break
+    scaled = _scaled_behind(found, mention.end)
+    if scaled:
+        return [*result, *scaled]
+    end = mention.end
+    while end < len(found) and found[end].key in COPULAS:
+        end += 1
+    if end < len(found) and (goes(found, mention) or end > mention.end or _ends_there(found, end)):
+        key = found[end].key
+        if key in MORE | LESS or key in SCALES:
+            result.append(end)
+    return result
+
+
+def moved_unnamed(found: Sequence[Token]) -> list[int]:
+    """The same of a factor that was named before: `does lowering it help?`, `does a longer limit help?`"""
+    return [
+        i
+        for i, token in enumerate(found)
+        if token.key in MORE | LESS
+        and (
+            (token.key.endswith("ing") and key_at(found, i + 1) == "it")
+            or (key_at(found, i - 1) == "a" and key_at(found, i + 1) in _MOVED)
+        )
+    ]
+
+
+def goes(found: Sequence[Token], mention: Mention) -> bool:
+    """`as the temperature rises`, whatever follows."""
+    return key_at(found, before_articles(found, mention.start)) in ("as", "when")
+
+
+def _ends_there(found: Sequence[Token], i: int) -> bool:
+    """`with the learning rate raised`: a participle behind the name, with nothing that it could describe."""
+    following = found[i + 1].key if i + 1 < len(found) else "?"
+    return found[i].key.endswith("ed") or following in {"?", ".", ",", "when", "if"}
+
+
+def _scaled_behind(found: Sequence[Token], end: int) -> list[int]:
+    """`learning rate ten times larger`, `the group size by a factor of 2`: the multiplier behind a name, and its direction."""
+    i = end
+    while i < len(found) and found[i].key in COPULAS | _TO_SCALES:
+        i += 1
+    if i >= len(found) or not (found[i].kind == "times" or (found[i].key in SCALES and i > end)):
+        return []
+    result = [i]
+    for j in range(i + 1, min(i + 4, len(found))):
+        if found[j].key in MORE | LESS:
+            return [*result, j]
+        if found[j].key not in ("time", "fold", "as"):
+            break
+    return result
