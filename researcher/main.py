@@ -51,6 +51,13 @@ def parser() -> Parser:
             command.add_argument("--budget", metavar="TIME", help="wall time such as 90m or 8h")
         if name == "resume":
             command.add_argument(
+                "--server",
+                action="append",
+                default=[],
+                metavar="URL",
+                help="go on with this swarm server in place of those so far; may be repeated (default: those so far)",
+            )
+            command.add_argument(
                 "--scheduled",
                 action="store_true",
                 help="as the daemon does it: leave requests to stop or pause in force, and end where a window closes",

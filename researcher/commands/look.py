@@ -247,6 +247,9 @@ def event_text(event: Event) -> str:
     if event.kind == "amended":
         changed = f" ({detail['changed']})" if detail.get("changed") else ""
         return f"the plan was amended by {detail['by']} to version {detail['version']}{changed}: {detail['because']}"
+    if event.kind == "moved":
+        before = ", ".join(detail["before"]) or "servers of its own"
+        return f"it goes on with {', '.join(detail['after'])} in place of {before}"
     if event.kind == MODELS_KEPT:
         return f"{detail['models']} models are kept in {detail['in']}"
     if event.kind == MODELS_NOT_KEPT:

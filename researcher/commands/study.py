@@ -49,9 +49,7 @@ from researcher.workshop.writing import NEW
 def start_command(args: argparse.Namespace) -> int:
     """Plan, freeze, conduct, report."""
     topic = _topic(args.topic)
-    for url in args.server:
-        if not url.startswith(("http://", "https://")):
-            raise UsageError(f"--server {url!r} is no address; write it as http://host:8642")
+    _check_addresses(args.server)
     check_installed(args.sink)
     check_clients(args.clients, args.instrument)
     _check_keeping(args)
@@ -172,9 +170,37 @@ def resume_command(args: argparse.Namespace) -> int:
     home.store.plan(study_id)
     if home.store.events(study_id, limit=1, kind="reproduces"):
         raise WrongState(f"{study_id} runs one trial of an archive again: `researcher reproduce` begins it anew")
+    if args.server:
+        _move(home, study_id, args.server)
     if not args.scheduled:
         home.store.clear_requests(study_id)
     return _conduct(home, study_id, as_json=args.json, wait=not args.scheduled)
+
+
+def _move(home: Home, study_id: str, urls: list[str]) -> None:
+    """Have the study go on with these servers. Trials under way elsewhere begin anew on them.
+
+    Raises: UsageError; LeaseHeld when another process works on the study.
+    """
+    _check_addresses(urls)
+    plan, options = home.store.plan(study_id), home.store.study(study_id).options
+    if options.get("keep_models"):
+        raise UsageError(
+            "--server: the study keeps its models, which only servers that it starts itself do; leave it out"
+        )
+    check_servers(plan, urls)
+    if options.get("clients", "local") != "local":
+        folder = open_instrument(options["instrument"])
+        check_cluster(options["clients"], plan, folder, urls, say)
+    with owned_now(home.store, study_id) as store:
+        store.move(study_id, urls)
+
+
+def _check_addresses(urls: list[str]) -> None:
+    """Raises: UsageError."""
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"--server {url!r} is no address; write it as http://host:8642")
 
 
 async def _wound_up(home: Home, study_id: str, tell: Callable[[str], None]) -> Outcome:

@@ -243,8 +243,6 @@ class StudyData:
     events: tuple[Event, ...] = ()
     repairs: tuple[RepairRecord, ...] = ()
     """Changes of the instrument's code while the study ran."""
-    notes: tuple[str, ...] = ()
-    """What a reader must know and the records do not say: amendments, a server that was replaced."""
     altered: Mapping[str, Sequence[tuple[str, Any, Any]]] = field(default_factory=dict)
     """Of rows of hypotheses and stages that do not say what the plan says: columns, as stored, as planned, by `hypothesis H1`."""
     decided: Mapping[str, Sequence[str]] | None = None

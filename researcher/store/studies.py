@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -83,6 +83,15 @@ class Studies(Sessions):
             row.status, row.reason, row.updated_at = status, reason, now
             row.ended_at = now if status.ended else None
             self._tell(session, study_id, "study", study_id)
+
+    def move(self, study_id: str, servers: Sequence[str]) -> None:
+        """From now on the study runs on these servers. Nothing changes where it does already."""
+        with self._owning(study_id) as session:
+            row = self._study_row(session, study_id)
+            before = list(row.options.get("servers", ()))
+            if before != list(servers):
+                row.options, row.updated_at = {**row.options, "servers": list(servers)}, self._clock.now()
+                self._journal(session, study_id, "moved", before=before, after=list(servers))
 
     # -- what people ask for: no lease needed -------------------------------------------------------------------------
 

@@ -390,6 +390,14 @@ class StoreContract:
         store.save_plan(study, example_plan())
         assert store.study_data(study).repairs == (kept,)
 
+    def test_a_study_moves_to_other_servers_and_says_so_once(self, store: Store) -> None:
+        study = store.create_study("a topic", {"servers": ["http://a"], "engine": "local"})
+        for _ in range(2):
+            store.move(study, ["http://b", "http://c"])
+        assert store.study(study).options == {"servers": ["http://b", "http://c"], "engine": "local"}
+        [event] = store.events(study, kind="moved")
+        assert event.detail == {"before": ["http://a"], "after": ["http://b", "http://c"]}
+
     def test_llm_calls_and_schedules_are_kept(self, store: Store, study: str) -> None:
         call = LlmCall(purpose="plan", model="m", request={"q": 1}, answer={"a": "ü"}, at=2.0)
         store.record_llm_call(study, call)

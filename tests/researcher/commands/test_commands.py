@@ -763,3 +763,21 @@ def test_a_damaged_database_is_one_row_of_the_doctors(
     said = capsys.readouterr().out
     assert "MISSING  database: cannot open" in said
     assert "models:" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "told"),
+    [
+        ({}, "host:8642", "is no address"),
+        ({"keep_models": True}, "http://127.0.0.1:1", "the study keeps its models"),
+    ],
+)
+def test_a_study_does_not_go_on_with_servers_that_are_none_or_keep_no_models(
+    options: dict[str, object], given: str, told: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    study = store.create_study("a topic", {"servers": [], **options})
+    store.save_plan(study, example_plan())
+    assert main(["resume", study, "--server", given]) == USAGE
+    assert told in capsys.readouterr().err
+    assert store.study(study).options["servers"] == []

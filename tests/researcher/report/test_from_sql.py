@@ -251,3 +251,10 @@ def test_without_a_price_the_report_says_so_and_without_an_llm_it_is_silent(stor
     store.record_llm_call(study_id, LlmCall(purpose="plan", model="m", request={}, answer={}, prompt_tokens=7, at=1.0))
     told = (report(store, study_id, tmp_path / "second") / "report.md").read_text()
     assert "- Planner LLM: 1 call, 7 tokens of prompts and answers; the endpoint stated no cost" in told
+
+
+def test_a_report_tells_of_servers_that_were_replaced(store: Store, tmp_path: Path) -> None:
+    study_id = recorded(store, supported())
+    store.move(study_id, ["http://b:1"])
+    told = (report(store, study_id, tmp_path) / "report.md").read_text()
+    assert "it went on with `http://b:1` in place of those that it had started itself." in told
