@@ -14,6 +14,11 @@ def one_line(text: str) -> str:
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
+def printable(text: str) -> str:
+    """Text of others over as many lines as it has, with what a terminal would obey written out: `\\x1b`."""
+    return "".join(each if each == "\n" or each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def silence(stream: TextIO) -> None:
     """Send what is still written to a stream nowhere, also what Python flushes at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -75,6 +75,7 @@ async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attem
     from swarm.client import Patience, SwarmClient
     from swarm.client.crew import hand_in
     from swarm.client.messages import sendable
+    from swarm.client.tasks import rolled_out
 
     sampling = {} if args.temperature is None else {"temperature": args.temperature}
     attempt = _Attempt()
@@ -84,7 +85,7 @@ async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attem
     ) as swarm:
         async with swarm.episode(task_id=task.id, kind="eval", sampling=sampling) as episode:
             try:
-                outcome = await rollout(episode, task)
+                outcome = await rolled_out(rollout, episode, task)
                 if episode.aborted:
                     attempt.failure = "the rollout aborted its episode"
                 else:

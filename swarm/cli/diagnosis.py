@@ -9,6 +9,7 @@ from statistics import fmean
 
 from pydantic import BaseModel
 
+from foundation.streams import one_line
 from swarm.protocol.episodes import DropReason, EpisodeState, EpisodeTrace
 from swarm.protocol.mismatch import MISMATCH, STALENESS, outgrown
 from swarm.protocol.status import RunReport
@@ -201,7 +202,7 @@ def _findings(made: Diagnosis, run: RunReport | None) -> Iterable[str]:
             yield f"{count} of {made.calls_read} calls forked ({cause}): {FORK_ADVICE.get(cause, 'see the echo rule')}"
     for client in made.clients:
         if client.failed >= 0.5 * client.episodes:
-            yield f"client {client.client_id} version {client.client_version}: {client.failed} of {client.episodes} episodes failed"
+            yield f"client {_named(client)}: {client.failed} of {client.episodes} episodes failed"
 
 
 def _about_steps(run: RunReport) -> Iterable[str]:
@@ -223,6 +224,10 @@ def _about_steps(run: RunReport) -> Iterable[str]:
             f"sampler and trainer disagree by {last[MISMATCH]:.2f} nats per token: set "
             "algorithm.importance_correction to truncated, or train in the sampler's precision"
         )
+
+
+def _named(client: ClientRecord) -> str:
+    return f"{one_line(client.client_id)} version {one_line(client.client_version)}"
 
 
 def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
@@ -251,10 +256,7 @@ def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
     newest = max((client.last_failure.claimed_at for client in made.clients if client.last_failure), default=0.0)
     for client in made.clients:
         reward = "-" if client.reward_mean is None else f"{client.reward_mean:.3f}"
-        lines.append(
-            f"  {client.client_id} version {client.client_version}: {client.episodes} episodes, reward {reward}, "
-            f"{client.failed} failed"
-        )
+        lines.append(f"  {_named(client)}: {client.episodes} episodes, reward {reward}, {client.failed} failed")
         failure = client.last_failure
         lines += _failure_lines(failure, whole=detail or (failure is not None and failure.claimed_at == newest))
     return "\n".join(lines)

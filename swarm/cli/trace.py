@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.commandline import UsageError
+from foundation.streams import one_line, printable
 from swarm.cli import connection
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def entry_line(entry: LedgerEntry) -> str:
     fate = entry.state if entry.step is None else f"{entry.state} at step {entry.step}"
     why = "" if entry.reason is None else f" ({entry.reason})"
     reward = "-" if entry.reward is None else f"{entry.reward:g}"
-    return f"{entry.episode_id}  {entry.kind}  task {entry.task_id}  reward {reward}  {entry.calls} calls  {fate}{why}"
+    return f"{entry.episode_id}  {entry.kind}  task {one_line(entry.task_id)}  reward {reward}  {entry.calls} calls  {fate}{why}"
 
 
 def trace_text(trace: EpisodeTrace) -> str:
@@ -88,7 +89,7 @@ def trace_text(trace: EpisodeTrace) -> str:
         lines += [f"  {message_line(message)}" for message in view.call.request.get("messages") or ()]
         for choice in view.call.answer.get("choices") or ():
             lines.append(f"  → {message_line(choice.get('message') or {'content': choice.get('text')})}")
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def tokens_text(trace: EpisodeTrace, *, colour: bool, whole: bool = False, logprobs: bool = False) -> str:
@@ -142,7 +143,7 @@ def message_line(message: dict[str, Any]) -> str:
 def _opening(trace: EpisodeTrace) -> list[str]:
     lines = [entry_line(trace.entry)]
     if trace.entry.detail:
-        lines += [f"  {line}" for line in trace.entry.detail.splitlines()]
+        lines += [f"  {printable(line)}" for line in trace.entry.detail.splitlines()]
     if trace.entry.calls and not trace.calls:
         lines.append("  its calls were freed; only their number is kept")
     return lines
@@ -154,7 +155,7 @@ def _painted(tokens: list[TokenView], *, colour: bool) -> str:
 
 
 def _painted_text(origin: str, text: str, *, colour: bool) -> str:
-    text = "".join(char if char == "\n" or char.isprintable() else repr(char)[1:-1] for char in text)
+    text = printable(text)
     if colour:
         return "\n".join(f"\x1b[{_COLOURS[origin]}m{line}\x1b[0m" for line in text.split("\n"))
     opening, closing = _MARKS[origin]

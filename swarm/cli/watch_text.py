@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foundation.streams import one_line
 from swarm.cli.watch import ServerView
 
 CELLS = 60
@@ -89,8 +90,8 @@ def client_rows(view: ServerView) -> list[Row]:
     """By client and version: episodes, mean reward, failures."""
     return [
         (
-            one.client_id,
-            f"version {one.client_version}",
+            one_line(one.client_id),
+            f"version {one_line(one.client_version)}",
             f"{one.episodes} episodes",
             "reward -" if one.reward_mean is None else f"reward {one.reward_mean:.3f}",
             f"{one.failed} failed",
@@ -104,7 +105,8 @@ def failure_lines(view: ServerView) -> list[str]:
     lines = []
     for failure in view.failures[:FAILURES_SHOWN]:
         said = (failure.detail or "").strip().splitlines()
-        lines.append(f"{failure.reason} {failure.episode_id} {failure.client_id}: {said[-1] if said else ''}")
+        last = one_line(said[-1]) if said else ""
+        lines.append(f"{failure.reason} {failure.episode_id} {one_line(failure.client_id)}: {last}")
     return lines
 
 

@@ -32,7 +32,7 @@ from swarm.client.errors import (
 )
 from swarm.client.lanes import Lanes
 from swarm.client.progress import ProgressLine, terminal
-from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, as_runtime_error, each
+from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each, rolled_out
 from swarm.protocol.episodes import EpisodeKind, EpisodeState, LedgerEntry
 from swarm.protocol.errors import SwarmError
 
@@ -268,7 +268,7 @@ class Crew:
 
     async def _play(self, episode: Episode, task: Task) -> _Fate:
         """The rollout itself. It is cancelled when the lease is lost; its exceptions cost this episode alone."""
-        playing = asyncio.ensure_future(self._rolled_out(episode, task))
+        playing = asyncio.ensure_future(rolled_out(self._rollout, episode, task))
         episode.on_lost = playing.cancel
         try:
             outcome = await playing
@@ -291,12 +291,6 @@ class Crew:
             self._last_crash = traceback.format_exception_only(error)[-1].strip()
             return _given_up(episode, traceback.format_exc(), error)
         return _Fate.ENDED
-
-    async def _rolled_out(self, episode: Episode, task: Task) -> Outcome | float | None:
-        try:
-            return await self._rollout(episode, task)
-        except SystemExit as error:
-            raise as_runtime_error(error, "the rollout") from None
 
     def _count(self, fate: _Fate, episode: Episode, line: ProgressLine) -> None:
         if fate is _Fate.ENDED:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from swarm.client.episode import Episode
 
 
+LONGEST_TASK_ID = 1_000
+"""Characters."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One problem instance. Equal ids mean equal tasks, in every process and at any time."""
@@ -24,6 +28,10 @@ class Task:
     def __post_init__(self) -> None:
         if not self.id:
             raise ValueError("a task needs an id: episodes of equal ids are compared with each other")
+        if len(self.id) > LONGEST_TASK_ID:
+            raise ValueError(
+                f"a task's id has {LONGEST_TASK_ID} characters at most, got {len(self.id)}: {self.id[:40]!r}..."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,14 @@ def as_runtime_error(error: BaseException, whose: str) -> RuntimeError:
     """
     words = traceback.format_exception_only(error)[-1].strip()
     return RuntimeError(f"{whose} raised {words}").with_traceback(error.__traceback__)
+
+
+async def rolled_out(rollout: Rollout, episode: Episode, task: Task) -> Outcome | float | None:
+    """What the rollout returns. Its SystemExit is an error of the rollout, and not the end of who plays it."""
+    try:
+        return await rollout(episode, task)
+    except SystemExit as error:
+        raise as_runtime_error(error, "the rollout") from None
 
 
 TaskStream = Iterable[Task] | AsyncIterable[Task]

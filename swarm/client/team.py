@@ -46,6 +46,9 @@ class Team:
     """
 
     def __init__(self, members: Mapping[str, Episode], *, decider: str, patience_s: float) -> None:
+        over = [name for name, episode in members.items() if episode.ended or episode.aborted]
+        if over:
+            raise ValueError(f"{', '.join(over)} is over already: a team's members end with it")
         self.members = dict(members)
         self.committed = False
         """Whether the team is known to count."""

@@ -8,13 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from foundation.strict import StrictModel
+from swarm.protocol.quantities import NotBoolean
 
 POLICY_MODEL = "policy"
 """A model name that every server takes for the one it hosts, so that agents need not know what they are played by."""
 
 EpisodeKind = Literal["train", "eval"]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Reward = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
+MOST_REWARD = 1e12
+"""No reward is larger, either way."""
+Finite = Annotated[float, Field(allow_inf_nan=False), NotBoolean]
+Reward = Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=False), NotBoolean]
 """Bounded, so that sums and squares of any number of them are finite too, also in single precision."""
 Name = Annotated[str, Field(max_length=1_000)]
 """An id that a client chose: it stands in every row and every answer about the episode."""
@@ -39,11 +42,11 @@ class EpisodeClaim(StrictModel):
     kind: EpisodeKind = "train"
     task_id: Annotated[Name, Field(min_length=1)]
     mix: Annotated[Name | None, _EMPTY_IS_NONE] = None
-    idle_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 240.0
-    max_episode_s: Annotated[float, Field(gt=0)] | None = None
-    max_call_s: Annotated[float, Field(gt=0)] | None = None
+    idle_limit_s: Annotated[float, Field(gt=0, le=86_400), NotBoolean] = 240.0
+    max_episode_s: Annotated[float, Field(gt=0), NotBoolean] | None = None
+    max_call_s: Annotated[float, Field(gt=0), NotBoolean] | None = None
     """How long one LLM call may take. The idle limit stands still while a call is open: this bounds for how long."""
-    wait_s: Annotated[float, Field(ge=0, le=120)] = 30.0
+    wait_s: Annotated[float, Field(ge=0, le=120), NotBoolean] = 30.0
     idempotency_key: IdempotencyKey = None
 
 

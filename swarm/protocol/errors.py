@@ -2,7 +2,7 @@
 
 SwarmError
 └── Refusal(code, detail, fields)       raised by the server's own parts, and by the client for any answer with a code
-    └── BodyTooLarge(limit_bytes)       over_limit, with HTTP's own status for it
+    └── BodyTooLarge(limit_bytes)       invalid_spec, with HTTP's own status for it
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class BodyTooLarge(Refusal):
     """A request that is not read to its end."""
 
     def __init__(self, limit_bytes: int) -> None:
-        super().__init__(ErrorCode.OVER_LIMIT, f"the body is larger than {limit_bytes / 2**20:g} MiB; send less")
+        super().__init__(ErrorCode.INVALID_SPEC, f"the body is larger than {limit_bytes / 2**20:g} MiB; send less")
 
     @property
     def status(self) -> int:

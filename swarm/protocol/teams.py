@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from foundation.strict import StrictModel
 from swarm.protocol.episodes import Finite, Reward
+from swarm.protocol.quantities import NotBoolean
 
 TeamOutcome = Literal["committed", "aborted"]
 
@@ -50,7 +51,7 @@ class EpisodePreparation(StrictModel):
     lease: str
     decider: Decider
     result: TeamResult
-    patience_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    patience_s: Annotated[float, Field(ge=1, le=86_400), NotBoolean] = 60.0
     """How long the client may be silent from now on: then the decider aborts, and the others ask the decider."""
 
 

@@ -64,7 +64,7 @@ def create_app(
     agents = InferenceRoutes(gateway=gateway, keys=keys, info=info, started_at=clock.now())
     measures = MetricsRoutes(desk=desk, tokens=tokens)
     operations = [*agents.operations(), *control.operations(), *teams.operations(), *measures.operations()]
-    app = FastAPI(title="Swarm server", version="1", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Swarm server", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.public_url = public_url
     app.add_middleware(wire.StraightSend)
     for operation in operations:

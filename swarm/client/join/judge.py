@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -11,7 +12,7 @@ from swarm.client.errors import WorkflowFault
 from swarm.client.join.model import ask_once, message_of, shown
 from swarm.client.join.person import choose
 from swarm.client.join.sitting import Sitting
-from swarm.client.tasks import Outcome, Rollout, Task
+from swarm.client.tasks import Outcome, Rollout, Task, rolled_out
 from swarm.protocol.episodes import EpisodeTrace, RecordedCall
 
 BETTER, WORSE, TIE = 1.0, 0.0, 0.5
@@ -47,18 +48,18 @@ async def _judged(sitting: Sitting, task: Task, rollout: Rollout, pair: tuple[Ep
         return
     rewards = {"t": (TIE, TIE), "n": (WORSE, WORSE), "a": (BETTER, WORSE), "b": (WORSE, BETTER)}[verdict]
     for place, index in enumerate(order):
-        mate = pair[1 - index]
+        mate, own = pair[1 - index], outcomes[index].reward
         pair[index].end(
             reward=rewards[place],
             success=rewards[place] == BETTER if verdict in "abn" else None,
-            metrics={"judged": 1.0, "own_reward": outcomes[index].reward},
+            metrics={"judged": 1.0} | ({"own_reward": own} if math.isfinite(own) else {}),
             metadata={"judge": sitting.swarm.client_id, "verdict": verdict, "place": "ab"[place], "against": mate.id},
         )
 
 
 async def _played(rollout: Rollout, episode: Episode, task: Task) -> Outcome:
     """The rollout's own outcome, which counts for nothing here. Raises: WorkflowFault when it ends the episode itself."""
-    outcome = await rollout(episode, task)
+    outcome = await rolled_out(rollout, episode, task)
     if episode.ended or outcome is None:
         raise WorkflowFault("this rollout ends its episode itself; a judge needs one that returns its outcome")
     return outcome if isinstance(outcome, Outcome) else Outcome(reward=float(outcome))

@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from foundation.streams import printable
+from swarm.protocol.episodes import MOST_REWARD
 from swarm.protocol.errors import SwarmError
 
 LEAVE = "/quit"
@@ -49,7 +51,7 @@ class Terminal:
         """A question was withdrawn; what was typed for it must not answer the next one."""
 
     def show(self, text: str) -> None:
-        self._out.write(text + "\n")
+        self._out.write(printable(text) + "\n")
         self._out.flush()
 
     async def ask(self, prompt: str) -> str:
@@ -147,14 +149,14 @@ async def choose(person: Person, prompt: str, keys: str) -> str:
         person.show(f"  please answer with one of: {', '.join(key if key != ' ' else 'Enter' for key in keys)}, q")
 
 
-async def number(person: Person, prompt: str) -> float:
-    """A finite number."""
+async def reward_of(person: Person, prompt: str) -> float:
+    """A number that may be a reward."""
     while True:
         answer = (await person.ask(prompt)).strip()
         try:
             value = float(answer)
         except ValueError:
             value = float("nan")
-        if abs(value) < float("inf"):
+        if abs(value) <= MOST_REWARD:
             return value
-        person.show("  please answer with a number, as in 1, 0 or 0.5")
+        person.show(f"  please answer with a number, as in 1, 0 or 0.5, of {MOST_REWARD:g} at most either way")

@@ -17,10 +17,10 @@ from typing import Any, cast
 from swarm.client.crew import hand_in
 from swarm.client.episode import Episode
 from swarm.client.join.model import Model, ModelRefused, ask_once, message_of, shown, text_of
-from swarm.client.join.person import Person, choose, number
+from swarm.client.join.person import Person, choose, reward_of
 from swarm.client.join.seat import Seat
 from swarm.client.join.sitting import Sitting
-from swarm.client.tasks import Rollout, Task
+from swarm.client.tasks import Rollout, Task, rolled_out
 from swarm.protocol.episodes import POLICY_MODEL
 from swarm.protocol.errors import SwarmError
 
@@ -199,7 +199,7 @@ async def _played(
     """The episode's result, not sent yet."""
     async with Seat(hand.answer, sitting.swarm.ids, hand.delivered) as seat:
         seated = PlayedEpisode(episode, seat)
-        playing = asyncio.ensure_future(rollout(cast(Episode, seated), task))
+        playing = asyncio.ensure_future(rolled_out(rollout, cast(Episode, seated), task))
         try:
             first: set[asyncio.Future[Any]] = {playing, hand.fault}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -211,7 +211,7 @@ async def _played(
             await asyncio.gather(playing, return_exceptions=True)
     assert seated.result is not None
     if ask_reward:
-        seated.result["reward"] = await number(sitting.person, "reward: ")
+        seated.result["reward"] = await reward_of(sitting.person, "reward: ")
     return seated.result
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from foundation.ids import derived_seed
 from swarm.client.client import SwarmClient
 from swarm.client.episode import Episode
+from swarm.client.errors import Draining
 from swarm.client.join.person import Person
 from swarm.client.tasks import Task
 from swarm.protocol.episodes import EpisodeKind
@@ -19,7 +20,12 @@ from swarm.protocol.errors import SwarmError
 
 T = TypeVar("T")
 PAIR_CLAIMS = 4
-"""So many claims bring two slots of one group together, whatever other people do; else the task is crowded."""
+"""In one try: so many bring two slots of one group together, where nobody else claims meanwhile."""
+PAIR_TRIES = 8
+MATE_S = 5.0
+"""So long a try waits for the other slot of its group, which two who each hold one would wait for until they were thrown out."""
+PAUSES_S = (0.2, 3.0)
+"""Between two tries, at random: else both begin anew at once."""
 
 
 class TooLate(SwarmError):
@@ -65,13 +71,30 @@ class Sitting:
         )
 
     async def pair(self, task: Task, stack: AsyncExitStack) -> tuple[Episode, Episode]:
-        """Two episodes of one group, claimed until two agree; the others are given back when `stack` closes.
+        """Two episodes of one group, which are given back when `stack` closes, unless they were ended.
 
         Raises: TooLate when others take the slots between ours again and again.
         """
+        for _ in range(PAIR_TRIES):
+            async with AsyncExitStack() as claimed:
+                found = await self._pair(task, claimed)
+                if found is not None:
+                    await stack.enter_async_context(claimed.pop_all())
+                    return found
+            await self.swarm.clock.sleep(random.uniform(*PAUSES_S))
+        raise TooLate(f"others take the slots of task {task.id} one by one; try again")
+
+    async def _pair(self, task: Task, claimed: AsyncExitStack) -> tuple[Episode, Episode] | None:
+        """One try; None: all that it held is given back when `claimed` closes. Raises: TooLate."""
         held: dict[str | None, Episode] = {}
         for _ in range(PAIR_CLAIMS):
-            episode = await stack.enter_async_context(self.episode(task))
+            try:
+                async with asyncio.timeout(MATE_S if held else None):
+                    episode = await claimed.enter_async_context(self.episode(task))
+            except TimeoutError:
+                break
+            except Draining as error:
+                raise TooLate(f"others are at task {task.id}: {error}") from error
             mate = held.pop(episode.grant.group_id, None)
             if mate is not None:
                 for spare in held.values():
@@ -80,7 +103,7 @@ class Sitting:
             held[episode.grant.group_id] = episode
         for spare in held.values():
             spare.abort("no two slots of one group were free")
-        raise TooLate(f"others take the slots of task {task.id} one by one; try again")
+        return None
 
     async def in_time(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is cancelled after max_episode_s. Raises: TooLate."""

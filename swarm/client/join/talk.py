@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from swarm.client.join.model import Model, message_of, shown
-from swarm.client.join.person import number
+from swarm.client.join.person import reward_of
 from swarm.client.join.sitting import Sitting
 from swarm.client.tasks import Task
 
@@ -47,4 +47,4 @@ async def _talked(sitting: Sitting, task: Task, model: Model) -> tuple[float, in
         if not words:
             break
         messages.append({"role": "user", "content": words})
-    return await number(person, "reward: "), turns
+    return await reward_of(person, "reward: "), turns

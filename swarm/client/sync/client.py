@@ -311,8 +311,8 @@ class _Stream(AsyncIterable[Task]):
 
     async def __aiter__(self) -> AsyncIterator[Task]:
         drawn = await asyncio.wrap_future(self._thread.begin(functools.partial(iter, self._tasks)))
-        following = functools.partial(next, drawn, None)
-        while (task := await asyncio.wrap_future(self._thread.begin(following))) is not None:
+        following = functools.partial(next, drawn, self)  # which is no task
+        while (task := await asyncio.wrap_future(self._thread.begin(following))) is not self:
             yield task
 
 

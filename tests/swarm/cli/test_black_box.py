@@ -68,6 +68,10 @@ def test_scripts_branch_on_exit_codes(server: ServerProcess, swarm: Swarm, tmp_p
     assert renewed["episode_id"] == held["episode_id"]
     assert renewed["expires_at"] >= held["expires_at"]
     assert swarm("episode", "claim", "--task", "u", "--wait-s", "0")[0] == 4, "all groups are open"
+    large = json.loads(grant.read_text()) | {"metadata": {"transcript": "x" * 2**22}}
+    (tmp_path / "large.json").write_text(json.dumps(large))
+    code, _, err = swarm("episode", "end", str(tmp_path / "large.json"), "--reward", "1")
+    assert (code, "larger than 4 MiB" in err) == (1, True)
     code, out, err = swarm(
         "episode", "end", str(grant), "--reward", "1", "--agent-reward", "a=0.5", "--metadata", '{"k": [1]}'
     )

@@ -114,6 +114,34 @@ async def test_a_pair_is_of_one_group_whatever_slots_others_hold(echo_server: Se
         }
 
 
+async def test_two_judges_who_each_hold_a_slot_give_it_back_and_both_get_a_pair(
+    echo_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.client.join.sitting.MATE_S", 1.0)
+    monkeypatch.setattr("swarm.client.join.sitting.PAUSES_S", (0.0, 2.0))
+
+    async def pair(seat: Sitting) -> None:
+        async with AsyncExitStack() as stack:
+            for episode in await seat.pair(TASK, stack):
+                episode.abort("it was a pair")
+
+    async with sitting(echo_server) as one, sitting(echo_server) as other:
+        async with asyncio.timeout(60):
+            await asyncio.gather(pair(one), pair(other))
+        assert [entry.detail for entry in await entries(one)].count("it was a pair") == 4
+
+
+async def test_a_judges_verdict_counts_whatever_the_rollout_said_of_itself(echo_server: ServerProcess) -> None:
+    async def rollout(episode: Episode, task: Task) -> float:
+        return float("nan")
+
+    async with sitting(echo_server, "a") as seat:
+        await judge(seat, TASK, rollout)
+        found = await entries(seat)
+        assert {entry.reward for entry in found} == {0.0, 1.0}
+        assert all("own_reward" not in entry.metrics for entry in found)
+
+
 async def test_a_judge_sees_whole_rollouts_and_their_own_rewards_do_not_count(echo_server: ServerProcess) -> None:
     async def rollout(episode: Episode, task: Task) -> Outcome:
         async with Model(episode) as model:

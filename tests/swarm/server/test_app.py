@@ -499,7 +499,7 @@ async def test_a_control_body_that_would_keep_everybody_waiting_is_refused(
 ) -> None:
     small_objects = b'{"metadata": [' + b"{}," * (wire.MAX_CONTROL_BYTES // 3) + b"{}]}"
     document = assert_problem(
-        await served.http.request(method, f"/swarm/v1{path}", content=small_objects), 413, "over_limit"
+        await served.http.request(method, f"/swarm/v1{path}", content=small_objects), 413, "invalid_spec"
     )
     assert "larger than 4 MiB" in document["detail"]
 
@@ -510,7 +510,7 @@ async def test_a_body_that_is_too_large_is_refused_with_its_limit(
     grant = await served.claim(await served.start_run())
     monkeypatch.setattr(wire, "MAX_BODY_BYTES", 2**20)
     answer = await chat(served, grant["api_key"], note="x" * 2**20)
-    assert_openai_error(answer, 413, "over_limit")
+    assert_openai_error(answer, 413, "invalid_spec")
     assert "larger than 1 MiB" in answer.json()["error"]["message"]
     told = await served.http.post("/v1/messages", content=b" " * (2**20 + 1), headers=_bearer(grant["api_key"]))
     assert (told.status_code, told.json()["error"]["type"]) == (413, "request_too_large")
