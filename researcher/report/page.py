@@ -29,6 +29,7 @@ from researcher.models import (
 from researcher.report.claims import Ledger, Style, decimals_of
 from researcher.report.drawing import Interval, Line, effects, learning_curves, sparkline
 from researcher.report.expressions import call
+from researcher.report.outcomes import Ending, ending_of, outcome_of, rule_of
 from researcher.report.parts import (
     ArmPart,
     CensoredPart,
@@ -51,7 +52,9 @@ class Page:
     data: StudyData
     plan: Plan
     outcome: str
-    """`decided`, `underpowered`, `halted` (a rule could not be evaluated), or `open` while stages are not over."""
+    """As `researcher.report.outcomes` names them."""
+    ending: Ending | None
+    """Why the study ended, where its outcome is `ended`."""
     rule: str | None
     """What the plan's rule said, in its words, where it asks for an order of the arms or for what goes on: or that it told nothing."""
     study: Claims
@@ -125,11 +128,13 @@ def page(records: Records) -> Page:
     curves = [trial.series.get(_CURVE, ()) for trial in records.data.trials if trial.status in ENDED]
     trials = [_trial(ledger, trial, metrics, curves) for trial in records.data.trials]
     decided = [metric for metric in metrics if any(h.metric == metric.name for h in plan.hypotheses)]
+    outcome = outcome_of(records)
     return Page(
         data=records.data,
         plan=plan,
-        outcome=_outcome(records),
-        rule=_rule(records),
+        outcome=outcome,
+        ending=ending_of(records.data) if outcome == "ended" else None,
+        rule=rule_of(records),
         study=study,
         budget=_budget(ledger),
         stages=[(stage, _stage(ledger, stage)) for stage in plan.stages],
@@ -148,27 +153,6 @@ def page(records: Records) -> Page:
         effects=effects([_interval(part) for part in hypotheses if part.measured]),
         claims=ledger.claims,
     )
-
-
-def _outcome(records: Records) -> str:
-    last = records.path[-1] if records.path else None
-    if last is None or last.action == "stage":
-        return "open"
-    if last.action == "underpowered":
-        return "underpowered"
-    return "decided" if last.by_plan else "halted"
-
-
-def _rule(records: Records) -> str | None:
-    chosen = [one for one in records.path if one.to is not None and len(records.plan.alternatives(one.to)) > 1]
-    if chosen:
-        return chosen[-1].reason
-    asked = [branch for branch in records.plan.branches if branch.when.kind == "order"]
-    if not asked or _outcome(records) != "decided":
-        return None
-    last = records.path[-1]
-    held = any((branch.stage, branch.reason) == (last.after, last.reason) for branch in asked)
-    return last.reason if held else "no order of the arms can be told from these trials"
 
 
 def _metrics(plan: Plan) -> list[Metric]:
