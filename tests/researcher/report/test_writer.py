@@ -310,3 +310,10 @@ def test_where_the_plan_asks_for_an_order_the_answer_begins_with_it(
     noise = (-0.01, 0.0, 0.01)
     trials = trials_with(plan, {arm: [mean + e for e in noise] for arm, mean in zip(arms, means, strict=True)})
     assert answer(concluded(plan, trials), tmp_path).replace("`", "").startswith(said)
+
+
+def test_without_spread_between_seeds_no_more_seeds_are_advised(tmp_path: Path) -> None:
+    text = markdown(two_arms((0.5, 0.5, 0.5), (0.3, 0.3, 0.3)), tmp_path)
+    assert "see whether what is measured is broken" in text.split("## What to ask next")[1]
+    assert "takes more seeds" not in text
+    assert "the noise floor cannot tell which effect" in text
