@@ -87,9 +87,23 @@ class Page:
         return any(part.stage.keep is not None for part in self.hypotheses)
 
     @property
+    def looked(self) -> bool:
+        """Whether the same comparison is looked at by several stages, as its seeds come in."""
+        return any(stage.spends is not None for stage in self.plan.stages)
+
+    @property
     def only(self) -> HypothesisPart | None:
         """The hypothesis, where the plan has one."""
         return self.hypotheses[0] if len(self.hypotheses) == 1 else None
+
+    @property
+    def advised(self) -> list[HypothesisPart]:
+        """Those of which there is something to say about what to ask next. Of an underpowered study one for each number of seeds."""
+        if self.outcome == "ended":
+            return []
+        if self.outcome == "underpowered":
+            return list({part.claims["seeds_needed"].value: part for part in reversed(self.hypotheses)}.values())[::-1]
+        return self.hypotheses
 
     @property
     def amendments(self) -> list[dict[str, Any]]:
@@ -196,6 +210,9 @@ def _stage(ledger: Ledger, stage: Stage) -> Claims:
         name: ledger.claim(f"stage.{stage.id}.{name}", f"{call('stage', stage.id)}.{name}", Style.COUNT)
         for name in ("seeds", "max_seeds", "first_seed")
     }
+    if stage.spends is not None:
+        spends = f"{call('stage', stage.id)}.spends"
+        claims["spends"] = ledger.claim(f"stage.{stage.id}.spends", spends, Style.PLAIN)
     made = call("count_trials", stage=stage.id)
     return {**claims, "trials": ledger.claim(f"stage.{stage.id}.trials", made, Style.COUNT)}
 

@@ -292,7 +292,8 @@ class Vocabulary:
 
     def stage(self, id: str) -> Answer:
         stage = self._stage(id)
-        return {"seeds": stage.seeds, "max_seeds": stage.max_seeds, "first_seed": stage.first_seed}
+        names = ("seeds", "max_seeds", "first_seed", "spends")
+        return {name: getattr(stage, name) for name in names}
 
     def level(self, arm: str, factor: str) -> Value:
         """At which level an arm sets a factor."""
