@@ -283,6 +283,8 @@ def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis) -> Hyp
         measured=isinstance(records.conclusions.effects[id], Effect),
         censored=censored(records.plan, hypothesis, records.data.trials).any,
         left_behind=_left_behind(records, hypothesis),
+        crossed=bool(hypothesis.treatment_arms)
+        and hypothesis.factor not in {each.name for each in records.plan.factors},
         claims=claims,
     )
 
@@ -421,7 +423,7 @@ def _by_arm(records: Records) -> list[tuple[str, list[TrialRecord]]]:
 
 def _interval(part: HypothesisPart) -> Interval:
     return Interval(
-        label=f"{part.hypothesis.id}  {part.hypothesis.treatment}",
+        label=f"{part.hypothesis.id}  {part.hypothesis.factor if part.crossed else part.hypothesis.treatment}",
         verdict=part.verdict,
         diff=part.claims["diff"],
         low=part.claims["low"],

@@ -76,3 +76,18 @@ def test_a_race_that_was_never_begun_was_not_run_and_takes_one_line_of_advice(tm
     assert "which helps to say which arm is confirmed, was not run" in text
     assert "is not over" not in text
     assert text.split("## What to ask next")[1].count("seeds per arm, state a larger effect") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [((0.1, 0.1, 0.5, 0.5), "each level may be chosen by itself"), ((0.1, 0.2, 0.5, 0.9), "depends")],
+)
+async def test_an_interaction_is_told_as_what_it_is(values: tuple[float, ...], said: str, tmp_path: Path) -> None:
+    plan = await planned("Do a learning rate of 1e-5 or 4e-5 and a group size of 4 or 8 interact?")
+    markdown, html = files(plan, tmp_path, *values)
+    assert ": unlike" not in markdown + html
+    assert "the interaction `learning_rate x group_size` on" in markdown
+    assert "H3  learning_rate x group_size<" in html
+    advice = next(line for line in markdown.split("## What to ask next")[1].splitlines() if "`H3`" in line)
+    assert said in advice
+    assert "by cost" not in advice
