@@ -40,6 +40,7 @@ from researcher.report.parts import (
     StepPart,
     TrialPart,
 )
+from researcher.report.planned import budget_claims, known_part, stage_claims, study_claims
 from researcher.report.records import ENDED, Records
 
 _CURVE = "reward_mean"
@@ -137,7 +138,7 @@ def page(records: Records) -> Page:
     """
     ledger, plan = Ledger(records), records.plan
     metrics = _metrics(plan)
-    study = _study(ledger)
+    study = study_claims(ledger)
     hypotheses = [_hypothesis(ledger, records, one) for one in plan.hypotheses]
     curves = [trial.series.get(_CURVE, ()) for trial in records.data.trials if trial.status in ENDED]
     trials = [_trial(ledger, trial, metrics, curves) for trial in records.data.trials]
@@ -150,9 +151,9 @@ def page(records: Records) -> Page:
         ending=ending_of(records.data) if outcome == "ended" else None,
         rule=rule_of(records),
         study=study,
-        budget=_budget(ledger),
-        stages=[(stage, _stage(ledger, stage)) for stage in plan.stages],
-        known=[_known(ledger, known) for known in plan.known if isinstance(known, Known)],
+        budget=budget_claims(ledger),
+        stages=[(stage, stage_claims(ledger, stage)) for stage in plan.stages],
+        known=[known_part(ledger, known) for known in plan.known if isinstance(known, Known)],
         hypotheses=hypotheses,
         arms=[_arm(ledger, arm, metrics) for arm in plan.arms],
         trials=trials,
@@ -175,70 +176,6 @@ def _metrics(plan: Plan) -> list[Metric]:
 
 
 # -- sections -----------------------------------------------------------------------------------------------------------
-
-
-def _study(ledger: Ledger) -> Claims:
-    asked = {
-        "plan_hash": (call("plan_hash"), Style.WORD),
-        "version": (call("plan", "version"), Style.COUNT),
-        "steps": (call("plan", "steps"), Style.COUNT),
-        "heldout_tasks": (call("plan", "heldout_tasks"), Style.COUNT),
-        "heldout_episodes": (call("plan", "heldout_episodes"), Style.COUNT),
-        "heldout_temperature": (call("plan", "heldout_temperature"), Style.PLAIN),
-        "power": (call("plan", "power"), Style.PERCENT),
-        "sigma_confidence": (call("plan", "sigma_confidence"), Style.PERCENT),
-        "hypotheses": (call("count_hypotheses"), Style.COUNT),
-        "tested": (call("count_tested"), Style.COUNT),
-        "trials": (call("count_trials"), Style.COUNT),
-    }
-    for status in ("done", "failed", "open"):
-        asked[status] = (call("count_trials", status=status), Style.COUNT)
-    for verdict in ("supported", "refuted", "equivalent", "inconclusive", "invalid"):
-        asked[verdict] = (call("count_verdicts", verdict), Style.COUNT)
-    for severity in ("invalid", "warning", "unchecked"):
-        asked[f"findings_{severity}"] = (call("count_findings", severity), Style.COUNT)
-    return {name: ledger.claim(f"study.{name}", text, style) for name, (text, style) in asked.items()}
-
-
-def _budget(ledger: Ledger) -> Claims:
-    styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT}
-    return {kind: ledger.claim(f"budget.{kind}", call("budget", kind), style) for kind, style in styles.items()}
-
-
-def _stage(ledger: Ledger, stage: Stage) -> Claims:
-    claims = {
-        name: ledger.claim(f"stage.{stage.id}.{name}", f"{call('stage', stage.id)}.{name}", Style.COUNT)
-        for name in ("seeds", "max_seeds", "first_seed")
-    }
-    if stage.spends is not None:
-        spends = f"{call('stage', stage.id)}.spends"
-        claims["spends"] = ledger.claim(f"stage.{stage.id}.spends", spends, Style.PLAIN)
-    made = call("count_trials", stage=stage.id)
-    return {**claims, "trials": ledger.claim(f"stage.{stage.id}.trials", made, Style.COUNT)}
-
-
-_KNOWN = {
-    "verdict": Style.WORD,
-    "diff": Style.PLAIN,
-    "low": Style.PLAIN,
-    "high": Style.PLAIN,
-    "level": Style.PERCENT,
-    "n_baseline": Style.COUNT,
-    "n_treatment": Style.COUNT,
-}
-
-
-def _known(ledger: Ledger, known: Known) -> KnownPart:
-    name = f"known.{known.id}"
-    claims = {
-        field: ledger.claim(f"{name}.{field}", f"{call('known', known.id)}.{field}", style)
-        for field, style in _KNOWN.items()
-    }
-    agreements = [
-        (hypothesis, ledger.claim(f"{name}.{hypothesis}", call("agreement", known.id, hypothesis), Style.WORD))
-        for hypothesis in known.same_as
-    ]
-    return KnownPart(known=known, claims=claims, agreements=agreements)
 
 
 _EFFECT = {
