@@ -98,13 +98,13 @@ class Conduct:
             try:
                 decision = await self._stages(study_id, plan, picture)
             except OverBudget as error:
-                interim_report(self._store, study_id, self._reports)
                 self._store.record_event(study_id, OVER_BUDGET, {"because": str(error)})
                 self._store.set_study_status(study_id, StudyStatus.STOPPED, str(error))
+                interim_report(self._store, study_id, self._reports)  # which tells how the study ended
                 raise
             except Halted as halt:
-                folder = interim_report(self._store, study_id, self._reports)
                 self._store.set_study_status(study_id, halt.status, halt.reason)
+                folder = interim_report(self._store, study_id, self._reports)
                 return Outcome(halt.status, halt.reason, folder, for_window=isinstance(halt, WindowClosed))
             folder = self._conclude(study_id, plan, decision, picture)
         return Outcome(StudyStatus.DONE, decision.reason, folder)

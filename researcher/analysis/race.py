@@ -63,7 +63,8 @@ def left_behind(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
         for arm in contenders(plan, each, trials):
             found = sample(seeds_of(each, trials), arm, hypothesis.metric)
             if found.open or len(found.values) + found.failed < each.seeds:
-                raise NotEnoughTrials(f"stage {each.id!r}, which helps to say which arm is confirmed, is not over")
+                left = "is not over" if any(trial.stage == each.id for trial in trials) else "was not run"
+                raise NotEnoughTrials(f"stage {each.id!r}, which helps to say which arm is confirmed, {left}")
     if hypothesis.sides <= set(contenders(plan, stage, trials)):
         return None
     if any(each.kind is StageKind.FINE and set(each.arms) & hypothesis.sides for each in exploring):

@@ -98,8 +98,8 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
             if wish == "pause":
                 return "; ".join(["nobody works on it; it stays where it is", *left])
             reason = STOPPED_UNPLANNED if study.plan_version is None else STOPPED_ON_REQUEST
-            folder = interim_report(own, study.id, home.studies)
             own.set_study_status(study.id, StudyStatus.STOPPED, reason)
+            folder = interim_report(own, study.id, home.studies)
             return "; ".join([reason, *left, *([] if folder is None else [f"report: {folder / 'report.md'}"])])
     except LeaseHeld as held:
         return f"asked {held.owner} to {wish}"

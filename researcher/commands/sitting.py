@@ -123,8 +123,8 @@ class Sitting:
         """Leave the study as it is to rest, with no server held by one who died over it."""
         await self._end_left()
         ends = halt.status is StudyStatus.STOPPED
-        folder = interim_report(self._store, self._study_id, self._home.studies) if ends else None
         self._store.set_study_status(self._study_id, halt.status, halt.reason)
+        folder = interim_report(self._store, self._study_id, self._home.studies) if ends else None
         return Outcome(halt.status, halt.reason, folder)
 
     def cannot_go_on(self, error: ExecutorError) -> None:

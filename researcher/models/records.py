@@ -239,6 +239,10 @@ class StudyData:
     """As recorded when the plan was frozen; `verify` compares it with `plan.digest()`."""
     trials: tuple[TrialRecord, ...]
     """Under this plan, in the order in which they were made."""
+    status: StudyStatus | None = None
+    """None: not asked."""
+    reason: str | None = None
+    """Of that status, as recorded."""
     verdicts: tuple[VerdictRecord, ...] = ()
     events: tuple[Event, ...] = ()
     repairs: tuple[RepairRecord, ...] = ()

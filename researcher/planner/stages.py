@@ -259,7 +259,9 @@ def ending(stage: Stage, hypotheses: Sequence[Hypothesis], at_end: Sequence[Bran
     found = [*worthless(stage, hypotheses), *at_end]
     if len(hypotheses) == 1:
         found.append(_stop(stage, hypotheses[0], _DECIDED, "the question is answered"))
-    reason = "every planned trial has ended; what is not decided now stays open"
+        reason = "every planned trial has ended; what is not decided now stays open"
+    else:  # some, all or none of them may be decided
+        reason = "every planned trial has ended"
     return [*found, Branch(stage=stage.id, when=Condition(kind="always"), then="stop", reason=reason)]
 
 

@@ -23,6 +23,10 @@ _INK, _GRID = "#3a3f45", "#e3e6ea"
 _WIDTH, _HEIGHT = 760, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 14, 52
 _ROW = 22
+_LABELS = 250
+"""Room for the names of effects at the least; longer ones widen the drawing."""
+_LETTER = 7.2
+"""Width of a letter on average, rather more than less."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -77,15 +81,17 @@ def effects(intervals: Sequence[Interval]) -> str:
     known = [one for one in intervals if all(isinstance(c.value, float | int) for c in (one.diff, one.low, one.high))]
     if not known:
         return ""
-    left, top, row = 250, 18, 44
+    top, row = 18, 44
+    left = max(_LABELS, 24 + _LETTER * max(len(text) for one in known for text in (one.label, one.verdict)))
+    right = left + _WIDTH - _LABELS - _RIGHT
     bottom = top + row * len(known)
     reach = [_units(claim, one) for one in known for claim in (one.low, one.diff, one.high)]
     x_ticks = ticks(min(-1.0, *reach), max(1.0, *reach), 7)
-    x = _scale([*x_ticks, -1.2, 1.2, *reach], left, _WIDTH - _RIGHT)
+    x = _scale([*x_ticks, -1.2, 1.2, *reach], left, right)
     body = [_rect(x(-1), top, x(1) - x(-1), bottom - top, "#eef2f6")]
     body += [_text(x(tick), bottom + 18, printed(tick, Style.PLAIN), "middle") for tick in x_ticks]
     body += [_rule(x(tick), top, x(tick), bottom, _INK if tick == 0 else _GRID) for tick in x_ticks]
-    body.append(_text((left + _WIDTH - _RIGHT) / 2, bottom + 38, "difference, in margins (shaded: within)", "middle"))
+    body.append(_text((left + right) / 2, bottom + 38, "difference, in margins (shaded: within)", "middle"))
     for number, one in enumerate(known):
         at = top + row * (number + 0.5)
         low, diff, high = (x(_units(claim, one)) for claim in (one.low, one.diff, one.high))
@@ -98,7 +104,7 @@ def effects(intervals: Sequence[Interval]) -> str:
             f'<circle cx="{diff:.1f}" cy="{at:.1f}" r="4.5" fill="{_COLOURS[0]}"/>',
             _text(diff, at - 10, one.diff.text, "middle", weight="600"),
         ]
-    return _svg(bottom + 48, "Effects with their intervals, in units of the margin", body)
+    return _svg(bottom + 48, "Effects with their intervals, in units of the margin", body, right + _RIGHT)
 
 
 def standalone(svg: str) -> str:
@@ -177,7 +183,7 @@ def _legend(names: Sequence[str]) -> tuple[list[str], int]:
     body: list[str] = []
     at, row = float(_LEFT), 0
     for number, name in enumerate(names):
-        room = 56 + 7.2 * len(name)
+        room = 56 + _LETTER * len(name)
         if at + room > _WIDTH and at > _LEFT:
             at, row = float(_LEFT), row + 1
         (colour, dash), y = _look(number), _HEIGHT + row * _ROW + 8
@@ -205,9 +211,9 @@ def _rect(x: float, y: float, width: float, height: float, colour: str) -> str:
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>'
 
 
-def _svg(height: float, title: str, body: Sequence[str]) -> str:
+def _svg(height: float, title: str, body: Sequence[str], width: float = _WIDTH) -> str:
     head = (
-        f'<svg viewBox="0 0 {_WIDTH} {height:.0f}" role="img" '
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         f'font-family="system-ui, sans-serif" font-size="12.5" fill="{_INK}"><title>{escape(title)}</title>'
     )
-    return "\n".join([head, f'<rect width="{_WIDTH}" height="{height:.0f}" fill="#fff"/>', *body, "</svg>"])
+    return "\n".join([head, f'<rect width="{width:.0f}" height="{height:.0f}" fill="#fff"/>', *body, "</svg>"])

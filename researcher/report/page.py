@@ -29,6 +29,7 @@ from researcher.models import (
 from researcher.report.claims import Ledger, Style, decimals_of
 from researcher.report.drawing import Interval, Line, effects, learning_curves, sparkline
 from researcher.report.expressions import call
+from researcher.report.outcomes import Ending, ending_of, outcome_of, rule_of
 from researcher.report.parts import (
     ArmPart,
     CensoredPart,
@@ -39,6 +40,7 @@ from researcher.report.parts import (
     StepPart,
     TrialPart,
 )
+from researcher.report.planned import budget_claims, known_part, stage_claims, study_claims
 from researcher.report.records import ENDED, Records
 
 _CURVE = "reward_mean"
@@ -51,7 +53,9 @@ class Page:
     data: StudyData
     plan: Plan
     outcome: str
-    """`decided`, `underpowered`, `halted` (a rule could not be evaluated), or `open` while stages are not over."""
+    """As `researcher.report.outcomes` names them."""
+    ending: Ending | None
+    """Why the study ended, where its outcome is `ended`."""
     rule: str | None
     """What the plan's rule said, in its words, where it asks for an order of the arms or for what goes on: or that it told nothing."""
     study: Claims
@@ -84,9 +88,23 @@ class Page:
         return any(part.stage.keep is not None for part in self.hypotheses)
 
     @property
+    def looked(self) -> bool:
+        """Whether the same comparison is looked at by several stages, as its seeds come in."""
+        return any(stage.spends is not None for stage in self.plan.stages)
+
+    @property
     def only(self) -> HypothesisPart | None:
         """The hypothesis, where the plan has one."""
         return self.hypotheses[0] if len(self.hypotheses) == 1 else None
+
+    @property
+    def advised(self) -> list[HypothesisPart]:
+        """Those of which there is something to say about what to ask next. Of an underpowered study one for each number of seeds."""
+        if self.outcome == "ended":
+            return []
+        if self.outcome == "underpowered":
+            return list({part.claims["seeds_needed"].value: part for part in reversed(self.hypotheses)}.values())[::-1]
+        return self.hypotheses
 
     @property
     def amendments(self) -> list[dict[str, Any]]:
@@ -120,20 +138,22 @@ def page(records: Records) -> Page:
     """
     ledger, plan = Ledger(records), records.plan
     metrics = _metrics(plan)
-    study = _study(ledger)
+    study = study_claims(ledger)
     hypotheses = [_hypothesis(ledger, records, one) for one in plan.hypotheses]
     curves = [trial.series.get(_CURVE, ()) for trial in records.data.trials if trial.status in ENDED]
     trials = [_trial(ledger, trial, metrics, curves) for trial in records.data.trials]
     decided = [metric for metric in metrics if any(h.metric == metric.name for h in plan.hypotheses)]
+    outcome = outcome_of(records)
     return Page(
         data=records.data,
         plan=plan,
-        outcome=_outcome(records),
-        rule=_rule(records),
+        outcome=outcome,
+        ending=ending_of(records.data) if outcome == "ended" else None,
+        rule=rule_of(records),
         study=study,
-        budget=_budget(ledger),
-        stages=[(stage, _stage(ledger, stage)) for stage in plan.stages],
-        known=[_known(ledger, known) for known in plan.known if isinstance(known, Known)],
+        budget=budget_claims(ledger),
+        stages=[(stage, stage_claims(ledger, stage)) for stage in plan.stages],
+        known=[known_part(ledger, known) for known in plan.known if isinstance(known, Known)],
         hypotheses=hypotheses,
         arms=[_arm(ledger, arm, metrics) for arm in plan.arms],
         trials=trials,
@@ -150,94 +170,12 @@ def page(records: Records) -> Page:
     )
 
 
-def _outcome(records: Records) -> str:
-    last = records.path[-1] if records.path else None
-    if last is None or last.action == "stage":
-        return "open"
-    if last.action == "underpowered":
-        return "underpowered"
-    return "decided" if last.by_plan else "halted"
-
-
-def _rule(records: Records) -> str | None:
-    chosen = [one for one in records.path if one.to is not None and len(records.plan.alternatives(one.to)) > 1]
-    if chosen:
-        return chosen[-1].reason
-    asked = [branch for branch in records.plan.branches if branch.when.kind == "order"]
-    if not asked or _outcome(records) != "decided":
-        return None
-    last = records.path[-1]
-    held = any((branch.stage, branch.reason) == (last.after, last.reason) for branch in asked)
-    return last.reason if held else "no order of the arms can be told from these trials"
-
-
 def _metrics(plan: Plan) -> list[Metric]:
     first = list(dict.fromkeys(hypothesis.metric for hypothesis in plan.hypotheses))
     return [plan.metric(name) for name in first] + [metric for metric in plan.metrics if metric.name not in first]
 
 
 # -- sections -----------------------------------------------------------------------------------------------------------
-
-
-def _study(ledger: Ledger) -> Claims:
-    asked = {
-        "plan_hash": (call("plan_hash"), Style.WORD),
-        "version": (call("plan", "version"), Style.COUNT),
-        "steps": (call("plan", "steps"), Style.COUNT),
-        "heldout_tasks": (call("plan", "heldout_tasks"), Style.COUNT),
-        "heldout_episodes": (call("plan", "heldout_episodes"), Style.COUNT),
-        "heldout_temperature": (call("plan", "heldout_temperature"), Style.PLAIN),
-        "power": (call("plan", "power"), Style.PERCENT),
-        "sigma_confidence": (call("plan", "sigma_confidence"), Style.PERCENT),
-        "hypotheses": (call("count_hypotheses"), Style.COUNT),
-        "tested": (call("count_tested"), Style.COUNT),
-        "trials": (call("count_trials"), Style.COUNT),
-    }
-    for status in ("done", "failed", "open"):
-        asked[status] = (call("count_trials", status=status), Style.COUNT)
-    for verdict in ("supported", "refuted", "equivalent", "inconclusive", "invalid"):
-        asked[verdict] = (call("count_verdicts", verdict), Style.COUNT)
-    for severity in ("invalid", "warning", "unchecked"):
-        asked[f"findings_{severity}"] = (call("count_findings", severity), Style.COUNT)
-    return {name: ledger.claim(f"study.{name}", text, style) for name, (text, style) in asked.items()}
-
-
-def _budget(ledger: Ledger) -> Claims:
-    styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT}
-    return {kind: ledger.claim(f"budget.{kind}", call("budget", kind), style) for kind, style in styles.items()}
-
-
-def _stage(ledger: Ledger, stage: Stage) -> Claims:
-    claims = {
-        name: ledger.claim(f"stage.{stage.id}.{name}", f"{call('stage', stage.id)}.{name}", Style.COUNT)
-        for name in ("seeds", "max_seeds", "first_seed")
-    }
-    made = call("count_trials", stage=stage.id)
-    return {**claims, "trials": ledger.claim(f"stage.{stage.id}.trials", made, Style.COUNT)}
-
-
-_KNOWN = {
-    "verdict": Style.WORD,
-    "diff": Style.PLAIN,
-    "low": Style.PLAIN,
-    "high": Style.PLAIN,
-    "level": Style.PERCENT,
-    "n_baseline": Style.COUNT,
-    "n_treatment": Style.COUNT,
-}
-
-
-def _known(ledger: Ledger, known: Known) -> KnownPart:
-    name = f"known.{known.id}"
-    claims = {
-        field: ledger.claim(f"{name}.{field}", f"{call('known', known.id)}.{field}", style)
-        for field, style in _KNOWN.items()
-    }
-    agreements = [
-        (hypothesis, ledger.claim(f"{name}.{hypothesis}", call("agreement", known.id, hypothesis), Style.WORD))
-        for hypothesis in known.same_as
-    ]
-    return KnownPart(known=known, claims=claims, agreements=agreements)
 
 
 _EFFECT = {
@@ -282,6 +220,8 @@ def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis) -> Hyp
         measured=isinstance(records.conclusions.effects[id], Effect),
         censored=censored(records.plan, hypothesis, records.data.trials).any,
         left_behind=_left_behind(records, hypothesis),
+        crossed=bool(hypothesis.treatment_arms)
+        and hypothesis.factor not in {each.name for each in records.plan.factors},
         claims=claims,
     )
 
@@ -420,7 +360,7 @@ def _by_arm(records: Records) -> list[tuple[str, list[TrialRecord]]]:
 
 def _interval(part: HypothesisPart) -> Interval:
     return Interval(
-        label=f"{part.hypothesis.id}  {part.hypothesis.treatment}",
+        label=f"{part.hypothesis.id}  {part.hypothesis.factor if part.crossed else part.hypothesis.treatment}",
         verdict=part.verdict,
         diff=part.claims["diff"],
         low=part.claims["low"],

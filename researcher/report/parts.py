@@ -23,6 +23,8 @@ class HypothesisPart:
     """Whether trials that it is judged by never reached the threshold of its metric."""
     left_behind: str | None
     """Why the plan's own rules left it untested; None where they did not."""
+    crossed: bool
+    """It is an interaction: its sides are no levels of a factor."""
     claims: Claims
 
 

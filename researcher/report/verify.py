@@ -21,6 +21,7 @@ from researcher.models import Claim, Effect, ReportSeal, StudyData, TrialRecord,
 from researcher.models.plans import leaves
 from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator
+from researcher.report.outcomes import ended_or_went_on
 from researcher.report.page import Page, page
 from researcher.report.records import Records
 from researcher.report.vocabulary import UnknownName, Value
@@ -67,6 +68,9 @@ def verify(
         since = Difference(claim="report", problem="the study went on since; `researcher report` writes it again")
         return [*_plan(records), since]
     elsewhere = seal is not None and reworded(seal)
+    if not elsewhere and ended_or_went_on(data):  # earlier versions wrote the report first, and said nothing of the end
+        told = "the study ended or went on since; `researcher report` writes it again"
+        return [*_plan(records), Difference(claim="report", problem=told)]
     found = [*_plan(records), *_claims(records, claims, elsewhere=elsewhere)]
     try:
         whole = page(records)

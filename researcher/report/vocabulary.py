@@ -89,7 +89,8 @@ class Vocabulary:
         return _or_none(lambda: hypothesis_power(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
 
     def detectable(self, hypothesis: str) -> Value:
-        """The smallest effect that the trials that were finished could show with the planned power, at the level of their look."""
+        """The smallest effect that the trials that were finished could show with the planned power, at the level of their look.
+        None where no spread was seen."""
         self._check(hypothesis)
         asked = self._hypothesis(hypothesis)
         noise, found = self._noise(asked.metric), self._records.conclusions.effects[hypothesis]
@@ -98,6 +99,8 @@ class Vocabulary:
         seeds = min(found.n_baseline, found.n_treatment)
         alpha = min(planning_alpha(self._plan, asked), 1 - found.level)
         sigma = side_sigma(asked, noise.upper)
+        if sigma == 0:
+            return None
         size = detectable_effect(seeds, sigma=sigma, alpha=alpha, power=self._plan.power)
         return size if math.isfinite(size) else None
 
@@ -289,7 +292,8 @@ class Vocabulary:
 
     def stage(self, id: str) -> Answer:
         stage = self._stage(id)
-        return {"seeds": stage.seeds, "max_seeds": stage.max_seeds, "first_seed": stage.first_seed}
+        names = ("seeds", "max_seeds", "first_seed", "spends")
+        return {name: getattr(stage, name) for name in names}
 
     def level(self, arm: str, factor: str) -> Value:
         """At which level an arm sets a factor."""

@@ -25,7 +25,12 @@ from researcher.report.page import Page, page
 from researcher.report.records import Records
 
 TEMPLATES = Path(__file__).parent / "templates"
-_MARKS = re.compile(r"([\\`*\[\]<|])")
+_MARKS = re.compile(
+    r"([\\`*\[\]<|~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)|(?<=https)[:]|(?<=http)[:]|(?<=ftp)[:]|(?<=www)[.])", re.I
+)
+"""What Markdown may read as more than a letter; `_` inside a word is none."""
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Controls: of terminals, and of the direction in which a text is shown."""
 _MARKED = re.compile(r'<data value="[^"]*" title="([^"]*)">([^<]*)</data>')
 _LONGEST_QUOTATION = 600
 
@@ -91,7 +96,7 @@ def wording() -> str:
 @cache
 def _markdown() -> Environment:
     made = _environment(autoescape=False)
-    made.filters["t"] = _quoted
+    made.filters["t"] = quoted
     made.globals |= {"n": _plain_claim, "code": _code}
     return made
 
@@ -118,7 +123,7 @@ def _environment(*, autoescape: bool) -> Environment:
 
 
 def _plain_claim(claim: Claim) -> str:
-    return _quoted(claim.text)
+    return quoted(claim.text)
 
 
 def _marked_claim(claim: Claim) -> Markup:
@@ -137,21 +142,30 @@ def marked_claims(text: str) -> list[tuple[str, str]]:
 
 def _code(name: str) -> str:
     """A name in Markdown: code spans take no escapes, so that what would end one is replaced."""
-    return f"`{' '.join(name.split()).replace('`', chr(0x2019)).replace('|', chr(0xA6))}`"
+    return f"`{_seen(name).replace('`', chr(0x2019)).replace('|', chr(0xA6))}`"
 
 
 def _html_code(name: str) -> Markup:
-    return Markup("<code>") + escape(name) + Markup("</code>")
+    return Markup("<code>") + escape(_UNSEEN.sub(_named, name)) + Markup("</code>")
 
 
 def _short(text: str) -> str:
     """A quotation, on one line, cut where it is very long, without secrets."""
-    line = " ".join(redact(text).split())
+    line = _seen(redact(text))
     return line if len(line) <= _LONGEST_QUOTATION else f"{line[:_LONGEST_QUOTATION]} …"
 
 
-def _quoted(text: str) -> str:
-    """A quotation in Markdown: it makes no table, link, or tag."""
+def _seen(text: str) -> str:
+    """On one line, with the names of what would not be seen."""
+    return _UNSEEN.sub(_named, " ".join(text.split()))
+
+
+def _named(control: re.Match[str]) -> str:
+    return f"[U+{ord(control[0]):04X}]"
+
+
+def quoted(text: str) -> str:
+    """A quotation in Markdown: it makes no table, link, tag, entity or emphasis."""
     return _MARKS.sub(r"\\\1", _short(text))
 
 

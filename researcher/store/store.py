@@ -77,12 +77,15 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             events, repairs = self.events(study_id, limit=100_000), self.repairs(study_id)
         with readable("the rows of llm_calls"):
             llm_calls = self.llm_calls(study_id)
+        study = self.study(study_id)
         return StudyData(
             study_id=study_id,
-            topic=self.study(study_id).topic,
+            topic=study.topic,
             plan=plan,
             plan_hash=digest,
             trials=tuple(trials),
+            status=study.status,
+            reason=study.reason,
             verdicts=tuple(verdicts),
             events=tuple(events),
             repairs=tuple(repairs),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.knowledge import findings_of
-from researcher.models import Event, Plan, StudyData, TrialRecord
+from researcher.models import Event, Plan, StudyData, StudyStatus, TrialRecord
 from researcher.report.records import Records
 from tests.fakes.study import SENTINELS, done_trial, failed_trial, planned_trial, study_plan, trials_with
 
@@ -90,6 +90,10 @@ def unfinished() -> StudyData:
     return concluded(plan, trials + [planned_trial(plan, TREATMENT, seed) for seed in (1, 2)])
 
 
+def stopped() -> StudyData:
+    return dataclasses.replace(unfinished(), status=StudyStatus.STOPPED, reason="stopped on request")
+
+
 def many_arms() -> StudyData:
     plan = study_plan((2e-5, 4e-5, 1e-4), sentinels=SENTINELS, assumptions=("the topic names no metric",))
     values = {
@@ -113,6 +117,7 @@ STUDIES: Mapping[str, Callable[[], StudyData]] = {
         with_failures,
         all_failed,
         unfinished,
+        stopped,
         many_arms,
     )
 }

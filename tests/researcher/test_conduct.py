@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor, OnProgress, Progress
 from researcher.models import Budget, Plan, StudyStatus, TrialRecord, TrialStatus
+from researcher.report.verify import verify
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
 from researcher.view import StudyPicture
@@ -121,6 +123,34 @@ async def test_a_study_whose_report_cannot_be_written_stops_all_the_same(tmp_pat
     with pytest.raises(OverBudget):
         await conduct.carry_out(study)
     assert store.study(study).status is StudyStatus.STOPPED
+    store.close()
+
+
+@pytest.mark.parametrize("spent", [True, False])
+async def test_the_report_that_is_written_at_a_studys_end_tells_of_it_and_verifies(spent: bool, tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
+    study = store.create_study("a topic", {})
+    store.save_plan(study, study_plan())
+    store.set_budget(study, "trials", 20)
+    [trial] = store.ensure_trials(study, "floor", [("lr=base", 0)])
+    finish(store, study, trial, 0.3)
+    if spent:
+        store.set_budget(study, "wall_s", 1.0)
+        store.spend(study, "wall_s", "before", 1e9)
+    else:
+        store.request_stop(study)
+    executor = _Finishing(store, clock, 0.0)
+    executor.halted.set()
+    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    with pytest.raises(OverBudget) if spent else contextlib.nullcontext():
+        await conduct.carry_out(study)
+    assert store.study(study).status is StudyStatus.STOPPED
+    text = (tmp_path / "studies" / study / "report.md").read_text()
+    assert f"ended without its answer: {'the budget of wall time is spent' if spent else 'stopped on request'}" in text
+    assert ("`--budget`" in text) == spent
+    kept = store.claims(study), store.report_files(study), store.report_seal(study)
+    assert verify(store.study_data(study), *kept) == []
     store.close()
 
 

@@ -71,8 +71,12 @@ def test_an_arm_whose_trials_all_failed_does_not_go_on_and_without_any_the_study
 
 def test_while_the_race_runs_nobody_is_in_the_running() -> None:
     plan = race_plan()
+    begun = run(plan, until="race-1")
+    with pytest.raises(NotEnoughTrials, match=r"'race-2', .* was not run"):
+        in_the_running(plan, plan.hypotheses[0], begun)
+    cut = [*begun, done_trial(plan, ARMS[0], 5, 0.1).model_copy(update={"stage": "race-2"})]
     with pytest.raises(NotEnoughTrials, match="not over"):
-        in_the_running(plan, plan.hypotheses[0], run(plan, until="race-1"))
+        in_the_running(plan, plan.hypotheses[0], cut)
 
 
 def test_rungs_grow_with_the_noise_and_power_counts_the_race() -> None:

@@ -224,7 +224,7 @@ async def test_a_balance_is_decided_by_the_orders_that_hold() -> None:
     decision = decide(
         plan, "compare", trials_with(plan, {arm: [mean + e for e in noise] for arm, mean in lines.items()})
     )
-    assert decision.reason == "every planned trial has ended; what is not decided now stays open"
+    assert decision.reason == "every planned trial has ended"
 
 
 def test_the_last_seed_is_the_greatest_that_a_run_takes() -> None:

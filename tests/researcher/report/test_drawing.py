@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from researcher.report.drawing import learning_curves, sparkline, ticks
+from researcher.models import Claim
+from researcher.report.drawing import Interval, effects, learning_curves, sparkline, ticks
 from tests.fakes.study import done_trial, study_plan
 
 
@@ -42,3 +45,12 @@ def test_curves_have_a_line_per_seed_and_a_bold_one_per_arm() -> None:
 
 def test_nothing_recorded_is_nothing_drawn() -> None:
     assert learning_curves([("lr=base", [])], "reward_mean", "reward") == ""
+
+
+@pytest.mark.parametrize("letters", [10, 80])
+def test_the_names_of_effects_are_not_cut(letters: int) -> None:
+    low, diff, high = (Claim(name=str(value), expression="1", value=value, text="") for value in (0.1, 0.2, 0.3))
+    svg = effects([Interval(label="m" * letters, verdict="supported", diff=diff, low=low, high=high, margin=0.1)])
+    [end] = re.findall(r'<text x="([\d.]+)" [^>]*>m+<', svg)
+    [width] = re.findall(r'viewBox="0 0 (\d+) ', svg)
+    assert 7 * letters < float(end) < float(width) - 480

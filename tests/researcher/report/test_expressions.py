@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from researcher.analysis.power import detectable_effect
-from researcher.models import Branch, Condition, StudyData
+from researcher.models import Branch, Condition, Event, StudyData
 from researcher.planner.stages import compared
 from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator, call
 from researcher.report.records import Records
 from researcher.report.vocabulary import UnknownName
-from tests.fakes.concluded_study import BASE, concluded, supported, underpowered, with_failures
+from tests.fakes.concluded_study import BASE, concluded, supported, two_arms, underpowered, with_failures
 from tests.fakes.study import study_plan, trials_with
 
 HUGE = "1" + "0" * 400
@@ -191,3 +191,20 @@ def test_calls_are_written_so_that_any_name_can_be_read_back() -> None:
     with pytest.raises(UnknownName) as refused:
         value(call("mean", "auc", arm=name))
     assert repr(name) in str(refused.value)
+
+
+def test_time_between_a_failed_attempt_and_the_next_is_no_time_of_the_trial() -> None:
+    data = two_arms((0.55, 0.56, 0.54))
+    trial = data.trials[0].model_copy(update={"started_at": 100.0, "ended_at": 1000.0})
+    kinds = [("trial_begun", 100.0), ("attempt_failed", 150.0), ("trial_begun", 900.0), ("trial_done", 1000.0)]
+    events = tuple(
+        Event(seq=100 + number, study_id="st-1", at=at, kind=kind, detail={"trial": trial.key})
+        for number, (kind, at) in enumerate(kinds)
+    )
+    bare = [each.model_copy(update={"started_at": None, "ended_at": None}) for each in data.trials[1:]]
+    told = dataclasses.replace(data, trials=(trial, *bare), events=events)
+    assert Evaluator(Records(told)).value("trial_s()") == 150.0
+
+
+def test_where_no_spread_was_seen_no_effect_is_said_to_be_detectable() -> None:
+    assert Evaluator(Records(two_arms((0.5, 0.5, 0.5), (0.3, 0.3, 0.3)))).value('detectable("H1")') is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from markdown_it import MarkdownIt
 
 from researcher.models import Branch, Condition, Event, Factor, HostedModel, StudyData, TrialEvidence
 from researcher.report.verify import verify
-from researcher.report.writer import TEMPLATES, Written, write_report
+from researcher.report.writer import TEMPLATES, Written, quoted, write_report
 from tests.fakes.concluded_study import (
     STUDIES,
     concluded,
@@ -310,3 +311,39 @@ def test_where_the_plan_asks_for_an_order_the_answer_begins_with_it(
     noise = (-0.01, 0.0, 0.01)
     trials = trials_with(plan, {arm: [mean + e for e in noise] for arm, mean in zip(arms, means, strict=True)})
     assert answer(concluded(plan, trials), tmp_path).replace("`", "").startswith(said)
+
+
+def test_without_spread_between_seeds_no_more_seeds_are_advised(tmp_path: Path) -> None:
+    text = markdown(two_arms((0.5, 0.5, 0.5), (0.3, 0.3, 0.3)), tmp_path)
+    assert "see whether what is measured is broken" in text.split("## What to ask next")[1]
+    assert "takes more seeds" not in text
+    assert "the noise floor cannot tell which effect" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a &lt;b&gt; &#60; &amp;",
+        "__init__ and _this_ and a_b",
+        "~~gone~~",
+        "<b>*x*</b> [l](u) `c` | \\",
+        "5 ~ 6 & 7; A&B",
+    ],
+)
+def test_a_quotation_reads_in_markdown_as_it_was_written(text: str) -> None:
+    said = quoted(text)
+    reader = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    assert unescape(re.sub(r"</?p>\n?", "", reader.render(said))) == text
+
+
+def test_addresses_in_a_quotation_are_no_links() -> None:
+    assert quoted("see https://a.b, www.c.d: HTTP://e") == r"see https\://a.b, www\.c.d: HTTP\://e"
+    assert quoted("auc_reward at 16:30") == "auc_reward at 16:30"
+
+
+def test_what_would_turn_or_hide_text_is_named(tmp_path: Path) -> None:
+    data = replace(supported(), topic="a \u202eb\x1b c")
+    written = write_report(data, tmp_path)
+    for kind in ("markdown", "html"):
+        assert "[U+202E]b" in Path(written.files[kind]).read_text().replace("\\", "")
+        assert not re.search("[\u202e\x1b]", Path(written.files[kind]).read_text())
