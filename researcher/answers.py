@@ -96,6 +96,10 @@ def amend(
     if version is not None and version != plan.version:
         raise WrongState(f"{study.id} has plan version {plan.version} by now, not {version}; look again")
     amended = _amended(plan, change)
+    if amended == plan.model_copy(update={"version": amended.version}):
+        raise WrongState(
+            f"the plan of {study.id} (version {plan.version}) says that already: {change.told}; nothing was amended"
+        )
     _check(amended, study.options)
     with owned_now(store, study_id) as mine:
         told = {"version": amended.version, "because": because, "by": by, "changed": change.told}

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.paths import last_bytes
+from researcher.executor.diagnosis import exception_line
 from researcher.executor.processes import child_environ
 from researcher.models import Plan
 from researcher.planner.instruments import InstrumentFolder
@@ -144,7 +145,7 @@ def rehearsed(
     an LLM wrote the instrument, which no person need have read by then.
 
     names: parameters that `tasks` has to take, whether these sets give them or not.
-    Raises: PlanningRefused with what the instrument says, or the last line of its traceback.
+    Raises: PlanningRefused with what the instrument says, or the exception and where it was raised.
     """
     name = folder.instrument.name
     asked = {
@@ -159,8 +160,9 @@ def rehearsed(
         raise PlanningRefused(f"{name} draws no tasks within {_REHEARSAL_LIMIT_S:.0f} s")
     if code:
         lines = said.strip().splitlines() or [f"its process ended with {code}"]
+        error = exception_line(said) or lines[-1].strip()
         where = next((line.strip() for line in reversed(lines) if line.strip().startswith('File "')), "")
-        raise PlanningRefused(f"{name} breaks down when its tasks are drawn: {lines[-1].strip()} {where}")
+        raise PlanningRefused(f"{name} breaks down when its tasks are drawn: {error} {where}")
     answer = json.loads(out.strip().splitlines()[-1])
     if "problem" in answer:
         raise PlanningRefused(f"{name}: {answer['problem']}")

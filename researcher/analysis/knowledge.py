@@ -31,7 +31,7 @@ from swarm.models.catalogue import hosted_name
 MOST_KNOWN = 50
 """Findings that a plan quotes: those that ask the same first, then the newest."""
 SEEDS_APART = 1000
-"""A replication draws its seeds this far from those of the study before it."""
+"""A replication draws its seeds from a multiple of it on."""
 _CROSSED = " x "
 
 
@@ -197,7 +197,7 @@ def disagreement(one: Answer, other: Answer) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """The same question again: as many seeds per arm as both studies had together, and none that they had."""
+    """The same question again: as many seeds per arm as both studies had together, and none that a study of this home planned."""
 
     topic: str
     instrument: str
@@ -216,8 +216,8 @@ class Contradiction:
     settled_by: Finding | None = None
 
 
-def contradictions(findings: Sequence[Finding]) -> list[Contradiction]:
-    """Every pair, oldest first."""
+def contradictions(findings: Sequence[Finding], *, largest_seed: int = -1) -> list[Contradiction]:
+    """Every pair, oldest first. largest_seed: of the studies of this home; replications draw theirs above it."""
     alike: dict[str, list[tuple[Finding, Answer]]] = defaultdict(list)
     for finding in sorted(findings, key=lambda each: (each.at, each.id)):
         where, answer = scope(finding), None
@@ -225,10 +225,10 @@ def contradictions(findings: Sequence[Finding]) -> list[Contradiction]:
             answer = Answer.of(finding.verdict, finding.direction, finding.margin, finding.effect, where.way)
         if where is not None and answer is not None:
             alike[where.key].append((finding, answer))
-    return [found for group in alike.values() for found in _within(group)]
+    return [found for group in alike.values() for found in _within(group, largest_seed)]
 
 
-def _within(group: Sequence[tuple[Finding, Answer]]) -> Iterator[Contradiction]:
+def _within(group: Sequence[tuple[Finding, Answer]], largest_seed: int) -> Iterator[Contradiction]:
     for (one, first), (other, second) in itertools.combinations(group, 2):
         why = None if one.study_id == other.study_id else disagreement(first, second)
         if why is not None:
@@ -236,7 +236,8 @@ def _within(group: Sequence[tuple[Finding, Answer]]) -> Iterator[Contradiction]:
                 topic=one.question or one.statement,
                 instrument=one.instrument,
                 seeds=seeds_of(one) + seeds_of(other),
-                first_seed=SEEDS_APART * len({finding.study_id for finding, _ in group}),
+                first_seed=SEEDS_APART
+                * max(len({finding.study_id for finding, _ in group}), largest_seed // SEEDS_APART + 1),
             )
             yield Contradiction(
                 one=one, other=other, why=why, replication=proposed, settled_by=_settled(group, other, proposed.seeds)
@@ -321,11 +322,17 @@ def told(known: Known) -> str:
     numbers = "nothing was measured"
     if known.diff is not None and known.low is not None and known.high is not None and known.level is not None:
         numbers = (
-            f"{known.diff:+.3g} [{known.low:+.3g}, {known.high:+.3g}] at {100 * known.level:g} % confidence, "
+            f"{known.diff:+.3g} [{known.low:+.3g}, {known.high:+.3g}] at {_percent(known.level)} % confidence, "
             f"n = {known.n_treatment} against {known.n_baseline}"
         )
     whose = "" if known.origin is None else f", by {known.origin}: not recomputable here"
     return f"{known.statement}: {known.verdict}, {numbers} ({known.id}{whose})"
+
+
+def _percent(level: float) -> str:
+    """As the report has it: `95`, `98.4`; what would round to 100 keeps its digits."""
+    share = 100 * level
+    return f"{share:g}" if share >= 99.95 else f"{round(share, 1):g}"
 
 
 def told_of(finding: Finding) -> str:

@@ -56,7 +56,8 @@ def _list(args: argparse.Namespace) -> int:
 
 def _chosen(args: argparse.Namespace) -> tuple[list[Finding], list[Contradiction]]:
     """The findings that were asked for, and the contradictions in which they stand."""
-    everything = open_home().store.findings()
+    store = open_home().store
+    everything = store.findings()
     wanted = {name: getattr(args, name) for name in ("instrument", "factor")}
     chosen = [
         each
@@ -65,7 +66,11 @@ def _chosen(args: argparse.Namespace) -> tuple[list[Finding], list[Contradiction
         and (args.model is None or args.model in each.models)
     ]
     ids = {each.id for each in chosen}
-    return chosen, [each for each in contradictions(everything) if ids & {each.one.id, each.other.id}]
+    return chosen, [
+        each
+        for each in contradictions(everything, largest_seed=store.largest_seed())
+        if ids & {each.one.id, each.other.id}
+    ]
 
 
 def _lines(finding: Finding) -> list[str]:
@@ -145,7 +150,8 @@ def _import(args: argparse.Namespace) -> int:
     except FindingConflict as error:
         told = "\n".join(f"line {lines[id]}: {id} {problem}" for id, problem in error.problems.items())
         raise UsageError(f"nothing was imported from {args.file}\n{told}") from error
-    opposed = [each for each in contradictions(store.findings()) if {each.one.id, each.other.id} & set(lines)]
+    found = contradictions(store.findings(), largest_seed=store.largest_seed())
+    opposed = [each for each in found if {each.one.id, each.other.id} & set(lines)]
     if args.json:
         say_json({"read": len(numbered), "new": new, "contradictions": [_as_json(each) for each in opposed]})
         return DONE

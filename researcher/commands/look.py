@@ -51,7 +51,7 @@ def status_command(args: argparse.Namespace) -> int:
     home = open_home()
     study = home.store.study(home.store.resolve_study(args.study))
     if args.json:
-        say_json(_as_json(home, study))
+        say_json(status_json(home, study))
     else:
         for line in _as_lines(home, study):
             say(line)
@@ -172,11 +172,22 @@ def _named(home: Home, what: str) -> TrialRecord:
     return found[0]
 
 
-def _as_json(home: Home, study: StudyRecord) -> dict[str, object]:
-    trials = home.store.trials(study.id)
+def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
+    """All that `status` says of a study, as a document."""
+    trials, worker = home.store.trials(study.id), worker_of(home, study.id)
+
+    def told(*kinds: str) -> list[dict[str, object]]:
+        events = [event for kind in kinds for event in home.store.events(study.id, limit=100_000, kind=kind)]
+        return [{"at": event.at, **event.detail} for event in sorted(events, key=lambda event: event.seq)]
+
     return {
         **study.model_dump(mode="json"),
-        "worker": worker_of(home, study.id),
+        "worker": worker,
+        "goes_on": None if study.status.ended or worker else unattended(home, study),
+        "amendments": told("amended"),
+        "repairs": told("repaired"),
+        "decisions": told("decision"),
+        "models": next(iter(told(MODELS_KEPT, MODELS_NOT_KEPT)[-1:]), None),
         "trials": [trial.model_dump(mode="json", exclude={"series", "evidence"}) for trial in trials],
         "verdicts": [record.model_dump(mode="json") for record in home.store.verdicts(study.id)],
     }

@@ -11,7 +11,7 @@ from typing import Any
 from foundation.clock import SystemClock
 from researcher.commands import WAITING
 from researcher.commands.home import Home, open_home, say
-from researcher.commands.look import event_text, exit_code, status_command, unattended, when, worker_of
+from researcher.commands.look import event_text, exit_code, status_command, status_json, unattended, when, worker_of
 from researcher.gates import unanswered_gate
 from researcher.models import StudyRecord, TrialRecord
 from researcher.schedule.daemon import daemon_lives
@@ -24,7 +24,7 @@ _STARTING_S = 15.0
 
 
 def watch_command(args: argparse.Namespace) -> int:
-    """Follow a study. With --json: a JSON object per line, `{"event": …}` or `{"trial": …}`, and last `{"study": …}`."""
+    """Follow a study. With --json: a JSON object per line, `{"event": …}` or `{"trial": …}`, and last `{"study": …}`, as `status --json` has it."""
     home = open_home()
     study_id = home.store.resolve_study(args.study)
     watch = _Watch(home, study_id, as_json=args.json)
@@ -91,7 +91,7 @@ class _Watch:
         sys.stdout.flush()
 
     def close(self, study: StudyRecord) -> int:
-        say(json.dumps({"study": {"id": self._study_id, "status": study.status.value}}))
+        say(json.dumps({"study": status_json(self._home, study)}, default=str))
         return exit_code(self._home, study)
 
 

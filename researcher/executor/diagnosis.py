@@ -178,7 +178,7 @@ def _by_traceback(seen: Symptoms) -> Diagnosis | None:
 def _judge(block: str, folder: Path) -> Diagnosis:
     """One traceback."""
     frames = list(_FRAME.finditer(block))
-    error = _last_line(block)
+    error = exception_line(block)
     kind, own = _kind(error), [frame for frame in frames if _inside(frame["file"], folder)]
     place = f"{Path(own[-1]['file']).relative_to(folder)}:{own[-1]['line']}" if own else ""
     trace = f"{_TRACEBACK}{block[-_SHOWN:]}".strip()
@@ -202,8 +202,8 @@ def _passing_number(error: str) -> bool:
     return status is not None and (int(status[1]) >= 500 or int(status[1]) in _PASSING_STATUS)
 
 
-def _last_line(block: str) -> str:
-    """`KeyError: 'total'`: the first line after the frames."""
+def exception_line(block: str) -> str:
+    """`KeyError: 'total'`: the first line after the last frame of a traceback; empty where there is none."""
     end = max((frame.end() for frame in _FRAME.finditer(block)), default=0)
     for line in block[end:].splitlines():
         if line and not line[0].isspace() and _ERROR.match(line):

@@ -22,7 +22,7 @@ from foundation.locks import locked
 from foundation.logs import redact
 from foundation.paths import user_data_dir
 from foundation.streams import one_line
-from researcher.models import LONGEST_TOPIC, Plan, StudyRecord, TrialRecord, TrialStatus
+from researcher.models import LONGEST_TOPIC, Plan, StudyRecord, StudyStatus, TrialRecord, TrialStatus
 from researcher.store.database import sqlite_url
 from researcher.store.errors import MlflowAway, NotFound
 from researcher.store.mlflow_traces import send_episodes
@@ -44,6 +44,8 @@ _NETWORKED = ("postgresql", "mysql")
 _NOTE, _COLOUR = "mlflow.note.content", "mlflow.runColor"
 _PALETTE = ("#077A9D", "#C82D4C", "#00875C", "#B45F06", "#8A63BF", "#5D7283", "#AC9A2D", "#E65B77")
 _WILD = str.maketrans("'\\", "__")
+_CUT_OFF = {StudyStatus.STOPPED: "KILLED", StudyStatus.FAILED: "FAILED"}
+"""How the runs end that a study which ended so left unfinished."""
 _METRICS_PER_BATCH = 1000  # MLflow refuses more
 
 
@@ -199,6 +201,17 @@ class MlflowSink(CopySink):
             tags["swarm.planner"] = study.plan.planner
         for key, value in tags.items():
             client.set_experiment_tag(study.experiment_id, key, str(value))
+        if study.record.status in _CUT_OFF:
+            self._send_cut_off(client, study)
+
+    def _send_cut_off(self, client: Any, study: _Study) -> None:
+        """What a study that stopped or failed left unfinished: trials that had begun, with what broke them, and stages."""
+        for trial in self._store.trials(study.record.id, series=()):
+            if trial.attempt and not trial.status.ended:
+                self._send_trial(client, study, trial)
+        for stage, status in self._store.stage_status(study.record.id).items():
+            if status == "running":
+                self._end_stage(client, study, stage)
 
     def _note(self, study: _Study) -> str:
         lines = [study.record.topic[:LONGEST_TOPIC], "", f"Status: {study.record.status}"]
@@ -207,16 +220,29 @@ class MlflowSink(CopySink):
         return "\n".join(lines)
 
     def _send_stage(self, client: Any, study: _Study, stage: str) -> None:
-        run_id = self._run(client, study, f"stage:{stage}", stage, study.record.created_at, {})
-        client.set_tag(run_id, _NOTE, _stage_note(study.plan, stage))
-        if self._store.stage_status(study.record.id).get(stage) == "done":
-            client.set_terminated(run_id, "FINISHED")
+        client.set_tag(self._stage_run(client, study, stage), _NOTE, _stage_note(study.plan, stage))
+        self._end_stage(client, study, stage)
+
+    def _stage_run(self, client: Any, study: _Study, stage: str) -> str:
+        began, _ = self._store.stage_times(study.record.id).get(stage, (None, None))
+        return self._run(client, study, f"stage:{stage}", stage, began or study.record.created_at, {})
+
+    def _end_stage(self, client: Any, study: _Study, stage: str) -> None:
+        """As SQL has it: done, cut off with its study, or running, after `resume` again."""
+        run_id, cut = self._stage_run(client, study, stage), _CUT_OFF.get(study.record.status)
+        _, ended = self._store.stage_times(study.record.id).get(stage, (None, None))
+        if ended is not None:
+            client.set_terminated(run_id, "FINISHED", int(ended * 1000))
+        elif cut is not None:
+            client.set_terminated(run_id, cut, int((study.record.ended_at or study.record.updated_at) * 1000))
+        else:
+            client.update_run(run_id, "RUNNING")
 
     def _send_trial(self, client: Any, study: _Study, trial: TrialRecord) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
         started = trial.started_at or study.record.created_at
-        parent = self._run(client, study, f"stage:{trial.stage}", trial.stage, started, {})
+        parent = self._stage_run(client, study, trial.stage)
         run_id = self._run(
             client,
             study,
@@ -235,7 +261,8 @@ class MlflowSink(CopySink):
         }
         tags = [RunTag(name, value) for name, value in told.items()]
         client.log_batch(run_id, params=params, tags=tags)
-        points = [Metric(name, value, at, step) for name, value, at, step in points_of(trial, started)]
+        ended = trial.status.ended  # before, its points would have other times when they are sent again
+        points = [Metric(name, value, at, step) for name, value, at, step in points_of(trial, started) if ended]
         for begin in range(0, len(points), _METRICS_PER_BATCH):
             client.log_batch(run_id, metrics=points[begin : begin + _METRICS_PER_BATCH])
         if attempts:
@@ -245,11 +272,17 @@ class MlflowSink(CopySink):
         for attempt in attempts:
             if attempt.reason:  # with what its client said last
                 client.log_text(run_id, redact(attempt.reason), f"attempts/{attempt.number}-{attempt.outcome}.txt")
+        failures = self._store.events(study.record.id, limit=100_000, kind="client_failed")
+        told_of = [each.detail for each in failures if each.detail.get("trial") == trial.key]
+        for number, detail in enumerate(told_of, start=1):
+            client.log_dict(run_id, detail, f"failures/{number}.json")
         episodes = self._store.sampled_episodes(study.record.id, trial.key)
         send_episodes(self.tracking_uri, study.experiment_id, run_id, trial, episodes)
         status = {TrialStatus.DONE: "FINISHED", TrialStatus.FAILED: "FAILED"}.get(trial.status)
         if status is not None:
             client.set_terminated(run_id, status, int((trial.ended_at or started) * 1000))
+        elif (cut := _CUT_OFF.get(study.record.status)) is not None:
+            client.set_terminated(run_id, cut, int((study.record.ended_at or study.record.updated_at) * 1000))
 
     def _send_verdict(self, client: Any, study: _Study, hypothesis: str) -> None:
         """The verdict as a tag on every run of the hypothesis' arms."""
@@ -262,11 +295,12 @@ class MlflowSink(CopySink):
                 client.set_tag(run_id, f"swarm.verdict.{hypothesis}", str(verdicts[hypothesis]))
 
     def _send_report(self, client: Any, study: _Study) -> None:
-        run_id = self._run(client, study, "report", "report", study.record.created_at, {})
+        written = [event.at for event in self._store.events(study.record.id, limit=100_000, kind="report")]
+        run_id = self._run(client, study, "report", "report", min(written, default=study.record.created_at), {})
         for path in self._store.report_files(study.record.id).values():
             if Path(path).is_file():
                 client.log_artifact(run_id, path)
-        client.set_terminated(run_id, "FINISHED")
+        client.set_terminated(run_id, "FINISHED", int(max(written, default=study.record.created_at) * 1000))
         self._send_study(client, study)
 
     # -- runs ---------------------------------------------------------------------------------------------------------

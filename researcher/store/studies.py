@@ -208,6 +208,19 @@ class Studies(Sessions):
             )
             return {row.id: row.status for row in rows}
 
+    def stage_times(self, study_id: str) -> dict[str, tuple[float | None, float | None]]:
+        """When each stage of the newest plan began and ended; None where it has not."""
+        with self._reading() as session:
+            version = _newest_version(session, study_id)
+            chosen = select(StageRow).where(StageRow.study_id == study_id, StageRow.plan_version == version)
+            return {row.id: (row.started_at, row.ended_at) for row in session.scalars(chosen)}
+
+    def largest_seed(self) -> int:
+        """That any stage of any study plans, its seeds at the most; -1 where there is none."""
+        with self._reading() as session:
+            largest = session.scalar(select(func.max(StageRow.first_seed + StageRow.max_seeds - 1)))
+            return -1 if largest is None else largest
+
 
 def _newest_version(session: Session, study_id: str) -> int | None:
     return session.scalar(select(func.max(PlanRow.version)).where(PlanRow.study_id == study_id))

@@ -102,6 +102,17 @@ def test_a_plan_is_amended_together_with_its_reason_or_not_at_all(home: Path) ->
     found.store.close()
 
 
+def test_an_amendment_that_changes_nothing_is_refused(home: Path) -> None:
+    found, url = opened(home)
+    study = at_gate(found.store, url)
+    amend(found.store, url, study, Amendment(seeds=4, wall_s=9999.0), because="more", by="ada")
+    for same in (Amendment(seeds=4), Amendment(wall_s=9999.0), Amendment(seeds=4, wall_s=9999.0)):
+        with pytest.raises(WrongState, match=r"\(version 2\) says that already: .*; nothing was amended"):
+            amend(found.store, url, study, same, because="again", by="ada")
+    assert found.store.plan(study).version == 2
+    found.store.close()
+
+
 @pytest.mark.parametrize("change", [{}, {"seeds": 0}, {"wall_s": 0.0}, {"wall_s": float("nan")}])
 def test_an_amendment_changes_something_to_something(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"amend|above zero"):

@@ -92,6 +92,8 @@ async def test_a_study_is_evaluated_on_as_many_held_out_tasks_as_every_arm_has(f
         ("[Task(name, name)", "[name", "gives str, not swarm.client.Task"),
         ("return [Task", "raise ValueError('data, line 3: is not JSON')\n    return [Task", "repeat: data, line 3: is not JSON"),
         ("return [Task", "1 / 0\n    return [Task", "ZeroDivisionError: division by zero"),
+        ("return [Task", "raise KeyError('one', 'two') from Exception('a\\nb')\n    return [Task", "KeyError: ('one', 'two')"),
+        ("return [Task", "raise RuntimeError('first\\nsecond')\n    return [Task", "drawn: RuntimeError: first File"),
         ("async def rollout", "def rollout", "must be `async def rollout"),
         ("from swarm.client import Task", "import no_such_module", "No module named 'no_such_module'"),
         ("syllables=2", "vowels=2", "unexpected keyword argument 'syllables'"),

@@ -150,6 +150,19 @@ def test_a_replication_asks_again_with_the_seeds_of_both_in_number_and_fresh_one
     assert [each.settled_by for each in of_both] == [large]
 
 
+@pytest.mark.parametrize(("largest", "first"), [(-1, 2000), (1999, 2000), (2000, 3000), (7005, 8000)])
+def test_a_replication_draws_its_seeds_above_all_that_were_planned_here(largest: int, first: int) -> None:
+    one, other = a_finding("st-1", S, an_effect(0.3)), a_finding("st-2", R, an_effect(-0.3), at=1.0)
+    [found] = contradictions([one, other], largest_seed=largest)
+    assert found.replication.first_seed == first
+
+
+@pytest.mark.parametrize(("level", "says"), [(0.95, "95"), (0.984312, "98.4"), (0.9999, "99.99")])
+def test_confidence_is_told_as_the_report_has_it(level: float, says: str) -> None:
+    finding = a_finding("st-1", S, an_effect(0.3).model_copy(update={"level": level}))
+    assert f"at {says} % confidence" in told_of(finding)
+
+
 def test_a_plan_quotes_what_is_known_and_which_of_its_hypotheses_ask_the_same() -> None:
     plan = example_plan(factors=(study_plan().factors[0].model_copy(update={"name": "learning_rate"}),))
     same = a_finding("st-1", S, an_effect(0.3))

@@ -353,7 +353,11 @@ def test_watching_as_json_is_an_object_per_line(study: str, capsys: pytest.Captu
     assert (kinds.count("trial"), kinds.count("study"), kinds[-1]) == (1, 1, "study")
     told = [line["event"]["kind"] for line in lines if "event" in line]
     assert told == ["trial_begun", "trial_done", "decision", "study"]
-    assert lines[-1] == {"study": {"id": study, "status": "done"}}
+    assert main(["status", study, "--json"]) == 0
+    assert lines[-1] == {"study": json.loads(capsys.readouterr().out)}
+    last = lines[-1]["study"]
+    assert (last["id"], last["status"], last["goes_on"], last["amendments"]) == (study, "done", None, [])
+    assert len(last["decisions"]) == 1
 
 
 def test_events_of_any_kind_are_told_as_sentences() -> None:

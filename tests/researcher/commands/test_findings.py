@@ -40,9 +40,9 @@ def the_plan(capsys: pytest.CaptureFixture[str], *more: str) -> Plan:
     return Plan.model_validate_json(capsys.readouterr().out)
 
 
-def a_study(capsys: pytest.CaptureFixture[str], verdict: Verdict, diff: float, at: float = 1.0) -> str:
+def a_study(capsys: pytest.CaptureFixture[str], verdict: Verdict, diff: float, at: float = 1.0, *more: str) -> str:
     """A finished study of the topic in this home, with that finding."""
-    plan = the_plan(capsys)
+    plan = the_plan(capsys, *more)
     effect = Effect(
         hypothesis="H1", metric=plan.hypotheses[0].metric, n_baseline=3, n_treatment=3, mean_baseline=0.1,
         mean_treatment=0.1 + diff, diff=diff, low=diff - 0.01, high=diff + 0.01, level=0.95, method="welch",
@@ -121,6 +121,17 @@ def test_a_contradiction_proposes_a_replication_that_can_be_planned(
     assert again.stages[-1].seeds == 6
     assert {stage.first_seed for stage in again.stages} == {2000}
     assert len(again.known) == 2
+
+
+def test_a_replication_does_not_reuse_seeds_that_a_study_was_given(
+    homes: Homes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    homes.enter("ours")
+    a_study(capsys, Verdict.SUPPORTED, 0.3)
+    a_study(capsys, Verdict.REFUTED, -0.3, 2.0, "--first-seed", "2000")
+    [found] = listed(capsys)["contradictions"]
+    assert isinstance(found["replication"], dict)
+    assert found["replication"]["first_seed"] == 3000
 
 
 def test_a_wrong_file_changes_nothing_and_names_its_line(

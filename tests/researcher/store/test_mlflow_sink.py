@@ -216,6 +216,37 @@ def test_verdict_and_report_are_added_to_what_is_there(
     assert experiment.tags["swarm.status"] == "done"
 
 
+@pytest.mark.parametrize(("ends", "run"), [(StudyStatus.STOPPED, "KILLED"), (StudyStatus.FAILED, "FAILED")])
+def test_what_a_study_left_unfinished_is_there_with_what_broke_it(
+    store: Store, sink: MlflowSink, mlflow: Any, tmp_path: Path, ends: StudyStatus, run: str
+) -> None:
+    study = store.create_study("Does it work?", {})
+    store.save_plan(study, example_plan())
+    clock = store._clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(10)
+    began = clock.now()
+    store.set_stage_status(study, "compare", "running")
+    [trial] = store.ensure_trials(study, "compare", [(ARMS[0], 0)])
+    store.record_intent(study, trial.key, 1, "http://a", "k", {"seed": 0})
+    store.record_event(study, "client_failed", {"trial": trial.key, "trace": "KeyError: 'total'"})
+    sink.drain(study)
+    assert runs_of(mlflow, store, study)["stage:compare"].info.status == "RUNNING"
+    clock.advance(10)
+    store.set_study_status(study, ends, "its code is wrong")
+    sink.drain(study)
+    runs = runs_of(mlflow, store, study)
+    stage, broken = runs["stage:compare"], runs[f"trial:{trial.key}"]
+    assert (stage.info.status, broken.info.status) == (run, run)
+    assert (stage.info.start_time, stage.info.end_time) == (int(began * 1000), int((began + 10) * 1000))
+    why = Path(mlflow.download_artifacts(broken.info.run_id, "failures/1.json", str(tmp_path)))
+    assert json.loads(why.read_text())["trace"] == "KeyError: 'total'"
+    store.set_study_status(study, StudyStatus.RUNNING)
+    store.set_stage_status(study, "compare", "running")
+    sink.drain(study)
+    assert runs_of(mlflow, store, study)["stage:compare"].info.status == "RUNNING"
+
+
 @pytest.mark.parametrize(
     "arms", [("it's", 'it\'s "q"'), ("don't\\", "don_t\\"), ("100%", "100' or tags.`a` = 'b"), ('"q"', "a\nb's")]
 )
