@@ -93,7 +93,7 @@ def claimed(
     """The direction in which the treatment is said to move the metric.
 
     opposition_at: tokens that are levels, never claims. asked_at: those of the levels that are compared; what is claimed in
-    their sentence comes first.
+    their sentence comes first, and before that what a question asks.
     """
     taken = {*opposition_at, *moved_unnamed(found)}
     for mention in named:
@@ -113,7 +113,8 @@ def claimed(
     if (at_least := _at_least(found, metric.direction)) is not None:
         return at_least
     own = _own_sentences(found, asked_at)
-    order = [*(i for i in range(len(found)) if i in own), *(i for i in range(len(found)) if i not in own)]
+    asked = {i for each in sentences(found, SENTENCE_ENDS) if found[each.stop - 1].key == "?" for i in each}
+    order = sorted(range(len(found)), key=lambda i: (i not in asked, i not in own))
     open_question = bool(_OPEN & {token.key for token in found}) or len(opposition_at) > 2
     for i in order:
         superlative = open_question and found[i].key in _SUPERLATIVES

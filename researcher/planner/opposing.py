@@ -25,6 +25,7 @@ from researcher.planner.sides import (
     is_set_against,
     oppose,
     opposed_behind,
+    set_together,
 )
 from researcher.planner.subject import distinct, keys_of
 from researcher.planner.wording import (
@@ -66,7 +67,7 @@ def opposition_of(
         if claimed is not None:
             return claimed
     if len(levels) > 1:
-        return oppose(found, levels, factor.default)
+        return oppose(found, set_together(found, placed.of(factor), levels), factor.default)
     if factor.target == STUDY_MODEL:
         smaller = not levels and _is_lowered(found, own)
         return _opposed_models(factor, levels, notes, smaller=smaller)
