@@ -52,11 +52,8 @@ from researcher.planner.sides import Opposition, speaks_of_baseline
 from researcher.planner.spelling import a_few, inflected, misspelt, nearest_factors, nearest_metrics, resembled
 from researcher.planner.subject import asked_about, crossed_factors, distinct, refuse_two_subjects
 from researcher.planner.told import set_apart, without_told
-from researcher.planner.wording import (
-    Token,
-    tokens,
-    words,
-)
+from researcher.planner.weighing import denied
+from researcher.planner.wording import Token, text_of, tokens, words
 from researcher.planner.written import taken_out
 
 _NUMBER_TYPES = words("float32 float16 bfloat16 fp32 fp16 bf16")
@@ -70,6 +67,10 @@ def read(topic: str, instrument: Instrument) -> Reading:
     sizes.refuse_models(written.topic, instrument)
     found = tokens(written.topic)
     named = mentions(instrument, found, written.levels)
+    if uncounted := denied(found, named):
+        aside += [f"{text_of(found, each)!r} says what does not count, and is left out." for each in uncounted]
+        found = [token for i, token in enumerate(found) if not any(i in each for each in uncounted)]
+        named = mentions(instrument, found, written.levels)
     refuse_cut_sampling(found, named)
     _refuse_misspelt(topic, instrument, found, named)
     refuse_other_methods(instrument, found, named)

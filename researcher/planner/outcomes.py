@@ -9,6 +9,7 @@ from researcher.planner.levels import Placed
 from researcher.planner.mentions import LENGTHS, SAID, Mention, covered
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.spelling import a_few, nearest_factors, nearest_metrics
+from researcher.planner.weighing import asked_in, rank
 from researcher.planner.wording import (
     ASKING,
     BETTER,
@@ -69,7 +70,8 @@ _LOSS_MOVES = words("fall drop decrease decline shrink converge diverge curve va
 def metric_of(
     instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], placed: Placed
 ) -> tuple[Metric, list[str]]:
-    """The metric that decides, and what was assumed: the first that is named; one that is only hinted at comes second.
+    """The metric that decides, and what was assumed: the primary one, else the first that the question names, else the first
+    of what stands beside it; one that is only hinted at comes after those that are named.
 
     Raises: PlanningRefused when the topic wants something measured that is no metric here.
     """
@@ -79,7 +81,8 @@ def metric_of(
             m.what.name for m in named if isinstance(m.what, Metric) and not m.weak and m.what.kind in _ACCURACIES
         ]
         return _with_threshold(instrument, placed.threshold, accuracy[0] if accuracy else None)
-    said = sorted((m for m in named if isinstance(m.what, Metric)), key=lambda m: (m.weak, m.start))
+    asked = asked_in(found, [level.at for level in placed.levels])
+    said = sorted((m for m in named if isinstance(m.what, Metric)), key=lambda m: rank(found, m, asked))
     _refuse_same_for_less(found, said)
     if said and isinstance(said[0].what, Metric):
         chosen, notes = said[0].what, []

@@ -60,7 +60,7 @@ _ORDINARY = words(
     "against across around best better worse quite consequence significant significantly noticeably measurably substantially "
     "small little bit lot least equal equally equivalent identical differ differs similar good great high low end ends final "
     "finally start starts begin mean average curve reward task prompt outperform obtain achieve perform performance score "
-    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample converge convergence evaluate hypothesis leave vary varies depend depends changing losing unchanged unaffected untouched interchangeable indistinguishable comparable sufficient null margin always steeply turned switched dropped omitted removed slowly poorly unlike currently monotonically identically irrelevant believe prove sensitive necessary solve fail size rate number amount count budget hour minute second day spend minimum maximum"
+    "balance tradeoff trade trading compromise prevent prevents avoid avoids avert delay sweet spot goe going many factor limit limiting limited tiny huge really actually scores outcome outcomes sampled sampling sample converge convergence evaluate hypothesis leave vary varies depend depends changing losing unchanged unaffected untouched interchangeable indistinguishable comparable sufficient null margin always steeply turned switched dropped omitted removed slowly poorly unlike currently monotonically identically irrelevant believe prove sensitive necessary solve fail size rate number amount count budget hour minute second day spend minimum maximum metric primary secondary"
 )
 
 
