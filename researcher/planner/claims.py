@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from researcher.models import Direction, Factor, Metric
 from researcher.planner.mentions import Mention
-from researcher.planner.modifiers import goes, modifiers, moved_unnamed
+from researcher.planner.modifiers import TASKS, goes, led_by, modifiers, moved_unnamed
 from researcher.planner.sides import AGAINST, BESIDE
 from researcher.planner.wording import (
     ARTICLES,
@@ -48,7 +48,6 @@ _HARMS = words("collapse collapses degradation harm damage")
 _SPEAKERS = words("i we you to when by and if")
 """Who goes up or down to a level, and when."""
 _DIFFICULTY = words("harder easier")
-_TASKS = words("sum task problem question one example puzzle")
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims; they are what is measured in `gain in reward with A`, and claimed in `a gain in reward`."""
 _DENIALS = words("no not never cannot hardly nothing")
@@ -95,7 +94,7 @@ def claimed(
     opposition_at: tokens that are levels, never claims. asked_at: those of the levels that are compared; what is claimed in
     their sentence comes first, and before that what a question asks.
     """
-    taken = {*opposition_at, *moved_unnamed(found)}
+    taken = {*opposition_at, *moved_unnamed(found), *led_by(found, named, asked_at)}
     for mention in named:
         if isinstance(mention.what, Factor):
             taken |= {*range(mention.start, mention.end), *_own_modifiers(found, named, mention)}
@@ -285,7 +284,7 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
     key = found[i].key
     if key in WORSE and any(key_at(found, j) in _AVERTED for j in (i - 1, i - 2, i - 3)):
         return better
-    if key in _DIFFICULTY and key_at(found, i + 1) in _TASKS:
+    if key in _DIFFICULTY and key_at(found, i + 1) in TASKS:
         return None  # `training on harder sums`: which they are, and not how they fare
     bad = _BADLY | WORSE if key in ("more", "less") else _BADLY
     if key in MORE | LESS and key_at(found, i + 1) in bad:

@@ -127,7 +127,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     found, at_one = pointed(found, factor, placed.of(factor))
     opposition = at_one or opposition_of(found, factor, factors, placed, notes)
     if at_one is None and not balanced:
-        opposition = oriented(found, factor, factors, opposition, notes)
+        opposition = oriented(found, factor, named, opposition, notes)
     is_open = at_one is None and asks_which(found, [level.at for level in distinct(found, placed.of(factor))])
     reading = _reading(instrument, found, named, factor, opposition, metric, placed, notes, is_open=is_open)
     return balance.balanced(reading, instrument, named) if balanced else reading
