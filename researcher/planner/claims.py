@@ -54,6 +54,7 @@ _DENIALS = words("no not never cannot hardly nothing")
 _EQUAL = words(
     "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched identically irrelevant insensitive independent"
 )
+_NEGLIGIBLE = words("negligible nil")
 _SAME = words("same equal identical equivalent")
 _NEEDING = words("need take require")
 _AMOUNT_OF = words("number amount total of a random training other")
@@ -95,6 +96,7 @@ def claimed(
     their sentence comes first, and before that what a question asks.
     """
     taken = {*opposition_at, *moved_unnamed(found), *led_by(found, named, asked_at)}
+    taken |= {i for i in range(1, len(found)) if found[i - 1].key in _NEGLIGIBLE}  # `a negligible gain`
     for mention in named:
         if isinstance(mention.what, Factor):
             taken |= {*range(mention.start, mention.end), *_own_modifiers(found, named, mention)}
@@ -128,13 +130,19 @@ def claimed(
         return scaled
     if (scaled := _times_as(found, metric.direction)) is not None:
         return scaled
-    if _says_equal(found, named):
-        if any(found[i].key in ("fail", "failed") and _denies(found, i) for i in range(len(found))):
-            return Stated(opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
-        return Stated(
-            None, "The topic claims that nothing differs: equivalent bears it out, supported and refuted deny it."
-        )
-    return Stated(None)
+    fails = any(found[i].key in ("fail", "failed") and _denies(found, i) for i in range(len(found)))
+    if fails and _says_equal(found, named):
+        return Stated(opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
+    return equality(found, named) or Stated(None)
+
+
+def equality(found: Sequence[Token], named: Sequence[Mention]) -> Stated | None:
+    """The claim that nothing differs, where the topic makes it."""
+    if not _says_equal(found, named):
+        return None
+    return Stated(
+        None, "The topic claims that nothing differs: equivalent bears it out, supported and refuted deny it."
+    )
 
 
 def _own_sentences(found: Sequence[Token], at: Sequence[int]) -> set[int]:
@@ -266,7 +274,8 @@ def _says_equal(found: Sequence[Token], named: Sequence[Mention]) -> bool:
         and not _is_condition(found, named, i)
         for i, key in enumerate(keys)
     )
-    return no_difference or as_as or equal
+    negligible = any(key in _NEGLIGIBLE and not _DENIALS & set(keys[max(0, i - 2) : i]) for i, key in enumerate(keys))
+    return no_difference or as_as or equal or negligible
 
 
 def _is_condition(found: Sequence[Token], named: Sequence[Mention], i: int) -> bool:

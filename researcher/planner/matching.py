@@ -17,6 +17,7 @@ from researcher.planner.claims import (
     Stated,
     asks_which,
     claimed,
+    equality,
     favours_none,
     is_range,
     opposite,
@@ -50,7 +51,7 @@ from researcher.planner.several import crossed_reading, sequenced_reading
 from researcher.planner.shapes import refuse_bounds, refuse_shapes
 from researcher.planner.sides import Opposition, speaks_of_baseline
 from researcher.planner.spelling import a_few, inflected, misspelt, nearest_factors, nearest_metrics, resembled
-from researcher.planner.subject import asked_about, crossed_factors, distinct, refuse_two_subjects
+from researcher.planner.subject import asked_about, crossed_factors, distinct, refuse_mixes, refuse_two_subjects
 from researcher.planner.told import set_apart, without_told
 from researcher.planner.weighing import denied
 from researcher.planner.wording import Token, text_of, tokens, words
@@ -123,6 +124,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     factor = asked_about(found, factors, placed, instrument)
     refuse_two_subjects(found, factor, factors, placed)
     refuse_idle(instrument, [factor], placed)
+    refuse_mixes(found, factor, placed)
     refuse_shapes(found, factor, factors, placed)
     found, at_one = pointed(found, factor, placed.of(factor))
     opposition = at_one or opposition_of(found, factor, factors, placed, notes)
@@ -286,7 +288,7 @@ def _reading(
     if is_range(found, [level.at for level in placed.of(factor)]) and not balance.is_asked(found):
         if factor.type in ("int", "float"):
             notes.add(f"The ends of the range of {factor.name} are compared, and nothing between them.")
-        stated = Stated(None)  # "is 4 to 16 better?" sets neither end against the other
+        stated = equality(found, named) or Stated(None)  # "is 4 to 16 better?" sets neither end against the other
     elif is_open or favours_none(found):
         stated = Stated(None)
     else:
