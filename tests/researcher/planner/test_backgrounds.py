@@ -8,7 +8,7 @@ import pytest
 
 from researcher.planner.matching import read
 from tests.contracts.planner_contract import ARITHMETIC
-from tests.researcher.planner.test_topics import ACC, AUC, DOWN, REWARD, UP, sides
+from tests.researcher.planner.test_topics import ACC, AUC, DOWN, REWARD, UP, refusal, sides
 
 
 def read_as(topic: str) -> tuple[list[Any], list[Any], str, str]:
@@ -60,3 +60,25 @@ def test_what_is_asked_of_one_is_asked_of_the_next(topic: str, expected: tuple[l
 )  # fmt: skip
 def test_a_question_claims_before_what_is_told(topic: str, expected: tuple[list[Any], list[Any], str, str]) -> None:
     assert read_as(topic) == expected
+
+
+@pytest.mark.parametrize(
+    ("topic", "expected"),
+    [
+        ("The former default was lr {}, the new one is {}. Is the new one better in accuracy?", (1, 0, ACC, UP)),
+        ("The old lr is {}, the new one is {}. Does the new one beat the old one?", (1, 0, AUC, UP)),
+        ("The old lr is {}, the new one is {}. Is the old one worse in accuracy?", (0, 1, ACC, DOWN)),
+        ("Our current lr is {}, the proposed one is {}. Is accuracy higher with the proposed one?", (1, 0, ACC, UP)),
+        ("The old lr is {}, the new one is {}. Is it better in accuracy than the old one?", (1, 0, ACC, UP)),
+        ("The former default was lr {}, the new one is {}. Does learning get faster?", (1, 0, AUC, UP)),
+    ],
+)
+def test_a_level_may_be_called_by_what_it_was_said_to_be(topic: str, expected: tuple[int, int, str, str]) -> None:
+    treatment, baseline, metric, direction = expected
+    for rates in ((1e-5, 4e-5), (4e-5, 1e-5)):
+        assert read_as(topic.format(*rates)) == ([rates[treatment]], [rates[baseline]], metric, direction)
+
+
+def test_a_question_of_both_that_sets_neither_against_the_other_is_refused() -> None:
+    refused = refusal("The old lr is 1e-5, the new one is 4e-5. Do the old one and the new one learn faster?")
+    assert "'the old' and 'the new' leave open which is claimed to be so" in str(refused)
