@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from researcher.models import Direction, Factor, Metric
 from researcher.planner.mentions import Mention
-from researcher.planner.modifiers import goes, modifiers, moved_unnamed
+from researcher.planner.modifiers import TASKS, goes, led_by, modifiers, moved_unnamed
 from researcher.planner.sides import AGAINST, BESIDE
 from researcher.planner.wording import (
     ARTICLES,
@@ -48,13 +48,13 @@ _HARMS = words("collapse collapses degradation harm damage")
 _SPEAKERS = words("i we you to when by and if")
 """Who goes up or down to a level, and when."""
 _DIFFICULTY = words("harder easier")
-_TASKS = words("sum task problem question one example puzzle")
 _NOUNS = words("gain improvement")
 """Names of metrics as often as claims; they are what is measured in `gain in reward with A`, and claimed in `a gain in reward`."""
 _DENIALS = words("no not never cannot hardly nothing")
 _EQUAL = words(
     "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched identically irrelevant insensitive independent"
 )
+_NEGLIGIBLE = words("negligible nil")
 _SAME = words("same equal identical equivalent")
 _NEEDING = words("need take require")
 _AMOUNT_OF = words("number amount total of a random training other")
@@ -93,9 +93,10 @@ def claimed(
     """The direction in which the treatment is said to move the metric.
 
     opposition_at: tokens that are levels, never claims. asked_at: those of the levels that are compared; what is claimed in
-    their sentence comes first.
+    their sentence comes first, and before that what a question asks.
     """
-    taken = {*opposition_at, *moved_unnamed(found)}
+    taken = {*opposition_at, *moved_unnamed(found), *led_by(found, named, asked_at)}
+    taken |= {i for i in range(1, len(found)) if found[i - 1].key in _NEGLIGIBLE}  # `a negligible gain`
     for mention in named:
         if isinstance(mention.what, Factor):
             taken |= {*range(mention.start, mention.end), *_own_modifiers(found, named, mention)}
@@ -113,7 +114,8 @@ def claimed(
     if (at_least := _at_least(found, metric.direction)) is not None:
         return at_least
     own = _own_sentences(found, asked_at)
-    order = [*(i for i in range(len(found)) if i in own), *(i for i in range(len(found)) if i not in own)]
+    asked = {i for each in sentences(found, SENTENCE_ENDS) if found[each.stop - 1].key == "?" for i in each}
+    order = sorted(range(len(found)), key=lambda i: (i not in asked, i not in own))
     open_question = bool(_OPEN & {token.key for token in found}) or len(opposition_at) > 2
     for i in order:
         superlative = open_question and found[i].key in _SUPERLATIVES
@@ -128,13 +130,19 @@ def claimed(
         return scaled
     if (scaled := _times_as(found, metric.direction)) is not None:
         return scaled
-    if _says_equal(found, named):
-        if any(found[i].key in ("fail", "failed") and _denies(found, i) for i in range(len(found))):
-            return Stated(opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
-        return Stated(
-            None, "The topic claims that nothing differs: equivalent bears it out, supported and refuted deny it."
-        )
-    return Stated(None)
+    fails = any(found[i].key in ("fail", "failed") and _denies(found, i) for i in range(len(found)))
+    if fails and _says_equal(found, named):
+        return Stated(opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
+    return equality(found, named) or Stated(None)
+
+
+def equality(found: Sequence[Token], named: Sequence[Mention]) -> Stated | None:
+    """The claim that nothing differs, where the topic makes it."""
+    if not _says_equal(found, named):
+        return None
+    return Stated(
+        None, "The topic claims that nothing differs: equivalent bears it out, supported and refuted deny it."
+    )
 
 
 def _own_sentences(found: Sequence[Token], at: Sequence[int]) -> set[int]:
@@ -266,7 +274,8 @@ def _says_equal(found: Sequence[Token], named: Sequence[Mention]) -> bool:
         and not _is_condition(found, named, i)
         for i, key in enumerate(keys)
     )
-    return no_difference or as_as or equal
+    negligible = any(key in _NEGLIGIBLE and not _DENIALS & set(keys[max(0, i - 2) : i]) for i, key in enumerate(keys))
+    return no_difference or as_as or equal or negligible
 
 
 def _is_condition(found: Sequence[Token], named: Sequence[Mention], i: int) -> bool:
@@ -284,7 +293,7 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
     key = found[i].key
     if key in WORSE and any(key_at(found, j) in _AVERTED for j in (i - 1, i - 2, i - 3)):
         return better
-    if key in _DIFFICULTY and key_at(found, i + 1) in _TASKS:
+    if key in _DIFFICULTY and key_at(found, i + 1) in TASKS:
         return None  # `training on harder sums`: which they are, and not how they fare
     bad = _BADLY | WORSE if key in ("more", "less") else _BADLY
     if key in MORE | LESS and key_at(found, i + 1) in bad:

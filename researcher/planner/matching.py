@@ -17,6 +17,7 @@ from researcher.planner.claims import (
     Stated,
     asks_which,
     claimed,
+    equality,
     favours_none,
     is_range,
     opposite,
@@ -50,13 +51,10 @@ from researcher.planner.several import crossed_reading, sequenced_reading
 from researcher.planner.shapes import refuse_bounds, refuse_shapes
 from researcher.planner.sides import Opposition, speaks_of_baseline
 from researcher.planner.spelling import a_few, inflected, misspelt, nearest_factors, nearest_metrics, resembled
-from researcher.planner.subject import asked_about, crossed_factors, distinct, refuse_two_subjects
+from researcher.planner.subject import asked_about, crossed_factors, distinct, refuse_mixes, refuse_two_subjects
 from researcher.planner.told import set_apart, without_told
-from researcher.planner.wording import (
-    Token,
-    tokens,
-    words,
-)
+from researcher.planner.weighing import denied
+from researcher.planner.wording import Token, text_of, tokens, words
 from researcher.planner.written import taken_out
 
 _NUMBER_TYPES = words("float32 float16 bfloat16 fp32 fp16 bf16")
@@ -70,6 +68,10 @@ def read(topic: str, instrument: Instrument) -> Reading:
     sizes.refuse_models(written.topic, instrument)
     found = tokens(written.topic)
     named = mentions(instrument, found, written.levels)
+    if uncounted := denied(found, named):
+        aside += [f"{text_of(found, each)!r} says what does not count, and is left out." for each in uncounted]
+        found = [token for i, token in enumerate(found) if not any(i in each for each in uncounted)]
+        named = mentions(instrument, found, written.levels)
     refuse_cut_sampling(found, named)
     _refuse_misspelt(topic, instrument, found, named)
     refuse_other_methods(instrument, found, named)
@@ -122,11 +124,12 @@ def read(topic: str, instrument: Instrument) -> Reading:
     factor = asked_about(found, factors, placed, instrument)
     refuse_two_subjects(found, factor, factors, placed)
     refuse_idle(instrument, [factor], placed)
+    refuse_mixes(found, factor, placed)
     refuse_shapes(found, factor, factors, placed)
     found, at_one = pointed(found, factor, placed.of(factor))
     opposition = at_one or opposition_of(found, factor, factors, placed, notes)
     if at_one is None and not balanced:
-        opposition = oriented(found, factor, factors, opposition, notes)
+        opposition = oriented(found, factor, named, opposition, notes)
     is_open = at_one is None and asks_which(found, [level.at for level in distinct(found, placed.of(factor))])
     reading = _reading(instrument, found, named, factor, opposition, metric, placed, notes, is_open=is_open)
     return balance.balanced(reading, instrument, named) if balanced else reading
@@ -285,7 +288,7 @@ def _reading(
     if is_range(found, [level.at for level in placed.of(factor)]) and not balance.is_asked(found):
         if factor.type in ("int", "float"):
             notes.add(f"The ends of the range of {factor.name} are compared, and nothing between them.")
-        stated = Stated(None)  # "is 4 to 16 better?" sets neither end against the other
+        stated = equality(found, named) or Stated(None)  # "is 4 to 16 better?" sets neither end against the other
     elif is_open or favours_none(found):
         stated = Stated(None)
     else:

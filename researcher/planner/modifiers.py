@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from researcher.models import Metric
 from researcher.planner.mentions import Mention
-from researcher.planner.wording import ARTICLES, COPULAS, LESS, MORE, SCALES, Token, before_articles, key_at, words
+from researcher.planner.sides import AGAINST, CLAIMING
+from researcher.planner.wording import (
+    ARTICLES,
+    COPULAS,
+    LESS,
+    MORE,
+    QUALITIES,
+    SCALES,
+    SENTENCE_ENDS,
+    Token,
+    before_articles,
+    key_at,
+    sentences,
+    words,
+)
 
 _TO_SCALES = words("that which by a factor of as many much long high large")
 """Between a factor's name and what it is multiplied by, or the other way round."""
 
 _MOVED = words("limit cap value setting one level")
 """What a factor may be called behind its name: `32 vs 64 tokens: does a longer limit help?`"""
+
+TASKS = words("sum task problem question one example puzzle")
+_STRONGER = words("more longer stronger harder larger bigger greater up")
+_WEAKER = words("less fewer shorter weaker easier smaller down")
+_EFFECTS = words("improvement gain benefit boost harm damage degradation increase decrease reduction effect difference")
+_CONNECTING = words("and or than in on with at of to for if when as likely")
+"""Behind a word of comparing these say that it stands by itself."""
 
 
 def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
@@ -51,6 +73,38 @@ def moved_unnamed(found: Sequence[Token]) -> list[int]:
             or (key_at(found, i - 1) == "a" and key_at(found, i + 1) in _MOVED)
         )
     ]
+
+
+def led_by(found: Sequence[Token], named: Sequence[Mention], levels: Collection[int]) -> dict[int, str]:
+    """Where a question says how the factor moves that the next sentence compares, and which way: `does more training help? 6
+    vs 12 steps`, `do harder tasks slow learning? One or two digits`.
+
+    levels: where those stand that are compared. Of what is measured, and beside no other claim, such words are the claim.
+    """
+    first = min(levels, default=-1)
+    question = next((each for each in sentences(found, SENTENCE_ENDS) if each.stop <= first), None)
+    if question is None or found[question.stop - 1].key != "?":
+        return {}
+    measured = {i for m in named if isinstance(m.what, Metric) for i in range(m.start, m.end)}
+    said = [i for i in question if i not in measured and i + 1 not in measured and _leads(found, i)]
+    beside = any(found[i].key in CLAIMING and i not in said for i in question)
+    opposed = len(said) == 2 and any(found[i].key in AGAINST for i in range(*said))
+    if not beside or not (len(said) == 1 or opposed):
+        return {}
+    return {i: "more" if found[i].key in _STRONGER else "less" for i in said[:1]}
+
+
+def _leads(found: Sequence[Token], i: int) -> bool:
+    """`more training`, `longer runs`, `training longer`, `scaling up`; not `more stable`, `a larger gain`, `more and more`."""
+    key, following = found[i].key, found[i + 1] if i + 1 < len(found) else None
+    if key in ("up", "down"):
+        return key_at(found, i - 1) == "scaling"
+    if key not in _STRONGER | _WEAKER or following is None:
+        return False
+    if key in ("harder", "easier"):
+        return following.key in TASKS
+    trained = key in ("longer", "shorter") and key_at(found, i - 1) in ("train", "training")
+    return trained or (following.kind == "word" and following.key not in QUALITIES | _EFFECTS | _CONNECTING)
 
 
 def goes(found: Sequence[Token], mention: Mention) -> bool:

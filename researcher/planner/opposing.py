@@ -12,7 +12,7 @@ from researcher.planner import sizes
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text, off_level, on_level, rounded
 from researcher.planner.mentions import Mention, words_before
-from researcher.planner.modifiers import modifiers, moved_unnamed
+from researcher.planner.modifiers import led_by, modifiers, moved_unnamed
 from researcher.planner.notes import Notes
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import told_apart
@@ -25,6 +25,7 @@ from researcher.planner.sides import (
     is_set_against,
     oppose,
     opposed_behind,
+    set_together,
 )
 from researcher.planner.subject import distinct, keys_of
 from researcher.planner.wording import (
@@ -66,7 +67,7 @@ def opposition_of(
         if claimed is not None:
             return claimed
     if len(levels) > 1:
-        return oppose(found, levels, factor.default)
+        return oppose(found, set_together(found, placed.of(factor), levels), factor.default)
     if factor.target == STUDY_MODEL:
         smaller = not levels and _is_lowered(found, own)
         return _opposed_models(factor, levels, notes, smaller=smaller)
@@ -272,13 +273,13 @@ def _in_range(factor: Factor, level: Scalar) -> Scalar:
 
 
 def oriented(
-    found: Sequence[Token], factor: Factor, factors: Sequence[Mention], opposition: Opposition, notes: Notes
+    found: Sequence[Token], factor: Factor, named: Sequence[Mention], opposition: Opposition, notes: Notes
 ) -> Opposition:
     """`a higher learning rate, 1e-5 or 4e-5`: the treatment is the higher one.
 
     Raises: PlanningRefused when the topic says that the factor moves one way, and names levels that go the other.
     """
-    ways = _ways(found, factor, factors, opposition)
+    ways = _ways(found, factor, named, opposition)
     if len(opposition.treatments) > 1 and len(opposition.baselines) == 1:
         return _trend(found, opposition, ways)
     if len(opposition.treatments) != 1 or len(opposition.baselines) != 1:
@@ -287,6 +288,12 @@ def oriented(
     if treatment.at < 0 and baseline.at < 0:
         return opposition
     wrong = told_apart(treatment.value, baseline.value, ways)
+    if ways and isinstance(treatment.value, str) and led_by(found, named, [treatment.at, baseline.at]):
+        raise PlanningRefused(
+            f"which of {level_text(treatment.value)} and {level_text(baseline.value)} is more, the topic does not say; ask whether one "
+            "of them beats the other",
+            [factor.name],
+        )
     if wrong is None:
         return opposition
     first, last = sorted((treatment.at, baseline.at))
@@ -301,16 +308,18 @@ def oriented(
     return Opposition(opposition.baselines, opposition.treatments)
 
 
-def _ways(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], opposition: Opposition) -> list[str]:
+def _ways(found: Sequence[Token], factor: Factor, named: Sequence[Mention], opposition: Opposition) -> list[str]:
     """What the topic says of how the factor moves: `a larger group`, `is more better?`, `rises with the group size`.
 
     Not `improves with a group size of 4 versus 16`, where what follows is the treatment.
     """
     levels = sorted((*opposition.treatments, *opposition.baselines), key=lambda level: level.at)
     asked = _asked(found, levels)
-    own = [m for m in factors if m.what == factor and m.start in asked]
+    own = [m for m in named if m.what == factor and m.start in asked]
+    led = led_by(found, named, [level.at for level in levels])
     keys = [token.key for token in found]
-    ways = [keys[i] for m in own for i in modifiers(found, m)]
+    ways = [way for i, way in led.items() if i in asked]
+    ways += [keys[i] for m in own for i in modifiers(found, m)]
     ways += [keys[i] for i in (*moved_unnamed(found), *_is_better(found)) if i in asked]
     ways += ["less"] * any(words_before(found, m) & _REMOVING for m in own)
     ways += [keys[m.end] for m in own if key_at(found, m.end) in _VARYING & (MORE | LESS) and _goes_on(keys, m.end)]
@@ -321,9 +330,9 @@ def _ways(found: Sequence[Token], factor: Factor, factors: Sequence[Mention], op
     if ways or with_it is None or not {"and", "or"}.isdisjoint(words_before(found, with_it)):
         return ways
     lists = key_at(found, with_it.end) in ("(", ":", ",") and with_it.end < levels[0].at
-    named = is_named(found, levels) and not (lists and set(keys[levels[0].at : levels[-1].at]).isdisjoint(AGAINST))
+    opposed = is_named(found, levels) and not (lists and set(keys[levels[0].at : levels[-1].at]).isdisjoint(AGAINST))
     of_one = key_at(found, with_it.end) == "of" or with_it.end in [level.at for level in levels]
-    return [] if named or of_one else ["more"]
+    return [] if opposed or of_one else ["more"]
 
 
 def _asked(found: Sequence[Token], levels: Sequence[Level]) -> set[int]:

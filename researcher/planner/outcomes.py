@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
-from researcher.models import Factor, Instrument, Metric
+from researcher.models import STUDY_STEPS, Factor, Instrument, Metric
 from researcher.planner.levels import Placed
 from researcher.planner.mentions import LENGTHS, SAID, Mention, covered
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.spelling import a_few, nearest_factors, nearest_metrics
+from researcher.planner.weighing import asked_in, rank
 from researcher.planner.wording import (
     ASKING,
     BETTER,
@@ -55,6 +56,7 @@ _GENERALISING = words(
 _ACCURACIES = ("heldout_accuracy", "heldout_reward")
 _FASTER = words("faster quicker sooner slower")
 _MOVES = words("reduce lower raise increase decrease shrink lengthen boost cut change affect influence")
+_KEEPING = words("keep make hold leave")
 _GOES = words("grow rise increase shrink fall drop decrease decline change")
 _START = words("to from of the start reference base initial model policy start's")
 _SENTENCE_ENDS = words(". ! ?")
@@ -69,7 +71,8 @@ _LOSS_MOVES = words("fall drop decrease decline shrink converge diverge curve va
 def metric_of(
     instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], placed: Placed
 ) -> tuple[Metric, list[str]]:
-    """The metric that decides, and what was assumed: the first that is named; one that is only hinted at comes second.
+    """The metric that decides, and what was assumed: the primary one, else the first that the question names, else the first
+    of what stands beside it; one that is only hinted at comes after those that are named.
 
     Raises: PlanningRefused when the topic wants something measured that is no metric here.
     """
@@ -78,8 +81,10 @@ def metric_of(
         accuracy = [
             m.what.name for m in named if isinstance(m.what, Metric) and not m.weak and m.what.kind in _ACCURACIES
         ]
+        _refuse_other_counts(instrument, placed.threshold, named)
         return _with_threshold(instrument, placed.threshold, accuracy[0] if accuracy else None)
-    said = sorted((m for m in named if isinstance(m.what, Metric)), key=lambda m: (m.weak, m.start))
+    asked = asked_in(found, [level.at for level in placed.levels])
+    said = sorted((m for m in named if isinstance(m.what, Metric)), key=lambda m: rank(found, m, asked))
     _refuse_same_for_less(found, said)
     if said and isinstance(said[0].what, Metric):
         chosen, notes = said[0].what, []
@@ -134,6 +139,18 @@ def _with_threshold(instrument: Instrument, threshold: float, of: str | None) ->
         + (f"; of the training reward it does, to {offered}" if offered else ""),
         [metric.name for metric in counted] or [metric.name for metric in instrument.metrics],
     )
+
+
+def _refuse_other_counts(instrument: Instrument, threshold: float, named: Sequence[Mention]) -> None:
+    """Raises: PlanningRefused for `less wall time to reach a reward of 0.5`: until a threshold steps alone are counted."""
+    other = next((m.what for m in named if isinstance(m.what, Metric) and not m.weak and m.what.kind == "wall_s"), None)
+    if other is not None:
+        counted = [metric.name for metric in instrument.metrics if metric.kind == "steps_to_threshold"]
+        raise PlanningRefused(
+            f"{other.name} is that of whole trials, and not until a threshold of {threshold:g}; ask about {other.name} without a "
+            "threshold" + (f", or about {' or '.join(counted)}" if counted else ""),
+            [other.name, *counted],
+        )
 
 
 def _question_from(found: Sequence[Token], named: Sequence[Mention], placed: Placed) -> int:
@@ -246,7 +263,7 @@ def _unknown_object(instrument: Instrument, found: Sequence[Token], named: Seque
 
 def refuse_moved(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention], placed: Placed) -> None:
     """Raises: PlanningRefused where a level of one factor is said to move another: `does 16 rollouts reduce the KL?`, `does
-    the answer length grow with GRPO?`, `is the KL larger at 1e-4 than at 1e-5?`"""
+    the answer length grow with GRPO?`, `is the KL larger at 1e-4 than at 1e-5?`, `does RLOO use fewer tokens than GRPO?`"""
     factors = [m for m in named if isinstance(m.what, Factor)]
     levels = {level.at: level.factor for level in placed.levels}
     for mention in factors:
@@ -254,9 +271,14 @@ def refuse_moved(instrument: Instrument, found: Sequence[Token], named: Sequence
         others = {i for i, what in levels.items() if what != mention.what}
         others |= {i for m in factors if m.what != mention.what for i in range(m.start, m.end)}
         own = any(what == mention.what for what in levels.values())
+        if _is_used_up(found, mention, {*others, *levels}) or (not own and _is_counted_in(found, mention, placed)):
+            raise unmeasured(mention.what.name, instrument)
         if own:
             continue
         if key_at(found, start) in _MOVES and start - 1 in others:
+            raise unmeasured(mention.what.name, instrument)
+        kept = key_at(found, start) in _KEEPING and key_at(found, mention.end) in MORE | LESS
+        if kept and start - 1 in others:
             raise unmeasured(mention.what.name, instrument)
         end = mention.end
         while key_at(found, end) in _START:
@@ -266,6 +288,22 @@ def refuse_moved(instrument: Instrument, found: Sequence[Token], named: Sequence
         trained = any(names_training(token.key) for token in found[end:])
         if goes and upon and (trained or any(i > end for i in others)):
             raise unmeasured(mention.what.name, instrument)
+
+
+def _is_used_up(found: Sequence[Token], mention: Mention, subjects: Container[int]) -> bool:
+    """`does RLOO use fewer tokens than GRPO?`, `does max tokens 8 use fewer tokens than …?`; subjects: what may be said to."""
+    amount = mention.start - 1
+    needs = key_at(found, amount) in _AMOUNTS and key_at(found, amount - 1) in _NEEDING
+    own = isinstance(mention.what, Factor) and mention.what.target != STUDY_STEPS  # those until a threshold are counted
+    return own and needs and amount - 2 in subjects
+
+
+def _is_counted_in(found: Sequence[Token], mention: Mention, placed: Placed) -> bool:
+    """`is RLOO cheaper than GRPO in tokens?`: no level of it follows."""
+    compares = any(token.key == "than" for token in found[: mention.start])
+    stated = any(level.at == mention.end for level in placed.levels)
+    plain = isinstance(mention.what, Factor) and mention.what.target != STUDY_STEPS and mention.choice is None
+    return plain and compares and not stated and key_at(found, mention.start - 1) == "in"
 
 
 def refuse_unmeasured(instrument: Instrument, found: Sequence[Token], named: Sequence[Mention]) -> None:

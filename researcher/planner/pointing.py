@@ -5,7 +5,7 @@ What is claimed is claimed of that level, against the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from researcher.models import STUDY_MODEL, Factor
@@ -13,13 +13,17 @@ from researcher.planner.levels import Level, level_text
 from researcher.planner.refusals import PlanningRefused
 from researcher.planner.sides import AGAINST, BESIDE, Opposition
 from researcher.planner.subject import distinct
-from researcher.planner.wording import ASKING, COPULAS, MORE, SENTENCE_ENDS, Token, key_at, sentences, words
+from researcher.planner.wording import ARTICLES, ASKING, COPULAS, MORE, SENTENCE_ENDS, Token, key_at, sentences, words
 
 _BY_ORDER = {"former": 0, "latter": 1, "first": 0, "second": 1}
 _BY_SIZE = words(
     "larger smaller higher lower bigger greater longer shorter lesser largest smallest highest lowest biggest"
 )
 _SUPERLATIVES = words("largest smallest highest lowest biggest")
+_KINDS = words("new newer old older former previous current proposed alternative")
+"""What a level may be called where it is named, and pointed at by afterwards."""
+_FORMER = words("old older former previous current")
+"""What is called so is the baseline, where nothing is pointed at; what is called otherwise is the treatment."""
 _ANYTHING = words("one level value setting choice option")
 _FARING = words(
     "better worse faster slower best enough or win beat learn reach give perform train help hurt need take outperform"
@@ -46,8 +50,15 @@ def pointed(found: Sequence[Token], factor: Factor, levels: Sequence[Level]) -> 
     Raises: PlanningRefused where it cannot be told which level is meant.
     """
     _refuse_labels(found, factor)
-    at = [i for i in range(len(found)) if _points(found, i)]
     own = distinct(found, levels)
+    described = _described(found, own) if len(own) == 2 else {}
+    if described and (opposition := _opposed_as_described(found, factor, own, described)) is not None:
+        return list(found), opposition
+    former = {i if key in _FORMER else 1 - i for key, i in described.items()}
+    if len(former) == 1 and len(levels) == 2:
+        was = former.pop()
+        return list(found), Opposition((own[1 - was],), (own[was],))
+    at = [i for i in range(len(found)) if _points(found, i) and not (described and i < own[1].at)]
     if not at:
         return _outstanding(found, levels, own)
     first = at[0]
@@ -66,6 +77,42 @@ def pointed(found: Sequence[Token], factor: Factor, levels: Sequence[Level]) -> 
         )
     plain = [replace(token, text="it", key="it", value=None) if i in at else token for i, token in enumerate(found)]
     return plain, Opposition((own[place],), (own[1 - place],))
+
+
+def _described(found: Sequence[Token], own: Sequence[Level]) -> dict[str, int]:
+    """`the former default was 1e-5, the new one is 4e-5`: which of two levels is called so."""
+    result: dict[str, int] = {}
+    for place, level in enumerate(own):
+        start = own[place - 1].at if place else -1
+        verb = next((i for i in range(level.at - 1, start, -1) if found[i].key in COPULAS | {"use"}), start)
+        kind = next((i for i in range(verb - 1, max(start, verb - 4), -1) if found[i].key in _KINDS), None)
+        if kind is not None and key_at(found, kind - 1) in ARTICLES:
+            result[found[kind].key] = place
+    return result
+
+
+def _opposed_as_described(
+    found: Sequence[Token], factor: Factor, own: Sequence[Level], described: Mapping[str, int]
+) -> Opposition | None:
+    """`is the new one better?`, `does the new one beat the old one?`; None where none is pointed at so.
+
+    Raises: PlanningRefused where both are, and neither against the other.
+    """
+    said = [i for i in range(own[1].at + 1, len(found)) if found[i].key in described and key_at(found, i - 1) == "the"]
+    if not said:
+        return None
+    first, last = said[0], said[-1]
+    place = described[found[first].key]
+    between = any(found[i].key in AGAINST | BESIDE for i in range(first, last))
+    if any(described[found[i].key] != place for i in said) and not (len(said) == 2 and between):
+        raise PlanningRefused(
+            f"'the {found[first].text}' and 'the {found[last].text}' leave open which is claimed to be so; name the level itself "
+            f"({' or '.join(level_text(level.value) for level in own)})",
+            [factor.name],
+        )
+    if any(found[i].key in AGAINST | BESIDE for i in range(max(0, first - 3), first)):
+        place = 1 - place
+    return Opposition((own[place],), (own[1 - place],))
 
 
 def _points(found: Sequence[Token], i: int) -> bool:

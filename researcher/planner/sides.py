@@ -20,6 +20,7 @@ from researcher.planner.wording import (
     SWITCHED_OFF,
     WORSE,
     Token,
+    before_articles,
     key_at,
     phrase,
     sentences,
@@ -92,8 +93,8 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
         cuts = [i for i in range(first, last) if found[i].key in markers]
         if cuts and not (repeatable and len(cuts) > 1):
             cut = cuts[0] if _says_again(found, cuts, levels) else cuts[-1]
-            before = tuple(level for level in levels if level.at < cut)
-            return Opposition(before, tuple(level for level in levels if level.at > cut))
+            before = [level for level in levels if level.at < cut or _is_asked_too(found, level)]
+            return Opposition(tuple(before), tuple(level for level in levels if level not in before))
     ahead = {token.key for token in found[max(0, first - 8) : first]}
     if (ahead & _AHEAD or _opens(found, first)) and _comma_between(found, levels):
         return Opposition(tuple(levels[1:]), (levels[0],))
@@ -102,6 +103,22 @@ def oppose(found: Sequence[Token], levels: Sequence[Level], default: object) -> 
         return Opposition((levels[asked_last],), (levels[not asked_last],))
     baseline = next((level for level in levels if level.value == default), levels[0])
     return Opposition(tuple(level for level in levels if level is not baseline), (baseline,))
+
+
+def set_together(found: Sequence[Token], levels: Sequence[Level], own: Sequence[Level]) -> Sequence[Level]:
+    """Where the sentence that compares names them: `GRPO is the standard. Does RLOO learn faster than GRPO?`
+
+    levels: with those that are repeated. own: where each stands first; so too where no one sentence compares them all.
+    """
+    values = [level.value for level in own]
+    comparing = []
+    for sentence in sentences(found, SENTENCE_ENDS):
+        inside = [level for level in levels if level.at in sentence]
+        first = [next((level for level in inside if level.value == value), None) for value in values]
+        there = sorted((level for level in first if level is not None), key=lambda level: level.at)
+        if len(there) == len(values) and is_set_against(found, there[0].at, there[-1].at, listed=False):
+            comparing.append((found[sentence.stop - 1].key != "?", there))
+    return min(comparing, key=lambda each: each[0])[1] if comparing else own
 
 
 def opposed_behind(
@@ -171,6 +188,14 @@ def _says_again(found: Sequence[Token], cuts: Sequence[int], levels: Sequence[Le
     if len(cuts) != 2 or len(between) != 1:
         return False
     return all(token.key in _AGAIN for token in found[_end(between[0]) : cuts[1]])
+
+
+def _is_asked_too(found: Sequence[Token], level: Level) -> bool:
+    """`does DAPO beat GRPO, and does GSPO?`: what was asked of the first is asked of it."""
+    verb = before_articles(found, level.at)
+    return (
+        key_at(found, verb) in ASKING and key_at(found, verb - 1) in ("and", "or") and key_at(found, _end(level)) == "?"
+    )
 
 
 def _end(level: Level) -> int:
@@ -251,9 +276,11 @@ def _is_in_use(found: Sequence[Token], first: int, last: int) -> bool:
     if end is None or (key_at(found, end) == "," and key_at(found, start) in ASKING):
         return False
     keys = {token.key for token in found[start:end]}
+    stops = next((found[i].key for i in range(last, len(found)) if found[i].key in SENTENCE_ENDS), "")
+    told = found[end].key in _ENDS and stops == "?"  # `4 is popular. Does 16 help?`
     asks = {token.key for token in found[end:]} & (BETTER | WORSE | MORE | LESS | {"?"})
     taken_up = {token.key for token in found[end:last]} & AGAINST  # `we have 8; is it better than 4?`
-    return bool(keys & _IN_USE and asks) and not taken_up and not keys & (BETTER | WORSE | AGAINST | BESIDE)
+    return bool((told or keys & _IN_USE) and asks) and not taken_up and not keys & (BETTER | WORSE | AGAINST | BESIDE)
 
 
 def _ends(found: Sequence[Token], i: int) -> bool:

@@ -19,6 +19,7 @@ from researcher.planner.wording import (
     Token,
     before_articles,
     key_at,
+    sentences,
     words,
 )
 
@@ -37,6 +38,8 @@ _DEPENDING = words("change vary depend scale differ")
 _COMPARING = words("compare comparing compared comparison")
 _DIFFERING = words("differ different difference distinguish")
 _RUNS = words("run arm trial training identical")
+_MIXING = words("mix mixture mixing blend curriculum")
+_JOINING = words("and to with then plus")
 _NEAR = 5
 """Between `same`, or `from`, and its level: `the same learning rate of 1e-3`."""
 _MOST_CROSSED = 5
@@ -133,6 +136,21 @@ def refuse_two_subjects(found: Sequence[Token], factor: Factor, factors: Sequenc
             raise _several_asked([factor, other])
         if any(_moved_together(found, m, mention) or _either(found, m, mention) for m in factors if m.what == factor):
             raise _several_asked([factor, other])
+
+
+def refuse_mixes(found: Sequence[Token], factor: Factor, placed: Placed) -> None:
+    """Raises: PlanningRefused for `a mix of one- and two-digit sums`, `a curriculum from 1 to 2 digits`: an arm has one level."""
+    for sentence in sentences(found, SENTENCE_ENDS):
+        mix = next((i for i in sentence if found[i].key in _MIXING), None)
+        behind = [
+            level.at for level in placed.of(factor) if level.at in sentence and mix is not None and level.at > mix
+        ]
+        if mix is not None and len(behind) > 1 and _JOINING & set(keys_of(found, behind[0], behind[1])):
+            raise PlanningRefused(
+                f"a {found[mix].text} is no level of {factor.name}, of which an arm has one throughout; compare two levels of it, or "
+                "write an instrument whose tasks are mixed (docs/instruments.md)",
+                [factor.name],
+            )
 
 
 def _moved_together(found: Sequence[Token], one: Mention, other: Mention) -> bool:

@@ -12,6 +12,7 @@ from researcher.models import STUDY_STEPS, Factor, Metric
 from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention
 from researcher.planner.placing import place
+from researcher.planner.weighing import is_ordered
 from researcher.planner.wording import ASKING, SENTENCE_ENDS, SWITCHED_OFF, Token, key_at, sentences, words
 
 _SEEN = words(
@@ -102,9 +103,11 @@ def _scenes(found: Sequence[Token], named: Sequence[Mention]) -> list[range]:
         return any(found[i].key in _BEATING for i in every[question])
 
     result = []
+    ordered = {m.start for m in named if isinstance(m.what, Metric) and is_ordered(found, m)}
     for sentence in every[: asking[-1]] if asking else []:
         keys = {found[i].key for i in sentence}
         tells = bool(keys & _SEEN or (keys & _BEATING and set_against(asking[-1]))) and not keys & _MEANT
+        tells = tells and ordered.isdisjoint(sentence)
         if tells and "?" not in keys and found[sentence[0]].key not in _ASKING:
             result.append(sentence)
     for sentence in every:

@@ -107,6 +107,11 @@ def key_at(found: Sequence[Token], i: int) -> str:
     return found[i].key if 0 <= i < len(found) else ""
 
 
+def text_of(found: Sequence[Token], span: range) -> str:
+    """Tokens as written, with spaces between them."""
+    return " ".join(found[i].text for i in span)
+
+
 def before_articles(found: Sequence[Token], i: int) -> int:
     """The last token before `i` that is no article; -1 where there is none."""
     i -= 1
