@@ -32,6 +32,7 @@ TASKS = words("sum task problem question one example puzzle")
 _STRONGER = words("more longer stronger harder larger bigger greater up")
 _WEAKER = words("less fewer shorter weaker easier smaller down")
 _EFFECTS = words("improvement gain benefit boost harm damage degradation increase decrease reduction effect difference")
+_CHANGING = words("change affect matter vary depend influence")
 _CONNECTING = words("and or than in on with at of to for if when as likely")
 """Behind a word of comparing these say that it stands by itself."""
 
@@ -87,7 +88,7 @@ def led_by(found: Sequence[Token], named: Sequence[Mention], levels: Collection[
         return {}
     measured = {i for m in named if isinstance(m.what, Metric) for i in range(m.start, m.end)}
     said = [i for i in question if i not in measured and i + 1 not in measured and _leads(found, i)]
-    beside = any(found[i].key in CLAIMING and i not in said for i in question)
+    beside = any(found[i].key in CLAIMING | _CHANGING and i not in said for i in question)
     opposed = len(said) == 2 and any(found[i].key in AGAINST for i in range(*said))
     if not beside or not (len(said) == 1 or opposed):
         return {}

@@ -145,7 +145,12 @@ def refuse_mixes(found: Sequence[Token], factor: Factor, placed: Placed) -> None
         behind = [
             level.at for level in placed.of(factor) if level.at in sentence and mix is not None and level.at > mix
         ]
-        if mix is not None and len(behind) > 1 and _JOINING & set(keys_of(found, behind[0], behind[1])):
+        if (
+            mix is not None
+            and len(behind) > 1
+            and behind[0] - mix < _NEAR
+            and _JOINING & set(keys_of(found, behind[0], behind[1]))
+        ):
             raise PlanningRefused(
                 f"a {found[mix].text} is no level of {factor.name}, of which an arm has one throughout; compare two levels of it, or "
                 "write an instrument whose tasks are mixed (docs/instruments.md)",

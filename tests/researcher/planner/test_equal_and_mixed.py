@@ -47,3 +47,7 @@ def test_other_topics_claim_no_equality(topic: str) -> None:
 )
 def test_a_mix_of_levels_is_refused(topic: str) -> None:
     assert "is no level of digits, of which an arm has one throughout" in str(refusal(topic))
+
+
+def test_a_mix_of_something_else_is_no_mix_of_levels() -> None:
+    assert sides(read("Does a mix of prompts learn faster with lr 1e-5 or 4e-5?", ARITHMETIC.instrument))

@@ -21,6 +21,7 @@ from tests.researcher.planner.test_topics import ACC, AUC, DOWN, UP, refusal, si
         ("Does a weaker penalty help? KL {} vs {}", (0.01, 0.1), False, AUC, UP),
         ("Is learning faster with a stronger penalty? KL {} vs {}", (0.01, 0.1), True, AUC, UP),
         ("Does more capacity improve accuracy? LoRA rank {} vs {}", (4, 32), True, ACC, UP),
+        ("Does accuracy change with more capacity? LoRA rank {} vs {}", (4, 32), True, ACC, UP),
         ("Does scaling up help? Group size {} vs {}", (4, 16), True, AUC, UP),
         ("Does more help? Group size {} vs {}", (4, 16), True, AUC, UP),
         ("Do harder tasks slow learning? {}- vs {}-digit sums.", (1, 2), True, AUC, DOWN),
