@@ -142,9 +142,8 @@ def test_what_no_plan_keeps_is_refused_by_name(topic: str, why: str) -> None:
         ("Study 12 vs 4 rollouts on sums", "group_size", {12, 4}),
         ("Study 4, 8 and 16 rollouts on sums", "group_size", {4, 8, 16}),
         ("Is a max tokens of 16 better than 32 on sums (tasks per step 20)?", "max_tokens", {16, 32}),
-        ("Is training all weights slower but more accurate than LoRA on sums?", "parameters", {"full", "lora"}),
         ("If a learning rate of 4e-5 is set, then which group size is best, 4 or 8?", "group_size", {4, 8}),
-        ("Does a group size of 16 reach a reward of 0.8 in 20 steps sooner than 4?", "group_size", {4, 16}),
+        ("Does a group size of 16 reach a reward of 0.5 in fewer steps than 4?", "group_size", {4, 16}),
     ],
 )  # fmt: skip
 def test_what_is_near_to_a_frame_is_none(topic: str, factor: str, levels: set[Any]) -> None:
