@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 from foundation.commandline import UsageError
@@ -111,18 +112,25 @@ def plan_lines(plan: Plan) -> list[str]:
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
     lines += [f"already known: {known_text(each)}" for each in plan.known]
     if plan.trial_s is not None:
+        from researcher.planner.design import arm_seconds
         from researcher.planner.hosting import boots_s
         from researcher.planner.stages import cost  # scipy takes longer to import than most commands take
 
-        each = dict.fromkeys((arm.name for arm in plan.arms), plan.trial_s)
+        each = arm_seconds(plan)
         (few, least_s), (many, most_s) = (cost(plan, each, at_most=at_most) for at_most in (False, True))
         least_s, most_s = least_s + boots_s(plan, at_most=False), most_s + boots_s(plan, at_most=True)
         lines.append(
-            f"price       {few} to {many} trials of about {duration(plan.trial_s)}: {duration(least_s)} to {duration(most_s)} "
+            f"price       {few} to {many} trials of {_about(each.values())}: {duration(least_s)} to {duration(most_s)} "
             f"one after the other{', with the boots of each model' if plan.models else ''}"
         )
     lines.append(f"budget      at the most {plan.budget.trials} trials, {duration(plan.budget.wall_s)}")
     return lines
+
+
+def _about(seconds: Collection[float]) -> str:
+    """`about 2 min`, `about 2 min to 4 min`, where arms differ in what a trial takes."""
+    shortest, longest = (duration(of(seconds)) for of in (min, max))
+    return f"about {longest}" if shortest == longest else f"about {shortest} to {longest}"
 
 
 def repair_lines(record: RepairRecord) -> list[str]:

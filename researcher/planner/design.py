@@ -120,6 +120,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
     seeds = _seeds(instrument, reading, options)
     arms, hypotheses, stages = laid_out(reading, arms, hypotheses, seeds, options)
     stages = tuple(each.model_copy(update={"first_seed": each.first_seed + options.first_seed}) for each in stages)
+    overruled = tuple(_overruled(reading, options))
     budget_s = options.budget_s or reading.budget_s or DEFAULT_BUDGET_S
     settings = dict(_by_target(reading.settings))
     plan = Plan(
@@ -149,7 +150,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
         sentinels=PLANNED,
         budget=Budget(wall_s=budget_s, trials=len(arms) * seeds[1]),
         planner="builtin",
-        assumptions=(*reading.assumptions, *_equal(arms)),
+        assumptions=(*reading.assumptions, *overruled, *_equal(arms)),
     )
     return plan.model_copy(update={"trial_s": max(_trial_s(plan, arm, instrument) for arm in arms)})
 
@@ -288,6 +289,30 @@ def _seeds(instrument: Instrument, reading: Reading, options: PlanOptions) -> tu
     return least, most
 
 
+def _overruled(reading: Reading, options: PlanOptions) -> Iterator[str]:
+    """What is said where an option holds, and the topic says otherwise.
+
+    Raises: PlanningRefused where the option breaks a bound of the topic's.
+    """
+    given = options.seeds
+    if given is not None:
+        below, above = given < (reading.min_seeds or given), given > (reading.max_seeds or given)
+        if below or above:
+            bound = f"at least {reading.min_seeds}" if below else f"at most {reading.max_seeds}"
+            raise PlanningRefused(
+                f"--seeds {given} contradicts the topic, which asks for {bound} seeds per arm; leave out one"
+            )
+        if reading.seeds not in (None, given):
+            yield f"The topic asks for {reading.seeds} seeds, and --seeds {given} holds."
+    said_s, held_s = reading.budget_s, options.budget_s
+    if said_s is not None and held_s is not None and held_s > said_s:
+        raise PlanningRefused(
+            f"--budget {math.ceil(held_s / 60)}m contradicts the topic, which gives the study {_time(said_s)} at the most; leave out one"
+        )
+    if said_s is not None and held_s is not None and held_s < said_s:
+        yield f"The topic gives the study {_time(said_s)}, and --budget, {_time(held_s)}, holds."
+
+
 def _by_target(settings: Sequence[tuple[Factor, Scalar]]) -> list[tuple[str, Any]]:
     return [(target, level) for factor, level in settings for target in factor.targets]
 
@@ -322,6 +347,12 @@ def _trial_s(plan: Plan, arm: Arm, instrument: Instrument) -> float:
     steps = plan.steps_of(arm.name) / instrument.defaults.steps
     usual, own = _episodes(instrument.defaults.run, {}), _episodes(plan.run, levels)
     return instrument.defaults.trial_s * steps * own / usual
+
+
+def arm_seconds(plan: Plan) -> dict[str, float]:
+    """Expected seconds of a trial of each arm, of a plan that says what its dearest takes; none where it does not say."""
+    work = {arm.name: plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm)) for arm in plan.arms}
+    return {name: (plan.trial_s or 0.0) * own / max(work.values()) for name, own in work.items()}
 
 
 def _episodes(run: dict[str, Any], levels: dict[str, Scalar]) -> float:

@@ -24,6 +24,7 @@ from researcher.planner.claims import (
 )
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.contrasts import refuse_two_claims
+from researcher.planner.framing import framed
 from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text
 from researcher.planner.mentions import Mention, is_given, mentions, subjects
@@ -52,7 +53,7 @@ from researcher.planner.shapes import refuse_bounds, refuse_shapes
 from researcher.planner.sides import Opposition, speaks_of_baseline
 from researcher.planner.spelling import a_few, inflected, misspelt, nearest_factors, nearest_metrics, resembled
 from researcher.planner.subject import asked_about, crossed_factors, distinct, refuse_mixes, refuse_two_subjects
-from researcher.planner.told import set_apart, without_told
+from researcher.planner.told import set_apart, without_beside, without_told
 from researcher.planner.weighing import denied
 from researcher.planner.wording import Token, text_of, tokens, words
 from researcher.planner.written import taken_out
@@ -63,7 +64,8 @@ _NUMBER_TYPES = words("float32 float16 bfloat16 fp32 fp16 bf16")
 def read(topic: str, instrument: Instrument) -> Reading:
     """Raises: PlanningRefused, one clear line, with the nearest things that could be asked."""
     instrument = with_steps(instrument)
-    said, aside = set_aside(put_plainly(topic, instrument), instrument)
+    asked, frame = framed(topic)
+    said, aside = set_aside(put_plainly(asked, instrument), instrument)
     written = taken_out(said, instrument)
     sizes.refuse_models(written.topic, instrument)
     found = tokens(written.topic)
@@ -84,6 +86,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
         m for m in named if m.start not in {part.start for part in parts[1:]}
     ]  # `second, the rank` counts no seconds
     placed, uncompared = without_told(place_by_clause(found, named, parts, subjects(instrument)), told.at)
+    placed, beside = without_beside(found, placed)
     factors = [m for m in named if isinstance(m.what, Factor) and _may_vary(m.what, found, placed)]
     _refuse_what_is_no_question(instrument, found, named, placed, is_written=bool(written.levels))
     control = untrained.asked_for(instrument, found, named, factors, placed)
@@ -93,7 +96,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     _refuse_unplaced(instrument, found, named, placed)
     _refuse_bad_levels(placed.levels)
     _set_against_all_weights(instrument, placed)
-    notes = Notes([*aside, *written.notes, *told.notes, *uncompared])
+    notes = Notes([*frame, *aside, *written.notes, *told.notes, *uncompared, *beside])
     balanced = balance.is_asked(found)
     metric, assumed = metric_of(instrument, found, balance.gains(named) if balanced else named, placed)
     for line in assumed:

@@ -143,11 +143,13 @@ def _is_total(found: Sequence[Token], end: int) -> bool:
 
 
 def _are_its_steps(found: Sequence[Token], before: Mention, at: int) -> bool:
-    """`a warmup of 2 or 5 steps`, `staleness 1 vs 4 steps`: the unit of what is counted in steps, and not how long is trained."""
+    """`a warmup of 2 or 5 steps`, `staleness 0, 1, 4 steps`, and not `warmup 2, 20 steps`: the unit of what is counted in steps, and not how long is trained."""
     between = found[before.end : at]
     counted = isinstance(before.what, Factor) and before.what.target in _COUNTED_IN_STEPS
     numbers = bool(between) and between[-1].value is not None
-    return counted and numbers and all(token.value is not None or token.key in _TO_STEPS for token in between)
+    small = {token.key for token in between if token.value is None}
+    listed = "or" in small or len([token for token in between if token.value is not None]) > 2
+    return counted and numbers and small <= (_TO_STEPS | {","} if listed and "step" not in small else _TO_STEPS)
 
 
 def _is_a_thing(found: Sequence[Token], at: int) -> bool:

@@ -327,6 +327,7 @@ _BOUNDED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (rf"\b(?:averag(?:ed?|ing)|mean) (?:over|across|of) {_COUNT} (?:independent |random |training )*(?:runs?|trials?)\b", r"with \1 seeds"),
     (rf"\b(?:(?:run|repeat)(?:ning|ing)? (?:each|every|all|both)(?: arms?)?|each (?:arm )?(?:is )?(?:run|repeated)) {_COUNT} times\b", r"with \1 seeds"),
     (r"\bhalf an hour\b", "30 minutes"),
+    (r"\bhalf a day\b", "12 hours"),
     (r"\b(?:an|one) hour and a half\b", "90 minutes"),
     (r"\ban? (hour|day)\b", r"1 \1"),
     (rf"\b(?:(?:in|within|taking|takes|using|use|spending|spend) )*{_LIMIT} (\d+(?:\.\d+)?) ?(hours?|hrs?|h|minutes?|mins?|days?)\b", r"within \1 \2"),

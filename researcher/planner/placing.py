@@ -118,12 +118,20 @@ class _Placing(Numerals):
                 fits = mention in self.factors and (bridged or not fitting or self._fits(factor_of(mention), i))
                 return factor_of(mention) if fits else None
             token = self.found[j]
+            if self._closed(j):
+                return None
             bridged = bridged and token.key in BRIDGES
             if token.value is None and token.key not in _LINKS:
                 return None
             if token.key in _SCENES and j > 0 and self.found[j - 1].kind == "number":
                 return None  # `temperature 0.7 with 8 ...`: something else begins
         return None
+
+    def _closed(self, j: int) -> bool:
+        """`which A is best at B=8: 4 or 16?`: behind the colon stand levels of what is asked for, and none of B."""
+        mention = self.factor_at(j - 1)
+        valued = self.number_at(j - 1) or (mention is not None and self.number_at(mention.start - 1))
+        return self.key(j) == ":" and valued and any(self.key(k) in ("which", "what") for k in range(j))
 
     def _settle_lists(self) -> None:
         """`than with 1e-5` follows the number before it; `8 or 16 rollouts` the one behind it."""

@@ -8,7 +8,8 @@ from foundation.durations import duration_s
 from researcher.models import Factor, Metric
 from researcher.planner.levels import Placed
 from researcher.planner.numerals import BRIDGES, LISTING, PLAIN, Numerals, factor_of
-from researcher.planner.wording import LESS, MORE, words
+from researcher.planner.refusals import PlanningRefused
+from researcher.planner.wording import LESS, MORE, SENTENCE_ENDS, words
 
 _SECONDS = {
     "second": 1.0,
@@ -23,7 +24,10 @@ _SECONDS = {
 _BOUNDS = {"minimum": "min_seeds", "maximum": "max_seeds"}
 _GLUED = re.compile(r"\d+(?!(?:st|nd|rd|th)$)[^\W\d_]+$")
 """A number with a unit that is not known: `40u`; not `2nd`, `4x4`."""
-_WITHIN = words("in within under budget for spend spending")
+_WITHIN = words("in within under budget for spend spending have max maximum limit most")
+_ENDING = words("stop stopping end ending finish finishing halt abort")
+"""Before `after 3 hours` or `at 3 hours` in a sentence, they speak of the whole study."""
+_PER = words("per each every")
 _SIZES = words("at least most about around roughly more less than over up to another")
 """Between `by` and the size of a change."""
 _REPLACED = words("replace replaced replacing beaten outperformed surpassed exceeded followed")
@@ -44,28 +48,48 @@ def settle_seeds_and_time(n: Numerals, placed: Placed) -> None:
         value, following = n.found[i].value or 0.0, n.key(i + 1)
         if following == "random" and n.key(i + 2) == "seed":
             following = "seed"
-        limits = _is_last(n, i) or n.key(i + 2) == "budget" or any(n.key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
         behind = n.key(i - 2) if n.key(i - 1) in ("=", ":") else n.key(i - 1)
         if following == "seed" or (behind == "seed" and i in n.numbers and not _is_per(n, i)):
             bound = _BOUNDS.get(n.key(i - 1), "seeds")
             setattr(placed, bound, int(value))
-        elif following in _SECONDS and limits and i + 1 not in n.owner:
+        elif following in _SECONDS and i + 1 not in n.owner and n.factor_at(n.back(i, BRIDGES)) is None:
+            _refuse_other_times(n, i, i + 1)
             placed.budget_s = value * _SECONDS[following]
         else:
             continue
         (n.numbers if i in n.numbers else n.spelled).remove(i)
     for i, token in enumerate(n.found):
-        given = n.key(i + 1) == "budget" or any(n.key(j) in _WITHIN for j in (i - 1, i - 2, i - 3))
-        if given and (budget_s := duration_s(token.text)) is not None:
+        if _limits(n, i, i) and (budget_s := duration_s(token.text)) is not None:
             placed.budget_s = budget_s
         elif token.kind == "word" and _GLUED.match(token.text) and i not in n.owner:
             placed.unplaced.append(token)
 
 
+def _limits(n: Numerals, i: int, end: int) -> bool:
+    """Whether the time of tokens `i` to `end` is how long the study may take."""
+    sentence = max((j for j in range(i) if n.key(j) in SENTENCE_ENDS), default=-1) + 1
+    ends = any(n.key(j) in _ENDING for j in range(sentence, i))
+    return ends or n.key(end + 1) == "budget" or any(n.key(j) in _WITHIN for j in range(max(sentence, i - 3), i))
+
+
+def _refuse_other_times(n: Numerals, i: int, end: int) -> None:
+    """Raises: PlanningRefused for a time of each trial, and one of which it is not said that it is the study's."""
+    shown = " ".join(token.text for token in n.found[i : end + 1])
+    if n.key(end + 1) in _PER:
+        raise PlanningRefused(
+            f"{shown!r} is a time for each trial, which no study sets: give the steps of a trial, or the whole study's time by "
+            "--budget",
+            ["steps"],
+        )
+    if not (_limits(n, i, end) or _is_last(n, i)):
+        raise PlanningRefused(
+            f"{shown!r} is a time, and the topic does not say of what; say 'within {shown}', or --budget, for the whole study"
+        )
+
+
 def _is_last(n: Numerals, i: int) -> bool:
     """`RLOO v GRPO, 4 seeds, 1 hour`: a time that stands by itself."""
-    alone = n.key(i - 1) in (",", ";") and n.key(i + 2) in ("", ".", ",", ";")
-    return alone and n.key(i + 1) in ("hour", "hr", "minute", "min", "day")
+    return n.key(i - 1) in ("", ",", ";", ".", "?", "(") and n.key(i + 2) in ("", ".", ",", ";", ")")
 
 
 def _is_per(n: Numerals, i: int) -> bool:

@@ -42,6 +42,9 @@ _SO_FAR = Token("now", "now", "word")
 _KEPT = words("with using under adding") | SWITCHED_OFF
 _USUAL = words("default usual standard")
 _WHEN = words("after around at by from until")
+_ABOUT = words("about roughly approximately some")
+_INCLUDING = words("compare include including also add test try find which")
+"""In a statement these bring a level into the comparison: `Try 16, too.`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,24 @@ def without_told(placed: Placed, told: frozenset[int]) -> tuple[Placed, list[str
         f"{each.factor.name}={level_text(each.value)} is named before the question, and not compared." for each in left
     ]
     return replace(placed, levels=levels), notes
+
+
+def without_beside(found: Sequence[Token], placed: Placed) -> tuple[Placed, list[str]]:
+    """The levels without those of a statement beside a question that has two of its own: `4e-5 or 1e-5? A rate of 1e-4
+    collapses.`; and what was left out, in words."""
+    every = list(sentences(found, SENTENCE_ENDS))
+    asking = [each for each in every if found[each[-1]].key == "?"]
+    telling = [each for each in every if each not in asking and not {found[i].key for i in each} & _INCLUDING]
+    left: list[Level] = []
+    for name in {level.factor.name for level in placed.levels}:
+        own = [level for level in placed.levels if level.factor.name == name]
+        asked = {level.value for level in own if any(level.at in each for each in asking)}
+        if len(asked) > 1:
+            left += [each for each in own if each.value not in asked and any(each.at in part for part in telling)]
+    notes = [
+        f"{each.factor.name}={level_text(each.value)} stands beside the question, and is not compared." for each in left
+    ]
+    return replace(placed, levels=[each for each in placed.levels if each not in left]), notes
 
 
 def _scenes(found: Sequence[Token], named: Sequence[Mention]) -> list[range]:
@@ -177,7 +198,10 @@ def _kept(
 
 
 def _is_when(found: Sequence[Token], level: Level) -> bool:
-    return level.factor.target == STUDY_STEPS and key_at(found, level.at - 1) in _WHEN
+    before = level.at - 1
+    while key_at(found, before) in _ABOUT:
+        before -= 1
+    return level.factor.target == STUDY_STEPS and key_at(found, before) in _WHEN
 
 
 def _values(levels: Sequence[Level], factor: Factor) -> set[object]:
