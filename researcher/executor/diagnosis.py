@@ -130,6 +130,9 @@ _PASSING_STATUS = frozenset({401, 403, 404, 408, 409, 410, 425, 429})
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$', re.MULTILINE)
 _ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
+_GROUP = "Exception Group Traceback"
+_GUTTER = re.compile(r"^(?:  )+[|+] ?", re.MULTILINE)
+"""Stands before every line of an exception group's traceback and of its members'."""
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _STATUS = re.compile(r"\b(?:Client|Server) error '(\d{3}) ")
 _SHOWN = 6000
@@ -160,19 +163,24 @@ def diagnose(seen: Symptoms) -> Diagnosis:
 
 def _by_traceback(seen: Symptoms) -> Diagnosis | None:
     """What the last traceback tells; where it says that rollouts failed, what those that failed tell."""
-    blocks = seen.said.split(_TRACEBACK)[1:]
+    blocks = _blocks(seen.said)
     if not blocks:
         return None
     last = _judge(blocks[-1], seen.folder)
     if last.kind != "RolloutsFailing":
         return last
-    rollouts = [part for text in seen.aborted for part in text.split(_TRACEBACK)[1:][-1:]] or blocks[:-1]
+    rollouts = [part for text in seen.aborted for part in _blocks(text)[-1:]] or blocks[:-1]
     judged = [_judge(block, seen.folder) for block in rollouts]
     if not judged:
         return replace(last, cause=Cause.UNKNOWN, why="rollouts failed, one after the other")
     most = Counter(each.cause for each in judged).most_common(1)[0][0]
     typical = next(each for each in reversed(judged) if each.cause is most)
     return replace(typical, why=f"rollouts failed, one after the other: {typical.why}")
+
+
+def _blocks(text: str) -> list[str]:
+    """What stands behind each "Traceback"; the members of an exception group come after it, the innermost last."""
+    return (_GUTTER.sub("", text) if _GROUP in text else text).split(_TRACEBACK)[1:]
 
 
 def _judge(block: str, folder: Path) -> Diagnosis:

@@ -73,7 +73,7 @@ class Metric(StrictModel):
     """Of a further model; None: of the instrument's own."""
     threshold: float | None = None
     direction: Direction = "increase"
-    """Which way is better."""
+    """Which way is better. A study.toml has to say it for steps_to_threshold and wall_s, where less mostly is."""
     margin: float
     """Smallest effect of interest, in the metric's own unit."""
     sigma: float | None = None

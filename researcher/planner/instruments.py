@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from foundation.nearest import nearest
 from foundation.paths import visible_files
 from foundation.strict import explain
-from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Scalar
+from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
 from researcher.models.plans import nested
 from researcher.planner.refusals import PlanningRefused
 from swarm.protocol.runspec import RunSpec, merge_patch
@@ -194,16 +194,15 @@ def _inconsistencies(instrument: Instrument) -> Iterable[str]:
         for name, count in Counter(names).items():
             if count > 1:
                 yield f"{what}: {name!r} is declared {count} times"
+    yield from _shared_aliases("factors", instrument.factors)
+    yield from _shared_aliases("metrics", instrument.metrics)
     metrics = [metric.name for metric in instrument.metrics]
     if instrument.defaults.metric not in metrics:
         yield f"defaults.metric: {instrument.defaults.metric!r} is none of {', '.join(metrics)}"
     if instrument.defaults.max_seeds < instrument.defaults.seeds:
         yield "defaults.max_seeds: must not be below defaults.seeds"
     for metric in instrument.metrics:
-        if metric.margin <= 0:
-            yield f"metrics.{metric.name}.margin: must be above 0"
-        if metric.kind == "steps_to_threshold" and metric.threshold is None:
-            yield f"metrics.{metric.name}.threshold: steps_to_threshold needs one"
+        yield from _wrong_metric(metric)
     for factor in instrument.factors:
         if factor.type == "choice" and not factor.choices:
             yield f"factors.{factor.name}.choices: a choice needs them"
@@ -211,6 +210,37 @@ def _inconsistencies(instrument: Instrument) -> Iterable[str]:
             yield f"factors.{factor.name}.proper: only a choice has names of its own"
         elif problem := level_problem(factor, factor.default):
             yield f"factors.{factor.name}.default: {problem}"
+        elif (passed := _passed(factor, instrument.defaults.task)) != factor.default:
+            yield f"factors.{factor.name}.default: it is {factor.default}, but defaults.task has {passed}; write the same in both"
+
+
+def _shared_aliases(what: str, named: Sequence[Factor] | Sequence[Metric]) -> Iterable[str]:
+    """Words of a topic that would mean two things."""
+    owners: dict[str, str] = {}
+    for each in named:
+        for alias in dict.fromkeys(alias.casefold() for alias in each.aliases):
+            other = owners.setdefault(alias, each.name)
+            if other != each.name:
+                yield f"{what}.{each.name}.aliases: {alias!r} is one of {other!r} already"
+
+
+def _wrong_metric(metric: Metric) -> Iterable[str]:
+    if metric.margin <= 0:
+        yield f"metrics.{metric.name}.margin: must be above 0"
+    if metric.kind == "steps_to_threshold" and metric.threshold is None:
+        yield f"metrics.{metric.name}.threshold: steps_to_threshold needs one"
+    if metric.kind in ("steps_to_threshold", "wall_s") and "direction" not in metric.model_fields_set:
+        yield f'metrics.{metric.name}.direction: {metric.kind} needs one; "decrease" where less is better'
+    if metric.kind != "steps_to_threshold" and metric.threshold is not None:
+        yield f"metrics.{metric.name}.threshold: {metric.kind} has none; only steps_to_threshold does"
+    if not metric.kind.startswith("heldout_") and "when" in metric.model_fields_set:
+        yield f"metrics.{metric.name}.when: {metric.kind} has none; only heldout_accuracy and heldout_reward do"
+
+
+def _passed(factor: Factor, task: Mapping[str, Scalar]) -> Scalar:
+    """What `tasks` gets where a plan does not vary the factor; its default where the instrument's defaults do not say."""
+    room, _, name = factor.target.partition(".")
+    return task.get(name, factor.default) if room == "task" else factor.default
 
 
 def _wrong_targets(instrument: Instrument) -> Iterable[str]:

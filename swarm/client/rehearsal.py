@@ -38,10 +38,13 @@ async def rehearse(
     thorough: also that streams can be repeated, and that all seeds are evaluated alike.
     Raises: WorkflowFault naming what is wrong; whatever `tasks` raises.
     """
-    train = await _drawn(workflow, parameters, "train", 1, _MANY if thorough else _FEW)
+    most = _MANY if thorough else _FEW
+    train = await _drawn(workflow, parameters, "train", 1, most)
     held_out = await _drawn(workflow, parameters, "heldout", 1, heldout)
     if not train or not held_out:
         raise WorkflowFault(f"tasks('{'heldout' if train else 'train'}', ...) gives no tasks")
+    if len(train) < most:
+        raise WorkflowFault(f"tasks('train', ...) gives {len(train)} tasks and ends; it must go on for ever")
     both = {task.id for task in train} & {task.id for task in held_out}
     if both:
         raise WorkflowFault(f"the task {min(both)!r} is both trained and held out: its evaluation would show nothing")

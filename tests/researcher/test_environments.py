@@ -89,6 +89,7 @@ async def test_a_study_is_evaluated_on_as_many_held_out_tasks_as_every_arm_has(f
         ('f"{split}-{number}" if', 'f"{split}-{seed}-{number}" if', "depends on the seed"),
         ('f"{split}-{seed}-{number}"', 'f"{id(object())}-{__import__(\'os\').urandom(4).hex()}"', "other tasks the second time"),
         ("[:count]", "[:0]", "gives no tasks"),
+        ("range(500)", "range(50)", "gives 50 tasks and ends; it must go on for ever"),
         ("[Task(name, name)", "[name", "gives str, not swarm.client.Task"),
         ("return [Task", "raise ValueError('data, line 3: is not JSON')\n    return [Task", "repeat: data, line 3: is not JSON"),
         ("return [Task", "1 / 0\n    return [Task", "ZeroDivisionError: division by zero"),

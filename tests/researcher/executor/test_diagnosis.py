@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import traceback
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,27 @@ def test_what_the_instrument_raised_is_its_code(error: str) -> None:
 )
 def test_what_gave_way_under_the_instrument_is_infrastructure(error: str) -> None:
     assert diagnose(seen(trace(error))).cause is Cause.INFRASTRUCTURE
+
+
+async def _in_a_group(error: Exception) -> None:
+    async def fail() -> None:
+        raise error
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fail())
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(KeyError("total"), Cause.CODE), (ConnectionResetError(104, "away"), Cause.INFRASTRUCTURE)],
+)
+def test_of_an_exception_group_its_member_is_judged(error: Exception, cause: Cause) -> None:
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(_in_a_group(error))
+    told = "".join(traceback.format_exception(raised.value))
+    found = diagnose(seen(told, folder=Path(__file__).parent))
+    assert (found.cause, found.kind) == (cause, type(error).__name__)
+    assert found.place.startswith("test_diagnosis.py:")
 
 
 def test_how_the_process_ended_and_how_the_server_is_come_first() -> None:
