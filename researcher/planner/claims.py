@@ -63,6 +63,7 @@ _CONDITIONS = words("seed setting setup step budget condition data hyperparamete
 _FARING = words("do doe perform work learn train fare")
 _COSTS = words("long much many expensive slow costly")
 """`takes twice as long as` says what it costs."""
+_NO_QUALITY = words("soon long many much well")
 _AMOUNTS = words("twice half")
 _MATTERS = words("difference differ effect change affect alter move matter impact influence depend")
 """Where these are denied nothing differs."""
@@ -125,11 +126,14 @@ def claimed(
         if said is not None and _either_way(found, i):
             return Stated(None)
         if said is not None:
-            return _denied(found, i, said, metric.direction)
+            of_level = any(isinstance(m.what, Factor) and m.start == i + 2 for m in named)  # `trails no KL penalty`
+            return _denied(found, i, said, metric.direction, of_none=not of_level)
     if (scaled := _scales_metric(found, named)) is not None:
         return scaled
     if (scaled := _times_as(found, metric.direction)) is not None:
         return scaled
+    if (worse := _not_as(found, metric.direction)) is not None:
+        return worse
     fails = any(found[i].key in ("fail", "failed") and _denies(found, i) for i in range(len(found)))
     if fails and _says_equal(found, named):
         return Stated(opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
@@ -252,6 +256,20 @@ def _times_as(found: Sequence[Token], better: Direction) -> Stated | None:
     return None
 
 
+def _not_as(found: Sequence[Token], better: Direction) -> Stated | None:
+    """`not as good as`, `isn't as accurate as`: below the other; `not as high as`: less."""
+    for i in range(len(found) - 2):
+        if found[i].key != "as" or found[i + 2].key != "as" or _scales(found, i - 1) or found[i + 1].key in _NO_QUALITY:
+            continue
+        key = found[i + 1].key
+        begins = max((j + 1 for j in range(i) if found[j].key in SENTENCE_ENDS), default=0)
+        if key not in _COSTS and any(_denies(found, j) for j in range(begins, i)):
+            low = key in WORSE | LESS | _BADLY
+            said = "decrease" if key in MORE else "increase" if key in LESS else better if low else opposite(better)
+            return Stated(said, f"'Not as {found[i + 1].text} as' is tested as a difference.")
+    return None
+
+
 def _says_equal(found: Sequence[Token], named: Sequence[Mention]) -> bool:
     """`no difference between`, `the same reward`, `as fast as`."""
     keys = [token.key for token in found]
@@ -318,7 +336,7 @@ def _direction_at(found: Sequence[Token], i: int, better: Direction) -> Directio
 
 def _is_lessened(found: Sequence[Token], i: int, named: Sequence[Mention]) -> bool:
     """`hurts accuracy less than`, `loses less accuracy than`: what one token claims is claimed of the other level."""
-    if found[i].key in ("lose", "lost") and key_at(found, i + 1) == "less":
+    if found[i].key in ("lose", "lost", "gain", "gained") and key_at(found, i + 1) == "less":
         return True
     names = {m.end for m in named if isinstance(m.what, Factor)}
     for j in range(i + 1, len(found)):
@@ -331,11 +349,11 @@ def _is_lessened(found: Sequence[Token], i: int, named: Sequence[Mention]) -> bo
     return False
 
 
-def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction) -> Stated:
+def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction, *, of_none: bool = True) -> Stated:
     """`no worse than` claims the good direction; `not better` is tested as the claim that it denies."""
     ahead = [j for j in range(max(0, i - 5), i) if found[j].key not in ARTICLES | COPULAS | {"have"}][:-3:-1] or [-1]
     near = ["not" if key_at(found, j).endswith("n't") and _denies(found, j) else key_at(found, j) for j in ahead]
-    of_none = key_at(found, i + 1) in ("no", "nothing")  # `loses nothing`
+    of_none = of_none and key_at(found, i + 1) in ("no", "nothing")  # `loses nothing`
     if said != better and (of_none or any(key in _DENIALS for key in near) or near[0] == "without"):
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."

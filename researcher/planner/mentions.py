@@ -19,6 +19,7 @@ from researcher.planner.wording import (
     WORSE,
     Token,
     is_method,
+    key_at,
     phrase,
     words,
 )
@@ -33,6 +34,8 @@ LENGTHS = words("longer shorter longest shortest long short lengthy brief")
 _COUNTED_IN_STEPS = ("run.optimizer.warmup", "run.max_staleness")
 _TO_STEPS = words("of = : is be for last at or vs versus than to against help matter ? ( step steps")
 """Between such a factor and its steps."""
+_OF_A_GROUP = words("std standard mean baseline average normalisation normalization")
+"""Behind `group` these are computed over it: `the group mean` is no group size."""
 _OCCASIONS = words("during in while within throughout")
 
 
@@ -67,6 +70,7 @@ def mentions(
             if length == 1 and _has_length(found, at):
                 keys = (*keys, "length")
             passing = _is_unit(found, at) or _is_total(found, at + length) or _is_occasion(found, at, at + length)
+            passing = passing or (keys == ("group",) and key_at(found, at + 1) in _OF_A_GROUP)
             passing = passing or (length == 1 and (_is_a_thing(found, at) or _is_a_letter(found, at)))
             passing = passing or (keys == ("step",) and bool(result) and _are_its_steps(found, result[-1], at))
             if keys in dictionary and not passing and not _voided(found, at + length, dictionary):

@@ -53,12 +53,13 @@ def modifiers(found: Sequence[Token], mention: Mention) -> list[int]:
     scaled = _scaled_behind(found, mention.end)
     if scaled:
         return [*result, *scaled]
-    end = mention.end
+    end = mention.end  # `rollouts are more accurate` describes: how they fare, and not how many
     while end < len(found) and found[end].key in COPULAS:
         end += 1
     if end < len(found) and (goes(found, mention) or end > mention.end or _ends_there(found, end)):
         key = found[end].key
-        if key in MORE | LESS or key in SCALES:
+        describes = key in ("more", "less") and not _ends_there(found, end) and key_at(found, end + 1) != "than"
+        if (key in MORE | LESS or key in SCALES) and not describes:
             result.append(end)
     return result
 

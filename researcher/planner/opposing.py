@@ -6,6 +6,7 @@ What the topic leaves open is noted as an assumption.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from researcher.models import STUDY_MODEL, Factor, Scalar
 from researcher.planner import sizes
@@ -107,6 +108,13 @@ def opposition_of(
     if off is not None and _is_switched_off(found, own):
         on = on_level(factor)
         so_far = any(found[i].key in SENTENCE_ENDS for i in range(own[0].end, own[-1].start))
+        if not so_far and len(own) == 2:
+            levels = [
+                Level(m.start, factor, off if is_off else on)
+                for m, is_off in zip(own, _switched(found, own), strict=True)
+            ]
+            if levels[0].value != levels[1].value:
+                return oppose(found, levels, None)
         asked = own[-1:] if so_far else own[:1]
         sides = (off, on) if _is_switched_off(found, asked) else (on, off)
         notes.add(f"The topic names no level of {factor.name}: {level_text(sides[0])} against {level_text(sides[1])}.")
@@ -223,8 +231,24 @@ def _is_switched_off(found: Sequence[Token], own: Sequence[Mention]) -> bool:
         return False
     before = [words_before(found, m) for m in own]
     off = any(keys & SWITCHED_OFF or ("not" in keys and keys & SWITCHED_ON) for keys in before)
+    off = off or any(_is_dropped(found, m) for m in own)
     off = off or any(_is_removed(found, i) for m in own for i in range(m.end, len(found)))
     return off or any(_is_taken_away(found, m.end) for m in own)
+
+
+def _switched(found: Sequence[Token], own: Sequence[Mention]) -> list[bool]:
+    """Which are switched off by what stands between them: `from no warmup to warmup`."""
+    starts = [0, *(m.end for m in own[:-1])]
+    return [
+        _is_switched_off(found[at:], [replace(m, start=m.start - at, end=m.end - at)])
+        for at, m in zip(starts, own, strict=True)
+    ]
+
+
+def _is_dropped(found: Sequence[Token], mention: Mention) -> bool:
+    """`to drop KL`; not `drop KL to 0.01`, `does accuracy drop with KL`."""
+    dropped = key_at(found, before_articles(found, mention.start)) == "drop"
+    return dropped and key_at(found, mention.end) not in ("to", "from", "by")
 
 
 def _is_removed(found: Sequence[Token], i: int) -> bool:

@@ -9,7 +9,7 @@ from researcher.models import Factor, Metric
 from researcher.planner.levels import Placed
 from researcher.planner.numerals import BRIDGES, LISTING, PLAIN, Numerals, factor_of
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.wording import LESS, MORE, SENTENCE_ENDS, words
+from researcher.planner.wording import BETTER, LESS, MORE, SENTENCE_ENDS, WORSE, words
 
 _SECONDS = {
     "second": 1.0,
@@ -34,9 +34,13 @@ _REPLACED = words("replace replaced replacing beaten outperformed surpassed exce
 _POINTS = words("point percentage pp")
 _REACHED = words("reach reaching reached hit hitting attain attaining threshold exceed surpass")
 _SURPASSING = words("exceed surpass")
-VERBS = words(
-    "give beat need doe learn get help hurt yield take lead make reach train work win improve increase raise reduce lower "
-    "perform score end matter result outperform cost use require speed slow accelerate boost harm degrade impair produce provide cause bring leave keep change affect alter move this"
+VERBS = (
+    BETTER
+    | WORSE
+    | words(
+        "give beat need doe learn get help hurt yield take lead make reach train work win improve increase raise reduce lower "
+        "perform score end matter result outperform cost use require speed slow accelerate boost harm degrade impair produce provide cause bring leave keep change affect alter move this"
+    )
 )
 """What may follow a level and ends in s."""
 _COUNTED = words("number digit")

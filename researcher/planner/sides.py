@@ -38,6 +38,9 @@ _OPENING = words("unlike versus vs")
 _MARKS = words("baseline control reference")
 """What a level is called that the others are set against."""
 _TO_MARK = words("( [ , as for is be was")
+_APART = words("( [ ,")
+_NAMING = words(": =")
+"""Between a mark and the level behind it."""
 _CLOSED = words(". ? ! ; ) ]")
 _ENDS = words(". ;")
 _IN_USE = words("use using have now currently today moment default usual usually normally train")
@@ -58,6 +61,7 @@ _BEYOND = words("beyond above past below")
 """Before the first level these do as `than` does: `is it worth going beyond 4, e.g. to 16?`"""
 _SUFFICING = words("suffice enough sufficient adequate")
 CLAIMING = BETTER | WORSE | MORE | LESS | AGAINST | words("lose lost beaten outperformed surpassed exceeded")
+_JOINING = CLAIMING | BESIDE | words("and or to with by")
 _HEADING = words("up down large big high low small most least over")
 """Of these a heading may hold some, and claims nothing by them: `over at most 30 steps`."""
 _HEADED = words(": ; . ? ( , -") | ASKING | {"whether"}
@@ -254,7 +258,7 @@ def _to_mark(found: Sequence[Token], level: Level, places: Container[int]) -> in
     end = j = _end(level)
     while key_at(found, j) in _TO_MARK | ARTICLES | {"my"} and j not in places:
         j += 1
-    if _is_mark(found, j) and j not in places:
+    if _is_mark(found, j) and j not in places and not _marks_next(found, end, j, places):
         return j - end
     for i in range(level.at - 1, max(-1, level.at - 1 - _FURTHEST_MARK), -1):
         if i in places or key_at(found, i) in _CLOSED:
@@ -262,6 +266,17 @@ def _to_mark(found: Sequence[Token], level: Level, places: Container[int]) -> in
         if _is_mark(found, i):
             return level.at - i
     return None
+
+
+def _marks_next(found: Sequence[Token], end: int, mark: int, places: Container[int]) -> bool:
+    """`16 (baseline 4)`, `16, the baseline is group size 4`; not `4 (baseline) and 16`, `4, our baseline, against 16`."""
+    if not any(token.key in _APART for token in found[end:mark]):
+        return False
+    following = next((i for i in range(mark + 1, mark + 1 + _NEAR) if i in places), mark)
+    between = found[mark + 1 : following]
+    return following > mark and all(
+        token.key in _NAMING or (token.kind == "word" and token.key not in _JOINING) for token in between
+    )
 
 
 def _is_mark(found: Sequence[Token], i: int) -> bool:

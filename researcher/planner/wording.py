@@ -69,7 +69,9 @@ SCALES = {
     "tripling": 3.0, "tripled": 3.0, "triple": 3.0, "quadrupling": 4.0, "quadrupled": 4.0, "quadruple": 4.0,
 }  # fmt: skip
 SWITCHED_ON = words("adding add added using use enabling enabled enable activating include including introducing")
-SWITCHED_OFF = words("without no removing remove removed dropping disabling disabled disable omitting")
+SWITCHED_OFF = words(
+    "without no removing remove removed dropping disabling disabled disable omitting omit eliminate eliminating"
+)
 METHODS = words(
     "ppo dpo sft dr reinforce rloo reinforce++ dapo gspo cispo kto orpo ppo2 a2c a3c trpo sac dqn remax vpg adam adamw adafactor sgd muon "
     "lion lora qlora distillation imitation warm warmup decay momentum scheduler"
