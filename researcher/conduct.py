@@ -124,7 +124,8 @@ class Conduct:
             self._store.set_stage_status(study_id, stage.id, "done")
             self._tell(study_id, decision, picture)
             if decision.action != "stage":
-                return decision
+                return decision  # also where a stop or a pause was asked for: nothing is left that it could keep from running
+            heed(self._store, study_id)
             stage = next(each for each in plan.stages if each.id == decision.to)
             seeds = decision.seeds or stage.seeds
 
@@ -167,8 +168,8 @@ class Conduct:
         except OverBudget:
             if not self._all_ended(study_id, left):
                 raise
-        heed(self._store, study_id)
         if not self._all_ended(study_id, left):
+            heed(self._store, study_id)
             raise WindowClosed
 
     def _all_ended(self, study_id: str, trials: Sequence[TrialRecord]) -> bool:
