@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import ManualClock, SystemClock
+from researcher.analysis.race import due
 from researcher.conduct import Conduct
 from researcher.executor.attempts import TrialLimits
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor, OnProgress, Progress
 from researcher.models import Budget, Plan, StudyStatus, TrialRecord, TrialStatus
+from researcher.report.verify import verify
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
 from researcher.view import StudyPicture
@@ -128,6 +130,29 @@ async def test_a_request_that_comes_as_a_stage_ends_keeps_the_next_one_from_runn
     rests = StudyStatus.STOPPED if wish == "request_stop" else StudyStatus.WAITING
     assert statuses == [rests] * (len(plan.stages) - 1) + [StudyStatus.DONE]
     assert store.verdicts(study)
+    store.close()
+
+
+async def test_a_study_in_which_not_one_trial_is_finished_has_failed(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
+    plan = study_plan()
+    study = store.create_study("a topic", {})
+    store.save_plan(study, plan)
+    for trial in store.ensure_trials(study, plan.stages[0].id, due(plan, plan.stages[0], plan.stages[0].seeds, [])):
+        store.fail_trial(study, trial.key, f"2 attempts failed; the last: no {trial.key}")
+        clock.advance(1.0)
+    executor = _Finishing(store, clock, 0.0)
+    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    for _ in range(2):  # resuming it changes nothing
+        outcome = await conduct.carry_out(study)
+        trials = store.trials(study)
+        says = (
+            f"{len(trials)} of {len(trials)} trials failed; the last: 2 attempts failed; the last: no {trials[-1].key}"
+        )
+        assert (outcome.status, outcome.reason) == (StudyStatus.FAILED, says)
+        assert (store.study(study).status, store.study(study).reason) == (StudyStatus.FAILED, says)
+        assert verify(store.study_data(study), store.claims(study), store.report_files(study)) == []
     store.close()
 
 
