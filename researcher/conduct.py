@@ -106,8 +106,7 @@ class Conduct:
                 self._store.set_study_status(study_id, halt.status, halt.reason)
                 folder = interim_report(self._store, study_id, self._reports)
                 return Outcome(halt.status, halt.reason, folder, for_window=isinstance(halt, WindowClosed))
-            folder = self._conclude(study_id, plan, decision, picture)
-        return Outcome(StudyStatus.DONE, decision.reason, folder)
+            return self._conclude(study_id, plan, decision, picture)
 
     async def _stages(self, study_id: str, plan: Plan, picture: StudyPicture) -> Decision:
         """Run stage after stage as the plan's branches say. Raises: Halted."""
@@ -124,7 +123,8 @@ class Conduct:
             self._store.set_stage_status(study_id, stage.id, "done")
             self._tell(study_id, decision, picture)
             if decision.action != "stage":
-                return decision
+                return decision  # also where a stop or a pause was asked for: nothing is left that it could keep from running
+            heed(self._store, study_id)
             stage = next(each for each in plan.stages if each.id == decision.to)
             seeds = decision.seeds or stage.seeds
 
@@ -167,8 +167,8 @@ class Conduct:
         except OverBudget:
             if not self._all_ended(study_id, left):
                 raise
-        heed(self._store, study_id)
         if not self._all_ended(study_id, left):
+            heed(self._store, study_id)
             raise WindowClosed
 
     def _all_ended(self, study_id: str, trials: Sequence[TrialRecord]) -> bool:
@@ -238,8 +238,8 @@ class Conduct:
         seeds = f" on {decision.seeds} seeds per arm" if decision.seeds else ""
         self._view.say(f"after {decision.after}: {decision.action} {decision.to or ''}{seeds} ({decision.reason})")
 
-    def _conclude(self, study_id: str, plan: Plan, decision: Decision, picture: StudyPicture) -> Path:
-        """Verdicts, findings, report; then the study is done."""
+    def _conclude(self, study_id: str, plan: Plan, decision: Decision, picture: StudyPicture) -> Outcome:
+        """Verdicts, findings, report; then the study is done, or failed where not one trial was finished."""
         picture.phase, picture.next, picture.left_s = "concluding", "report", 0.0
         self._view.show(picture)
         trials = self._store.trials(study_id)
@@ -250,8 +250,15 @@ class Conduct:
         verdicts = self._store.verdicts(study_id)
         self._store.save_findings(study_id, findings_of(study_id, plan, verdicts, self._clock.now(), trials))
         folder = report(self._store, study_id, self._reports)
-        self._store.set_study_status(study_id, StudyStatus.DONE, decision.reason)
-        return folder
+        status, reason = StudyStatus.DONE, decision.reason
+        if not any(trial.status is TrialStatus.DONE for trial in trials):
+            last = max(trials, key=lambda trial: trial.ended_at or 0.0)
+            status, reason = (
+                StudyStatus.FAILED,
+                f"{len(trials)} of {len(trials)} trials failed; the last: {last.reason}",
+            )
+        self._store.set_study_status(study_id, status, reason)
+        return Outcome(status, reason, folder)
 
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str) -> AsyncIterator[None]:

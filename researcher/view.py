@@ -175,11 +175,12 @@ class JsonView:
 
 
 def view_for(*, as_json: bool, stream: TextIO | None = None) -> View:
-    """The view that fits: JSON when asked for, live on a terminal, plain lines elsewhere."""
+    """The view that fits: JSON when asked for, live on a terminal that can redraw (`TERM=dumb` cannot), plain lines elsewhere."""
     if as_json:
         return JsonView()
     target = stream or sys.stderr
-    return LiveView(target) if target.isatty() else PlainView(target)
+    redraws = target.isatty() and not Console(file=target).is_dumb_terminal
+    return LiveView(target) if redraws else PlainView(target)
 
 
 def _trial_text(trial: TrialLine) -> str:

@@ -6,16 +6,16 @@ import asyncio
 import os
 
 from foundation.commandline import UsageError
-from researcher.executor.servers import server_token
+from researcher.executor.servers import one_server, server_token
 from researcher.models import Plan
-from swarm.client import Forbidden, Patience, SwarmClient, SwarmError, Unauthorized
+from swarm.client import Forbidden, NotASwarmServer, Patience, SwarmClient, SwarmError, Unauthorized
 from swarm.models.catalogue import hosted_name, known_names
 from swarm.protocol.status import ServerStatus
 
 
 def check_servers(plan: Plan, urls: list[str]) -> None:
-    """Raises: UsageError when servers are given and too few for one trial, when one refuses our token, or when none hosts
-    the model of an arm."""
+    """Raises: UsageError when servers are given and too few for one trial, when one refuses our token, when two are the same
+    or one is none, or when none hosts the model of an arm."""
     given, needed = len({url.rstrip("/") for url in urls}), 1 + len(plan.roles)
     if 0 < given < needed:
         models = ", ".join(["its own model", *plan.roles])
@@ -23,9 +23,18 @@ def check_servers(plan: Plan, urls: list[str]) -> None:
             f"a trial of {plan.instrument} takes {needed} servers at once ({models}), {given} given: repeat --server, in "
             "this order; or give none, and they are started on this machine"
         )
-    statuses = asyncio.run(_statuses(urls))
+    urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
+    statuses = dict(zip(urls, asyncio.run(_statuses(urls)), strict=True))
     if urls:
-        _check_models(plan, dict(zip(urls, statuses, strict=True)))
+        _check_different(statuses)
+        _check_models(plan, statuses)
+
+
+def _check_different(statuses: dict[str, ServerStatus | None]) -> None:
+    by_id: dict[str, str] = {}
+    for url, status in statuses.items():
+        if status is not None and (first := by_id.setdefault(status.server_id, url)) != url:
+            raise UsageError(f"--server: {one_server(first, url)}")
 
 
 def _check_models(plan: Plan, statuses: dict[str, ServerStatus | None]) -> None:
@@ -59,5 +68,7 @@ async def _status(url: str) -> ServerStatus | None:
             return await swarm.status()
         except (Unauthorized, Forbidden) as refusal:
             raise UsageError(f"{url}: {refusal}") from refusal
+        except NotASwarmServer as error:
+            raise UsageError(f"{url}: {error}") from error
         except SwarmError:
             return None

@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from foundation import logs
@@ -40,7 +41,8 @@ from researcher.planner.refusals import PlanningRefused
 from researcher.schedule.daemon import ensure_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
-from researcher.store.errors import WrongState
+from researcher.store.errors import DatabaseAway, WrongState
+from researcher.store.outages import waiting
 from researcher.store.sinks import check_installed
 from researcher.view import view_for
 from researcher.workshop.writing import NEW
@@ -270,12 +272,18 @@ def _to_its_end(study_id: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
         return asyncio.run(_until_told(work))
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise Interrupted(study_id) from None
+    except DatabaseAway:
+        if waiting.ended:
+            raise Interrupted(study_id) from None
+        raise
+    finally:
+        waiting.ended = False
 
 
 async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """SIGTERM ends it as Ctrl-C does: servers of our own are stopped, and the study can be resumed. So does SIGHUP, unless it
-    is ignored, as under `nohup`."""
-    task = asyncio.current_task()
+    is ignored, as under `nohup`. All are heeded also while this thread waits for the database."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
 
     def end() -> None:
@@ -283,10 +291,24 @@ async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
         if not task.cancelling():
             task.cancel()
 
+    def told(number: int, frame: FrameType | None) -> None:
+        """At once, while the loop hears of it only when this thread is back in it."""
+        waiting.end()
+        if number == signal.SIGINT and callable(interrupt):
+            interrupt(number, frame)
+
+    interrupt = signal.getsignal(signal.SIGINT)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            asyncio.get_running_loop().add_signal_handler(number, end)
-    return await work
+            loop.add_signal_handler(number, end)
+            signal.signal(number, told)
+    if not callable(interrupt):
+        return await work
+    signal.signal(signal.SIGINT, told)
+    try:
+        return await work
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def _close(outcome: Outcome, study_id: str, *, as_json: bool) -> int:

@@ -64,6 +64,8 @@ class Server:
         """Where its runs keep their checkpoints, which go when the next run begins; None: they stay."""
         self.model: str | None = None
         """What it hosts, by the name that `hosted_name` gives; None until it has said so."""
+        self.server_id: str | None = None
+        """Its own name for itself, under whatever address; None until it has said so."""
         self.unfit: str | None = None
 
     def check(self) -> None:
@@ -88,12 +90,13 @@ class Server:
                     reason = status.failed.reason if status.failed else "its engine failed"
                     raise ServerUnfit(f"{self.url}: {reason}", self.url)
                 if status.phase is not Phase.BOOTING:
-                    self.model = hosted_name(status.model)
+                    self.model, self.server_id = hosted_name(status.model), status.server_id
                     return status
                 if clock.monotonic() >= deadline:
                     break
         except SwarmError as error:
-            raise ServerUnfit(str(error), self.url) from error
+            named = isinstance(error, ServerUnreachable)
+            raise ServerUnfit(str(error) if named else f"{self.url}: {error}", self.url) from error
         raise ServerUnfit(f"{self.url} has been booting for {limit_s:.0f} s; look at its log", self.url)
 
 
@@ -146,6 +149,11 @@ def server_token(environ: Mapping[str, str]) -> str | None:
         except ValueError as error:
             raise UsageError(f"{name}: {error}") from error
     return environ.get("SWARM_ADMIN_TOKEN") or environ.get("SWARM_TOKEN")
+
+
+def one_server(url: str, other: str) -> str:
+    """What is said of two addresses of the same server."""
+    return f"{url} and {other} are the same server: give one of them"
 
 
 class ServerPool:
@@ -319,9 +327,16 @@ class ServerPool:
             if not server.owned:
                 await self._answering(url, token)
             await server.ready(self.clock, self._limits.boot_s)
+            self._check_other_than(server)
         except ServerUnfit as error:
-            server.unfit = str(error)
+            server.unfit = str(error).removeprefix(f"{url}: ")
             raise
+
+    def _check_other_than(self, server: Server) -> None:
+        """Under two addresses one server would be taken for two, whose trials end each other's runs. Raises: ServerUnfit."""
+        for other in self.servers:
+            if other is not server and other.server_id == server.server_id:
+                raise ServerUnfit(one_server(other.url, server.url), server.url)
 
     async def _answering(self, url: str, token: str | None) -> None:
         """Returns when something answers at `url`; whoever looks on is told at once when nothing does.

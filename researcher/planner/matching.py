@@ -64,8 +64,8 @@ _NUMBER_TYPES = words("float32 float16 bfloat16 fp32 fp16 bf16")
 def read(topic: str, instrument: Instrument) -> Reading:
     """Raises: PlanningRefused, one clear line, with the nearest things that could be asked."""
     instrument = with_steps(instrument)
-    asked, frame = framed(topic)
-    said, aside = set_aside(put_plainly(asked, instrument), instrument)
+    bare, frame = framed(topic)
+    said, aside = set_aside(put_plainly(bare, instrument), instrument)
     written = taken_out(said, instrument)
     sizes.refuse_models(written.topic, instrument)
     found = tokens(written.topic)

@@ -65,11 +65,21 @@ def connect(url: str) -> Engine:
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
+        engine = _engine_of(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
-    return create_engine(parsed, pool_pre_ping=True)
+    return _engine_of(parsed, pool_pre_ping=True)
+
+
+def _engine_of(url: URL, **options: Any) -> Engine:
+    """Raises: DatabaseRefused when what follows the URL's `?` cannot be read."""
+    try:
+        return create_engine(url, **options)
+    except (ArgumentError, ValueError) as error:
+        raise DatabaseRefused(
+            f"the options of the database URL ({', '.join(url.query)}) cannot be read: {error}"
+        ) from error
 
 
 def upgrade(engine: Engine) -> None:
@@ -120,7 +130,7 @@ def migrations_dir() -> Path:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # the latter of a port that is no number
         raise DatabaseRefused(
             "the database URL cannot be read; write postgresql://user@host/name or sqlite:///file"
         ) from error

@@ -41,6 +41,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Waiting:
+    """Whether this process still waits for a database that is away. `end` is for a signal's handler: a process that was told
+    to end tries everything once."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
+
+
+waiting = Waiting()
+
+
 class Line:
     """The way to one database, for all stores over it. patience_s: how long it is tried."""
 
@@ -96,7 +110,7 @@ class Line:
 def patiently(work: Callable[[], R], patience_s: float = PATIENCE_S) -> R:
     """Do the work, again and again while the database is away. Whatever of it is done twice must be as if done once.
 
-    Raises: DatabaseAway when patience ends, StorageFailed.
+    Raises: DatabaseAway when patience ends, or this process is told to; StorageFailed.
     """
     began, pause_s = time.monotonic(), _FIRST_PAUSE_S
     while True:
@@ -108,7 +122,7 @@ def patiently(work: Callable[[], R], patience_s: float = PATIENCE_S) -> R:
             if not passes(error):
                 raise
             waited_s = time.monotonic() - began  # each try takes its own time, too
-            if waited_s >= patience_s:
+            if waited_s >= patience_s or waiting.ended:
                 raise DatabaseAway(waited_s, _words(error)) from error
             _log.warning("the database does not answer (%s); again in %.2f s", _words(error), pause_s)
         time.sleep(pause_s)  # in the caller's thread, as a busy database does: what is not recorded must not go on

@@ -179,7 +179,7 @@ class Wire:
         if answer.is_success:
             self.heard = True
             return answer.content
-        raise _error_of(answer)
+        raise _error_of(answer, heard=self.heard)
 
     def _unreachable(self, error: Exception) -> ServerUnreachable:
         return ServerUnreachable(
@@ -210,11 +210,12 @@ def checked_token(token: str | None) -> str | None:
     return token
 
 
-def _error_of(answer: httpx.Response) -> Exception:
+def _error_of(answer: httpx.Response, *, heard: bool) -> Exception:
+    """heard: a swarm server has answered at the address before, so that what failed there now is a proxy before it."""
     try:
         problem = Problem.model_validate_json(answer.content)
     except ValidationError:
-        if answer.status_code in _GATEWAY_STATUSES:
+        if answer.status_code in _GATEWAY_STATUSES or (heard and answer.is_server_error):
             return _Unanswered(f"HTTP {answer.status_code}")
         where = f"{answer.request.method} {answer.request.url.path}"
         return NotASwarmServer(

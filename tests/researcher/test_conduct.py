@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from foundation.clock import ManualClock, SystemClock
+from researcher.analysis.race import due
 from researcher.conduct import Conduct
 from researcher.executor.attempts import TrialLimits
 from researcher.executor.local_server import LocalServer
@@ -70,6 +71,7 @@ class _Finishing:
         self._clock = clock
         self._takes_s = takes_s
         self.halted = asyncio.Event()
+        self.then: Callable[[], object] = lambda: None
 
     async def run_trials(
         self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: object
@@ -81,6 +83,7 @@ class _Finishing:
             await self.halted.wait()
         for trial in trials:
             finish(self._store, study_id, trial, 0.3 if trial.arm == "lr=base" else 0.6)
+        self.then()
         return []
 
     def halt(self, wish: str) -> None:
@@ -103,6 +106,54 @@ async def test_a_study_whose_last_trials_end_as_its_wall_time_does_is_concluded(
     async with asyncio.timeout(30):
         outcome = await conduct.carry_out(study)
     assert outcome.status is StudyStatus.DONE
+    store.close()
+
+
+@pytest.mark.parametrize("wish", ["request_stop", "request_pause"])
+async def test_a_request_that_comes_as_a_stage_ends_keeps_the_next_one_from_running_and_the_last_one_from_nothing(
+    tmp_path: Path, wish: str
+) -> None:
+    clock = ManualClock()
+    store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
+    plan = study_plan()
+    study = store.create_study("a topic", {})
+    store.save_plan(study, plan)
+    executor = _Finishing(store, clock, 1.0)
+    executor.halted.set()
+    executor.then = lambda: getattr(store, wish)(study)
+    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    statuses = []
+    for _ in plan.stages:
+        outcome = await conduct.carry_out(study)
+        statuses.append(outcome.status)
+        store.clear_requests(study)
+        assert {trial.stage for trial in store.trials(study)} <= {stage.id for stage in plan.stages[: len(statuses)]}
+    rests = StudyStatus.STOPPED if wish == "request_stop" else StudyStatus.WAITING
+    assert statuses == [rests] * (len(plan.stages) - 1) + [StudyStatus.DONE]
+    assert store.verdicts(study)
+    store.close()
+
+
+async def test_a_study_in_which_not_one_trial_is_finished_has_failed(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
+    plan = study_plan()
+    study = store.create_study("a topic", {})
+    store.save_plan(study, plan)
+    for trial in store.ensure_trials(study, plan.stages[0].id, due(plan, plan.stages[0], plan.stages[0].seeds, [])):
+        store.fail_trial(study, trial.key, f"2 attempts failed; the last: no {trial.key}")
+        clock.advance(1.0)
+    executor = _Finishing(store, clock, 0.0)
+    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    for _ in range(2):  # resuming it changes nothing
+        outcome = await conduct.carry_out(study)
+        trials = store.trials(study)
+        says = (
+            f"{len(trials)} of {len(trials)} trials failed; the last: 2 attempts failed; the last: no {trials[-1].key}"
+        )
+        assert (outcome.status, outcome.reason) == (StudyStatus.FAILED, says)
+        assert (store.study(study).status, store.study(study).reason) == (StudyStatus.FAILED, says)
+        assert verify(store.study_data(study), store.claims(study), store.report_files(study)) == []
     store.close()
 
 

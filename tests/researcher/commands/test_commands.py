@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import os
+import pty
 import signal
 import sys
 from argparse import Namespace
@@ -34,7 +35,7 @@ from researcher.planner.llm.settings import LlmSettings
 from researcher.report.writer import wording
 from researcher.schedule.daemon import only_daemon
 from researcher.store.store import Store
-from researcher.view import JsonView, PlainView, StudyPicture
+from researcher.view import JsonView, LiveView, PlainView, StudyPicture, view_for
 from swarm.client.sync import SwarmClient
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS, example_plan
@@ -378,6 +379,19 @@ def test_a_reader_that_went_away_is_a_success_only_for_commands_that_only_show(
     with (tmp_path / "out").open("w") as out:
         monkeypatch.setattr(sys, "stdout", out)
         assert run(Namespace(command=command, json=False)) == code
+
+
+@pytest.mark.parametrize(("term", "kind"), [("xterm", LiveView), ("dumb", PlainView)])
+def test_a_terminal_that_cannot_redraw_is_told_in_lines(
+    monkeypatch: pytest.MonkeyPatch, term: str, kind: type[LiveView] | type[PlainView]
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    other, end = pty.openpty()
+    with os.fdopen(other), os.fdopen(end, "w") as terminal:
+        view = view_for(as_json=False, stream=terminal)
+        view.close()
+        assert isinstance(view, kind)
 
 
 @pytest.mark.parametrize("kind", [PlainView, JsonView])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bench.serving import ServerProcess
@@ -125,6 +129,53 @@ def test_before_there_is_a_study_the_models_of_given_servers_are_asked_for(tmp_p
         with pytest.raises(UsageError, match=r"the plan trains smollm2-81m \(.* hosts smollm2-135m\)"):
             check_servers(one, [other.url])
         check_servers(repeat_plan(model=PlanModel(name="smollm2-135m")), [other.url])
+
+
+def test_one_server_under_two_addresses_is_refused_before_there_is_a_study(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "a") as server:
+        alias = server.url.replace("127.0.0.1", "localhost")
+        check_servers(repeat_plan(), [server.url, f"{server.url}/"])
+        with pytest.raises(UsageError, match=f"{server.url} and {alias} are the same server"):
+            check_servers(repeat_plan(), [server.url, alias])
+
+
+async def test_one_server_under_two_addresses_is_used_as_one(lab: Lab, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "a") as server:
+        alias = server.url.replace("127.0.0.1", "localhost")
+        async with lab.pool(server.url, alias) as pool:
+            assert [each.url for each in pool.servers] == [server.url]
+            assert pool.reasons() == f"{alias}: {server.url} and {alias} are the same server: give one of them"
+
+
+async def test_an_address_of_something_else_is_named(lab: Lab) -> None:
+    page = httpx.MockTransport(lambda _: httpx.Response(200, html="<h1>Welcome</h1>"))
+    with pytest.raises(NoServersLeft, match=r"http://elsewhere: .*is this a swarm server"):
+        await lab.pool("http://elsewhere", transport=page).open()
+
+
+def test_an_address_of_something_else_is_refused_before_there_is_a_study() -> None:
+    with _page() as url, pytest.raises(UsageError, match=f"{url}: .*is this a swarm server"):
+        check_servers(repeat_plan(), [url])
+
+
+@contextmanager
+def _page() -> Iterator[str]:
+    """The address of something that answers every request with a web page."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<h1>Welcome</h1>")
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 async def test_other_weights_than_the_study_saw_first_are_not_trained(lab: Lab, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +15,19 @@ from typing import Any
 import psycopg
 import pytest
 
+from researcher.commands import Interrupted
+from researcher.commands.study import _to_its_end
+from researcher.conduct import Outcome
 from researcher.store.errors import DatabaseAway, DatabaseRefused, NotFound
+from researcher.store.outages import waiting
 from researcher.store.store import Store
 from tests.fakes.postgres import Postgres, postgres_server
+
+DEFAULT = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +159,35 @@ def test_a_sqlite_file_that_is_held_for_too_long_is_said(tmp_path: Path, monkeyp
     study = store.create_study("a topic", {})
     with held(tmp_path / "r.db"), pytest.raises(DatabaseAway, match="another program holds the database"):
         store.record_event(study, "note", {"n": 1})
+    assert numbers(store, study) == []
+    store.close()
+
+
+def test_whoever_is_interrupted_waits_no_longer_for_a_sqlite_file_that_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurried(monkeypatch)
+    store = Store.open(f"sqlite:///{tmp_path}/r.db")
+    study = store.create_study("a topic", {})
+
+    async def work(number: signal.Signals) -> Outcome:
+        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+        try:
+            store.record_event(study, "note", {"n": 1})
+        finally:
+            store.record_event(study, "note", {"n": 2})  # what is given back at the end waits no longer either
+        raise AssertionError("nobody holds the file")
+
+    before = {each: signal.signal(each, how) for each, how in DEFAULT.items()}
+    try:
+        for number in DEFAULT:
+            with held(tmp_path / "r.db"), pytest.raises(Interrupted):
+                _to_its_end(study, work(number))
+            assert {each: signal.getsignal(each) for each in DEFAULT} == DEFAULT
+            assert not waiting.ended
+    finally:
+        for each, how in before.items():
+            signal.signal(each, how)
     assert numbers(store, study) == []
     store.close()
 

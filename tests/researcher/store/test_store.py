@@ -93,6 +93,8 @@ def test_without_a_url_the_records_are_in_the_users_data_directory(
         ("sqlite://", "names no file in which records last"),
         ("sqlite:///:memory:", "names no file in which records last"),
         ("postgresql://u:secret@127.0.0.1:1/db", "RESEARCHER_DATABASE_URL"),
+        ("postgresql://u:secret@127.0.0.1:notaport/db", "cannot be read"),
+        ("sqlite:////nowhere/r.db?timeout=x", r"options of the database URL \(timeout\) cannot be read"),
     ],
 )
 def test_a_database_that_cannot_be_used_gives_one_clear_error_without_the_password(url: str, says: str) -> None:

@@ -177,6 +177,24 @@ async def test_an_answer_of_something_else_is_not_taken_for_a_server() -> None:
             await swarm.status()
 
 
+async def test_an_error_of_a_proxy_is_waited_out_where_a_server_has_answered_before() -> None:
+    stub, failing = SwarmStub(), [500, 599, 200, 500, 500]
+
+    async def proxied(request: httpx.Request) -> httpx.Response:
+        status = failing.pop() if failing else 200
+        return httpx.Response(status, text="oops") if status != 200 else await stub._serve(request)
+
+    transport = httpx.MockTransport(proxied)
+    async with SwarmClient("http://proxied", transport=transport, clock=RushedClock()) as swarm:
+        for _ in range(2):
+            with pytest.raises(NotASwarmServer, match="HTTP 500"):
+                await swarm.status()
+        await swarm.status()
+        await swarm.status()
+    assert failing == []
+    assert len(stub.paths("/status")) == 2
+
+
 async def test_a_web_page_is_not_taken_for_a_server() -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, html="<h1>Welcome</h1>"))
     async with SwarmClient("http://elsewhere", transport=transport) as swarm:
