@@ -115,9 +115,9 @@ def read(topic: str, instrument: Instrument) -> Reading:
         refuse_bounds(found, placed)
     if asked is not None:
         if crossed or balanced:
-            beside = "an interaction" if crossed else "a balance"
+            too = "an interaction" if crossed else "a balance"
             raise PlanningRefused(
-                f"the topic asks for {beside}, and for two comparisons in sequence; ask for one of them"
+                f"the topic asks for {too}, and for two comparisons in sequence; ask for one of them"
             )
         sequence.refuse_two_metrics(named, parts)
         return sequenced_reading(instrument, found, named, asked, metric, placed, notes)
