@@ -249,14 +249,13 @@ class Conduct:
             self._view.say(f"{record.hypothesis}: {record.verdict}. {record.reason}")
         verdicts = self._store.verdicts(study_id)
         self._store.save_findings(study_id, findings_of(study_id, plan, verdicts, self._clock.now(), trials))
-        folder = report(self._store, study_id, self._reports)
         status, reason = StudyStatus.DONE, decision.reason
         if not any(trial.status is TrialStatus.DONE for trial in trials):
             last = max(trials, key=lambda trial: trial.ended_at or 0.0)
-            status, reason = (
-                StudyStatus.FAILED,
-                f"{len(trials)} of {len(trials)} trials failed; the last: {last.reason}",
-            )
+            status = StudyStatus.FAILED
+            reason = f"{len(trials)} of {len(trials)} trials failed; the last: {last.reason}"
+            self._store.set_study_status(study_id, status, reason)  # of which its report tells
+        folder = report(self._store, study_id, self._reports)
         self._store.set_study_status(study_id, status, reason)
         return Outcome(status, reason, folder)
 

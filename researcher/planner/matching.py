@@ -116,9 +116,7 @@ def read(topic: str, instrument: Instrument) -> Reading:
     if asked is not None:
         if crossed or balanced:
             too = "an interaction" if crossed else "a balance"
-            raise PlanningRefused(
-                f"the topic asks for {too}, and for two comparisons in sequence; ask for one of them"
-            )
+            raise PlanningRefused(f"the topic asks for {too}, and for two comparisons in sequence; ask for one of them")
         sequence.refuse_two_metrics(named, parts)
         return sequenced_reading(instrument, found, named, asked, metric, placed, notes)
     if crossed:
