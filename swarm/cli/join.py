@@ -73,7 +73,7 @@ def join_run(args: argparse.Namespace) -> int:
     if not 0 < args.max_episode_s < math.inf or args.tasks < 1 or (args.times is not None and args.times < 1):
         raise UsageError("--max-episode-s must be positive, --tasks and --times at least 1")
     if not abs(getattr(args, "refused_reward", 0.0)) <= MOST_REWARD:
-        raise UsageError(f"--refused-reward must be a number of {MOST_REWARD:g} at most either way")
+        raise UsageError(f"--refused-reward must be a finite number, {MOST_REWARD:g} at most either way")
     chosen, rollout = _chosen(args)
     try:
         return asyncio.run(_sit(args, chosen, rollout))
