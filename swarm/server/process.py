@@ -31,6 +31,7 @@ from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
 from swarm.server.peers import Peers
 from swarm.server.state_dir import StateDir
+from swarm.server.upgrades import StraightHttp
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +186,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
-                http="httptools",
+                http=StraightHttp,
                 ws="none",
                 lifespan="off",
                 log_config=None,
