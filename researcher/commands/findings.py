@@ -6,10 +6,12 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
+from foundation.nearest import nearest
 from foundation.paths import write_atomically
 from researcher.analysis.knowledge import Contradiction, Replication, contradictions, told_of
 from researcher.commands import DONE
@@ -46,12 +48,30 @@ def _list(args: argparse.Namespace) -> int:
     for each in opposed:
         for line in _contradiction_lines(each):
             say(line)
-    if not found:
+    if not found and (others := open_home().store.findings()):
+        say(_none_of(others, args))
+    elif not found:
         say(
             "no findings yet; a study leaves them when it is done with verdicts other than invalid, "
             "`researcher findings import FILE` takes others'"
         )
     return DONE
+
+
+def _none_of(others: Sequence[Finding], args: argparse.Namespace) -> str:
+    """That what was asked for is nowhere among these."""
+    known = {
+        "instrument": {each.instrument for each in others},
+        "factor": {each.factor for each in others},
+        "model": {name for each in others for name in each.models},
+    }
+    asked = {name: value for name in known if (value := getattr(args, name)) is not None}
+    told = []
+    for name, value in asked.items():
+        close = nearest(value, known[name])
+        hint = f" (did you mean {close}?)" if close not in (None, value) else ""
+        told.append(f"{name} {value}{hint}")
+    return f"none of the {len(others)} findings is of {' and '.join(told)}"
 
 
 def _chosen(args: argparse.Namespace) -> tuple[list[Finding], list[Contradiction]]:

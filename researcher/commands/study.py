@@ -52,6 +52,10 @@ def start_command(args: argparse.Namespace) -> int:
     """Plan, freeze, conduct, report."""
     topic = _topic(args.topic)
     _check_addresses(args.server)
+    if args.server and args.engine == "echo":
+        raise UsageError(
+            "--engine is of a server that is started here, and --server names others: leave one of the two out"
+        )
     check_installed(args.sink)
     check_clients(args.clients, args.instrument)
     _check_keeping(args)

@@ -304,6 +304,12 @@ def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[s
     assert main(["show", "0" * 16]) == FAILED
 
 
+def test_an_engine_for_servers_that_are_given_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["start", "--topic", TOPIC, "--engine", "echo", "--server", "http://127.0.0.1:1"]) == USAGE
+    assert "leave one of the two out" in capsys.readouterr().err
+    assert Store.open().studies() == []
+
+
 def test_several_servers_are_given_at_once_or_one_by_one() -> None:
     given = ["start", "--topic", "x", "--server", "http://a", "http://b", "--server", "http://c"]
     assert parser().parse_args(given).server == ["http://a", "http://b", "http://c"]

@@ -193,6 +193,9 @@ def test_findings_are_chosen_by_instrument_factor_and_model(homes: Homes, capsys
     for flags, shown in ((["--factor", "learning_rate"], 1), (["--factor", "temperature"], 0), (["--model", "x"], 0)):
         assert main(["findings", "--json", *flags]) == 0
         assert len(json.loads(capsys.readouterr().out)["findings"]) == shown
+    assert main(["findings", "--factor", "learning_rat", "--model", "x"]) == 0
+    told = capsys.readouterr().out
+    assert "none of the 1 findings is of factor learning_rat (did you mean learning_rate?) and model x" in told
 
 
 @pytest.mark.parametrize("at", [1e18, -1e15])
