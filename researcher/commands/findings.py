@@ -20,6 +20,7 @@ from researcher.commands.look import when
 from researcher.exchange import FindingsRefused, read, written
 from researcher.models import Finding
 from researcher.store.errors import FindingConflict
+from researcher.store.store import Store
 
 GROUP = "RESEARCHER_GROUP"
 """Environment variable: whose findings these are, where --by does not say it."""
@@ -33,7 +34,8 @@ def findings_command(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    found, opposed = _chosen(args)
+    store = open_home().store
+    found, opposed = _chosen(store, args)
     if args.json:
         say_json(
             {
@@ -48,7 +50,7 @@ def _list(args: argparse.Namespace) -> int:
     for each in opposed:
         for line in _contradiction_lines(each):
             say(line)
-    if not found and (others := open_home().store.findings()):
+    if not found and (others := store.findings()):
         say(_none_of(others, args))
     elif not found:
         say(
@@ -74,9 +76,8 @@ def _none_of(others: Sequence[Finding], args: argparse.Namespace) -> str:
     return f"none of the {len(others)} findings is of {' and '.join(told)}"
 
 
-def _chosen(args: argparse.Namespace) -> tuple[list[Finding], list[Contradiction]]:
+def _chosen(store: Store, args: argparse.Namespace) -> tuple[list[Finding], list[Contradiction]]:
     """The findings that were asked for, and the contradictions in which they stand."""
-    store = open_home().store
     everything = store.findings()
     wanted = {name: getattr(args, name) for name in ("instrument", "factor")}
     chosen = [
@@ -137,7 +138,7 @@ def _export(args: argparse.Namespace) -> int:
     by = args.by or os.environ.get(GROUP)
     if not by:
         raise UsageError(f"say whose findings these are: --by 'Our group', or set {GROUP}")
-    chosen, _ = _chosen(args)
+    chosen, _ = _chosen(open_home().store, args)
     own = [each for each in chosen if args.all or each.recomputable]
     file = Path(args.file)
     if args.file != "-" and file.exists() and not args.force:

@@ -16,14 +16,14 @@ from swarm.protocol.status import ServerStatus
 def check_servers(plan: Plan, urls: list[str]) -> None:
     """Raises: UsageError when servers are given and too few for one trial, when one refuses our token, when two are the same
     or one is none, or when none hosts the model of an arm."""
-    given, needed = len({url.rstrip("/") for url in urls}), 1 + len(plan.roles)
+    urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
+    given, needed = len(urls), 1 + len(plan.roles)
     if 0 < given < needed:
         models = ", ".join(["its own model", *plan.roles])
         raise UsageError(
             f"a trial of {plan.instrument} takes {needed} servers at once ({models}), {given} given: repeat --server, in "
             "this order; or give none, and they are started on this machine"
         )
-    urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
     statuses = dict(zip(urls, asyncio.run(_statuses(urls)), strict=True))
     if urls:
         _check_different(statuses)

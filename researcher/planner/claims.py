@@ -26,6 +26,7 @@ from researcher.planner.wording import (
     WORSE,
     Token,
     before_articles,
+    is_question,
     key_at,
     sentences,
     words,
@@ -115,7 +116,7 @@ def claimed(
     if (at_least := _at_least(found, metric.direction)) is not None:
         return at_least
     own = _own_sentences(found, asked_at)
-    asked = {i for each in sentences(found, SENTENCE_ENDS) if found[each.stop - 1].key == "?" for i in each}
+    asked = {i for each in sentences(found, SENTENCE_ENDS) if is_question(found, each) for i in each}
     order = sorted(range(len(found)), key=lambda i: (i not in asked, i not in own))
     open_question = bool(_OPEN & {token.key for token in found}) or len(opposition_at) > 2
     for i in order:
@@ -262,8 +263,7 @@ def _not_as(found: Sequence[Token], better: Direction) -> Stated | None:
         if found[i].key != "as" or found[i + 2].key != "as" or _scales(found, i - 1) or found[i + 1].key in _NO_QUALITY:
             continue
         key = found[i + 1].key
-        begins = max((j + 1 for j in range(i) if found[j].key in SENTENCE_ENDS), default=0)
-        if key not in _COSTS and any(_denies(found, j) for j in range(begins, i)):
+        if key not in _COSTS and _denied_ahead(found, i):
             low = key in WORSE | LESS | _BADLY
             said = "decrease" if key in MORE else "increase" if key in LESS else better if low else opposite(better)
             return Stated(said, f"'Not as {found[i + 1].text} as' is tested as a difference.")
@@ -358,10 +358,15 @@ def _denied(found: Sequence[Token], i: int, said: Direction, better: Direction, 
         return Stated(
             better, "'No worse' is tested as better: supported and equivalent both bear it out, refuted does not."
         )
-    begins = max((j + 1 for j in range(i) if found[j].key in SENTENCE_ENDS), default=0)
-    if any(key in _DENIALS for key in near) or any(_denies(found, j) for j in range(begins, i)):
+    if any(key in _DENIALS for key in near) or _denied_ahead(found, i):
         return Stated(said, "The topic has a 'not': the claim without it is tested, so refuted bears the topic out.")
     return Stated(said)
+
+
+def _denied_ahead(found: Sequence[Token], i: int) -> bool:
+    """Whether anything before it denies in its sentence."""
+    begins = max((j + 1 for j in range(i) if found[j].key in SENTENCE_ENDS), default=0)
+    return any(_denies(found, j) for j in range(begins, i))
 
 
 def _denies(found: Sequence[Token], j: int) -> bool:

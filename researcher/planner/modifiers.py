@@ -17,6 +17,7 @@ from researcher.planner.wording import (
     SENTENCE_ENDS,
     Token,
     before_articles,
+    is_question,
     key_at,
     sentences,
     words,
@@ -85,7 +86,7 @@ def led_by(found: Sequence[Token], named: Sequence[Mention], levels: Collection[
     """
     first = min(levels, default=-1)
     question = next((each for each in sentences(found, SENTENCE_ENDS) if each.stop <= first), None)
-    if question is None or found[question.stop - 1].key != "?":
+    if question is None or not is_question(found, question):
         return {}
     measured = {i for m in named if isinstance(m.what, Metric) for i in range(m.start, m.end)}
     said = [i for i in question if i not in measured and i + 1 not in measured and _leads(found, i)]

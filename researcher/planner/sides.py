@@ -21,6 +21,7 @@ from researcher.planner.wording import (
     WORSE,
     Token,
     before_articles,
+    is_question,
     key_at,
     phrase,
     sentences,
@@ -121,7 +122,7 @@ def set_together(found: Sequence[Token], levels: Sequence[Level], own: Sequence[
         first = [next((level for level in inside if level.value == value), None) for value in values]
         there = sorted((level for level in first if level is not None), key=lambda level: level.at)
         if len(there) == len(values) and is_set_against(found, there[0].at, there[-1].at, listed=False):
-            comparing.append((found[sentence.stop - 1].key != "?", there))
+            comparing.append((not is_question(found, sentence), there))
     return min(comparing, key=lambda each: each[0])[1] if comparing else own
 
 

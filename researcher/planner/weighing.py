@@ -16,6 +16,7 @@ from researcher.planner.wording import (
     SENTENCE_ENDS,
     Token,
     before_articles,
+    is_question,
     key_at,
     sentences,
     words,
@@ -71,7 +72,7 @@ def rank(found: Sequence[Token], mention: Mention, asked: Container[int]) -> tup
 def asked_in(found: Sequence[Token], levels: Container[int]) -> set[int]:
     """The tokens of questions, or, where there are none, of sentences that hold levels. levels: where they stand."""
     every = list(sentences(found, SENTENCE_ENDS))
-    asking = [each for each in every if found[each.stop - 1].key == "?"]
+    asking = [each for each in every if is_question(found, each)]
     return {i for each in asking or every if asking or any(j in levels for j in each) for i in each}
 
 

@@ -131,6 +131,11 @@ def sentences(found: Sequence[Token], ends: Container[str]) -> Iterator[range]:
             start = i + 1
 
 
+def is_question(found: Sequence[Token], sentence: range) -> bool:
+    """Whether a question mark ends it."""
+    return found[sentence.stop - 1].key == "?"
+
+
 def tokens(text: str) -> list[Token]:
     """The tokens of a text. Hyphens and underscores inside words count as spaces."""
     return list(_read(text))

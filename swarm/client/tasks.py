@@ -7,12 +7,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from swarm.protocol.episodes import LONGEST_NAME
+
 if TYPE_CHECKING:
     from swarm.client.episode import Episode
-
-
-LONGEST_TASK_ID = 1_000
-"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +26,9 @@ class Task:
     def __post_init__(self) -> None:
         if not self.id:
             raise ValueError("a task needs an id: episodes of equal ids are compared with each other")
-        if len(self.id) > LONGEST_TASK_ID:
+        if len(self.id) > LONGEST_NAME:
             raise ValueError(
-                f"a task's id has {LONGEST_TASK_ID} characters at most, got {len(self.id)}: {self.id[:40]!r}..."
+                f"a task's id has {LONGEST_NAME} characters at most, got {len(self.id)}: {self.id[:40]!r}..."
             )
 
 

@@ -19,7 +19,8 @@ MOST_REWARD = 1e12
 Finite = Annotated[float, Field(allow_inf_nan=False), NotBoolean]
 Reward = Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=False), NotBoolean]
 """Bounded, so that sums and squares of any number of them are finite too, also in single precision."""
-Name = Annotated[str, Field(max_length=1_000)]
+LONGEST_NAME = 1_000
+Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 """An id that a client chose: it stands in every row and every answer about the episode."""
 _EMPTY_IS_NONE = AfterValidator(lambda text: text or None)
 IdempotencyKey = Annotated[str | None, _EMPTY_IS_NONE]
