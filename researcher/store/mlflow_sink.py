@@ -229,13 +229,11 @@ class MlflowSink(CopySink):
 
     def _end_stage(self, client: Any, study: _Study, stage: str) -> None:
         """As SQL has it: done, cut off with its study, or running, after `resume` again."""
-        run_id, cut = self._stage_run(client, study, stage), _CUT_OFF.get(study.record.status)
+        run_id = self._stage_run(client, study, stage)
         _, ended = self._store.stage_times(study.record.id).get(stage, (None, None))
         if ended is not None:
             client.set_terminated(run_id, "FINISHED", int(ended * 1000))
-        elif cut is not None:
-            client.set_terminated(run_id, cut, int((study.record.ended_at or study.record.updated_at) * 1000))
-        else:
+        elif not _cut_off(client, study, run_id):
             client.update_run(run_id, "RUNNING")
 
     def _send_trial(self, client: Any, study: _Study, trial: TrialRecord) -> None:
@@ -281,8 +279,8 @@ class MlflowSink(CopySink):
         status = {TrialStatus.DONE: "FINISHED", TrialStatus.FAILED: "FAILED"}.get(trial.status)
         if status is not None:
             client.set_terminated(run_id, status, int((trial.ended_at or started) * 1000))
-        elif (cut := _CUT_OFF.get(study.record.status)) is not None:
-            client.set_terminated(run_id, cut, int((study.record.ended_at or study.record.updated_at) * 1000))
+        else:
+            _cut_off(client, study, run_id)
 
     def _send_verdict(self, client: Any, study: _Study, hypothesis: str) -> None:
         """The verdict as a tag on every run of the hypothesis' arms."""
@@ -339,6 +337,14 @@ def _colour(plan: Plan | None, trial: TrialRecord) -> str:
     """One colour per arm, so that the seeds of an arm stand together in every chart."""
     arms = [] if plan is None else [arm.name for arm in plan.arms]
     return _PALETTE[arms.index(trial.arm) % len(_PALETTE) if trial.arm in arms else 0]
+
+
+def _cut_off(client: Any, study: _Study, run_id: str) -> bool:
+    """End a run that a study which stopped or failed left unfinished. Returns: whether it is such a study."""
+    status = _CUT_OFF.get(study.record.status)
+    if status is not None:
+        client.set_terminated(run_id, status, int((study.record.ended_at or study.record.updated_at) * 1000))
+    return status is not None
 
 
 def _stage_note(plan: Plan | None, stage: str) -> str:
