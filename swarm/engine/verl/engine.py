@@ -170,6 +170,11 @@ class VerlEngine:
     async def serve(self, version: WeightsVersion) -> None:
         """Raises also: EngineError when the weights stand at another step, or did not arrive as they were trained."""
         self._refuse_without_run()
+        publication = asyncio.ensure_future(self._publish(version))
+        publication.add_done_callback(_look_at)
+        await asyncio.shield(publication)  # who no longer waits for it does not leave sampling frozen
+
+    async def _publish(self, version: WeightsVersion) -> None:
         async with self._publishing:
             told = await self.driver.ask(Publish(step=version.step))
             self.sampling.changed(version, told.counts)
@@ -188,6 +193,12 @@ class VerlEngine:
     def _tell(self, health: EngineHealth) -> None:
         for subscriber in self._subscribers:
             subscriber(health)
+
+
+def _look_at(publication: asyncio.Future[None]) -> None:
+    """A failure that nobody waits for any more is one of the driver, which its health tells."""
+    if not publication.cancelled():
+        publication.exception()
 
 
 def _refuse_without_packages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 from pathlib import Path
@@ -13,7 +14,9 @@ from swarm.engine.seam import EngineDown, EngineError
 from swarm.engine.verl.driver_process import _pad_token
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
 from swarm.engine.verl.settings import VerlSettings
+from swarm.engine.verl.wire import Command, Publish, Reply, Resume
 from swarm.models.folder import ModelFolder
+from swarm.protocol.episodes import WeightsVersion
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,3 +61,31 @@ async def test_a_model_that_names_no_padding_is_padded_all_the_same(tmp_path: Pa
     for named, token in ((7, 7), (None, 0), (-1, 0)):
         (tmp_path / "config.json").write_text(json.dumps({"pad_token_id": named}))
         assert _pad_token(settings) == token
+
+
+async def test_who_no_longer_waits_for_weights_leaves_sampling_as_it_was_found(
+    tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = VerlEngine(tiny_llama, VerlLayout(max_model_len=512), logs=tmp_path, clock=SystemClock())
+    asked: list[Command] = []
+    frozen, arrived, resumed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def ask(command: Command) -> Reply:
+        asked.append(command)
+        if isinstance(command, Publish):
+            frozen.set()
+            await arrived.wait()
+        if isinstance(command, Resume):
+            resumed.set()
+        return Reply(number=len(asked), step=1)
+
+    monkeypatch.setattr(engine.driver, "ask", ask)
+    monkeypatch.setattr(engine, "_run_is_open", True)
+    serving = asyncio.create_task(engine.serve(WeightsVersion(run_id="r", branch=0, step=1)))
+    await frozen.wait()
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    arrived.set()
+    await asyncio.wait_for(resumed.wait(), 5)
+    assert [type(each) for each in asked] == [Publish, Resume]
