@@ -77,8 +77,8 @@ def read(topic: str, instrument: Instrument) -> Reading:
     refuse_cut_sampling(found, named)
     _refuse_misspelt(topic, instrument, found, named)
     refuse_other_methods(instrument, found, named)
-    if not any(isinstance(m.what, Metric) and not m.weak for m in named):
-        named += [m for m in [inflected(instrument, found, named)] if m is not None]
+    metrics = {m.what.name for m in named if isinstance(m.what, Metric) and not m.weak}
+    named += [m for m in [inflected(instrument, found, named)] if m is not None and m.what.name not in metrics]
     told = set_apart(found, named)
     found, named = told.found, told.named
     parts = sequence.parts_of(found, named)

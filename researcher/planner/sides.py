@@ -17,6 +17,7 @@ from researcher.planner.wording import (
     LESS,
     MORE,
     SENTENCE_ENDS,
+    SO_FAR,
     SWITCHED_OFF,
     WORSE,
     Token,
@@ -46,6 +47,7 @@ _CLOSED = words(". ? ! ; ) ]")
 _ENDS = words(". ;")
 _IN_USE = words("use using have now currently today moment default usual usually normally train")
 """In a sentence of its own these say what is done so far: `we use RLOO. Would GRPO learn faster?`"""
+_BUT = words("but yet so")
 _MODELS = words("model policy")
 _FURTHEST_MARK = 8
 """Before the first level, with a comma behind it: `compared to 8, is 16 better?`"""
@@ -300,9 +302,12 @@ def _is_in_use(found: Sequence[Token], first: int, last: int) -> bool:
 
 
 def _ends(found: Sequence[Token], i: int) -> bool:
-    """A full stop or semicolon, or a comma before a question: `our lr is 1e-5 at the moment, would 5e-5 …`."""
+    """A full stop or semicolon; a comma before a question, `our lr is 1e-5 at the moment, (but) would 5e-5 …`, or behind
+    what is only told."""
     stops = found[i].key in _ENDS and key_at(found, i - 1) != "vs"
-    return stops or (found[i].key == "," and key_at(found, i + 1) in ASKING)
+    asks = i + 2 if key_at(found, i + 1) in _BUT else i + 1
+    told = key_at(found, _begins(found, i)) == SO_FAR.key
+    return stops or (found[i].key == "," and (told or key_at(found, asks) in ASKING))
 
 
 def _opens(found: Sequence[Token], first: int) -> bool:

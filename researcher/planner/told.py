@@ -13,7 +13,18 @@ from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention
 from researcher.planner.placing import place
 from researcher.planner.weighing import is_ordered
-from researcher.planner.wording import ASKING, SENTENCE_ENDS, SWITCHED_OFF, Token, key_at, sentences, words
+from researcher.planner.wording import (
+    ASKING,
+    BETTER,
+    SENTENCE_ENDS,
+    SO_FAR,
+    SWITCHED_OFF,
+    WORSE,
+    Token,
+    key_at,
+    sentences,
+    words,
+)
 
 _SEEN = words(
     "was were had got looked look looking seemed seem saw noticed observed dropped fell collapse collapsed plateau plateaued stall "
@@ -25,8 +36,10 @@ _MEANT = words(
 )
 """Where these stand a sentence says what is asked, too."""
 _ASKING = ASKING | words("which what how compare test find whether")
-_CONCEDING = words("since because although though")
-"""Before a comma and a question these begin what is told: `although LoRA is cheaper, is it less accurate?`"""
+_CONCEDING = words("although though")
+"""These begin what is told, up to a comma: `although LoRA is cheaper, it is less accurate`."""
+_REASONING = _CONCEDING | words("since because")
+"""So do these before a question: `because LoRA is cheaper, is it less accurate?`"""
 _SUPPOSED = words("was were had got")
 """Of a clause before a comma these tell nothing by themselves: `if the rate was 1e-4, would accuracy rise?`"""
 _SO_FAR_SAID = words("used tried trained ran now currently today far")
@@ -38,7 +51,6 @@ _BEATING = words("beat beats outperform outperforms outperformed than")
 _AGAINST = words("than against versus vs compared instead rather")
 _VAGUE = words("better worse")
 """Of what, the sentence before says: `the reward was noisy. Is 16 better?`"""
-_SO_FAR = Token("now", "now", "word")
 _KEPT = words("with using under adding") | SWITCHED_OFF
 _USUAL = words("default usual standard")
 _WHEN = words("after around at by from until")
@@ -76,7 +88,7 @@ def set_apart(found: Sequence[Token], named: Sequence[Mention]) -> Told:
         kept |= own
     left = [m for m in named if m not in dropped]
     kept |= {i for m in left if m.start in told for i in range(m.start, m.end)}
-    result = [_SO_FAR if i in told - kept and token.kind != "mark" else token for i, token in enumerate(found)]
+    result = [SO_FAR if i in told - kept and token.kind != "mark" else token for i, token in enumerate(found)]
     written = [" ".join(found[i].text for i in scene[:-1]) for scene in scenes]
     return Told(result, left, every, tuple(f"{each!r} tells why it is asked, and claims nothing." for each in written))
 
@@ -134,7 +146,10 @@ def _scenes(found: Sequence[Token], named: Sequence[Mention]) -> list[range]:
     for sentence in every:
         comma = next((i for i in sentence[:-1] if _asks_behind(found, i)), None)
         opening = [found[i].key for i in sentence[:2]]
-        concedes = opening[0] in _CONCEDING or opening in (["even", "though"], ["given", "that"], ["knowing", "that"])
+        concedes = opening[0] in _CONCEDING or opening == ["even", "though"]
+        if concedes and comma is None:
+            comma = next((i for i in sentence[:-1] if _claims_behind(found, named, sentence, i)), None)
+        concedes = concedes or opening[0] in _REASONING or opening in (["given", "that"], ["knowing", "that"])
         concedes = concedes or (comma is not None and found[comma + 1].key in _BUT)
         if comma is not None and (concedes or _is_seen(found, named, sentence, comma)):
             result.append(range(sentence[0], comma + 1))
@@ -145,6 +160,13 @@ def _asks_behind(found: Sequence[Token], i: int) -> bool:
     """A comma before a question: `16 is slow, but is it more accurate?`"""
     asks = i + 2 if key_at(found, i + 1) in _BUT else i + 1
     return found[i].key == "," and key_at(found, asks) in _ASKING
+
+
+def _claims_behind(found: Sequence[Token], named: Sequence[Mention], sentence: range, i: int) -> bool:
+    """A comma before a clause with a level of its own, or that takes one up: `although 4 is cheap, 16 learns faster`, `it …`."""
+    behind = range(i + 1, sentence.stop)
+    levels = key_at(found, i + 1) == "it" or any(found[j].kind == "number" for j in behind)
+    return found[i].key == "," and (levels or any(m.start in behind and m.choice is not None for m in named))
 
 
 def _is_seen(found: Sequence[Token], named: Sequence[Mention], sentence: range, comma: int) -> bool:
@@ -193,7 +215,8 @@ def _kept(
         is_off = any(found[i].key in SWITCHED_OFF for i in before)
         if at or (before and not (is_off and asked_of and mention.what.name not in asked_of)):
             factors.append(mention)
-            kept |= before | set(range(min([mention.start, *at]), max([mention.end - 1, *at]) + 1))
+            between = range(min([mention.start, *at]), max([mention.end - 1, *at]) + 1)
+            kept |= before | {i for i in between if found[i].key not in BETTER | WORSE}
     return factors, kept
 
 

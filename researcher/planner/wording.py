@@ -104,6 +104,10 @@ class Token:
     value: float | None = None
 
 
+SO_FAR = Token("now", "now", "word")
+"""Stands for each word of what is told, and not asked."""
+
+
 def key_at(found: Sequence[Token], i: int) -> str:
     """A token's key; nothing beyond either end."""
     return found[i].key if 0 <= i < len(found) else ""
