@@ -116,7 +116,8 @@ def _as_sealed(
             yield Difference(claim=subject, problem="it was changed after writing")
         elif kind in PRINTED:
             yield from _unsaid(claims, kind, path)
-            yield from _unheard_of(path, [*said, *(PRINTED[kind](claim) for claim in claims)])
+            listed = [f"{claim.expression} {claim.value} {claim.text}" for claim in claims]
+            yield from _unheard_of(path, [*said, *listed, str(len(claims))])
 
 
 def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Difference]:
