@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from researcher.models import AttemptRecord, StudyData, TrialEvidence, TrialRecord, TrialStatus, Verdict
-from researcher.report.verify import Difference, verify
+from researcher.report.differences import Difference
+from researcher.report.verify import verify
 from researcher.report.writer import Written, claims_digest, digest, wording, write_report
 from tests.fakes.concluded_study import STUDIES, concluded, many_arms, supported, with_failures
 from tests.fakes.raced_study import race_plan, run
