@@ -15,12 +15,15 @@ from pydantic import ConfigDict, Field, StringConstraints, ValidationError, mode
 from foundation.strict import StrictModel, explain
 from researcher.models import Direction, Effect, Finding, Scalar, Verdict
 
-SCHEMA = 1
+SCHEMA = 2
+"""What is written. The first schema, which has no `seeds`, is read as well."""
 LONGEST_LINE = 200_000
 _LONGEST_QUESTION = 20_000
 _SHOWN = 10
 _YEAR_9999 = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 """The last year that can be told of as a date, in any time zone."""
+_SEEDS_END = 2**30
+"""Half of what a run takes, so that there are others above them for a replication."""
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Side = Annotated[tuple[dict[_Name, Scalar], ...], Field(max_length=64)]
@@ -49,7 +52,7 @@ class SharedEffect(Effect):
 class SharedFinding(StrictModel):
     """One line. `by`: whose finding it is. `plan_hash`: of the study's frozen plan, which that group can show."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[1, 2]
     id: _Name
     by: _Name
     study_id: _Name
@@ -68,7 +71,14 @@ class SharedFinding(StrictModel):
     verdict: Verdict
     effect: SharedEffect | None
     scope: dict[str, Any]
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=_SEEDS_END)], ...], Field(max_length=10_000)] | None = None
     at: Annotated[float, Field(ge=0, lt=_YEAR_9999)]
+
+    @model_validator(mode="after")
+    def _seeds_are_of_the_second_schema(self) -> Self:
+        if (self.schema_version == 1) == ("seeds" in self.model_fields_set):
+            raise ValueError("seeds are a field of schema_version 2, and of that one alone")
+        return self
 
     @model_validator(mode="after")
     def _a_verdict_has_its_effect(self) -> Self:
@@ -129,10 +139,10 @@ def _finding(line: str, at: float) -> Finding:
     if not isinstance(fields, dict):
         raise FindingsRefused("this is no JSON object")
     version = fields.get("schema_version")
-    if version != SCHEMA or isinstance(version, bool):
+    if version not in (1, SCHEMA) or isinstance(version, bool):
         newer = isinstance(version, int) and version > SCHEMA
         raise FindingsRefused(
-            f"schema_version is {version!r}; this version reads {SCHEMA}"
+            f"schema_version is {version!r}; this version reads 1 and {SCHEMA}"
             + (": update swarm-researcher" if newer else ": `researcher findings export` writes such files")
         )
     try:

@@ -25,6 +25,7 @@ from researcher.models import (
     TrialRecord,
     Verdict,
     VerdictRecord,
+    trial_key,
 )
 from swarm.models.catalogue import hosted_name
 
@@ -55,6 +56,8 @@ def findings_of(
     study_id: str, plan: Plan, verdicts: Sequence[VerdictRecord], at: float, trials: Sequence[TrialRecord] = ()
 ) -> list[Finding]:
     """One for each hypothesis with a verdict. What a sentinel called invalid is no finding."""
+    own = {trial.seed for trial in trials if trial.key == trial_key(plan.digest(), trial.arm, trial.seed)}
+    seeds = tuple(sorted(own)) or None
     given = {record.hypothesis: record for record in verdicts if record.verdict is not Verdict.INVALID}
     return [
         Finding(
@@ -75,6 +78,7 @@ def findings_of(
             verdict=given[hypothesis.id].verdict,
             effect=given[hypothesis.id].effect,
             scope=scope_of(plan),
+            seeds=seeds,
             at=at,
         )
         for hypothesis in plan.hypotheses
@@ -197,7 +201,8 @@ def disagreement(one: Answer, other: Answer) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """The same question again: as many seeds per arm as both studies had together, and none that a study of this home planned."""
+    """The same question again: as many seeds per arm as both studies had together, and none that a study of this home planned or
+    that a finding on this question had."""
 
     topic: str
     instrument: str
@@ -229,6 +234,7 @@ def contradictions(findings: Sequence[Finding], *, largest_seed: int = -1) -> li
 
 
 def _within(group: Sequence[tuple[Finding, Answer]], largest_seed: int) -> Iterator[Contradiction]:
+    largest = max([largest_seed, *(seed for finding, _ in group for seed in finding.seeds or ())])
     for (one, first), (other, second) in itertools.combinations(group, 2):
         why = None if one.study_id == other.study_id else disagreement(first, second)
         if why is not None:
@@ -237,7 +243,7 @@ def _within(group: Sequence[tuple[Finding, Answer]], largest_seed: int) -> Itera
                 instrument=one.instrument,
                 seeds=seeds_of(one) + seeds_of(other),
                 first_seed=SEEDS_APART
-                * max(len({finding.study_id for finding, _ in group}), largest_seed // SEEDS_APART + 1),
+                * max(len({finding.study_id for finding, _ in group}), largest // SEEDS_APART + 1),
             )
             yield Contradiction(
                 one=one, other=other, why=why, replication=proposed, settled_by=_settled(group, other, proposed.seeds)

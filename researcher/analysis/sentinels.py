@@ -127,7 +127,7 @@ def _other_weights(plan: Plan, trial: TrialRecord) -> Seen:
 
 def _not_applied(plan: Plan, trial: TrialRecord) -> Seen:
     """What the arm and the plan set, against what the server and the client say they used."""
-    wrong = [path for path, wanted in _wanted(plan, trial).items() if not _same(path, _used(trial, path), wanted)]
+    wrong = [path for path, wanted in settings_of(plan, trial).items() if not as_set(path, _used(trial, path), wanted)]
     return (f"never reached the engine: {', '.join(wrong)}", float(len(wrong))) if wrong else None
 
 
@@ -273,7 +273,7 @@ def _end(values: np.ndarray) -> float:
 # -- plan against evidence ------------------------------------------------------------------------------------------
 
 
-def _wanted(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
+def settings_of(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     """Everything that the plan sets for this trial, by target path."""
     wanted: dict[str, Any] = plan.settings | {STUDY_STEPS: plan.steps}
     factors = {factor.name: factor for factor in plan.factors}
@@ -289,7 +289,9 @@ def _learning_rate(plan: Plan, trial: TrialRecord, role: str | None) -> Any:
     """As the plan sets it; None where it leaves it to the instrument."""
     try:
         levels = {
-            path: value for path, value in _wanted(plan, trial).items() if isinstance(value, bool | int | float | str)
+            path: value
+            for path, value in settings_of(plan, trial).items()
+            if isinstance(value, bool | int | float | str)
         }
     except Unchecked:
         return None
@@ -322,7 +324,7 @@ def _used(trial: TrialRecord, path: str) -> Any:
     return found
 
 
-def _same(path: str, used: Any, wanted: Any) -> bool:
+def as_set(path: str, used: Any, wanted: Any) -> bool:
     if (path, wanted) == (RUN_PARAMETERS, "lora"):
         return isinstance(used, dict)
     if path.endswith(".dtype") and wanted == "auto":

@@ -10,7 +10,8 @@ from foundation.streams import read_or_not
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import open_home, say, say_json
 from researcher.ownership import owned_now
-from researcher.report.verify import Difference, reworded, verify
+from researcher.report.differences import Difference
+from researcher.report.verify import reworded, verify
 from researcher.store.errors import NotFound
 
 _SHOWN = 12

@@ -84,6 +84,8 @@ class Finding(BaseModel):
     effect: Effect | None = None
     scope: dict[str, Any] = {}
     """Everything else that a trial was: steps, run, task, further models, how held-out tasks were asked."""
+    seeds: tuple[int, ...] | None = None
+    """Of all trials under its plan, in their order; a replication takes others. None: not recorded."""
     at: float
     origin: str | None = None
     """Whose it is, where it was imported: the trials behind it are not here, so that it cannot be recomputed. None: our own."""

@@ -22,6 +22,10 @@ MODELS_KEPT, MODELS_NOT_KEPT = "models_kept", "models_not_kept"
 """Events of a study that is done: what its trials have trained is in folders of its own, or could not be written there."""
 
 
+SEAL = "seal"
+"""Beside the files, by kind, in what the journal says of a report."""
+
+
 class StudyStatus(StrEnum):
     PLANNING = "planning"
     RUNNING = "running"
@@ -253,6 +257,10 @@ class StudyData:
     """Stages after which each hypothesis has a verdict on record. None: not asked."""
     attempts: Mapping[str, Sequence[AttemptRecord]] | None = None
     """By the trial's key, the first one first. None: not asked."""
+    budgets: Mapping[str, float] | None = None
+    """Limits by kind (`wall_s`, `trials`), as spending was held to. None: not asked."""
+    stage_times: Mapping[str, tuple[float | None, float | None]] | None = None
+    """When each stage began and ended, in Unix seconds; None where it has not. None for all: not asked."""
     findings: tuple[Finding, ...] = ()
     """Which the study left behind."""
     llm_calls: tuple[LlmCall, ...] = ()

@@ -13,15 +13,7 @@ from dataclasses import replace
 from researcher.models import RUN_PARAMETERS, STUDY_STEPS, Factor, Instrument, Metric
 from researcher.planner import balance, sequence, sizes, untrained
 from researcher.planner.asides import put_plainly, set_aside
-from researcher.planner.claims import (
-    Stated,
-    asks_which,
-    claimed,
-    equality,
-    favours_none,
-    is_range,
-    opposite,
-)
+from researcher.planner.claims import Stated, claimed, equality, opposite
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.contrasts import refuse_two_claims
 from researcher.planner.framing import framed
@@ -29,6 +21,7 @@ from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text
 from researcher.planner.mentions import Mention, is_given, mentions, subjects
 from researcher.planner.notes import Notes, better, settings_of
+from researcher.planner.open_questions import asks_which, favours_none, is_range
 from researcher.planner.opposing import moved_from_default, opposition_of, oriented
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes, refuse_moved, refuse_unmeasured
 from researcher.planner.pointing import pointed

@@ -1,54 +1,45 @@
 """Does a report still follow from the records? Every claim is computed again, offline; each difference is named.
 
-Checked: the plan's hash and its rows in SQL, the recorded attempts, verdicts, findings and decisions, every claim's value and text, and the
-files byte for byte.
+Checked: the plan's hash and its rows in SQL, how the study was conducted, verdicts, findings and decisions, every claim's value and
+text, and the files byte for byte.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from researcher.analysis.decide import Decision
 from researcher.analysis.knowledge import findings_of
 from researcher.analysis.metrics import MetricMissing
-from researcher.analysis.rounding import same_number
-from researcher.models import Claim, Effect, ReportSeal, StudyData, TrialRecord, TrialStatus, VerdictRecord
-from researcher.models.plans import leaves
+from researcher.models import SEAL, Claim, Effect, ReportSeal, StudyData, VerdictRecord
+from researcher.report.conducted import conducted
+from researcher.report.differences import Difference, alike, same, shown
 from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator
 from researcher.report.outcomes import ended_or_went_on
 from researcher.report.page import Page, page
 from researcher.report.records import Records
 from researcher.report.vocabulary import UnknownName, Value
-from researcher.report.writer import PRINTED, claims_digest, digest, marked_claims, render, wording
+from researcher.report.writer import (
+    PRINTED,
+    claims_digest,
+    digest,
+    marked_claims,
+    numbers_in,
+    render,
+    visible,
+    wording,
+)
 
 _PROGRESS = ("trial_", "attempt_", "decision", "amended", "repaired")
 """How kinds of events begin that change what a report says."""
 _ANSWERS = (".diff", ".low", ".high")
 """How claims end that every report prints which has them: effects with their intervals."""
+_REASON = ".reason"
+"""How claims end that say why in words."""
 _MISSING = "the file is missing; `researcher report` writes it again"
-
-
-class Difference(BaseModel):
-    """One thing that the report says and the records do not."""
-
-    claim: str
-    """The claim's name; `plan`, `verdict H1`, `decision compare` or `file report.md` for what is not a claim."""
-    expression: str = ""
-    reported: Value = None
-    recomputed: Value = None
-    problem: str
-
-    def __str__(self) -> str:
-        asked = f" = {self.expression}" if self.expression else ""
-        if self.reported is None and self.recomputed is None:
-            return f"{self.claim}{asked}: {self.problem}"
-        return f"{self.claim}{asked}: reported {self.reported!r}, recomputed {self.recomputed!r}; {self.problem}"
 
 
 def verify(
@@ -56,7 +47,7 @@ def verify(
 ) -> list[Difference]:
     """Everything in which report and records differ; empty when the report holds.
 
-    A report that another version worded has to be what that version wrote; the numbers in it are computed again as ever.
+    A report that another version worded has to be what that version wrote, number by number; the numbers are computed again as ever.
 
     Args:  claims, files, seal: as `write_report` returned them and the store kept them.
     """
@@ -74,10 +65,12 @@ def verify(
     found = [*_plan(records), *_claims(records, claims, elsewhere=elsewhere)]
     try:
         whole = page(records)
-        concluded = [*_verdicts(records), *_findings(records), *_decisions(records)]
-        found += [*_attempts(records), *(map(_by_another_version, concluded) if elsewhere else concluded)]
+        other = elsewhere or _concluded_by_another_version(data)
+        concluded = [*_verdicts(records, reworded=other), *_findings(records), *_decisions(records, reworded=other)]
+        found += [*conducted(records), *(map(_by_another_version, concluded) if other else concluded)]
         if seal is not None and elsewhere:
-            found += _as_sealed(claims, files, seal)
+            rendered = [visible(text) for kind, (_, text) in render(whole).items() if kind in PRINTED]
+            found += _as_sealed(claims, files, seal, [records.plan.canonical(), *rendered])
         else:
             found += [*_completeness(whole, claims), *_files(whole, files, sealed=seal is not None)]
     except (RecordsDisagree, UnknownName) as error:
@@ -96,7 +89,20 @@ def _went_on(data: StudyData) -> bool:
     return bool(reports) and any(event.seq > reports[-1] and event.kind.startswith(_PROGRESS) for event in data.events)
 
 
-def _as_sealed(claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSeal) -> Iterator[Difference]:
+def _concluded_by_another_version(data: StudyData) -> bool:
+    """By the first report since the last decision: a later one may be ours, and verdicts and decisions stay as they were given."""
+    decided = max((event.seq for event in data.events if event.kind == "decision"), default=0)
+    first = next((event for event in data.events if event.kind == "report" and event.seq > decided), None)
+    if first is None:
+        return False
+    seal = first.detail.get(SEAL)
+    return seal is None or reworded(ReportSeal.model_validate(seal))
+
+
+def _as_sealed(
+    claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSeal, said: Sequence[str]
+) -> Iterator[Difference]:
+    """said: where other numbers than those of claims may be from."""
     if claims_digest(claims) != seal.claims:
         yield Difference(claim="report", problem="its claims are not those that were kept when it was written")
     for kind in [*seal.files, *(kind for kind in files if kind not in seal.files)]:
@@ -110,6 +116,8 @@ def _as_sealed(claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSe
             yield Difference(claim=subject, problem="it was changed after writing")
         elif kind in PRINTED:
             yield from _unsaid(claims, kind, path)
+            listed = [f"{claim.expression} {claim.value} {claim.text}" for claim in claims]
+            yield from _unheard_of(path, [*said, *listed, str(len(claims))])
 
 
 def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Difference]:
@@ -127,6 +135,16 @@ def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Differen
             yield Difference(claim=f"file {path.name}", expression=expression, reported=said, problem=problem)
 
 
+def _unheard_of(path: Path, said: Sequence[str]) -> Iterator[Difference]:
+    """Lines with a number that neither a claim nor the plan has: their words may be another version's, their numbers may not."""
+    known = {number for text in said for number in numbers_in(text)}
+    for at, line in enumerate(visible(path.read_text(errors="replace")).split("\n"), start=1):
+        for number in dict.fromkeys(numbers_in(line)):
+            if number not in known:
+                problem = f"line {at} says a number that neither a claim nor the plan has"
+                yield Difference(claim=f"file {path.name}", reported=number, problem=problem)
+
+
 def _plan(records: Records) -> Iterator[Difference]:
     planned, frozen = records.plan.digest(), records.data.plan_hash
     if planned != frozen:
@@ -136,13 +154,8 @@ def _plan(records: Records) -> Iterator[Difference]:
     for part, columns in records.data.altered.items():
         for column, stored, wanted in columns:
             problem = f"its {column} in SQL is not the plan's"
-            told = {"reported": _shown(stored), "recomputed": _shown(wanted)}
+            told = {"reported": shown(stored), "recomputed": shown(wanted)}
             yield Difference(claim=part, expression=column, **told, problem=problem)
-
-
-def _shown(column: object) -> Value:
-    """A column's value as a difference tells it: a list as its JSON."""
-    return column if column is None or isinstance(column, str | int | float) else json.dumps(column, ensure_ascii=False)
 
 
 def _by_another_version(found: Difference) -> Difference:
@@ -165,7 +178,9 @@ def _claims(records: Records, claims: Sequence[Claim], *, elsewhere: bool) -> It
         except (BadExpression, UnknownName) as error:
             yield Difference(**told, problem=str(error))
             continue
-        if not _same(claim.value, value):
+        if elsewhere and claim.name.endswith(_REASON) and _same_but_for_words(claim.value, value):
+            continue
+        if not same(claim.value, value):
             yield Difference(
                 **told, recomputed=value, problem=differs if elsewhere else "the records give another value"
             )
@@ -193,7 +208,7 @@ def _completeness(whole: Page, claims: Sequence[Claim]) -> Iterator[Difference]:
         elif now.expression != then.expression:
             problem = f"the report states it as {now.expression}"
             yield Difference(claim=name, expression=then.expression, reported=then.value, problem=problem)
-        elif now.text != then.text and _same(now.value, then.value):
+        elif now.text != then.text and same(now.value, then.value):
             yield Difference(
                 claim=name,
                 expression=now.expression,
@@ -208,51 +223,7 @@ def _over(records: Records) -> bool:
     return bool(records.path) and records.path[-1].action != "stage"
 
 
-_OUTCOMES = {
-    TrialStatus.DONE: ("done",),
-    TrialStatus.FAILED: ("failed", "withdrawn"),
-    TrialStatus.PLANNED: ("failed", "withdrawn"),
-}
-"""Of the last attempt at a trial; of any other trial it is open."""
-_SETTLED_BY_SERVERS = ("dtype", "checkpoint.keep")
-"""Fields of a spec that a server may hold otherwise than they were sent."""
-
-
-def _attempts(records: Records) -> Iterator[Difference]:
-    """What was tried against what came of it."""
-    recorded = records.data.attempts
-    if recorded is None:
-        return
-    for trial in records.data.trials:
-        tried = recorded.get(trial.key, ())
-        numbers, outcomes = [each.number for each in tried], [each.outcome for each in tried]
-        wanted = _OUTCOMES.get(trial.status, ("open",))
-        subject = f"attempts {trial.key}"
-        if numbers != list(range(1, trial.attempt + 1)):
-            told = {"reported": trial.attempt, "recomputed": len(numbers)}
-            yield Difference(claim=subject, **told, problem="the trial counts other attempts than are on record")
-        elif outcomes and (outcomes[-1] not in wanted or {"done", "open"} & {*outcomes[:-1]}):
-            problem = f"their outcomes ({', '.join(outcomes)}) are not those of a trial that is {trial.status}"
-            yield Difference(claim=subject, problem=problem)
-        elif tried and trial.status is TrialStatus.DONE:
-            yield from _spec(subject, trial, tried[-1].spec)
-
-
-def _spec(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Iterator[Difference]:
-    """What the last attempt was to run, against what its server says was run; a change on the way is a sentinel's."""
-    held = trial.evidence.spec if trial.evidence and not trial.evidence.changes else None
-    if held is None:
-        return
-    ran = dict(leaves(held))
-    for path, value in leaves(sent):
-        if path in ran and path not in _SETTLED_BY_SERVERS and not _same(value, ran[path]):
-            told = {"reported": _shown(value), "recomputed": _shown(ran[path])}
-            yield Difference(
-                claim=subject, expression=path, **told, problem="the server ran another spec than was sent"
-            )
-
-
-def _verdicts(records: Records) -> Iterator[Difference]:
+def _verdicts(records: Records, *, reworded: bool) -> Iterator[Difference]:
     recorded = {record.hypothesis: record for record in records.data.verdicts}
     for name in recorded.keys() - {now.hypothesis for now in records.conclusions.verdicts}:
         problem = "a verdict is recorded, and the plan has no such hypothesis"
@@ -264,7 +235,7 @@ def _verdicts(records: Records) -> Iterator[Difference]:
             if _over(records):
                 problem = "the study is over, but no verdict is recorded"
                 yield Difference(claim=subject, recomputed=now.verdict.value, problem=problem)
-        elif then.verdict is not now.verdict or then.reason != now.reason:
+        elif then.verdict is not now.verdict or not _reasons_agree(then.reason, now.reason, reworded=reworded):
             yield Difference(
                 claim=subject,
                 reported=f"{then.verdict}: {then.reason}",
@@ -274,6 +245,15 @@ def _verdicts(records: Records) -> Iterator[Difference]:
         else:
             yield from _effect(subject, then, now)
             yield from _decided_after(records, subject, now.hypothesis)
+
+
+def _reasons_agree(then: object, now: str, *, reworded: bool) -> bool:
+    return then == now or (reworded and _same_but_for_words(then, now))
+
+
+def _same_but_for_words(then: object, now: object) -> bool:
+    """Both texts with the same numbers, in whatever order."""
+    return isinstance(then, str) and isinstance(now, str) and sorted(numbers_in(then)) == sorted(numbers_in(now))
 
 
 def _decided_after(records: Records, subject: str, hypothesis: str) -> Iterator[Difference]:
@@ -294,7 +274,7 @@ def _effect(subject: str, then: VerdictRecord, now: VerdictRecord) -> Iterator[D
         return
     for field in Effect.model_fields:
         old, new = getattr(then.effect, field), getattr(now.effect, field)
-        if not _same(old, new):
+        if not same(old, new):
             problem = f"the recorded effect's {field} does not follow from the trials"
             yield Difference(claim=subject, expression=field, reported=old, recomputed=new, problem=problem)
 
@@ -311,8 +291,8 @@ def _findings(records: Records) -> Iterator[Difference]:
             yield Difference(claim=f"finding {name}", problem=problem)
             continue
         old, new = (found[name].model_dump(mode="json", exclude={"at"}) for found in (then, now))
-        for field in (field for field in new if not _alike(old[field], new[field])):
-            told = {"reported": _shown(old[field]), "recomputed": _shown(new[field])}
+        for field in (field for field in new if not alike(old[field], new[field])):
+            told = {"reported": shown(old[field]), "recomputed": shown(new[field])}
             problem = "the recorded finding does not follow from the study"
             yield Difference(claim=f"finding {name}", expression=field, **told, problem=problem)
 
@@ -320,7 +300,7 @@ def _findings(records: Records) -> Iterator[Difference]:
 _DECIDED = ("action", "to", "seeds", "seeds_needed", "power", "reason")
 
 
-def _decisions(records: Records) -> Iterator[Difference]:
+def _decisions(records: Records, *, reworded: bool) -> Iterator[Difference]:
     """The journal's decisions against the plan's branches. A study that was not conducted (a replay) has none of either."""
     recorded: dict[str, dict[str, Any]] = {
         str(event.detail.get("after")): event.detail for event in records.data.events if event.kind == "decision"
@@ -335,8 +315,10 @@ def _decisions(records: Records) -> Iterator[Difference]:
             one_sided = "it is not in the journal" if then is None else "it does not follow from plan and trials"
             yield Difference(claim=subject, problem=one_sided)
             continue
+        if _reasons_agree(then.get("reason"), now.reason, reworded=reworded):
+            then = then | {"reason": now.reason}
         for field in _DECIDED:
-            if not _same(then.get(field), getattr(now, field)):
+            if not same(then.get(field), getattr(now, field)):
                 yield Difference(
                     claim=subject,
                     expression=field,
@@ -373,19 +355,3 @@ def _first_difference(then: str, now: str) -> tuple[str, str, int]:
     shared = min(len(old), len(new))
     at = next((number for number in range(shared) if old[number] != new[number]), shared)
     return ("".join(old[at : at + 1])[:200], "".join(new[at : at + 1])[:200], at + 1)
-
-
-def _alike(one: object, other: object) -> bool:
-    """`_same`, of all that they hold."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return _same(one, other)
-
-
-def _same(one: object, other: object) -> bool:
-    """Equal; numbers but for rounding."""
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return same_number(one, other)
-    return one == other

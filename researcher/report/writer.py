@@ -32,6 +32,8 @@ _MARKS = re.compile(
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Controls: of terminals, and of the direction in which a text is shown."""
 _MARKED = re.compile(r'<data value="[^"]*" title="([^"]*)">([^<]*)</data>')
+_HIDDEN = re.compile(r"<(style|script|svg|data)\b.*?</\1>|<[^>\n]*>", re.S)
+_NUMBER = re.compile(r"(?<![\w.])[+\u2212-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")
 _LONGEST_QUOTATION = 600
 
 
@@ -138,6 +140,16 @@ PRINTED: Mapping[str, Callable[[Claim], str]] = {"markdown": _plain_claim, "html
 def marked_claims(text: str) -> list[tuple[str, str]]:
     """What an HTML report marks as claims, in its order: expression and text."""
     return [(unescape(expression), unescape(said)) for expression, said in _MARKED.findall(text)]
+
+
+def visible(text: str) -> str:
+    """What a reader sees of a report beside its marked claims, with its lines where they are: no tags, styles or drawings."""
+    return unescape(_HIDDEN.sub(lambda found: "\n" * found[0].count("\n") or " ", text))
+
+
+def numbers_in(text: str) -> list[str]:
+    """As they are written, with their signs: `+0.240`, `1,024`, `4e-05`."""
+    return _NUMBER.findall(text)
 
 
 def _code(name: str) -> str:

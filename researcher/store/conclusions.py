@@ -8,13 +8,10 @@ from typing import Any
 
 from sqlalchemy import delete, func, select
 
-from researcher.models import Claim, Effect, Event, LlmCall, ReportSeal, Verdict, VerdictRecord
+from researcher.models import SEAL, Claim, Effect, Event, LlmCall, ReportSeal, Verdict, VerdictRecord
 from researcher.store.reading import readable
 from researcher.store.sessions import Sessions
 from researcher.store.tables import ClaimRow, EventRow, LlmCallRow, PlanRow, ScheduleRow, VerdictRow
-
-_SEAL = "seal"
-"""Beside the files, by kind, in what the journal says of a report."""
 
 
 class Conclusions(Sessions):
@@ -86,18 +83,18 @@ class Conclusions(Sessions):
 
     def record_report(self, study_id: str, files: Mapping[str, str], seal: ReportSeal) -> None:
         """Where the report's files are (`{"markdown": path, "html": path}`), and what they were; MLflow gets a copy."""
-        detail = {**files, _SEAL: seal.model_dump()}
+        detail = {**files, SEAL: seal.model_dump()}
         with self._owning(study_id) as session:
             session.add(EventRow(study_id=study_id, at=self._clock.now(), kind="report", detail=detail))
             self._tell(session, study_id, "report", study_id)
 
     def report_files(self, study_id: str) -> dict[str, str]:
         """Where the newest report's files are; empty before there is one."""
-        return {name: str(path) for name, path in self._newest_report(study_id).items() if name != _SEAL}
+        return {name: str(path) for name, path in self._newest_report(study_id).items() if name != SEAL}
 
     def report_seal(self, study_id: str) -> ReportSeal | None:
         """None: there is no report, or it was written before seals were kept."""
-        seal = self._newest_report(study_id).get(_SEAL)
+        seal = self._newest_report(study_id).get(SEAL)
         return None if seal is None else ReportSeal.model_validate(seal)
 
     def _newest_report(self, study_id: str) -> dict[str, Any]:

@@ -55,7 +55,10 @@ class Findings(Sessions):
 
 def _is_here(session: Session, finding: Finding) -> bool:
     row = session.get(FindingRow, finding.id)
-    return row is not None and _said(_finding(row)) == _said(finding)
+    if row is None:
+        return False
+    here, new = _said(_finding(row)), _said(finding)
+    return here == (new if new.seeds is not None else new.model_copy(update={"seeds": here.seeds}))
 
 
 def _problem(session: Session, finding: Finding, *, replace: bool) -> str | None:
@@ -64,7 +67,7 @@ def _problem(session: Session, finding: Finding, *, replace: bool) -> str | None
         if session.get(StudyRow, finding.study_id) is None:
             return None
         return f"is of {finding.study_id}, a study of this home, which has no such finding"
-    if _said(_finding(row)) == _said(finding):
+    if _says_the_same(_finding(row), finding):
         return None
     if row.origin is None:
         return "says something else than our own study found; our records count"
@@ -73,6 +76,12 @@ def _problem(session: Session, finding: Finding, *, replace: bool) -> str | None
     return (
         None if replace else f"says something else than what {row.origin!r} said before; --replace takes the new word"
     )
+
+
+def _says_the_same(one: Finding, other: Finding) -> bool:
+    """But for seeds that one of them does not tell: files of the first schema have none."""
+    unsaid = {"seeds": None} if one.seeds is None or other.seeds is None else {}
+    return _said(one).model_copy(update=unsaid) == _said(other).model_copy(update=unsaid)
 
 
 def _said(finding: Finding) -> Finding:

@@ -70,6 +70,9 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             trials = self.trials(study_id, plan_version=plan.version)
         with readable("the rows of attempts"):
             attempts = self.attempts_of_study(study_id)
+        with readable("the rows of budgets and stages"):
+            budgets = {budget.kind: budget.limit for budget in self.budget(study_id)}
+            stage_times = self.stage_times(study_id)
         with readable("the rows of verdicts and findings"):
             verdicts, decided = self.verdicts(study_id), self.decided(study_id)
             findings = [each for each in self.findings(study_id=study_id) if each.recomputable]
@@ -92,6 +95,8 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             altered=altered,
             decided=decided,
             attempts=attempts,
+            budgets=budgets,
+            stage_times=stage_times,
             findings=tuple(findings),
             llm_calls=tuple(llm_calls),
         )

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Dialect, Float, ForeignKey, ForeignKeyC
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_REVISION = "0005"
+SCHEMA_REVISION = "0006"
 """The newest migration that this code knows."""
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
@@ -217,6 +217,7 @@ class FindingRow(Base):
     verdict: Mapped[str]
     effect: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     scope: Mapped[dict[str, Any]]
+    seeds: Mapped[Any] = mapped_column(JSON(none_as_null=True), nullable=True)
     at: Mapped[float]
     origin: Mapped[str | None]
     imported_at: Mapped[float | None]

@@ -339,6 +339,10 @@ class StoreContract:
         assert store.findings() == [*own, *theirs]
         store.save_findings(study, [])
         assert store.findings() == theirs
+        told = [each.model_copy(update={"seeds": (0, 1)}) for each in theirs]
+        assert store.import_findings(told) == 1  # a file of the first schema was here, which has no seeds
+        assert store.import_findings(theirs) == 0
+        assert store.findings() == told
         with pytest.raises(ValueError, match="whose they are"):
             store.import_findings(own)
 

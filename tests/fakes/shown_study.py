@@ -13,7 +13,7 @@ from researcher.gates import Gates, Halted
 from researcher.models import Plan, StudyStatus, TrialEvidence, TrialRecord
 from researcher.planner.gate import Gate
 from researcher.store.store import Store
-from tests.fakes.study import SENTINELS, done_trial, study_plan
+from tests.fakes.study import SENTINELS, done_trial, sent_spec, study_plan
 
 TOPIC = "Does a higher learning rate learn faster?"
 ARM = "lr=4e-05"
@@ -54,11 +54,13 @@ def running(store: Store, topic: str = TOPIC) -> tuple[str, TrialRecord]:
     """One trial is done, one runs at step 2; returns the study and the trial that runs."""
     study = planned(store, topic)
     store.set_study_status(study, StudyStatus.RUNNING)
-    store.set_budget(study, "trials", 20)
+    plan = store.plan(study)
+    store.set_budget(study, "trials", plan.budget.trials)
+    store.set_budget(study, "wall_s", plan.budget.wall_s)
     store.set_stage_status(study, "floor", "running")
     first, second = store.ensure_trials(study, "floor", [("lr=base", 0), ("lr=base", 1)])
     finish(store, study, first, 0.3)
-    store.record_intent(study, second.key, 1, SERVER, "k#1", {"limits": {"steps": 40}})
+    store.record_intent(study, second.key, 1, SERVER, "k#1", sent_spec(study, plan, second))
     store.record_submitted(study, second.key, "run-2", {})
     store.record_progress(study, second.key, 2, [("reward_mean", 1, 0.1), ("reward_mean", 2, 0.25)])
     return study, store.trial(study, second.key)
@@ -66,8 +68,9 @@ def running(store: Store, topic: str = TOPIC) -> tuple[str, TrialRecord]:
 
 def finish(store: Store, study: str, trial: TrialRecord, value: float, evidence: TrialEvidence | None = None) -> None:
     """Carry a planned trial to its end with a flat curve at `value`."""
-    made = done_trial(store.plan(study), trial.arm, trial.seed, value)
-    store.record_intent(study, trial.key, 1, SERVER, f"{trial.key}#1", {"limits": {"steps": 4}})
+    plan = store.plan(study)
+    made = done_trial(plan, trial.arm, trial.seed, value)
+    store.record_intent(study, trial.key, 1, SERVER, f"{trial.key}#1", sent_spec(study, plan, trial))
     store.finish_trial(study, trial.key, made.finals, made.series, evidence=evidence)
 
 
@@ -80,6 +83,7 @@ def done(home: Home, topic: str = TOPIC) -> str:
         ("floor", "lr=base", (0.30, 0.31, 0.32)),
         ("compare", ARM, (0.55, 0.56, 0.54)),
     ):
+        store.set_stage_status(study, stage, "running")
         for trial, value in zip(store.ensure_trials(study, stage, [(arm, s) for s in range(3)]), values, strict=True):
             finish(store, study, trial, value)
         store.set_stage_status(study, stage, "done")

@@ -161,6 +161,14 @@ def trials_with(plan: Plan, values: Mapping[str, Sequence[float]]) -> list[Trial
     return [done_trial(plan, arm, seed, value) for arm, line in values.items() for seed, value in enumerate(line)]
 
 
+def sent_spec(study_id: str, plan: Plan, trial: TrialRecord) -> dict[str, Any]:
+    """The part of a RunSpec that plan and arm settle, and a group size."""
+    labels = {"study": study_id, "trial": trial.key, "arm": trial.arm, "seed": str(trial.seed), "plan": plan.digest()}
+    set_by_plan = plan.run_fields(plan.levels_of(plan.arm(trial.arm)))
+    steps = {"steps": plan.steps_of(trial.arm)}
+    return {**set_by_plan, "seed": trial.seed, "limits": steps, "labels": labels, "batch": {"group_size": 8}}
+
+
 def _record(plan: Plan, arm: str, seed: int, status: TrialStatus, **fields: Any) -> TrialRecord:
     ended = {"started_at": 1000.0, "ended_at": 1060.0} if status is not TrialStatus.PLANNED else {}
     return TrialRecord(

@@ -37,6 +37,15 @@ def test_what_is_written_is_read_and_says_whose_it_is() -> None:
         assert not back.recomputable
 
 
+def test_seeds_are_written_and_lines_without_them_are_read() -> None:
+    [(_, back)] = read(written([SUPPORTED.model_copy(update={"seeds": (0, 1, 7)})], "Group 7"), at=1.0)
+    assert back.seeds == (0, 1, 7)
+    first = json.loads(a_line(schema_version=1))
+    del first["seeds"]
+    [(_, back)] = read(json.dumps(first), at=1.0)
+    assert back.seeds is None
+
+
 def test_a_question_that_is_too_long_for_a_line_is_cut() -> None:
     [(_, back)] = read(written([SUPPORTED.model_copy(update={"question": "?" * 30_000})], "Group 7"), at=1.0)
     assert back.question == "?" * 20_000
@@ -58,7 +67,10 @@ def test_blank_lines_and_repeated_lines_are_nothing() -> None:
     [
         (a_line(verdct="supported"), "verdct: unknown field (did you mean 'verdict'?)"),
         (a_line(effect__lwo=1), "effect.lwo: unknown field"),
-        (a_line(schema_version=2), "schema_version is 2; this version reads 1: update"),
+        (a_line(schema_version=3), "schema_version is 3; this version reads 1 and 2: update"),
+        (a_line(schema_version=1), "seeds are a field of schema_version 2"),
+        (a_line(seeds=[-1]), "seeds"),
+        (a_line(seeds=[2**31]), "seeds"),
         (a_line(schema_version=True), "schema_version is True"),
         (a_line(schema_version=None), "schema_version is None"),
         (a_line(plan_hash="abc"), "plan_hash"),

@@ -157,6 +157,22 @@ def test_a_replication_draws_its_seeds_above_all_that_were_planned_here(largest:
     assert found.replication.first_seed == first
 
 
+def test_a_replication_draws_its_seeds_above_those_that_findings_of_others_had() -> None:
+    one = a_finding("st-1", S, an_effect(0.3), seeds=(0, 1))
+    other = a_finding("st-2", R, an_effect(-0.3), at=1.0, origin="Others", seeds=(0, 4321))
+    [found] = contradictions([one, other], largest_seed=1)
+    assert found.replication.first_seed == 5000
+
+
+def test_a_finding_says_which_seeds_its_study_had() -> None:
+    plan = study_plan()
+    trials = [done_trial(plan, plan.arms[0].name, seed, 0.3) for seed in (3, 0, 3)]
+    earlier = done_trial(study_plan(seeds=2), plan.arms[0].name, 99, 0.3)
+    record = VerdictRecord(hypothesis="H1", verdict=S, reason="", effect=None)
+    [found] = findings_of("st-1", plan, [record], 0.0, [*trials, earlier])
+    assert found.seeds == (0, 3)
+
+
 @pytest.mark.parametrize(("level", "says"), [(0.95, "95"), (0.984312, "98.4"), (0.9999, "99.99")])
 def test_confidence_is_told_as_the_report_has_it(level: float, says: str) -> None:
     finding = a_finding("st-1", S, an_effect(0.3).model_copy(update={"level": level}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,8 @@ from researcher.report.records import Records
 from researcher.report.verify import verify
 from researcher.store.errors import Unreadable
 from researcher.store.store import Store
-from tests.fakes.concluded_study import supported
+from tests.fakes.concluded_study import BASE, TREATMENT, concluded, supported
+from tests.fakes.study import sent_spec, study_plan, trials_with
 
 
 @pytest.fixture
@@ -36,11 +38,16 @@ def recorded(store: Store, data: StudyData) -> str:
     """The same study, as a conduct leaves it in SQL."""
     study_id = store.create_study(data.topic, {})
     store.save_plan(study_id, data.plan)
-    for trial in data.trials:
-        (made,) = store.ensure_trials(study_id, trial.stage, [(trial.arm, trial.seed)])
-        store.record_intent(study_id, made.key, 1, "server", made.key, {})
-        store.record_submitted(study_id, made.key, "run-1", {})
-        store.finish_trial(study_id, made.key, trial.finals, trial.series)
+    store.set_budget(study_id, "trials", data.plan.budget.trials)
+    store.set_budget(study_id, "wall_s", data.plan.budget.wall_s)
+    for stage in data.plan.stages:
+        store.set_stage_status(study_id, stage.id, "running")
+        for trial in (each for each in data.trials if each.stage == stage.id):
+            (made,) = store.ensure_trials(study_id, trial.stage, [(trial.arm, trial.seed)])
+            store.record_intent(study_id, made.key, 1, "server", made.key, sent_spec(study_id, data.plan, made))
+            store.record_submitted(study_id, made.key, "run-1", handed_over(data, made))
+            store.finish_trial(study_id, made.key, trial.finals, trial.series)
+        store.set_stage_status(study_id, stage.id, "done")
     for event in data.events:
         store.record_event(study_id, event.kind, event.detail)
     trials = store.trials(study_id)
@@ -49,6 +56,14 @@ def recorded(store: Store, data: StudyData) -> str:
         store.record_verdict(study_id, "compare", record)
     store.save_findings(study_id, findings_of(study_id, data.plan, verdicts, 1.0, trials))
     return study_id
+
+
+def handed_over(data: StudyData, trial: TrialRecord) -> dict[str, Any]:
+    """The part of the blueprint that plan and arm settle."""
+    plan = data.plan
+    asked = {"tasks": plan.heldout_tasks, "episodes": plan.heldout_episodes, "temperature": plan.heldout_temperature}
+    facts = {"trial_key": trial.key, "run_id": "run-1", "seed": trial.seed, "group_size": 8}
+    return {**facts, "parameters": dict(plan.task), "code_version": plan.instrument_code, "heldout": asked}
 
 
 def test_a_report_from_sql_verifies_and_one_altered_number_in_sql_is_named(
@@ -90,7 +105,8 @@ def written(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     """A study with its report, as `researcher verify` finds it."""
     monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
     monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
-    study_id = recorded(store, supported())
+    plan = study_plan(task={"largest": 9})
+    study_id = recorded(store, concluded(plan, trials_with(plan, {"lr=base": BASE, TREATMENT: (0.55, 0.56, 0.54)})))
     report(store, study_id, tmp_path / "studies")
     store.close()
     assert main(["verify", study_id]) == DONE
@@ -127,6 +143,40 @@ def _changed(database: Path, statement: str) -> None:
             "UPDATE attempts SET outcome = 'failed' WHERE trial_key LIKE '%lr=base/2'",
             "(failed) are not those of a trial that is done",
         ),
+        (
+            "UPDATE attempts SET spec = json_set(spec, '$.optimizer.learning_rate', 1.0) WHERE trial_key LIKE '%lr=base/2'",
+            "lr=base/2 = spec optimizer.learning_rate: reported 1.0, recomputed 1e-05",
+        ),
+        (
+            "UPDATE attempts SET spec = json_set(spec, '$.seed', 7) WHERE trial_key LIKE '%lr=base/2'",
+            "lr=base/2 = spec seed: reported 7, recomputed 2",
+        ),
+        (
+            "UPDATE attempts SET spec = json_set(spec, '$.limits.steps', 99) WHERE trial_key LIKE '%lr=base/2'",
+            "lr=base/2 = spec limits.steps: reported 99, recomputed 4",
+        ),
+        (
+            "UPDATE attempts SET blueprint = json_set(blueprint, '$.parameters.largest', 3) WHERE trial_key LIKE '%lr=base/2'",
+            "lr=base/2 = blueprint parameters.largest: reported 3, recomputed 9",
+        ),
+        (
+            "UPDATE attempts SET blueprint = json_set(blueprint, '$.heldout.tasks', 3) WHERE trial_key LIKE '%lr=base/2'",
+            "lr=base/2 = blueprint heldout.tasks: reported 3, recomputed 4",
+        ),
+        (
+            "UPDATE attempts SET blueprint = json_set(blueprint, '$.code_version', 'abc') WHERE trial_key LIKE '%lr=base/2'",
+            "lr=base/2 = blueprint code_version: reported 'abc', recomputed '0000",
+        ),
+        (
+            "UPDATE attempts SET blueprint = json_set(blueprint, '$.group_size', 4) WHERE trial_key LIKE '%lr=base/2'",
+            "lr=base/2 = blueprint group_size: reported 4, recomputed 8",
+        ),
+        ("UPDATE budgets SET \"limit\" = 99 WHERE kind = 'trials'", "budget trials: reported 99.0, recomputed 20"),
+        ("UPDATE budgets SET \"limit\" = 99 WHERE kind = 'wall_s'", "budget wall_s: reported 99.0, recomputed 3600.0"),
+        ("UPDATE stages SET started_at = started_at + 60 WHERE id = 'floor'", "stage floor = started_at"),
+        ("UPDATE stages SET started_at = started_at - 60 WHERE id = 'compare'", "stage compare = started_at"),
+        ("UPDATE stages SET ended_at = ended_at - 60 WHERE id = 'compare'", "stage compare = ended_at"),
+        ("UPDATE stages SET ended_at = NULL WHERE id = 'floor'", "stage floor = ended_at"),
         ("DELETE FROM findings", "finding"),
         ("UPDATE trials SET arm = 'abc' WHERE arm = 'lr=base' AND seed = 0", "the plan has no arm 'abc'"),
     ],

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from researcher.models import AttemptRecord, StudyData, TrialEvidence, TrialRecord, TrialStatus, Verdict
-from researcher.report.verify import Difference, verify
-from researcher.report.writer import Written, claims_digest, digest, write_report
+from researcher.report.differences import Difference
+from researcher.report.verify import verify
+from researcher.report.writer import Written, claims_digest, digest, wording, write_report
 from tests.fakes.concluded_study import STUDIES, concluded, many_arms, supported, with_failures
 from tests.fakes.raced_study import race_plan, run
 from tests.fakes.study import THRESHOLD, reaching_trial, study_plan
@@ -184,7 +185,7 @@ def test_what_another_version_computed_otherwise_is_told_without_accusing_the_re
     then = dataclasses.replace(
         data,
         findings=(finding.model_copy(update={"verdict": Verdict.REFUTED}),),
-        verdicts=(verdict.model_copy(update={"reason": "by an older rule"}),),
+        verdicts=(verdict.model_copy(update={"verdict": Verdict.REFUTED}),),
     )
     seal = report.seal.model_copy(update={"wording": "another", "claims": claims_digest(claims)})
     told = {each.claim: each.problem for each in verify(then, claims, report.files, seal)}
@@ -233,6 +234,62 @@ def test_a_page_of_another_version_says_its_claims_wherever_it_says_them(data: S
     seal = report.seal.model_copy(update={"wording": "another", "files": files})
     (found,) = verify(data, report.claims, report.files, seal)
     assert (found.claim, found.expression, found.reported) == ("file report.html", claim.expression, "+0.9999")
+
+
+@pytest.mark.parametrize("kind", ["markdown", "html"])
+def test_a_report_of_another_version_says_no_number_that_no_claim_has(
+    data: StudyData, report: Written, kind: str
+) -> None:
+    """Though the true one stands elsewhere in it."""
+    path = Path(report.files[kind])
+    text = path.read_text().replace("Supported: the", "It is so: the", 1)
+    seal = report.seal.model_copy(update={"wording": "another"})
+
+    def told(said: str) -> list[tuple[str, object]]:
+        path.write_text(said)
+        files = {**report.seal.files, kind: digest(path.read_bytes())}
+        sealed = seal.model_copy(update={"files": files})
+        return [(each.claim, each.reported) for each in verify(data, report.claims, report.files, sealed)]
+
+    assert told(text) == []
+    forged = text.replace("This rests on", "With 0.9999 in half of the trials, this rests on", 1)
+    assert forged != text
+    assert told(forged) == [(f"file {path.name}", "0.9999")]
+
+
+def test_where_another_version_concluded_a_study_its_reasons_are_held_to_their_numbers(
+    data: StudyData, tmp_path: Path
+) -> None:
+    """Also once the report is ours."""
+    [verdict] = data.verdicts
+    first = data.events[0]
+
+    def told(reason: str, decided: str, wording: str) -> set[str]:
+        seal = {"files": {}, "claims": "", "wording": wording}
+        written = first.model_copy(update={"seq": 99, "kind": "report", "detail": {"seal": seal}})
+        decision = first.model_copy(update={"detail": {**first.detail, "reason": decided}})
+        then = dataclasses.replace(
+            data,
+            verdicts=(verdict.model_copy(update={"reason": reason}),),
+            events=(decision, *data.events[1:], written),
+        )
+        report = write_report(then, tmp_path)
+        return named(verify(then, report.claims, report.files, report.seal))
+
+    assert told("in other words", "so it was decided", "another") == set()
+    assert told("in 7 words", "so it was decided", "another") == {"verdict H1"}
+    assert told(verdict.reason, "on 7 grounds", "another") == {"decision floor"}
+    assert told("in other words", first.detail["reason"], wording()) == {"verdict H1"}
+
+
+def test_a_reason_that_another_version_worded_is_no_forgery(data: StudyData, report: Written) -> None:
+    reason = next(claim for claim in report.claims if claim.name == "H1.reason")
+    claims = [reason.model_copy(update={"value": "so it is"}) if claim is reason else claim for claim in report.claims]
+    seal = report.seal.model_copy(update={"wording": "another", "claims": claims_digest(claims)})
+    assert verify(data, claims, report.files, seal) == []
+    assert named(verify(data, claims, report.files, report.seal.model_copy(update={"claims": seal.claims}))) == {
+        "H1.reason"
+    }
 
 
 def test_findings_that_the_study_does_not_leave_are_named(data: StudyData, report: Written) -> None:

@@ -94,6 +94,27 @@ def test_findings_of_the_first_release_learn_what_they_compared_from_their_plans
     store.close()
 
 
+def test_findings_of_our_own_studies_learn_their_seeds_from_their_trials(url: str) -> None:
+    engine, plan = at_revision(url, "0005"), example_plan()
+    a_first_study(engine)
+    for key, version, seed in (("a", 1, 7), ("b", 1, 0), ("c", 1, 7), ("d", 2, 99)):
+        insert(
+            engine, "trials", study_id="st-1", key=key, plan_version=version, stage="floor", arm="x", seed=seed,
+            position=0, status="done", attempt=1,
+        )  # fmt: skip
+    fields = {
+        "study_id": "st-1", "instrument": "repeat", "model": "echo", "factor": "f", "metric": "m", "verdict": "supported",
+        "at": 3.0, "scope": "{}", "statement": "s", "question": "q", "instrument_version": "1", "direction": "increase",
+        "baseline": "[]", "treatment": "[]", "plan_hash": plan.digest(),
+    }  # fmt: skip
+    insert(engine, "findings", id="st-1/H1", **fields)
+    insert(engine, "findings", id="st-9/H1", origin="Group 7", **fields)
+    engine.dispose()
+    store = Store.open(url)
+    assert [finding.seeds for finding in store.findings()] == [(0, 7), None]
+    store.close()
+
+
 def test_what_mlflow_had_taken_stays_taken_and_the_rest_still_waits_for_every_sink(url: str) -> None:
     engine = at_revision(url, "0001")
     a_first_study(engine)

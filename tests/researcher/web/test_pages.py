@@ -56,7 +56,7 @@ async def test_a_running_study_shows_its_trials_with_server_step_and_curve(
     study, trial = running(page.home.store)
     text = (await browser.get(f"/studies/{study}")).text
     assert SERVER in text
-    assert "2/40" in text
+    assert "2/4" in text
     assert "0.25" in text
     assert text.count('<svg class="spark') == 2
     assert '<svg class="curves"' in text
@@ -75,7 +75,7 @@ async def test_a_curve_grows_when_the_browser_looks_again(page: WebPage, browser
     page.clock.advance(2)
     later = await browser.get(f"/studies/{study}", headers={"if-none-match": first.headers["etag"]})
     assert later.status_code == 200
-    assert "3/40" in later.text
+    assert "3/4" in later.text
 
 
 async def test_many_browsers_that_ask_at_once_are_answered_from_one_reading(

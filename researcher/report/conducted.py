@@ -1,0 +1,169 @@
+"""How the study was conducted, against its plan: what each attempt was to run, what was allowed to be spent, when stages were
+under way.
+
+Offline, like all of `verify`: of what servers and clients did it knows what is on record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from researcher.analysis.sentinels import as_set, settings_of
+from researcher.analysis.sightings import Unchecked
+from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
+from researcher.models.plans import leaves
+from researcher.report.differences import Difference, same, shown
+from researcher.report.records import Records
+
+_OUTCOMES = {
+    TrialStatus.DONE: ("done",),
+    TrialStatus.FAILED: ("failed", "withdrawn"),
+    TrialStatus.PLANNED: ("failed", "withdrawn"),
+}
+"""Of the last attempt at a trial; of any other trial it is open."""
+_SETTLED_BY_SERVERS = ("dtype", "checkpoint.keep")
+"""Fields of a spec that a server may hold otherwise than they were sent."""
+_Path = tuple[str, ...]
+_CODE: _Path = ("code_version",)
+_CLOCK_S = 1.0
+"""Which clocks may be set back between two records."""
+
+
+def conducted(records: Records) -> Iterator[Difference]:
+    """Everything here."""
+    yield from _attempts(records)
+    yield from _budgets(records)
+    yield from _stage_times(records)
+
+
+def _attempts(records: Records) -> Iterator[Difference]:
+    """What was tried against what came of it, and against what the plan says of the trial's arm."""
+    recorded = records.data.attempts
+    if recorded is None:
+        return
+    for trial in records.data.trials:
+        tried = recorded.get(trial.key, ())
+        numbers, outcomes = [each.number for each in tried], [each.outcome for each in tried]
+        wanted = _OUTCOMES.get(trial.status, ("open",))
+        subject = f"attempts {trial.key}"
+        if numbers != list(range(1, trial.attempt + 1)):
+            told = {"reported": trial.attempt, "recomputed": len(numbers)}
+            yield Difference(claim=subject, **told, problem="the trial counts other attempts than are on record")
+        elif outcomes and (outcomes[-1] not in wanted or {"done", "open"} & {*outcomes[:-1]}):
+            problem = f"their outcomes ({', '.join(outcomes)}) are not those of a trial that is {trial.status}"
+            yield Difference(claim=subject, problem=problem)
+        elif tried and trial.status is TrialStatus.DONE:
+            yield from _held(subject, trial, tried[-1].spec)
+        for attempt in tried:
+            yield from _as_planned(records, trial, attempt)
+
+
+def _held(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Iterator[Difference]:
+    """What the last attempt was to run, against what its server says was run; a change on the way is a sentinel's."""
+    held = trial.evidence.spec if trial.evidence and not trial.evidence.changes else None
+    if held is None:
+        return
+    ran = dict(leaves(held))
+    for path, value in leaves(sent):
+        if path in ran and path not in _SETTLED_BY_SERVERS and not same(value, ran[path]):
+            told = {"reported": shown(value), "recomputed": shown(ran[path])}
+            yield Difference(
+                claim=subject, expression=path, **told, problem="the server ran another spec than was sent"
+            )
+
+
+def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> Iterator[Difference]:
+    """What was sent to the server and what its client got, against plan and arm. An attempt that came to nothing may lack either."""
+    versions = (records.plan.instrument_code, *(repair.new for repair in records.data.repairs))
+    for part, sent, wanted in (
+        ("spec", attempt.spec, _spec(records, trial)),
+        ("blueprint", attempt.blueprint, _blueprint(records, trial, attempt)),
+    ):
+        for path, planned in wanted.items() if sent else ():
+            used = _at(sent, path)
+            if path == _CODE and used in versions:
+                continue
+            if not as_set(f"run.{'.'.join(path)}", used, planned):
+                yield Difference(
+                    claim=f"attempt {attempt.number} at {trial.key}",
+                    expression=f"{part} {'.'.join(path)}",
+                    reported=shown(used),
+                    recomputed=shown(planned),
+                    problem=f"its {part} is not what plan and arm say",
+                )
+
+
+def _spec(records: Records, trial: TrialRecord) -> dict[_Path, object]:
+    """What the plan settles of a RunSpec; the rest is the instrument's. Of runs of further models none is on record."""
+    study, plan = records.data.study_id, records.plan
+    labels = {"study": study, "trial": trial.key, "arm": trial.arm, "seed": str(trial.seed), "plan": plan.digest()}
+    return {
+        **{tuple(path.split(".")): value for path, value in _settings(plan, trial, "run").items()},
+        ("limits", "steps"): plan.steps_of(trial.arm),
+        ("seed",): trial.seed,
+        **{("labels", name): label for name, label in labels.items()},
+    }
+
+
+def _blueprint(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> dict[_Path, object]:
+    plan = records.plan
+    return {
+        **{("parameters", name): value for name, value in _settings(plan, trial, "task").items()},
+        ("trial_key",): trial.key,
+        ("run_id",): attempt.run_id,
+        ("seed",): trial.seed,
+        ("group_size",): _at(attempt.spec, ("batch", "group_size")),
+        _CODE: plan.instrument_code,
+        ("heldout", "tasks"): plan.heldout_tasks,
+        ("heldout", "episodes"): plan.heldout_episodes,
+        ("heldout", "temperature"): plan.heldout_temperature,
+    }
+
+
+def _settings(plan: Plan, trial: TrialRecord, root: str) -> dict[str, object]:
+    """What is set for this trial beneath `root`; nothing where the plan does not say what its factors set."""
+    try:
+        found = settings_of(plan, trial)
+    except Unchecked:
+        return {}
+    return {path.removeprefix(f"{root}."): value for path, value in found.items() if path.startswith(f"{root}.")}
+
+
+def _at(found: Any, path: _Path) -> Any:
+    for part in path:
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _budgets(records: Records) -> Iterator[Difference]:
+    """What the study was held to, against what the plan allows. Before its first attempt it was held to nothing."""
+    recorded = records.data.budgets
+    if not recorded or not any(trial.attempt for trial in records.data.trials):
+        return
+    for kind in ("wall_s", "trials"):
+        limit, planned = recorded.get(kind), getattr(records.plan.budget, kind)
+        if limit is None or not same(limit, planned):
+            problem = "the study was held to another budget than the plan's"
+            yield Difference(claim=f"budget {kind}", reported=limit, recomputed=planned, problem=problem)
+
+
+def _stage_times(records: Records) -> Iterator[Difference]:
+    """Each stage began before its own trials, and after those of the stages before it; it ended after its own."""
+    times = records.data.stage_times
+    if not times or not any(begun for begun, _ in times.values()):
+        return
+    earlier = 0.0
+    for decision in records.path:
+        begun, ended = times.get(decision.after, (None, None))
+        trials = [trial for trial in records.data.trials if trial.stage == decision.after]
+        first = min((trial.started_at for trial in trials if trial.started_at is not None), default=None)
+        last = max((trial.ended_at for trial in trials if trial.ended_at is not None), default=None)
+        told = {"claim": f"stage {decision.after}"}
+        if begun is None or begun < earlier - _CLOCK_S or (first is not None and begun > first + _CLOCK_S):
+            problem = "it did not begin before its trials and after those of the stages before it"
+            yield Difference(**told, expression="started_at", reported=begun, recomputed=first, problem=problem)
+        if ended is None or ended < (last or begun or 0.0) - _CLOCK_S:
+            problem = "it did not end after its trials"
+            yield Difference(**told, expression="ended_at", reported=ended, recomputed=last, problem=problem)
+        earlier = max(earlier, last or 0.0)
