@@ -54,6 +54,7 @@ _EQUAL = words(
     "same equal equally equivalent identical alike match interchangeable indistinguishable unchanged unaffected untouched identically irrelevant insensitive independent"
 )
 _NEGLIGIBLE = words("negligible nil")
+_MATCHING = words("match equal")
 _SAME = words("same equal identical equivalent")
 _NEEDING = words("need take require")
 _AMOUNT_OF = words("number amount total of a random training other")
@@ -131,9 +132,8 @@ def claimed(
         return scaled
     if (worse := _not_as(found, metric.direction)) is not None:
         return worse
-    fails = any(found[i].key in ("fail", "failed") and _denies(found, i) for i in range(len(found)))
-    if fails and _says_equal(found, named):
-        return Stated(opposite(metric.direction), "'Fails to match' is tested as worse: supported bears it out.")
+    if (unmatched := _unmatched(found)) is not None and _says_equal(found, named):
+        return Stated(opposite(metric.direction), f"{unmatched!r} is tested as worse: supported bears it out.")
     return equality(found, named) or Stated(None)
 
 
@@ -227,6 +227,16 @@ def _not_as(found: Sequence[Token], better: Direction) -> Stated | None:
             low = key in WORSE | LESS | _BADLY
             said = "decrease" if key in MORE else "increase" if key in LESS else better if low else opposite(better)
             return Stated(said, f"'Not as {found[i + 1].text} as' is tested as a difference.")
+    return None
+
+
+def _unmatched(found: Sequence[Token]) -> str | None:
+    """`fails to match`, `cannot match`, `doesn't equal`, as the topic writes it; not `doesn't 4 match 16?`, which expects a yes."""
+    for i, token in enumerate(found):
+        if token.key in ("fail", "failed") and _denies(found, i):
+            return "fails to match"
+        if token.key in _MATCHING and _denies(found, i - 1):
+            return " ".join(each.text for each in found[i - 1 : i + 1])
     return None
 
 

@@ -26,8 +26,8 @@ _SETTLED_BY_SERVERS = ("dtype", "checkpoint.keep")
 """Fields of a spec that a server may hold otherwise than they were sent."""
 _Path = tuple[str, ...]
 _CODE: _Path = ("code_version",)
-_CLOCK_S = 1.0
-"""Which clocks may be set back between two records."""
+_CLOCK_S = 60.0
+"""Seconds by which clocks may be set back between two records."""
 
 
 def conducted(records: Records) -> Iterator[Difference]:
