@@ -22,6 +22,7 @@ from researcher.planner.sides import (
     BESIDE,
     CLAIMING,
     Opposition,
+    is_marked,
     is_named,
     is_set_against,
     oppose,
@@ -115,7 +116,7 @@ def opposition_of(
             ]
             if levels[0].value != levels[1].value:
                 return oppose(found, levels, None)
-        asked = own[-1:] if so_far else own[:1]
+        asked = own[-1:] if so_far and not is_marked(found, own[-1].start) else own[:1]
         sides = (off, on) if _is_switched_off(found, asked) else (on, off)
         notes.add(f"The topic names no level of {factor.name}: {level_text(sides[0])} against {level_text(sides[1])}.")
         return Opposition((Level(-1, factor, sides[0]),), (Level(-1, factor, sides[1]),))

@@ -282,6 +282,14 @@ def _marks_next(found: Sequence[Token], end: int, mark: int, places: Container[i
     )
 
 
+def is_marked(found: Sequence[Token], at: int) -> bool:
+    """Whether a name is called the baseline before it: `Baseline: no KL`."""
+    i = at - 1
+    while key_at(found, i) in SWITCHED_OFF | COPULAS | ARTICLES | _NAMING:
+        i -= 1
+    return _is_mark(found, i)
+
+
 def _is_mark(found: Sequence[Token], i: int) -> bool:
     """`the baseline`; not `the reference model`, to which a KL penalty keeps."""
     return key_at(found, i) in _MARKS and key_at(found, i + 1) not in _MODELS
