@@ -77,7 +77,7 @@ class Workshop:
         if found is None:
             torch.manual_seed(derived_seed(wanted.spec.seed, "trainer"))
         else:
-            self._restore(found)
+            self._restore(found, wanted.spec)
         if wanted.at_step is not None:  # and this checkpoint could be gone on from
             checkpoints.forget_other_future(wanted.directory, wanted.branch, wanted.at_step)
         step = found.state.step if found else 0
@@ -138,11 +138,16 @@ class Workshop:
         """The step that the weights stand at, and the hash that a checkpoint's manifest would have for them."""
         return self._open().step, hash_tensors(self._weights())
 
-    def _restore(self, found: Checkpoint) -> None:
+    def _restore(self, found: Checkpoint, wanted: RunSpec) -> None:
         if found.state.fingerprint != self._fingerprint:
             raise EngineError(
                 f"the checkpoint of step {found.state.step} began with model {found.state.fingerprint[:12]}, but "
                 f"{self._fingerprint[:12]} is hosted; serve the model that the run was started with"
+            )
+        if _trained(found.state.spec) != _trained(wanted):
+            raise EngineError(
+                f"the checkpoint of step {found.state.step} trained parameters = {found.state.spec.parameters!r}, and this run "
+                f"trains {wanted.parameters!r}; open it with those of the checkpoint"
             )
         with torch.no_grad():
             for name, weight in self._policy.trained.items():
@@ -157,3 +162,8 @@ class Workshop:
         if self._run is None:
             raise RunClosed("no run is open in the trainer; open it (again)")
         return self._run
+
+
+def _trained(spec: RunSpec) -> tuple[int, frozenset[str]] | None:
+    """Rank and targets of the adapters, which name and shape what a checkpoint holds; None: all weights."""
+    return (spec.parameters.rank, frozenset(spec.parameters.targets)) if isinstance(spec.parameters, LoraSpec) else None

@@ -87,9 +87,13 @@ def verified(directory: Path, step: int, ranks: int) -> TrainerState:
     except (OSError, ValueError) as error:  # pydantic's are ValueErrors
         raise BrokenCheckpoint(f"checkpoint {where} cannot be read: {error}") from error
     written = sum(name.startswith("model_world_size_") for name in manifest)
+    if not written:
+        raise EngineError(
+            f"the checkpoint {where} is of no verl rank; serve with the engine that wrote it (--engine local)"
+        )
     if written != ranks:
         raise EngineError(
-            f"the checkpoint {where} is of {written or 'no'} verl ranks and cannot be loaded by {ranks}; "
+            f"the checkpoint {where} is of {written} verl ranks and cannot be loaded by {ranks}; "
             f"serve with as many ranks as wrote it"
         )
     return state

@@ -71,6 +71,21 @@ def test_a_checkpoint_that_was_being_replaced_is_there_still(
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
+@pytest.mark.parametrize(("one", "other"), [("full", {"rank": 4, "alpha": 8}), ({"rank": 4, "alpha": 8}, "full")])
+def test_a_checkpoint_of_other_parameters_is_refused_with_both(
+    tiny_llama: ModelFolder, tmp_path: Path, one: Any, other: Any
+) -> None:
+    shop = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    first = branching_batch(parameters=one)
+    shop.open_run(OpenRun(run_id="run", branch=0, spec=first.spec, directory=tmp_path, at_step=None))
+    shop.train(first)
+    shop.checkpoint()
+    then = branching_batch(parameters=other).spec
+    with pytest.raises(EngineError, match="open it with those of the checkpoint"):
+        shop.open_run(OpenRun(run_id="run", branch=0, spec=then, directory=tmp_path, at_step=None))
+    assert shop.open_run(OpenRun(run_id="run", branch=0, spec=first.spec, directory=tmp_path, at_step=None)) == 1
+
+
 def test_a_manifest_of_another_shape_is_passed_over(tiny_llama: ModelFolder, tmp_path: Path) -> None:
     shop = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
     wanted = OpenRun(run_id="run", branch=0, spec=branching_batch().spec, directory=tmp_path, at_step=None)
