@@ -11,6 +11,7 @@ from researcher.planner.levels import LIMITS, Placed
 from researcher.planner.mentions import Mention, is_given
 from researcher.planner.placing import place
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.switches import settle_lone_off
 from researcher.planner.wording import Token, words
 
 _MARKS = words("? . ;")
@@ -30,9 +31,10 @@ def place_by_clause(
     """
     starts = {part.start for part in parts} | {i for i in range(1, len(found)) if _begins(found, i)}
     apart = _placed(found, named, cut(found, named, starts), about)
-    if not apart.unplaced and not any(level_problem(level.factor, level.value) for level in apart.levels):
-        return apart
-    return _placed(found, named, parts or [range(len(found))], about)
+    if apart.unplaced or any(level_problem(level.factor, level.value) for level in apart.levels):
+        apart = _placed(found, named, parts or [range(len(found))], about)
+    settle_lone_off(found, named, apart)
+    return apart
 
 
 def cut(found: Sequence[Token], named: Sequence[Mention], starts: Iterable[int]) -> list[range]:

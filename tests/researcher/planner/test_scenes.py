@@ -352,3 +352,16 @@ def test_where_nothing_is_lost_it_is_no_worse(topic: str, metric: str) -> None:
 )
 def test_what_is_set_alike_and_an_exact_match_are_no_claim_that_nothing_differs(topic: str) -> None:
     assert not any("nothing differs" in line for line in read(topic, ARITHMETIC.instrument).assumptions)
+
+
+@pytest.mark.parametrize(
+    ("topic", "setting"),
+    [
+        ("With KL off, does a group size of 16 beat 4?", ("kl", 0.0)),
+        ("Does a group size of 16 beat 4 with KL turned off?", ("kl", 0.0)),
+        ("With gradient clipping off, does a group size of 16 beat 4?", ("max_grad_norm", 1000.0)),
+    ],
+)
+def test_what_is_off_beside_a_comparison_is_off_in_all_arms(topic: str, setting: tuple[str, float]) -> None:
+    reading = read(topic, ARITHMETIC.instrument)
+    assert [(factor.name, level) for factor, level in reading.settings] == [setting]
