@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
+from foundation.futures import take_exception
 from swarm.engine.local.manifest import require_whole
 from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.vllm_server import VllmSettings
@@ -171,7 +172,7 @@ class VerlEngine:
         """Raises also: EngineError when the weights stand at another step, or did not arrive as they were trained."""
         self._refuse_without_run()
         publication = asyncio.ensure_future(self._publish(version))
-        publication.add_done_callback(_look_at)
+        publication.add_done_callback(take_exception)
         await asyncio.shield(publication)  # who no longer waits for it does not leave sampling frozen
 
     async def _publish(self, version: WeightsVersion) -> None:
@@ -193,12 +194,6 @@ class VerlEngine:
     def _tell(self, health: EngineHealth) -> None:
         for subscriber in self._subscribers:
             subscriber(health)
-
-
-def _look_at(publication: asyncio.Future[None]) -> None:
-    """A failure that nobody waits for any more is one of the driver, which its health tells."""
-    if not publication.cancelled():
-        publication.exception()
 
 
 def _refuse_without_packages() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foundation.clock import Clock
+from foundation.futures import take_exception
 from foundation.ids import Ids
 from swarm.engine.seam import EngineHealth, EngineInfo
 from swarm.protocol.errors import ErrorCode, Refusal
@@ -165,7 +166,7 @@ class Clerk:
         if known is None or self._restored is None:
             self.situation.restoration = wish
             self._restored = asyncio.get_running_loop().create_future()
-            self._restored.add_done_callback(_seen)
+            self._restored.add_done_callback(take_exception)
         self._book.state.stirred = True
         self.turn()
         return self._restored
@@ -370,12 +371,6 @@ def _answer(waiter: Waiter, lease: GrantedLease, written: asyncio.Future[None]) 
         waiter.answer.set_result(lease)
     else:
         waiter.answer.set_exception(error)
-
-
-def _seen(answer: asyncio.Future[None]) -> None:
-    """Take the exception, so that an answer nobody waits for any more does not complain."""
-    if not answer.cancelled():
-        answer.exception()
 
 
 def _forget(closing: dict[str, Any], closed: Sequence[str], written: asyncio.Future[None]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+from foundation.futures import take_exception
 from swarm.protocol.episodes import EpisodeClaim
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.server.coordinator.admission import NotYet
@@ -68,7 +69,7 @@ class Waiting:
         line.reason = reason
         answer = asyncio.get_running_loop().create_future()
         waiter = Waiter(claim=claim, answer=answer, line=line, number=next(self._numbers))
-        waiter.answer.add_done_callback(_seen)
+        waiter.answer.add_done_callback(take_exception)
         line.waiters[waiter] = None
         if key is not None:
             self._by_key[key] = waiter
@@ -122,8 +123,3 @@ class Waiting:
 
 def _alike(claim: EpisodeClaim) -> tuple[str, ...]:
     return claim.run_id, claim.kind, claim.task_id, claim.mix or "", claim.client_version
-
-
-def _seen(answer: asyncio.Future[GrantedLease]) -> None:
-    if not answer.cancelled():
-        answer.exception()

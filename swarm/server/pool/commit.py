@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from foundation.futures import take_exception
 from swarm.protocol.errors import Refusal
 from swarm.server.pool.rows import Change
 from swarm.server.pool.store import PoolStore
@@ -38,7 +39,7 @@ class GroupCommit:
         Await it through `asyncio.shield` where the waiter may be cancelled.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_seen)
+        future.add_done_callback(take_exception)
         if self.broken is not None:
             future.set_exception(self.broken)
             return future
@@ -98,9 +99,3 @@ class GroupCommit:
             for _, future in lost:
                 if not future.done():
                     future.set_exception(error)
-
-
-def _seen(future: asyncio.Future[None]) -> None:
-    """Take the exception, so that a future nobody awaits does not complain."""
-    if not future.cancelled():
-        future.exception()
