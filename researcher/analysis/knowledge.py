@@ -56,14 +56,15 @@ def findings_of(
     study_id: str, plan: Plan, verdicts: Sequence[VerdictRecord], at: float, trials: Sequence[TrialRecord] = ()
 ) -> list[Finding]:
     """One for each hypothesis with a verdict. What a sentinel called invalid is no finding."""
-    own = {trial.seed for trial in trials if trial.key == trial_key(plan.digest(), trial.arm, trial.seed)}
+    plan_hash = plan.digest()
+    own = {trial.seed for trial in trials if trial.key == trial_key(plan_hash, trial.arm, trial.seed)}
     seeds = tuple(sorted(own)) or None
     given = {record.hypothesis: record for record in verdicts if record.verdict is not Verdict.INVALID}
     return [
         Finding(
             id=f"{study_id}/{hypothesis.id}",
             study_id=study_id,
-            plan_hash=plan.digest(),
+            plan_hash=plan_hash,
             question=plan.question,
             instrument=plan.instrument,
             instrument_version=plan.instrument_version,

@@ -15,6 +15,7 @@ import numpy as np
 from researcher.analysis.contention import contention, shared_machine
 from researcher.analysis.sightings import SentinelFinding, Severity, Unchecked, finding, points, series, unchecked
 from researcher.models import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor, Plan, TrialRecord, TrialStatus
+from researcher.models.plans import leaf_at
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.mismatch import MISMATCH, STALENESS, outgrown
 
@@ -318,10 +319,7 @@ def _used(trial: TrialRecord, path: str) -> Any:
         source = {"run": evidence.spec, "roles": evidence.roles}.get(root, evidence.parameters)
     if source is None:
         raise Unchecked
-    found: Any = source
-    for part in rest.split(".") if root in ("run", "roles") else [rest]:
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+    return leaf_at(source, rest.split(".") if root in ("run", "roles") else [rest])
 
 
 def as_set(path: str, used: Any, wanted: Any) -> bool:

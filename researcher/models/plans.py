@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -336,6 +336,13 @@ class Plan(StrictModel):
 def trial_key(plan_hash: str, arm: str, seed: int) -> str:
     """Deterministic: the same trial of the same plan has the same key, wherever and whenever it is asked for."""
     return f"{plan_hash[:16]}/{arm}/{seed}"
+
+
+def leaf_at(settings: object, path: Iterable[str]) -> Any:
+    """What stands at a path; None where nothing does."""
+    for part in path:
+        settings = settings.get(part) if isinstance(settings, Mapping) else None
+    return settings
 
 
 def leaves(settings: Mapping[str, object], beneath: str = "") -> Iterator[tuple[str, object]]:

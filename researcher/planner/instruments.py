@@ -23,7 +23,7 @@ from foundation.nearest import nearest
 from foundation.paths import visible_files
 from foundation.strict import explain
 from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
-from researcher.models.plans import nested
+from researcher.models.plans import leaf_at, nested
 from researcher.planner.refusals import PlanningRefused
 from swarm.protocol.runspec import RunSpec, merge_patch
 
@@ -165,9 +165,7 @@ def _default_of(target: str, declared: Mapping[str, Any]) -> dict[str, Any]:
     """`{"default": …}` where the declaration's defaults say it."""
     if target == STUDY_MODEL:
         return {"default": declared.get("model")}
-    value: Any = declared.get("defaults", {})
-    for part in target.removeprefix("study.").split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+    value = leaf_at(declared.get("defaults"), target.removeprefix("study.").split("."))
     return {"default": value} if isinstance(value, Scalar) else {}
 
 

@@ -7,12 +7,11 @@ Offline, like all of `verify`: of what servers and clients did it knows what is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from researcher.analysis.sentinels import as_set, settings_of
 from researcher.analysis.sightings import Unchecked
 from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
-from researcher.models.plans import leaves
+from researcher.models.plans import leaf_at, leaves
 from researcher.report.differences import Difference, same, shown
 from researcher.report.records import Records
 
@@ -42,6 +41,7 @@ def _attempts(records: Records) -> Iterator[Difference]:
     recorded = records.data.attempts
     if recorded is None:
         return
+    plan_hash = records.plan.digest()
     for trial in records.data.trials:
         tried = recorded.get(trial.key, ())
         numbers, outcomes = [each.number for each in tried], [each.outcome for each in tried]
@@ -56,7 +56,7 @@ def _attempts(records: Records) -> Iterator[Difference]:
         elif tried and trial.status is TrialStatus.DONE:
             yield from _held(subject, trial, tried[-1].spec)
         for attempt in tried:
-            yield from _as_planned(records, trial, attempt)
+            yield from _as_planned(records, trial, attempt, plan_hash)
 
 
 def _held(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Iterator[Difference]:
@@ -73,15 +73,15 @@ def _held(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Itera
             )
 
 
-def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> Iterator[Difference]:
+def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord, plan_hash: str) -> Iterator[Difference]:
     """What was sent to the server and what its client got, against plan and arm. An attempt that came to nothing may lack either."""
     versions = (records.plan.instrument_code, *(repair.new for repair in records.data.repairs))
     for part, sent, wanted in (
-        ("spec", attempt.spec, _spec(records, trial)),
+        ("spec", attempt.spec, _spec(records, trial, plan_hash)),
         ("blueprint", attempt.blueprint, _blueprint(records, trial, attempt)),
     ):
         for path, planned in wanted.items() if sent else ():
-            used = _at(sent, path)
+            used = leaf_at(sent, path)
             if path == _CODE and used in versions:
                 continue
             if not as_set(f"run.{'.'.join(path)}", used, planned):
@@ -94,10 +94,10 @@ def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord) ->
                 )
 
 
-def _spec(records: Records, trial: TrialRecord) -> dict[_Path, object]:
+def _spec(records: Records, trial: TrialRecord, plan_hash: str) -> dict[_Path, object]:
     """What the plan settles of a RunSpec; the rest is the instrument's. Of runs of further models none is on record."""
     study, plan = records.data.study_id, records.plan
-    labels = {"study": study, "trial": trial.key, "arm": trial.arm, "seed": str(trial.seed), "plan": plan.digest()}
+    labels = {"study": study, "trial": trial.key, "arm": trial.arm, "seed": str(trial.seed), "plan": plan_hash}
     return {
         **{tuple(path.split(".")): value for path, value in _settings(plan, trial, "run").items()},
         ("limits", "steps"): plan.steps_of(trial.arm),
@@ -113,7 +113,7 @@ def _blueprint(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> 
         ("trial_key",): trial.key,
         ("run_id",): attempt.run_id,
         ("seed",): trial.seed,
-        ("group_size",): _at(attempt.spec, ("batch", "group_size")),
+        ("group_size",): leaf_at(attempt.spec, ("batch", "group_size")),
         _CODE: plan.instrument_code,
         ("heldout", "tasks"): plan.heldout_tasks,
         ("heldout", "episodes"): plan.heldout_episodes,
@@ -128,12 +128,6 @@ def _settings(plan: Plan, trial: TrialRecord, root: str) -> dict[str, object]:
     except Unchecked:
         return {}
     return {path.removeprefix(f"{root}."): value for path, value in found.items() if path.startswith(f"{root}.")}
-
-
-def _at(found: Any, path: _Path) -> Any:
-    for part in path:
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
 
 
 def _budgets(records: Records) -> Iterator[Difference]:

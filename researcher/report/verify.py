@@ -6,7 +6,7 @@ text, and the files byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,8 @@ def _as_sealed(
     claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSeal, said: Sequence[str]
 ) -> Iterator[Difference]:
     """said: where other numbers than those of claims may be from."""
+    listed = [f"{claim.expression} {claim.value} {claim.text}" for claim in claims]
+    known = {number for text in (*said, *listed, str(len(claims))) for number in numbers_in(text)}
     if claims_digest(claims) != seal.claims:
         yield Difference(claim="report", problem="its claims are not those that were kept when it was written")
     for kind in [*seal.files, *(kind for kind in files if kind not in seal.files)]:
@@ -116,8 +118,7 @@ def _as_sealed(
             yield Difference(claim=subject, problem="it was changed after writing")
         elif kind in PRINTED:
             yield from _unsaid(claims, kind, path)
-            listed = [f"{claim.expression} {claim.value} {claim.text}" for claim in claims]
-            yield from _unheard_of(path, [*said, *listed, str(len(claims))])
+            yield from _unheard_of(path, known)
 
 
 def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Difference]:
@@ -135,9 +136,8 @@ def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Differen
             yield Difference(claim=f"file {path.name}", expression=expression, reported=said, problem=problem)
 
 
-def _unheard_of(path: Path, said: Sequence[str]) -> Iterator[Difference]:
+def _unheard_of(path: Path, known: Container[str]) -> Iterator[Difference]:
     """Lines with a number that neither a claim nor the plan has: their words may be another version's, their numbers may not."""
-    known = {number for text in said for number in numbers_in(text)}
     for at, line in enumerate(visible(path.read_text(errors="replace")).split("\n"), start=1):
         for number in dict.fromkeys(numbers_in(line)):
             if number not in known:

@@ -55,10 +55,9 @@ class Findings(Sessions):
 
 def _is_here(session: Session, finding: Finding) -> bool:
     row = session.get(FindingRow, finding.id)
-    if row is None:
+    if row is None or not _says_the_same(_finding(row), finding):
         return False
-    here, new = _said(_finding(row)), _said(finding)
-    return here == (new if new.seeds is not None else new.model_copy(update={"seeds": here.seeds}))
+    return finding.seeds is None or row.seeds is not None
 
 
 def _problem(session: Session, finding: Finding, *, replace: bool) -> str | None:
