@@ -24,6 +24,7 @@ from researcher.planner.wording import (
     before_articles,
     is_question,
     key_at,
+    key_behind_comma,
     phrase,
     sentences,
     words,
@@ -47,7 +48,6 @@ _CLOSED = words(". ? ! ; ) ]")
 _ENDS = words(". ;")
 _IN_USE = words("use using have now currently today moment default usual usually normally train")
 """In a sentence of its own these say what is done so far: `we use RLOO. Would GRPO learn faster?`"""
-_BUT = words("but yet so")
 _MODELS = words("model policy")
 _FURTHEST_MARK = 8
 """Before the first level, with a comma behind it: `compared to 8, is 16 better?`"""
@@ -313,9 +313,8 @@ def _ends(found: Sequence[Token], i: int) -> bool:
     """A full stop or semicolon; a comma before a question, `our lr is 1e-5 at the moment, (but) would 5e-5 …`, or behind
     what is only told."""
     stops = found[i].key in _ENDS and key_at(found, i - 1) != "vs"
-    asks = i + 2 if key_at(found, i + 1) in _BUT else i + 1
     told = key_at(found, _begins(found, i)) == SO_FAR.key
-    return stops or (found[i].key == "," and (told or key_at(found, asks) in ASKING))
+    return stops or (found[i].key == "," and (told or key_behind_comma(found, i) in ASKING))
 
 
 def _opens(found: Sequence[Token], first: int) -> bool:

@@ -59,11 +59,12 @@ def settle_switches(found: Sequence[Token], owner: Mapping[int, Mention], placed
 
 def settle_lone_off(found: Sequence[Token], named: Sequence[Mention], placed: Placed) -> None:
     """`with KL off, does a group size of 16 beat 4?`: off in all arms, where another factor is compared."""
+    if not any(len({each.value for each in placed.of(level.factor)}) > 1 for level in placed.levels):
+        return
     owner = {i: m for m in named if isinstance(m.what, Factor) for i in range(m.start, m.end)}
     for factor in {m.what.name: m.what for m in owner.values() if isinstance(m.what, Factor)}.values():
         off = off_level(factor)
-        others = {(level.factor.name, level.value) for level in placed.levels if level.factor != factor}
-        if off is None or placed.of(factor) or len({name for name, _ in others}) == len(others):
+        if off is None or placed.of(factor):
             continue
         lone = [i for i, on in _switches(found, owner, factor) if not on and found[i].key == "off"]
         placed.levels += [Level(i, factor, off) for i in lone[:1]]

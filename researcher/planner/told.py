@@ -16,12 +16,14 @@ from researcher.planner.weighing import is_ordered
 from researcher.planner.wording import (
     ASKING,
     BETTER,
+    BUT,
     SENTENCE_ENDS,
     SO_FAR,
     SWITCHED_OFF,
     WORSE,
     Token,
     key_at,
+    key_behind_comma,
     sentences,
     words,
 )
@@ -46,7 +48,6 @@ _SO_FAR_SAID = words("used tried trained ran now currently today far")
 _SUPPOSING = words("if suppose supposing assume imagine")
 _GETTING = words("get see observe find obtain reach")
 _SPEAKERS = words("i we")
-_BUT = words("but yet so")
 _BEATING = words("beat beats outperform outperforms outperformed than")
 _AGAINST = words("than against versus vs compared instead rather")
 _VAGUE = words("better worse")
@@ -150,7 +151,7 @@ def _scenes(found: Sequence[Token], named: Sequence[Mention]) -> list[range]:
         if concedes and comma is None:
             comma = next((i for i in sentence[:-1] if _claims_behind(found, named, sentence, i)), None)
         concedes = concedes or opening[0] in _REASONING or opening in (["given", "that"], ["knowing", "that"])
-        concedes = concedes or (comma is not None and found[comma + 1].key in _BUT)
+        concedes = concedes or (comma is not None and found[comma + 1].key in BUT)
         if comma is not None and (concedes or _is_seen(found, named, sentence, comma)):
             result.append(range(sentence[0], comma + 1))
     return result
@@ -158,15 +159,19 @@ def _scenes(found: Sequence[Token], named: Sequence[Mention]) -> list[range]:
 
 def _asks_behind(found: Sequence[Token], i: int) -> bool:
     """A comma before a question: `16 is slow, but is it more accurate?`"""
-    asks = i + 2 if key_at(found, i + 1) in _BUT else i + 1
-    return found[i].key == "," and key_at(found, asks) in _ASKING
+    return found[i].key == "," and key_behind_comma(found, i) in _ASKING
 
 
 def _claims_behind(found: Sequence[Token], named: Sequence[Mention], sentence: range, i: int) -> bool:
     """A comma before a clause with a level of its own, or that takes one up: `although 4 is cheap, 16 learns faster`, `it …`."""
     behind = range(i + 1, sentence.stop)
-    levels = key_at(found, i + 1) == "it" or any(found[j].kind == "number" for j in behind)
-    return found[i].key == "," and (levels or any(m.start in behind and m.choice is not None for m in named))
+    return found[i].key == "," and (key_at(found, i + 1) == "it" or _names_level(found, named, behind))
+
+
+def _names_level(found: Sequence[Token], named: Sequence[Mention], within: range) -> bool:
+    return any(found[i].kind == "number" for i in within) or any(
+        m.start in within and m.choice is not None for m in named
+    )
 
 
 def _is_seen(found: Sequence[Token], named: Sequence[Mention], sentence: range, comma: int) -> bool:
@@ -174,8 +179,7 @@ def _is_seen(found: Sequence[Token], named: Sequence[Mention], sentence: range, 
     rate was 1e-4, would accuracy rise?`"""
     keys = {found[i].key for i in range(sentence[0], comma)}
     behind = range(comma + 1, sentence.stop)
-    levels = any(found[i].kind == "number" for i in behind)
-    levels = levels or any(m.start in behind and m.choice is not None for m in named)
+    levels = _names_level(found, named, behind)
     supposed = found[sentence[0]].key in _SUPPOSING
     seen = bool(keys & ((_SEEN - _SUPPOSED) if supposed else (_SEEN | _SO_FAR_SAID))) or bool(
         keys & _GETTING and keys & _SPEAKERS

@@ -89,6 +89,7 @@ ASKING = words("do doe did is are can could would will should")
 """Verbs that a question begins with."""
 COPULAS = words("is are be was were get become becoming becomes go goe stay remain end")
 SENTENCE_ENDS = words(". ! ? ;")
+BUT = words("but yet so")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,11 @@ SO_FAR = Token("now", "now", "word")
 def key_at(found: Sequence[Token], i: int) -> str:
     """A token's key; nothing beyond either end."""
     return found[i].key if 0 <= i < len(found) else ""
+
+
+def key_behind_comma(found: Sequence[Token], comma: int) -> str:
+    """How the clause behind it begins, after a `but`: `16 is slow, but is it more accurate?`"""
+    return key_at(found, comma + 2 if key_at(found, comma + 1) in BUT else comma + 1)
 
 
 def text_of(found: Sequence[Token], span: range) -> str:

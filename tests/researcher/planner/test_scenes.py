@@ -28,6 +28,16 @@ from tests.researcher.planner.test_topics import ACC, AUC, DOWN, REWARD, UP, sid
         ("The entropy collapses. Does an entropy bonus of 0.01 learn faster?", "entropy", [0.01], [0.0], AUC, UP),
         ("Entropy collapses early with lr 1e-4. Does 1e-5 reach higher accuracy?", "learning_rate", [1e-5], [1e-4], ACC, UP),
         ("Our entropy collapsed after 10 steps. Does lr 1e-5 learn faster than 1e-4?", "learning_rate", [1e-5], [1e-4], AUC, UP),
+        ("Group size 16 is slow, but does 4 lose accuracy?", "group_size", [4], [16], ACC, DOWN),
+        ("A learning rate of 1e-5 is stable, but does 4e-5 learn faster?", "learning_rate", [4e-5], [1e-5], AUC, UP),
+        ("GRPO is popular, yet does RLOO beat it?", "algorithm", ["rloo"], ["grpo"], AUC, UP),
+        ("Although a group size of 4 is cheap, 16 reaches a higher accuracy.", "group_size", [16], [4], ACC, UP),
+        ("Although LoRA is cheaper, full fine-tuning is more accurate.", "parameters", ["full"], ["lora"], ACC, UP),
+        ("Although GRPO is the standard, RLOO learns faster.", "algorithm", ["rloo"], ["grpo"], AUC, UP),
+        ("Even though a group size of 16 is slower, it is more accurate than 4.", "group_size", [16], [4], ACC, UP),
+        ("Even though a group size of 16 is slower than 4, it is more accurate.", "group_size", [16], [4], ACC, UP),
+        ("Although lr 4e-5 learns faster than 1e-5, it is less accurate.", "learning_rate", [4e-5], [1e-5], ACC, DOWN),
+        ("Although RLOO beats GRPO on reward, it is less accurate.", "algorithm", ["rloo"], ["grpo"], ACC, DOWN),
     ],
 )  # fmt: skip
 def test_what_was_seen_before_is_no_part_of_the_question(
