@@ -67,6 +67,25 @@ class EpisodeGrant(BaseModel):
     """For the other servers of a team that this episode decides: lets them ask what was decided, and nothing else."""
 
 
+class Cause(StrEnum):
+    """Who or what lost an attempt that did not end with a reward."""
+
+    SERVER = "server"
+    """The server restarted, its engine failed, or it closed the episode for reasons of its own."""
+    NETWORK = "network"
+    """Client and server could not reach each other."""
+    CLIENT = "client"
+    """The client crashed, was killed, or fell silent."""
+    ROLLOUT = "rollout"
+    """The agent raised an exception, gave up, or never called the model."""
+    GRADER = "grader"
+    """The grader raised an exception, gave no number, exited with an error or ran out of time."""
+    LIMIT = "limit"
+    """The episode or one of its calls took longer than it may."""
+    PERSON = "person"
+    """A person declined the task or stopped the client."""
+
+
 class EpisodeResult(StrictModel):
     """Ends an episode."""
 
@@ -76,6 +95,9 @@ class EpisodeResult(StrictModel):
     success: bool | None = None
     metrics: dict[str, Finite] = {}
     metadata: dict[str, Any] = {}
+    despite: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None = None
+    """Why the episode counts although a call of it failed on the server's side: how the agent recovered. It is `tainted` and
+    not trained otherwise."""
     idempotency_key: IdempotencyKey = None
 
 
@@ -84,11 +106,16 @@ class EpisodeReceipt(BaseModel):
 
     episode_id: str
     status: Literal["pooled", "already_ended"]
+    dropped: DropReason | None = None
+    """Set when the episode was dropped as it ended (`tainted`, `no_calls`): its slot is offered again."""
 
 
 class EpisodeAbort(StrictModel):
+    """Gives an episode up. cause: None means `rollout`."""
+
     lease: str
     reason: str
+    cause: Cause | None = None
 
 
 class EpisodeRenewal(StrictModel):
@@ -126,6 +153,8 @@ class DropReason(StrEnum):
     QUARANTINED = "quarantined"
     """Its client version was quarantined before a batch took it."""
     TEAM_ABORTED = "team_aborted"
+    TAINTED = "tainted"
+    """A call of it failed on the server's side, and its client did not say that it counts despite that."""
 
 
 class LedgerEntry(BaseModel):
@@ -145,6 +174,12 @@ class LedgerEntry(BaseModel):
     reason: DropReason | None = None
     detail: str | None = None
     """For `aborted`: the client's own words."""
+    cause: Cause | None = None
+    """Who lost the attempt; None while it is open and when it ended with a reward that counts."""
+    tainted: bool = False
+    """A call of it failed on the server's side."""
+    despite: str | None = None
+    """Why its client let it count although it is tainted."""
     step: int | None = None
     """The optimiser step that trained it."""
     claimed_step: int
@@ -183,6 +218,16 @@ class RecordedSampling(BaseModel, frozen=True):
     """False when the trainer cannot recompute the distribution (penalties, grammar, top-p or top-k below full)."""
 
 
+class CallFailure(BaseModel, frozen=True):
+    """Why a call got no answer, or not all of it, though its client did nothing wrong."""
+
+    cause: Cause
+    """`server`, or `network` where the connection broke in the middle."""
+    reason: Literal["engine_down", "engine_hung", "refused", "cut_off"]
+    """refused: the server took no calls. cut_off: the answer broke off after it had begun."""
+    detail: str = ""
+
+
 class RecordedCall(BaseModel):
     """One LLM call, token by token (invariant I1)."""
 
@@ -200,6 +245,8 @@ class RecordedCall(BaseModel):
     finish_reason: str | None
     complete: bool = True
     """False when the client went away and sampling was stopped."""
+    failure: CallFailure | None = None
+    """Set when the server failed the call; its tokens are never trained."""
     parent_call_id: str | None = None
     """The earlier call whose sampled ids this prompt continues; None at a root or a fork."""
     fork_cause: str | None = None

@@ -67,6 +67,16 @@ class Failure(BaseModel):
     since: float
 
 
+class WaitingFor(BaseModel):
+    """What a run stands still for: the oldest open episode of the groups that its next step needs."""
+
+    task_id: str
+    client_id: str | None = None
+    """Who plays it; None where nobody has claimed the task's free slots."""
+    since: float
+    """Unix time since when it has been waited for."""
+
+
 class ServerStatus(BaseModel):
     server_id: str
     revision: int
@@ -81,6 +91,8 @@ class ServerStatus(BaseModel):
     model: str
     model_fingerprint: str | None = None
     pool: PoolStatus
+    waiting_for: WaitingFor | None = None
+    """Set while the run cannot go on without it."""
     engine: EngineStatus
     limits: dict[str, float | int | None] = {}
 

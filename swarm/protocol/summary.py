@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from swarm.protocol.episodes import DropReason, EpisodeKind, EpisodeState
+from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeState
 
 
 class LedgerCount(BaseModel):
@@ -16,6 +16,8 @@ class LedgerCount(BaseModel):
     mix: str | None
     state: EpisodeState
     reason: DropReason | None
+    cause: Cause | None = None
+    tainted: bool = False
     episodes: int
     reward_sum: float
     """Over those that have one; 0 where none has."""
@@ -35,8 +37,24 @@ class LastFailure(BaseModel):
     claimed_at: float
 
 
+class LostAttempts(BaseModel):
+    """Attempts at one task by one client and version that one cause lost."""
+
+    client_id: str
+    client_version: str
+    kind: EpisodeKind
+    mix: str | None
+    task_id: str
+    cause: Cause
+    episodes: int
+
+
 class LedgerSummary(BaseModel):
     counts: list[LedgerCount]
+    causes: dict[Cause, int] = {}
+    """Attempts that each cause lost; causes that lost none are left out."""
+    lost: list[LostAttempts] = []
+    """The same by client, version and task, the most first; at most 1,000 rows."""
     failures: list[LastFailure]
     """Newest first."""
     recent: list[str]

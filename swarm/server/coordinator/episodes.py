@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -388,7 +389,9 @@ def claim_digest(claim: EpisodeClaim) -> str:
 
 def result_digest(result: EpisodeResult) -> str:
     """Equal for equal results. Codes: invalid_spec for numbers that cannot be stored."""
-    stated = [result.reward, result.agent_rewards, result.success, result.metrics, result.metadata]
+    stated: list[Any] = [result.reward, result.agent_rewards, result.success, result.metrics, result.metadata]
+    if result.despite is not None:
+        stated.append(result.despite)
     try:
         json.dumps(result.metadata, allow_nan=False)  # the other writes nothing in place of what is no number
         return digest(orjson.dumps(stated, option=orjson.OPT_SORT_KEYS))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from foundation.clock import Clock
 from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo
-from swarm.protocol.episodes import DropReason, EpisodeState
+from swarm.protocol.episodes import Cause, DropReason, EpisodeState
 from swarm.protocol.status import Failure, Phase
 from swarm.server.coordinator.batches import draw, most_flat, one_batch
 from swarm.server.coordinator.groups import Group, Groups
@@ -261,11 +261,13 @@ class BookState:
 
     # -- transitions ------------------------------------------------------------------------------------------------
 
-    def close(self, live: LiveEpisode, reason: DropReason, detail: str | None = None) -> None:
-        """Close an open episode as dropped; a slot it held is offered again."""
+    def close(
+        self, live: LiveEpisode, reason: DropReason, detail: str | None = None, *, cause: Cause | None = None
+    ) -> None:
+        """Close an open episode as dropped; a slot it held is offered again. cause: None for an evaluation that ended."""
         live.entry()  # counts the tokens of its calls
         row = live.row
-        row.state, row.reason, row.detail = EpisodeState.DROPPED, reason, detail
+        row.state, row.reason, row.detail, row.cause = EpisodeState.DROPPED, reason, detail, cause
         self.leave(live)
         self.drop(row)
 

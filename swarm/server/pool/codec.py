@@ -108,6 +108,7 @@ def _head(call: RecordedCall) -> dict[str, Any]:
         ],
         "finish_reason": call.finish_reason,
         "complete": call.complete,
+        **({"failure": call.failure.model_dump()} if call.failure is not None else {}),
         "parent_call_id": call.parent_call_id,
         "fork_cause": call.fork_cause,
         "started_at": call.started_at,

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from foundation import wide_json
-from swarm.protocol.episodes import DropReason, EpisodeState, RecordedCall, TaskProgress
+from swarm.protocol.episodes import Cause, DropReason, EpisodeState, RecordedCall, TaskProgress
 from swarm.protocol.summary import LedgerSummary
 from swarm.server.pool import schema, summary
 from swarm.server.pool.codec import decode
@@ -222,7 +222,9 @@ def _episode(row: tuple[Any, ...]) -> EpisodeRow:
     body = orjson.loads(columns.pop("body"))
     columns["state"] = EpisodeState(columns["state"])
     columns["reason"] = DropReason(columns["reason"]) if columns["reason"] else None
-    return EpisodeRow(**columns, **dict(zip(schema.EPISODE_BODY, body, strict=True)))
+    fields = dict(zip(schema.EPISODE_BODY, body, strict=False))  # an older server wrote fewer
+    fields["cause"] = Cause(fields["cause"]) if fields.get("cause") else None
+    return EpisodeRow(**columns, **fields)
 
 
 def _step(row: tuple[Any, ...]) -> StepRow:

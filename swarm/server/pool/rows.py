@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from swarm.protocol.episodes import DropReason, EpisodeKind, EpisodeState, LedgerEntry
+from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeState, LedgerEntry
 from swarm.protocol.status import RunStatus
 from swarm.protocol.teams import TeamOutcome
 
@@ -52,6 +52,12 @@ class EpisodeRow:
     """Of the result that ended it."""
     end_key: str | None = None
     ended_at: float | None = None
+    cause: Cause | None = None
+    """Who lost the attempt."""
+    tainted: bool = False
+    """A call of it failed on the server's side."""
+    despite: str | None = None
+    """Why its client let it count all the same."""
 
     def entry(self) -> LedgerEntry:
         """As clients see it."""
@@ -70,6 +76,9 @@ class EpisodeRow:
             state=self.state,
             reason=self.reason,
             detail=self.detail,
+            cause=self.cause,
+            tainted=self.tainted,
+            despite=self.despite,
             step=self.step if counted else None,
             claimed_step=self.claimed_step,
             reward=self.reward,
