@@ -183,8 +183,8 @@ class SwarmClient:
             )
         )
 
-    def entry(self, episode_id: str) -> LedgerEntry:
-        return self.thread.call(self.inner.entry(episode_id))
+    def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry:
+        return self.thread.call(self.inner.entry(episode_id, patience))
 
     def summary(
         self,
