@@ -17,6 +17,7 @@ import orjson
 from foundation.ids import derived_seed
 from foundation.strict import FieldError
 from swarm.protocol.episodes import (
+    Cause,
     DropReason,
     EpisodeClaim,
     EpisodeReceipt,
@@ -30,7 +31,16 @@ from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.problem import invalid_spec
 from swarm.server.coordinator.admission import Admission, NotYet
 from swarm.server.coordinator.batches import count_tokens
-from swarm.server.coordinator.calls import Ending, OpenCall, refuse_misspelt_agents
+from swarm.server.coordinator.calls import (
+    CallAttempt,
+    Ending,
+    FailedCall,
+    OpenCall,
+    is_tainted,
+    refuse_misspelt_agents,
+    why_tainted,
+    with_failure,
+)
 from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.leases import LiveEpisode, digest
 from swarm.server.coordinator.runs import Run
@@ -226,36 +236,40 @@ class EpisodeBook:
     # -- closing ----------------------------------------------------------------------------------------------------
 
     def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
-        """Close an open episode with its reward. Only for ids that `is_open`; others are judged by `late_end`."""
+        """Close an open episode with its reward. Only for ids that `is_open`; others are judged by `late_end`.
+
+        One with a failed call that nothing made good is dropped as tainted, unless the result says `despite`.
+        """
         state = self._state
         live = self.held(episode_id, result.lease)
         refuse_misspelt_agents(live.calls, result.agent_rewards)
         row, body = live.row, self.calls_of(live)
-        row.end_digest = result_digest(result)
+        store_result(row, result)
         row.end_key = result.idempotency_key
-        row.reward = result.reward
-        row.agent_rewards = result.agent_rewards
-        row.success = result.success
-        row.metrics = result.metrics
-        row.metadata = result.metadata
+        live.entry()  # sees whether it is tainted
         count_tokens(row, live.calls)
         if live.calls:
             state.changes.append(PutCalls(row.seq, body))
         group = state.groups.get(row.group_id) if row.group_id else None
-        if row.kind == "eval":
+        if row.tainted and row.despite is None:
+            state.close(live, DropReason.TAINTED, why_tainted(live.calls), cause=Cause.SERVER)
+        elif row.kind == "eval":
             state.close(live, DropReason.EVAL)
+        elif row.tainted and all(call.failure is not None for call in live.calls):
+            state.close(live, DropReason.NO_CALLS, "every call of it failed", cause=Cause.SERVER)
         elif not live.calls:
-            state.close(live, DropReason.NO_CALLS, "ended without any recorded call")
+            state.close(live, DropReason.NO_CALLS, "ended without any recorded call", cause=Cause.ROLLOUT)
         else:
             assert group is not None
             state.leave(live)
             state.enter_pool(row, group)
-        return EpisodeReceipt(episode_id=episode_id, status="pooled")
+        return EpisodeReceipt(episode_id=episode_id, status="pooled", dropped=dropped_at_end(row))
 
-    def abort(self, episode_id: str, lease: str, words: str) -> LedgerEntry:
-        """Only for ids that `is_open`; others are judged by `late_abort`."""
+    def abort(self, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
+        """Only for ids that `is_open`; others are judged by `late_abort`. cause: as the client states it."""
         live = self.held(episode_id, lease)
-        self._state.close(live, DropReason.ABORTED, words)
+        cause = cause_of_abort(cause, tainted=live.entry().tainted)
+        self._state.close(live, DropReason.ABORTED, words, cause=cause)
         return live.row.entry()
 
     def renew(self, episode_id: str, lease: str) -> float:
@@ -359,13 +373,14 @@ class EpisodeBook:
             seed=derived_seed(spec.seed, row.task_id, *place, index),
             opened_at=state.clock.now(),
             ending=live.ending,
+            attempts=live.attempts,
         )
 
     def break_off(self, episode_id: str, lease: str) -> None:
         """Stop the calls that are open. Only for ids that `is_open`; what was sampled comes by `close_call`. Codes: lease_lost."""
         self.held(episode_id, lease).ending.come()
 
-    def close_call(self, call: OpenCall, recorded: Sequence[RecordedCall]) -> bool:
+    def close_call(self, call: OpenCall, recorded: Sequence[RecordedCall], attempt: CallAttempt | None = None) -> bool:
         """Whether the call still counted: False when its lease was lost or its episode closed."""
         live = self._state.live.get(call.episode_id)
         if live is None or live.lease != call.lease:
@@ -380,7 +395,41 @@ class EpisodeBook:
         live.open_since.pop(call.index, None)
         live.touch(now)
         live.calls.extend(recorded)
+        if attempt is not None:
+            live.attempts.append(attempt)
         return True
+
+    def fail_open(self, found: FailedCall) -> bool:
+        """A recorded call failed on the server's side after all. False: its episode is not open; then see `fail_closed`."""
+        live = self._state.live.get(found.episode_id)
+        if live is None:
+            return False
+        found.attempt.outcome = "failed"
+        live.calls = with_failure(live.calls, found.call_ids, found.failure)
+        live.cached_entry = None
+        return True
+
+    def fail_closed(self, found: FailedCall, on_disk: EpisodeRow | None, calls: Sequence[RecordedCall]) -> None:
+        """The same for an episode that is over, and not yet in a step. What a step has taken stays as it was trained.
+
+        on_disk, calls: as the pool has them; no end of the episode may be on its way there.
+        """
+        state = self._state
+        row = self.row(found.episode_id) or on_disk
+        if row is None or row.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED):
+            return
+        found.attempt.outcome = "failed"
+        marked = with_failure(calls, found.call_ids, found.failure)
+        if marked:
+            state.changes.append(PutCalls(row.seq, encode(marked)))
+        row.tainted = is_tainted(found.attempts)
+        counts = row.state is EpisodeState.ENDED or row.reason is DropReason.EVAL
+        if row.tainted and counts and row.despite is None:
+            state.drop_tainted(row, why_tainted(marked))
+            return
+        if row.reason is DropReason.ABORTED:
+            row.cause = cause_of_abort(row.cause, tainted=row.tainted)
+        state.changes.append(PutEpisode(row))
 
 
 def claim_digest(claim: EpisodeClaim) -> str:
@@ -400,6 +449,29 @@ def result_digest(result: EpisodeResult) -> str:
         raise invalid_spec([FieldError(field="metadata", problem=problem)]) from error
 
 
+def store_result(row: EpisodeRow, result: EpisodeResult) -> None:
+    """Write into the row what its client says that it is worth."""
+    row.end_digest = result_digest(result)
+    row.reward = result.reward
+    row.agent_rewards = result.agent_rewards
+    row.success = result.success
+    row.metrics = result.metrics
+    row.metadata = result.metadata
+    row.despite = result.despite
+
+
+def dropped_at_end(row: EpisodeRow) -> DropReason | None:
+    """Why an episode was dropped as it ended; None when it was not."""
+    return row.reason if row.reason in (DropReason.TAINTED, DropReason.NO_CALLS) else None
+
+
+def cause_of_abort(stated: Cause | None, *, tainted: bool) -> Cause:
+    """Who lost an aborted episode. An agent that gives up after a call failed on our side did not lose it."""
+    if tainted and stated not in (Cause.GRADER, Cause.LIMIT, Cause.PERSON):
+        return Cause.SERVER
+    return stated or Cause.ROLLOUT
+
+
 def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:
     """Why a request for an episode that is not open is refused."""
     if row is None:
@@ -409,7 +481,8 @@ def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:
         return Refusal(ErrorCode.LEASE_LOST, detail)
     how = row.reason or ("ended" if row.end_digest else row.state)
     because = f" ({row.detail})" if row.detail else ""
-    return Refusal(ErrorCode.LEASE_LOST, f"episode {episode_id!r} is closed: {how}{because}; claim a new one")
+    fields = {} if row.reason is None else {"dropped": row.reason.value}
+    return Refusal(ErrorCode.LEASE_LOST, f"episode {episode_id!r} is closed: {how}{because}; claim a new one", **fields)
 
 
 def late_end(row: EpisodeRow | None, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
@@ -420,7 +493,7 @@ def late_end(row: EpisodeRow | None, episode_id: str, result: EpisodeResult) -> 
     if row is None or row.end_digest is None or not held_it(row, result.lease):
         raise lost(row, episode_id)
     if row.end_digest == result_digest(result):
-        return EpisodeReceipt(episode_id=episode_id, status="already_ended")
+        return EpisodeReceipt(episode_id=episode_id, status="already_ended", dropped=dropped_at_end(row))
     if result.idempotency_key is not None and result.idempotency_key == row.end_key:
         raise Refusal(
             ErrorCode.IDEMPOTENCY_CONFLICT,

@@ -132,7 +132,7 @@ DELETE FROM calls WHERE seq < :traces_from AND EXISTS (
 TASK_PROGRESS = """
 SELECT task_id, mix, kind, CASE kind WHEN 'eval' THEN claimed_step END AS eval_step, count(*)
 FROM episodes
-WHERE run_id = :run_id AND reward IS NOT NULL AND (reason IS NULL OR reason NOT IN ('no_calls', 'superseded', 'run_ended'))
+WHERE run_id = :run_id AND reward IS NOT NULL AND (reason IS NULL OR reason NOT IN ('no_calls', 'tainted', 'superseded', 'run_ended'))
   AND (:client_id IS NULL OR client_id = :client_id) AND (:mix IS NULL OR mix = :mix)
 GROUP BY task_id, mix, kind, eval_step ORDER BY min(seq)
 """
