@@ -15,7 +15,7 @@ from swarm.client.answers import to_its_answer
 from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NotFound
 from swarm.client.messages import require_finite_metadata, with_text_keys, written
 from swarm.client.wire import Patience
-from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
+from swarm.protocol.episodes import Cause, EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.teams import EpisodePreparation
 
@@ -41,7 +41,7 @@ class EpisodeDesk(Protocol):
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt: ...
 
-    async def abort(self, episode_id: str, lease: str, reason: str) -> object: ...
+    async def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> object: ...
 
     async def renew(self, episode_id: str, lease: str) -> object: ...
 
@@ -120,13 +120,21 @@ class Episode:
         metrics: Mapping[str, float] | None = None,
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        despite: str | None = None,
     ) -> Ending:
         """Hand the result in. Sent when the block is left, or at once when awaited; then `receipt` is there.
 
+        An episode is not trained when a call of it failed on the server's side (`receipt.dropped` is `tainted`). despite: how
+        the agent recovered; then it counts.
         Raises: ValueError for a reward that is no finite number, InvalidSpec for metadata that is no JSON.
         """
         self._result = self.result_of(
-            reward=reward, success=success, metrics=metrics, agent_rewards=agent_rewards, metadata=metadata
+            reward=reward,
+            success=success,
+            metrics=metrics,
+            agent_rewards=agent_rewards,
+            metadata=metadata,
+            despite=despite,
         )
         return Ending(self)
 
@@ -138,6 +146,7 @@ class Episode:
         metrics: Mapping[str, float] | None,
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None,
+        despite: str | None = None,
     ) -> EpisodeResult:
         """What `end` would hand in, checked and kept nowhere. Raises: what `end` raises."""
         if self._result is not None or self._abort_reason is not None:
@@ -149,6 +158,7 @@ class Episode:
             metrics=dict(metrics or {}),
             agent_rewards=None if agent_rewards is None else dict(agent_rewards),
             metadata=with_text_keys(metadata),
+            despite=despite,
             idempotency_key=f"end-{self.id}",
         )
         require_finite_metadata(result.metadata)

@@ -26,7 +26,7 @@ from swarm.client.errors import (
     TeamUndecided,
 )
 from swarm.client.wire import Patience
-from swarm.protocol.episodes import EpisodeKind, EpisodeReceipt
+from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeReceipt
 from swarm.protocol.errors import ErrorCode, SwarmError
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 
@@ -68,14 +68,18 @@ class Team:
         success: bool | None = None,
         metrics: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        despite: str | None = None,
     ) -> None:
         """Hand the results in, one reward for every member, all or none. Sent when the block is left.
+
+        A call that failed on its server's side taints a member, and the whole team is given up for it. despite: how the team
+        recovered; then it counts.
 
         A member may be ended by itself instead (`ep["planner"].end(reward=..., agent_rewards=...)`), without awaiting it.
         """
         if set(rewards) != set(self.members):
             raise ValueError(f"give each member its reward: {', '.join(self.members)}; got {', '.join(rewards)}")
-        told: dict[str, Any] = {"success": success, "metrics": metrics, "metadata": metadata}
+        told: dict[str, Any] = {"success": success, "metrics": metrics, "metadata": metadata, "despite": despite}
         for name, reward in rewards.items():  # one that cannot be handed in keeps the others from it
             self.members[name].result_of(reward=reward, **told)
         for name, reward in rewards.items():
@@ -136,7 +140,8 @@ class Team:
             self._asked_to_commit = True
             await self._commit(self._decider)
         except (LeaseLost, NotFound) as lost:
-            await self._abort(f"a member was lost: {lost}")
+            tainted = lost.fields.get("dropped") == DropReason.TAINTED
+            await self._abort(f"a member was lost: {lost}", cause=Cause.SERVER if tainted else None)
             raise TeamAborted(f"the team counts on no server: {lost}") from lost
         except BaseException as error:
             if not self._asked_to_commit:
@@ -181,7 +186,7 @@ class Team:
             elif isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _abort(self, reason: str, *, given_up: bool = False) -> None:
+    async def _abort(self, reason: str, *, given_up: bool = False, cause: Cause | None = None) -> None:
         """Only while no commit can have been heard, or after it was refused. The decider first, then it stands.
 
         given_up: the caller's own will, and nothing that happened to the team.
@@ -190,7 +195,7 @@ class Team:
         for name in sorted(self._held, key=lambda name: name != self._decider):
             episode = self.members[name]
             try:
-                await episode.desk.abort(episode.id, episode.grant.lease, words)
+                await episode.desk.abort(episode.id, episode.grant.lease, words, cause)
             except (LeaseLost, NotFound):  # it is gone already
                 continue
             except SwarmError as error:
