@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
@@ -34,6 +35,7 @@ from swarm.server.gateway.repeats import Attempt, Repeats, body_hash, is_retry
 from swarm.server.gateway.responses import Responses
 from swarm.server.gateway.sampling import with_defaults
 
+_LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 ENGINE_WAIT_S = 180.0
@@ -346,7 +348,9 @@ class Gateway:
     # -- sampling -------------------------------------------------------------------------------------------------
 
     async def _sample(self, request: _Request, taking: Taking) -> None:
-        taking.take_all(await self._patiently(request.course, lambda: self._engine.sample(_sample_request(taking))))
+        sampled = await self._patiently(request.course, lambda: self._engine.sample(_sample_request(taking)))
+        self._left.clear()  # the engine lives
+        taking.take_all(sampled)
 
     async def _events(self, request: _Request, taking: Taking) -> AsyncGenerator[tuple[Taking, SampledEvent], None]:
         """What the engine says to one prompt, taken already. A crash before anything was shown is waited out."""
@@ -372,9 +376,7 @@ class Gateway:
         give_up_at = self._clock.monotonic() + ENGINE_WAIT_S
         while True:
             try:
-                answer = await ask()
-                self._left.clear()  # the engine lives
-                return answer
+                return await ask()
             except EngineDown as error:
                 course.outage = error
                 if not await self._engine_back(give_up_at):
@@ -426,7 +428,12 @@ class Gateway:
         if not self._desk.fail_open(found):
             task = asyncio.get_running_loop().create_task(self._mark_closed(found))
             self._marking.add(task)
-            task.add_done_callback(self._marking.discard)
+            task.add_done_callback(self._marked)
+
+    def _marked(self, task: asyncio.Task[None]) -> None:
+        self._marking.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("a call that failed could not be marked as such", exc_info=error)
 
     async def _mark_closed(self, found: FailedCall) -> None:
         while True:
