@@ -36,6 +36,8 @@ ADVICE: dict[DropReason, str] = {
     DropReason.TRUNCATED: "every call was cut off by max_tokens: raise sampling.max_tokens, or set algorithm.train_truncated",
     DropReason.UNREPRODUCIBLE_SAMPLING: "sampled in a way that the trainer cannot recompute: leave out temperature 0, top_p, "
     "top_k, penalties and grammars",
+    DropReason.TAINTED: "a call of it failed on the server's side, so its reward says nothing of the model: read the server's log, "
+    "give the agent's calls a longer time-out, or end with despite where it recovers",
     DropReason.TEAM_ABORTED: "its team was not committed, so none of its episodes counts: read the client's last words",
     DropReason.QUARANTINED: "the version of the client was quarantined: `swarm run quarantine VERSION --lift` takes it back",
     DropReason.RUN_ENDED: "the run ended before their turn came",

@@ -39,6 +39,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     end.add_argument("--metric", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
     end.add_argument("--agent-reward", action="append", default=[], metavar="AGENT=R", help="repeatable")
     end.add_argument("--metadata", metavar="JSON", help="an object to keep with the episode")
+    end.add_argument(
+        "--despite",
+        metavar="HOW",
+        help="how the agent recovered from a call that failed on the server's side: it counts",
+    )
     end.set_defaults(run=end_episode)
     abort = commands.add_parser("abort", help="give an episode up; its slot is offered again")
     _grant_argument(abort)
@@ -126,6 +131,8 @@ def end_episode(args: argparse.Namespace) -> int:
             result[field] = {**_section(result, field), **_numbers(option, texts)}
     if result.get("metrics") is None:
         result.pop("metrics", None)
+    if args.despite is not None:
+        result["despite"] = args.despite
     if args.metadata is not None:
         result["metadata"] = _object("--metadata", args.metadata)
     with connection.connect(args, later_s=30.0) as swarm:

@@ -16,7 +16,7 @@ from swarm.cli import connection
 
 if TYPE_CHECKING:
     from swarm.cli.trace_view import CallView, TokenView
-    from swarm.protocol.episodes import EpisodeTrace, LedgerEntry
+    from swarm.protocol.episodes import EpisodeTrace, LedgerEntry, RecordedCall
 
 LONGEST_LINE = 2_000
 _COLOURS = {"prompt": "2", "echoed": "36", "trained": "1;32", "untrained": "33"}
@@ -76,6 +76,8 @@ def entry_line(entry: LedgerEntry) -> str:
     fate = entry.state if entry.step is None else f"{entry.state} at step {entry.step}"
     by = "" if entry.cause is None else f", lost by {entry.cause}"
     why = "" if entry.reason is None else f" ({entry.reason}{by})"
+    if entry.tainted and entry.despite is not None:
+        why += f" (tainted, despite: {one_line(entry.despite)})"
     reward = "-" if entry.reward is None else f"{entry.reward:g}"
     return f"{entry.episode_id}  {entry.kind}  task {one_line(entry.task_id)}  reward {reward}  {entry.calls} calls  {fate}{why}"
 
@@ -126,8 +128,15 @@ def call_line(view: CallView) -> str:
     return (
         f"call {call.index}{agent}: {len(call.prompt_ids)} prompt tokens, {len(call.sampled_ids)} sampled at temperature "
         f"{call.sampling.temperature:g}{chance}, weights of step {steps}, {call.latency_s:.2f} s, "
-        f"{call.finish_reason}{fork}"
+        f"{_how_it_ended(call)}{fork}"
     )
+
+
+def _how_it_ended(call: RecordedCall) -> str:
+    if call.failure is not None:
+        words = f": {call.failure.detail}" if call.failure.detail else ""
+        return one_line(f"FAILED on the {call.failure.cause}'s side, {call.failure.reason}{words}")
+    return str(call.finish_reason) if call.complete else "broken off by its client"
 
 
 def message_line(message: dict[str, Any]) -> str:

@@ -27,7 +27,8 @@ def page(trace: EpisodeTrace) -> str:
 
 
 def _section(view: CallView, agent: int) -> str:
-    fork = ' class="fork"' if view.fork is not None else ""
+    marks = ["fork"] * (view.fork is not None) + ["failed"] * (view.call.failure is not None)
+    shown = f' class="{" ".join(marks)}"' if marks else ""
     notes = f'<p class="note">No loss on what it sampled: {html.escape(view.untrained)}</p>' if view.untrained else ""
     earlier = ""
     if view.inherited:
@@ -37,7 +38,7 @@ def _section(view: CallView, agent: int) -> str:
             f'<pre class="tokens">{tokens}</pre></details>'
         )
     new = f'<pre class="tokens">{_spans(view.new, view, agent)}</pre>'
-    return f'<section{fork} id="call-{view.call.index}"><h2>{html.escape(call_line(view))}</h2>{notes}{earlier}{new}</section>'
+    return f'<section{shown} id="call-{view.call.index}"><h2>{html.escape(call_line(view))}</h2>{notes}{earlier}{new}</section>'
 
 
 def _spans(tokens: list[TokenView], view: CallView, agent: int) -> str:

@@ -440,7 +440,7 @@ def hand_in(episode: Episode, outcome: Outcome | float | None) -> None:
         if not episode.ended:
             raise TypeError("the rollout returned None without calling episode.end; return an Outcome")
     elif isinstance(outcome, Outcome):
-        episode.end(reward=outcome.reward, success=outcome.success, metrics=outcome.metrics)
+        episode.end(reward=outcome.reward, success=outcome.success, metrics=outcome.metrics, despite=outcome.despite)
     elif isinstance(outcome, int | float):
         episode.end(reward=outcome)
     else:

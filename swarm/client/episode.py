@@ -45,9 +45,7 @@ class EpisodeDesk(Protocol):
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt: ...
 
-    async def abort(
-        self, episode_id: str, lease: str, reason: str, cause: Cause | None = None
-    ) -> LedgerEntry: ...
+    async def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> LedgerEntry: ...
 
     async def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry: ...
 
@@ -134,13 +132,21 @@ class Episode:
         metrics: Mapping[str, float] | None = None,
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        despite: str | None = None,
     ) -> Ending:
         """Hand the result in. Sent when the block is left, or at once when awaited; then `receipt` is there.
 
+        An episode is not trained when a call of it failed on the server's side (`receipt.dropped` is `tainted`). despite: how
+        the agent recovered; then it counts.
         Raises: NoReward (a ValueError) for a reward that is no finite number, InvalidSpec for metadata that is no JSON.
         """
         self._result = self.result_of(
-            reward=reward, success=success, metrics=metrics, agent_rewards=agent_rewards, metadata=metadata
+            reward=reward,
+            success=success,
+            metrics=metrics,
+            agent_rewards=agent_rewards,
+            metadata=metadata,
+            despite=despite,
         )
         return Ending(self)
 
@@ -152,6 +158,7 @@ class Episode:
         metrics: Mapping[str, float] | None,
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None,
+        despite: str | None = None,
     ) -> EpisodeResult:
         """What `end` would hand in, checked and kept nowhere. Raises: what `end` raises."""
         if self._result is not None or self._abort_reason is not None:
@@ -164,6 +171,7 @@ class Episode:
                 metrics=dict(metrics or {}),
                 agent_rewards=None if agent_rewards is None else dict(agent_rewards),
                 metadata=with_text_keys(metadata),
+                despite=despite,
                 idempotency_key=f"end-{self.id}",
             )
         except ValidationError as error:

@@ -34,11 +34,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an episode ended. success: whether the task was solved, for rates; reward is what training sees."""
+    """How an episode ended. success: whether the task was solved, for rates; reward is what training sees.
+
+    despite: how the agent recovered from a call that failed on the server's side; without it such an episode is not trained.
+    """
 
     reward: float
     success: bool | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    despite: str | None = None
 
 
 Rollout = Callable[["Episode", Task], Awaitable[Outcome | float | None]]

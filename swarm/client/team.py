@@ -27,7 +27,7 @@ from swarm.client.errors import (
     TeamUndecided,
 )
 from swarm.client.wire import Patience
-from swarm.protocol.episodes import Cause, EpisodeKind, EpisodeReceipt
+from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeReceipt
 from swarm.protocol.errors import ErrorCode, SwarmError
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 
@@ -70,14 +70,18 @@ class Team:
         success: bool | None = None,
         metrics: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        despite: str | None = None,
     ) -> None:
         """Hand the results in, one reward for every member, all or none. Sent when the block is left.
+
+        A call that failed on its server's side taints a member, and the whole team is given up for it. despite: how the team
+        recovered; then it counts.
 
         A member may be ended by itself instead (`ep["planner"].end(reward=..., agent_rewards=...)`), without awaiting it.
         """
         if set(rewards) != set(self.members):
             raise ValueError(f"give each member its reward: {', '.join(self.members)}; got {', '.join(rewards)}")
-        told: dict[str, Any] = {"success": success, "metrics": metrics, "metadata": metadata}
+        told: dict[str, Any] = {"success": success, "metrics": metrics, "metadata": metadata, "despite": despite}
         for name, reward in rewards.items():  # one that cannot be handed in keeps the others from it
             self.members[name].result_of(reward=reward, **told)
         for name, reward in rewards.items():
@@ -142,7 +146,9 @@ class Team:
             self._asked_to_commit = True
             await self._commit(self._decider)
         except (LeaseLost, NotFound) as lost:
-            await self._abort(f"a member was lost: {lost}", await self._lost_by() or Cause.CLIENT)
+            tainted = lost.fields.get("dropped") == DropReason.TAINTED
+            cause = Cause.SERVER if tainted else await self._lost_by() or Cause.CLIENT
+            await self._abort(f"a member was lost: {lost}", cause)
             raise TeamAborted(f"the team counts on no server: {lost}") from lost
         except BaseException as error:
             if not self._asked_to_commit:

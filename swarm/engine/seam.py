@@ -78,6 +78,8 @@ class EngineHealth:
     failed_for_good: bool = False
     reason: str | None = None
     failures: int = 0
+    hung_since: float | None = None
+    """Set when inference was found hung: Unix time of its last sign of life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

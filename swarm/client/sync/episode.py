@@ -59,15 +59,22 @@ class Episode:
         metrics: Mapping[str, float] | None = None,
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        despite: str | None = None,
     ) -> EpisodeReceipt | None:
         """Hand the result in; when this returns, it is stored durably. Raises: LeaseLost.
 
+        despite: how the agent recovered from a call that failed on the server's side; without it such an episode is not trained.
         None: it belongs to a team, which sends the results of its members when its block is left.
         """
 
         async def send() -> EpisodeReceipt | None:
             ending = self.inner.end(
-                reward=reward, success=success, metrics=metrics, agent_rewards=agent_rewards, metadata=metadata
+                reward=reward,
+                success=success,
+                metrics=metrics,
+                agent_rewards=agent_rewards,
+                metadata=metadata,
+                despite=despite,
             )
             return None if self.inner.in_team else await ending
 

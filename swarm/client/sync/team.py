@@ -48,11 +48,12 @@ class Team:
         success: bool | None = None,
         metrics: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        despite: str | None = None,
     ) -> None:
-        """Hand the results in, one reward for every member. Sent when the block is left."""
+        """Hand the results in, one reward for every member. Sent when the block is left. despite: as in `swarm.client.team`."""
 
         async def hand_in() -> None:
-            self._inner.end(rewards=rewards, success=success, metrics=metrics, metadata=metadata)
+            self._inner.end(rewards=rewards, success=success, metrics=metrics, metadata=metadata, despite=despite)
 
         self._thread.call(hand_in())
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from foundation.nearest import nearest
 from foundation.strict import FieldError
-from swarm.protocol.episodes import LedgerEntry, RecordedCall, WeightsVersion
+from swarm.protocol.episodes import CallFailure, LedgerEntry, RecordedCall, WeightsVersion
 from swarm.protocol.problem import invalid_spec
 from swarm.protocol.runspec import RunSpec
 
@@ -61,3 +62,87 @@ class OpenCall:
     """Unix time."""
     ending: Ending
     """Of the episode."""
+    attempts: list[CallAttempt]
+    """Requests of the episode that are over. Grows while it is open."""
+
+
+# -- calls that failed on the server's side ---------------------------------------------------------------------------
+
+
+Outcome = Literal["answered", "failed", "left"]
+
+
+@dataclass(slots=True, kw_only=True)
+class CallAttempt:
+    """One request of an agent and how it went: what tells whether a failure was made good. Kept in memory only."""
+
+    asked: str
+    """Digest of dialect, agent and body: equal for the same request again."""
+    key: str | None = None
+    """Its Idempotency-Key."""
+    is_retry: bool = False
+    """Its SDK says that it repeats a request that failed."""
+    began: int
+    ended: int
+    """Positions in the order of all beginnings and ends of requests."""
+    outcome: Outcome
+    """left: its client went away, or its episode ended, while nothing was wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedCall:
+    """A call that was recorded as broken off by its client, and is found to have failed on the server's side."""
+
+    episode_id: str
+    call_ids: frozenset[str]
+    failure: CallFailure
+    attempt: CallAttempt
+    attempts: list[CallAttempt]
+    """All of its episode, this one included."""
+
+
+def is_tainted(attempts: Sequence[CallAttempt]) -> bool:
+    """Whether a call failed on the server's side and the same request was not answered later.
+
+    A later request with the same body, of the same agent, takes the place of one that failed, and of those that this one took
+    the place of. Once it is answered the agent has what it asked for. An agent that sends one body several times on purpose
+    cannot be told from one that tries again: there only an attempt that is marked as a retry (by its SDK's header, or by the
+    Idempotency-Key of the one that failed) counts.
+    """
+    failed = {attempt.asked for attempt in attempts if attempt.outcome == "failed"}
+    return any(not _made_good([attempt for attempt in attempts if attempt.asked == asked]) for asked in failed)
+
+
+def _made_good(attempts: Sequence[CallAttempt]) -> bool:
+    """Whether every failure among attempts at one request was followed by an answer of its own."""
+    waiting: list[CallAttempt] = []  # the newest attempt of each that has no answer yet
+    unmarked = unrelated = 0
+    for attempt in sorted(attempts, key=lambda one: one.began):
+        before = [one for one in waiting if one.ended < attempt.began]
+        marked = [one for one in before if attempt.is_retry or (one.key is not None and one.key == attempt.key)]
+        repeated = next(iter(marked or before), None)
+        if repeated is not None:
+            waiting.remove(repeated)
+        if attempt.outcome != "answered":
+            if repeated is not None or attempt.outcome == "failed":
+                waiting.append(attempt)
+        elif repeated is None:
+            unrelated += 1
+        elif not marked:
+            unmarked += 1
+    return not waiting and not (unmarked and unrelated)
+
+
+def with_failure(calls: Sequence[RecordedCall], call_ids: frozenset[str], failure: CallFailure) -> list[RecordedCall]:
+    """The same calls, those of these ids marked as failed."""
+    mark = {"failure": failure, "complete": False}
+    return [call.model_copy(update=mark) if call.call_id in call_ids else call for call in calls]
+
+
+def why_tainted(calls: Sequence[RecordedCall]) -> str:
+    """For the ledger: the first call that failed."""
+    for call in calls:
+        if call.failure is not None:
+            words = f": {call.failure.detail}" if call.failure.detail else ""
+            return f"call {call.index} failed on the server's side ({call.failure.reason}{words})"
+    return "a call failed on the server's side"

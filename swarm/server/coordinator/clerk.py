@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,8 @@ class Clerk:
         self.clock = clock
         self.waiting = Waiting()
         self.throughput = Throughput(clock)
+        self.failed_calls: Counter[str] = Counter()
+        """Calls that failed on the server's side since it started, by reason."""
         self.feed = Feed(clock, lambda: self.status().model_dump(mode="json"))
         self.situation = Situation(lease_clock=LeaseClock(clock))
         self._ids = ids

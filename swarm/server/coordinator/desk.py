@@ -48,7 +48,7 @@ from swarm.protocol.summary import LedgerSummary
 from swarm.server.coordinator import book as books
 from swarm.server.coordinator.admission import NotYet
 from swarm.server.coordinator.book import Book
-from swarm.server.coordinator.calls import OpenCall
+from swarm.server.coordinator.calls import CallAttempt, FailedCall, OpenCall
 from swarm.server.coordinator.clerk import Clerk
 from swarm.server.coordinator.episodes import GrantedLease, late_abort, late_end, lost
 from swarm.server.coordinator.feed import ServerEvent, within
@@ -327,18 +327,48 @@ class Desk:
         finally:
             self.clerk.turn()
 
-    def close_call(self, call: OpenCall, recorded: RecordedCall | Sequence[RecordedCall] | None) -> bool:
+    def close_call(
+        self,
+        call: OpenCall,
+        recorded: RecordedCall | Sequence[RecordedCall] | None,
+        attempt: CallAttempt | None = None,
+    ) -> bool:
         """End a call with what was sampled (several records for n > 1, None for nothing). Call exactly once per `open_call`.
 
-        Returns False when the lease was lost or the episode ended meanwhile: the record was discarded.
+        attempt: how it went; None for a request that was refused for its own faults. Returns False when the lease was lost or
+        the episode ended meanwhile: the record was discarded.
         """
         records = [recorded] if isinstance(recorded, RecordedCall) else list(recorded or ())
         self.clerk.throughput.add(sum(len(record.sampled_ids) for record in records))
+        self.clerk.failed_calls.update(record.failure.reason for record in records if record.failure is not None)
         try:
-            return self._book.episodes.close_call(call, records)
+            return self._book.episodes.close_call(call, records, attempt)
         finally:
             self.clerk.call_closed.set()
             self.clerk.turn()
+
+    def attempted(self, episode_id: str, attempt: CallAttempt) -> None:
+        """A request that needs no record was answered."""
+        live = self._book.state.live.get(episode_id)
+        if live is not None:
+            live.attempts.append(attempt)
+            live.cached_entry = None
+
+    def fail_open(self, found: FailedCall) -> bool:
+        """A recorded call failed on the server's side after all. False: its episode has ended; then `fail_closed`."""
+        self.clerk.failed_calls.update([found.failure.reason])
+        return self._book.episodes.fail_open(found)
+
+    async def fail_closed(self, found: FailedCall) -> None:
+        """The same, after `fail_open`, for an episode that has ended: dropped, unless a step has taken it. Codes: storage_full."""
+        await self.clerk.settled()
+        while found.episode_id in self._book.state.closing:
+            await self.clerk.settled()
+        if self._book.episodes.fail_open(found):  # its end could not be written: it is open again
+            return
+        row = self._read.episode(found.episode_id)
+        calls = (self._read.calls(row.seq) if row is not None else None) or []
+        await self.clerk.carry_out(lambda book: book.episodes.fail_closed(found, row, calls))
 
     # -- what happened ----------------------------------------------------------------------------------------------
 

@@ -31,7 +31,16 @@ from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.problem import invalid_spec
 from swarm.server.coordinator.admission import Admission, NotYet
 from swarm.server.coordinator.batches import count_tokens
-from swarm.server.coordinator.calls import Ending, OpenCall, refuse_misspelt_agents
+from swarm.server.coordinator.calls import (
+    CallAttempt,
+    Ending,
+    FailedCall,
+    OpenCall,
+    is_tainted,
+    refuse_misspelt_agents,
+    why_tainted,
+    with_failure,
+)
 from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.leases import LiveEpisode, digest
 from swarm.server.coordinator.runs import Run
@@ -227,24 +236,27 @@ class EpisodeBook:
     # -- closing ----------------------------------------------------------------------------------------------------
 
     def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
-        """Close an open episode with its reward. Only for ids that `is_open`; others are judged by `late_end`."""
+        """Close an open episode with its reward. Only for ids that `is_open`; others are judged by `late_end`.
+
+        One with a failed call that nothing made good is dropped as tainted, unless the result says `despite`.
+        """
         state = self._state
         live = self.held(episode_id, result.lease)
         refuse_misspelt_agents(live.calls, result.agent_rewards)
         row, body = live.row, self.calls_of(live)
-        row.end_digest = result_digest(result)
+        store_result(row, result)
         row.end_key = result.idempotency_key
-        row.reward = result.reward
-        row.agent_rewards = result.agent_rewards
-        row.success = result.success
-        row.metrics = result.metrics
-        row.metadata = result.metadata
+        live.entry()  # sees whether it is tainted
         count_tokens(row, live.calls)
         if live.calls:
             state.changes.append(PutCalls(row.seq, body))
         group = state.groups.get(row.group_id) if row.group_id else None
-        if row.kind == "eval":
+        if row.tainted and row.despite is None:
+            state.close(live, DropReason.TAINTED, why_tainted(live.calls), cause=Cause.SERVER)
+        elif row.kind == "eval":
             state.close(live, DropReason.EVAL, cause=None)
+        elif row.tainted and all(call.failure is not None for call in live.calls):
+            state.close(live, DropReason.NO_CALLS, "every call of it failed", cause=Cause.SERVER)
         elif not live.calls:
             state.close(live, DropReason.NO_CALLS, "ended without any recorded call", cause=Cause.ROLLOUT)
         else:
@@ -254,9 +266,10 @@ class EpisodeBook:
         return EpisodeReceipt(episode_id=episode_id, status="pooled", dropped=dropped_at_end(row))
 
     def abort(self, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
-        """cause: as the client states it. Only for ids that `is_open`; others are judged by `late_abort`."""
+        """Only for ids that `is_open`; others are judged by `late_abort`. cause: as the client states it."""
         live = self.held(episode_id, lease)
-        self._state.close(live, DropReason.ABORTED, words, cause=blamed(live.row, cause))
+        cause = blamed(cause, tainted=live.entry().tainted)
+        self._state.close(live, DropReason.ABORTED, words, cause=cause)
         return live.row.entry()
 
     def renew(self, episode_id: str, lease: str) -> float:
@@ -298,7 +311,7 @@ class EpisodeBook:
             if live.calls:
                 self._state.changes.append(PutCalls(live.row.seq, body))
         self._state.log.append(f"episode {live.row.episode_id} of {live.row.client_id} expired: {detail}")
-        self._state.close(live, DropReason.EXPIRED, detail, cause=cause)
+        self._state.close(live, DropReason.EXPIRED, detail, cause=blamed(cause, tainted=live.entry().tainted))
 
     def is_open(self, episode_id: str) -> bool:
         return episode_id in self._state.live
@@ -362,13 +375,14 @@ class EpisodeBook:
             seed=derived_seed(spec.seed, row.task_id, *place, index),
             opened_at=state.clock.now(),
             ending=live.ending,
+            attempts=live.attempts,
         )
 
     def break_off(self, episode_id: str, lease: str) -> None:
         """Stop the calls that are open. Only for ids that `is_open`; what was sampled comes by `close_call`. Codes: lease_lost."""
         self.held(episode_id, lease).ending.come()
 
-    def close_call(self, call: OpenCall, recorded: Sequence[RecordedCall]) -> bool:
+    def close_call(self, call: OpenCall, recorded: Sequence[RecordedCall], attempt: CallAttempt | None = None) -> bool:
         """Whether the call still counted: False when its lease was lost or its episode closed."""
         live = self._state.live.get(call.episode_id)
         if live is None or live.lease != call.lease:
@@ -383,7 +397,43 @@ class EpisodeBook:
         live.open_since.pop(call.index, None)
         live.touch(now)
         live.calls.extend(recorded)
+        if attempt is not None:
+            live.attempts.append(attempt)
         return True
+
+    def fail_open(self, found: FailedCall) -> bool:
+        """A recorded call failed on the server's side after all. False: its episode is not open; then see `fail_closed`."""
+        live = self._state.live.get(found.episode_id)
+        if live is None:
+            return False
+        found.attempt.outcome = "failed"
+        live.calls = with_failure(live.calls, found.call_ids, found.failure)
+        live.cached_entry = None
+        return True
+
+    def fail_closed(self, found: FailedCall, on_disk: EpisodeRow | None, calls: Sequence[RecordedCall]) -> None:
+        """The same for an episode that is over, and not yet in a step. What a step has taken stays as it was trained.
+
+        on_disk, calls: as the pool has them; no end of the episode may be on its way there.
+        """
+        state = self._state
+        row = self.row(found.episode_id) or on_disk
+        if row is None or row.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED):
+            return
+        found.attempt.outcome = "failed"
+        marked = with_failure(calls, found.call_ids, found.failure)
+        if marked:
+            state.changes.append(PutCalls(row.seq, encode(marked)))
+        row.tainted = is_tainted(found.attempts)
+        counts = row.state is EpisodeState.ENDED or row.reason is DropReason.EVAL
+        if row.tainted and counts and row.despite is None:
+            state.drop_tainted(row, why_tainted(marked))
+            return
+        if row.reason is DropReason.ABORTED:
+            row.cause = blamed(row.cause, tainted=row.tainted)
+        elif row.reason is DropReason.EXPIRED and row.tainted:  # the hung engine spent its time
+            row.cause = Cause.SERVER
+        state.changes.append(PutEpisode(row))
 
 
 def claim_digest(claim: EpisodeClaim) -> str:
@@ -403,20 +453,29 @@ def result_digest(result: EpisodeResult) -> str:
         raise invalid_spec([FieldError(field="metadata", problem=problem)]) from error
 
 
-def blamed(row: EpisodeRow, stated: Cause | None) -> Cause:
-    """Who lost an episode that its client gave up. stated: the client's word; None means the rollout.
-
-    Where a call failed on the server's side, agent and client could not do better: the server lost it.
-    """
-    cause = stated or Cause.ROLLOUT
-    if row.tainted and cause in (Cause.ROLLOUT, Cause.CLIENT, Cause.NETWORK):
-        return Cause.SERVER
-    return cause
+def store_result(row: EpisodeRow, result: EpisodeResult) -> None:
+    """Write into the row what its client says that it is worth."""
+    row.end_digest = result_digest(result)
+    row.reward = result.reward
+    row.agent_rewards = result.agent_rewards
+    row.success = result.success
+    row.metrics = result.metrics
+    row.metadata = result.metadata
+    row.despite = result.despite
 
 
 def dropped_at_end(row: EpisodeRow) -> DropReason | None:
     """Why an episode was dropped as it ended; None where its reward counted then."""
     return row.reason if row.reason in (DropReason.NO_CALLS, DropReason.TAINTED) else None
+
+
+def blamed(stated: Cause | None, *, tainted: bool) -> Cause:
+    """Who lost an episode that its client gave up. stated: the client's word; None means the rollout.
+
+    Where a call failed on the server's side, agent and client could not do better: the server lost it.
+    """
+    cause = stated or Cause.ROLLOUT
+    return Cause.SERVER if tainted and cause in (Cause.ROLLOUT, Cause.CLIENT, Cause.NETWORK) else cause
 
 
 def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:
@@ -428,7 +487,8 @@ def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:
         return Refusal(ErrorCode.LEASE_LOST, detail)
     how = row.reason or ("ended" if row.end_digest else row.state)
     because = f" ({row.detail})" if row.detail else ""
-    return Refusal(ErrorCode.LEASE_LOST, f"episode {episode_id!r} is closed: {how}{because}; claim a new one")
+    fields = {} if row.reason is None else {"dropped": row.reason.value}
+    return Refusal(ErrorCode.LEASE_LOST, f"episode {episode_id!r} is closed: {how}{because}; claim a new one", **fields)
 
 
 def late_end(row: EpisodeRow | None, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from foundation.clock import Clock
 from swarm.protocol.episodes import LedgerEntry, RecordedCall
-from swarm.server.coordinator.calls import Ending
+from swarm.server.coordinator.calls import CallAttempt, Ending, is_tainted
 from swarm.server.pool.rows import EpisodeRow
 
 
@@ -60,6 +60,8 @@ class LiveEpisode:
     claim_key: str | None = None
     claim_digest: str = ""
     calls: list[RecordedCall] = field(default_factory=list)
+    attempts: list[CallAttempt] = field(default_factory=list)
+    """Requests of its agents that are over."""
     calls_opened: int = 0
     open_since: dict[int, float] = field(default_factory=dict)
     """Index of each open call → when it was opened."""
@@ -86,6 +88,7 @@ class LiveEpisode:
             row.calls = len(self.calls)
             row.prompt_tokens = sum(len(call.prompt_ids) for call in self.calls)
             row.sampled_tokens = sum(len(call.sampled_ids) for call in self.calls)
+            row.tainted = is_tainted(self.attempts)
             self.cached_entry = row.entry()
         return self.cached_entry
 

@@ -1,4 +1,7 @@
-"""A journalled step as the trainer needs it, read back from the pool: what is trained is what was stored, the first time too."""
+"""A journalled step as the trainer needs it, read back from the pool: what is trained is what was stored, the first time too.
+
+Calls that failed on the server's side are left out.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def _episode(row: EpisodeRow, calls: list[RecordedCall] | None, step: int) -> Tr
         episode_id=row.episode_id,
         reward=row.reward,
         agent_rewards=row.agent_rewards,
-        calls=[_call(call) for call in sorted(calls, key=lambda call: call.index)],
+        calls=[_call(call) for call in sorted(calls, key=lambda call: call.index) if call.failure is None],
     )
 
 

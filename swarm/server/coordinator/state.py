@@ -261,9 +261,7 @@ class BookState:
 
     # -- transitions ------------------------------------------------------------------------------------------------
 
-    def close(
-        self, live: LiveEpisode, reason: DropReason, detail: str | None = None, *, cause: Cause | None
-    ) -> None:
+    def close(self, live: LiveEpisode, reason: DropReason, detail: str | None = None, *, cause: Cause | None) -> None:
         """Close an open episode as dropped; a slot it held is offered again. cause: None for an evaluation that ended."""
         live.entry()  # counts the tokens of its calls
         row = live.row
@@ -281,9 +279,31 @@ class BookState:
             self.turned = True
             self.settle(group)
             self._look_at_rest(group)
+        self._free_number(row)
+
+    def _free_number(self, row: EpisodeRow) -> None:
+        """An evaluation that does not count gives its number back."""
         taken = self.eval_ordinals.get(row.task_id)
         if row.kind == "eval" and taken is not None and row.reason is not DropReason.EVAL and self._at_this_step(row):
             taken.discard(row.ordinal)
+
+    def drop_tainted(self, row: EpisodeRow, detail: str) -> None:
+        """An episode that ended, and that no step has taken, is found to be tainted: its slot is offered again."""
+        row.state, row.reason, row.detail = EpisodeState.DROPPED, DropReason.TAINTED, detail
+        row.cause = Cause.SERVER
+        self.log.append(f"episode {row.episode_id} of {row.client_id} is dropped as tainted: {detail}")
+        if self.pooled.pop(row.episode_id, None) is None:
+            self.changes.append(PutEpisode(row))
+            self._free_number(row)
+            return
+        group = self.groups.get(row.group_id or "")
+        if group is not None and row.slot is not None:
+            del group.ended[row.slot]
+            if not group.open:
+                group.row.state = "open"
+                self.changes.append(PutGroup(group.row))
+                self.groups.touch()
+        self.drop(row)
 
     def leave(self, live: LiveEpisode) -> None:
         """Take an episode out of the open ones; its row says already how it ended."""

@@ -15,8 +15,8 @@ from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeResul
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.teams import EpisodePreparation, EpisodeResolution, TeamDecision, TeamOutcome, TeamReceipt
 from swarm.server.coordinator.batches import count_tokens
-from swarm.server.coordinator.calls import refuse_misspelt_agents
-from swarm.server.coordinator.episodes import EpisodeBook, blamed, held_it, lost, result_digest
+from swarm.server.coordinator.calls import refuse_misspelt_agents, why_tainted
+from swarm.server.coordinator.episodes import EpisodeBook, blamed, held_it, lost, result_digest, store_result
 from swarm.server.coordinator.leases import digest
 from swarm.server.coordinator.prepared import Prepared
 from swarm.server.coordinator.state import BookState
@@ -40,7 +40,11 @@ class TeamBook:
         return episode_id in self._state.prepared
 
     def prepare(self, episode_id: str, wish: EpisodePreparation, sealed_key: str) -> TeamReceipt:
-        """Bind an open episode to its team's decision; again for a repetition. Codes: lease_lost, idempotency_conflict."""
+        """Bind an open episode to its team's decision; again for a repetition. Codes: lease_lost, idempotency_conflict.
+
+        One that is tainted is dropped here, before anything is decided, unless its result says `despite`: what the others did
+        depends on it, so its client must give the whole team up (lease_lost{dropped: tainted}).
+        """
         known = self._state.prepared.get(episode_id)
         if known is not None:
             _require_lease(known.row, wish.lease)
@@ -53,6 +57,10 @@ class TeamBook:
         count_tokens(row, live.calls)
         if live.calls:
             state.changes.append(PutCalls(row.seq, body))
+        if live.entry().tainted and wish.result.despite is None:
+            store_result(row, EpisodeResult(lease="", **wish.result.model_dump()))
+            state.close(live, DropReason.TAINTED, why_tainted(live.calls), cause=Cause.SERVER)
+            raise lost(row, episode_id)
         team = TeamRow(
             seq=row.seq,
             episode_id=episode_id,
@@ -85,7 +93,7 @@ class TeamBook:
     def abort(self, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
         """The client gives the team up, for the cause it states. Only for ids that are prepared. Codes: lease_lost."""
         prepared = self._prepared(episode_id, lease)
-        cause = blamed(prepared.row, cause)
+        cause = blamed(cause, tainted=prepared.row.tainted)
         decide(self._state, prepared, "aborted", how="client", detail=words, cause=cause)
         return prepared.row.entry()
 
@@ -100,7 +108,7 @@ class TeamBook:
         """An operator decides. Only for ids that are prepared."""
         prepared = self._state.prepared[episode_id]
         detail = f"resolved by an operator: {resolution.reason}"
-        decide(self._state, prepared, resolution.outcome, how="operator", detail=detail, cause=Cause.SERVER)
+        decide(self._state, prepared, resolution.outcome, how="operator", detail=detail, cause=Cause.PERSON)
         return TeamReceipt(episode_id=episode_id, status=resolution.outcome)
 
     def decision(self, episode_id: str) -> TeamDecision:
@@ -171,6 +179,11 @@ def decide(
             state.drop(row)
         return
     _take_result(row, team)
+    if row.tainted and row.despite is None and not superseded:
+        row.state, row.reason, row.cause = EpisodeState.DROPPED, DropReason.TAINTED, Cause.SERVER
+        row.detail = "a call of it failed on the server's side, as was found after it was prepared"
+        state.drop(row)
+        return
     group = state.groups.get(row.group_id) if row.group_id else None
     if row.kind == "train" and row.calls and group is not None:
         state.enter_pool(row, group)
@@ -198,9 +211,7 @@ def give_up(
     """The run or its branch ends: what would be decided here is decided now. What waits for another server goes on waiting."""
     for prepared in list(state.prepared.values()):
         if prepared.team.decides and kind in (None, prepared.row.kind):
-            decide(
-                state, prepared, "aborted", how="run_ended", detail=why, reason=reason, cause=Cause.SERVER
-            )
+            decide(state, prepared, "aborted", how="run_ended", detail=why, reason=reason, cause=Cause.SERVER)
 
 
 def preparation_digest(wish: EpisodePreparation) -> str:
@@ -247,12 +258,7 @@ def late_decision(team: TeamRow | None, episode_id: str, cause: Cause | None = N
 
 def _take_result(row: EpisodeRow, team: TeamRow) -> None:
     result = EpisodeResult(lease="", **team.result)
-    row.end_digest = result_digest(result)
-    row.reward = result.reward
-    row.agent_rewards = result.agent_rewards
-    row.success = result.success
-    row.metrics = result.metrics
-    row.metadata = result.metadata
+    store_result(row, result)
 
 
 def _repeated(team: TeamRow, wish: EpisodePreparation) -> TeamReceipt:

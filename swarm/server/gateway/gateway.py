@@ -6,37 +6,58 @@ One course for every dialect. Knows neither HTTP frameworks nor a concrete engin
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from foundation.clock import Clock
 from foundation.ids import Ids
-from swarm.engine.seam import Engine, EngineDown, EngineHealth, RequestRefused, SampledEvent, SampleRequest
-from swarm.protocol.episodes import POLICY_MODEL, EpisodeRenewal
+from swarm.engine.seam import Engine, EngineDown, EngineHealth, SampledEvent, SampleRequest
+from swarm.protocol.episodes import POLICY_MODEL, CallFailure, Cause, EpisodeRenewal, RecordedCall
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
-from swarm.server.coordinator.calls import Ending, OpenCall
+from swarm.server.coordinator.calls import CallAttempt, Ending, FailedCall, OpenCall, Outcome
 from swarm.server.coordinator.desk import Desk
 from swarm.server.gateway.anthropic_messages import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
 from swarm.server.gateway.dialect import Dialect, Telling, check_depth
+from swarm.server.gateway.echo import Prompt
 from swarm.server.gateway.errors import answer_of, bad_request, unknown_model
 from swarm.server.gateway.merged import Over, closing, merged, together, until_over
 from swarm.server.gateway.prompts import Prompts
 from swarm.server.gateway.records import Records, Taking
-from swarm.server.gateway.repeats import Attempt, Repeats
+from swarm.server.gateway.repeats import Attempt, Repeats, body_hash, is_retry
 from swarm.server.gateway.responses import Responses
 from swarm.server.gateway.sampling import with_defaults
 
+_LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 ENGINE_WAIT_S = 180.0
 """A request that meets a crashed engine waits so long for it to come back, before it fails."""
+CRASH_UNNOTICED_S = 5.0
+"""A client that gave up so shortly before a crash was noticed, with no word from the engine in between, met the crash."""
 _AGAIN_AFTER_S = 0.25
+_MARK_AGAIN_S = 2.0
+_LEFT_AT_MOST = 10_000
+_DETAIL_CHARS = 300
+FailureReason = Literal["engine_down", "engine_hung", "refused", "cut_off"]
+_DOWN: FailureReason = "engine_down"
+_HUNG: FailureReason = "engine_hung"
 _AGENT_HEADER = "x-agent-name"
+
+
+@dataclass(slots=True)
+class _Course:
+    """How a request fares. outage: the engine went away under it, and the client has seen nothing of an answer since."""
+
+    outage: EngineDown | None = None
+    shown: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,12 +66,19 @@ class _Request:
 
     dialect: Dialect
     body: dict[str, Any]
+    agent: str | None
     call: OpenCall
-    attempt: Attempt
-    asked: list[dict[str, Any]]
-    takings: list[Taking]
-    answered_before: dict[str, Any] | None
+    is_retry: bool
+    began: int
+    course: _Course = field(default_factory=_Course)
+    attempt: Attempt | None = None
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    takings: list[Taking] = field(default_factory=list)
+    answered_before: dict[str, Any] | None = None
+    sampling: bool = False
+    """The engine was asked to sample."""
     closed: bool = False
+    kept: _Kept | None = None
 
     @property
     def finished(self) -> bool:
@@ -64,6 +92,38 @@ class _Request:
 
     def telling(self) -> Telling:
         return self.dialect.telling(self.body, self.asked[0])
+
+    def ended(self, outcome: Outcome, at: int) -> CallAttempt:
+        """How it went, for whoever judges whether a failure was made good."""
+        attempt = self.attempt or Attempt(body_hash(self.dialect.name, self.agent, self.body), None)
+        return CallAttempt(
+            asked=attempt.body_hash,
+            key=attempt.key,
+            is_retry=self.is_retry,
+            began=self.began,
+            ended=at,
+            outcome=outcome,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A call that was recorded, as long as it may yet be found to have failed on our side. at: Unix time."""
+
+    at: float
+    episode_id: str
+    call_ids: frozenset[str]
+    attempt: CallAttempt
+    attempts: list[CallAttempt]
+
+    def failed(self, failure: CallFailure) -> FailedCall:
+        return FailedCall(
+            episode_id=self.episode_id,
+            call_ids=self.call_ids,
+            failure=failure,
+            attempt=self.attempt,
+            attempts=self.attempts,
+        )
 
 
 def agent_behind(wanted: str, hosted: str) -> str | None:
@@ -90,7 +150,12 @@ class Gateway:
         self._repeats = Repeats(desk.is_open)
         self._stopping = Ending()
         self._ready = asyncio.Event()
-        self._failed = False
+        self._failed = self._hung = False
+        self._failures = 0
+        self._order = itertools.count()
+        self._left: deque[_Kept] = deque(maxlen=_LEFT_AT_MOST)
+        """Calls that their clients broke off since the last sign of life from the engine."""
+        self._marking: set[asyncio.Task[None]] = set()
         engine.subscribe(self._on_health)
 
     def stop(self) -> None:
@@ -106,19 +171,23 @@ class Gateway:
     ) -> dict[str, Any]:
         """A whole answer. Cancelling it stops the sampling, and the call is recorded as broken off.
 
-        Raises: Refusal (lost lease, conflict, not_rolling when the server stops), RequestRefused, EngineDown.
+        Raises: Refusal (lost lease, conflict, not_rolling when the server stops), RequestRefused, EngineDown. What failed on
+        our side is recorded as such.
         """
-        request = await self._begin(dialect, episode_id, lease, body, headers)
-        if request.answered_before is not None:
-            return request.answer(request.answered_before)
+        request = self._open(dialect, episode_id, lease, body, headers)
         try:
-            await self._while_open(request.call, lambda: together([self._sample(taking) for taking in request.takings]))
-            return request.answer(self._finish(request))
-        except RequestRefused:
-            self._drop(request)
+            await self._begin(request, headers)
+            if request.answered_before is not None:
+                return request.answer(request.answered_before)
+            await self._while_open(request.call, lambda: together([self._sample(request, t) for t in request.takings]))
+            answer = request.answer(request.engine_answer())
+            self._finish(request)
+            return answer
+        except BaseException as error:  # whatever it is, the call is recorded, and the error goes on
+            self._broken(request, error)
             raise
         finally:
-            self._give_up(request)
+            _over(request)
 
     async def stream(
         self, dialect: str, episode_id: str, lease: str, body: dict[str, Any], headers: Mapping[str, str]
@@ -127,49 +196,84 @@ class Gateway:
 
         Raises, before the first frame: as `complete`. What fails later is told in the stream.
         """
-        request = await self._begin(dialect, episode_id, lease, body, headers)
-        telling, shown = request.telling(), False
-        if request.answered_before is not None:
-            for frame in _told_again(request, telling, request.answered_before):
-                yield frame
-            return
-        # One prompt's events are not merged: they pass here by the thousand, beside the sampling.
-        streams = [self._events(taking) for taking in request.takings]
+        request = self._open(dialect, episode_id, lease, body, headers)
+        telling: Telling | None = None
         try:
-            async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
-                while (found := await self._next(request, events)) is not None:
-                    taking, event = found
-                    if not request.closed and request.finished:
-                        self._finish(request)
-                    if event.data is not None:
-                        for frame in telling.tell(_numbered(event.data, taking.first), len(taking.prompt_ids)):
-                            shown = True
-                            yield frame
-            if not request.closed:
-                raise EngineDown("the engine ended its answer before the last token")
-            for frame in telling.end(request.engine_answer()):
-                yield frame
+            await self._begin(request, headers)
+            telling = request.telling()
+            if request.answered_before is not None:
+                for frame in _told_again(request, telling, request.answered_before):
+                    yield frame
+                return
+            async with aclosing(self._frames(request, telling)) as frames:
+                async for frame in frames:
+                    yield frame
         except SwarmError as error:
-            if not shown:
-                if isinstance(error, RequestRefused):
-                    self._drop(request)
+            self._broken(request, error)
+            if telling is None or not request.course.shown:
                 raise
-            self._give_up(request)  # before the client takes what it is told, for which nothing waits
+            _over(request)  # before the client takes what it is told, for which nothing waits
             for frame in telling.broken(answer_of(error)):
                 yield frame
+        except BaseException as error:  # whatever it is, the call is recorded, and the error goes on
+            self._broken(request, error)
+            raise
         finally:
-            self._give_up(request)
+            _over(request)
 
-    async def count_tokens(self, dialect: str, episode_id: str, lease: str, body: dict[str, Any]) -> int:
-        """How many tokens the prompt of a request would have. Samples and records nothing. Raises: as `complete`."""
-        rules = self._dialects[dialect]
-        check_depth(body)
-        rules.check(body)
-        self._agent(body, {})
+    async def _frames(self, request: _Request, telling: Telling) -> AsyncGenerator[bytes, None]:
+        """The answer as it is sampled. It is recorded before the client hears of its end."""
+        # One prompt's events are not merged: they pass here by the thousand, beside the sampling.
+        streams = [self._events(request, taking) for taking in request.takings]
+        async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
+            while (found := await self._next(request, events)) is not None:
+                taking, event = found
+                if not request.closed and request.finished:
+                    self._finish(request)
+                if event.data is not None:
+                    for frame in telling.tell(_numbered(event.data, taking.first), len(taking.prompt_ids)):
+                        request.course.shown, request.course.outage = True, None
+                        yield frame
+        if not request.closed:
+            raise EngineDown("the engine ended its answer before the last token")
+        for frame in telling.end(request.engine_answer()):
+            yield frame
+
+    async def count_tokens(
+        self, dialect: str, episode_id: str, lease: str, body: dict[str, Any], headers: Mapping[str, str]
+    ) -> int:
+        """How many tokens the prompt of a request would have. Samples nothing, and records nothing but what was broken off.
+
+        Raises: as `complete`.
+        """
+        rules, course, began = self._dialects[dialect], _Course(), next(self._order)
         await self.renew(episode_id, lease)
-        calls = (await self._desk.trace(episode_id)).calls
-        (asked,) = rules.requests(body, calls)
-        return await self._patiently(lambda: self._prompts.count(asked, calls))
+        agent: str | None = None
+        try:
+            check_depth(body)
+            rules.check(body)
+            agent = self._agent(body, headers)
+            calls = (await self._desk.trace(episode_id)).calls
+            (asked,) = rules.requests(body, calls)
+            count = await self._patiently(course, lambda: self._prompts.count(asked, calls))
+        except BaseException as error:  # whatever it is, a failure is recorded, and the error goes on
+            if not (isinstance(error, SwarmError) and self._why(course, error) is None):
+                request = self._opened(rules, agent, episode_id, lease, body, headers)
+                request.course, request.began, request.attempt = course, began, _count(rules, agent, body)
+                self._broken(request, error)
+            raise
+        attempt = _count(rules, agent, body)
+        self._desk.attempted(
+            episode_id,
+            CallAttempt(
+                asked=attempt.body_hash,
+                is_retry=is_retry(headers),
+                began=began,
+                ended=next(self._order),
+                outcome="answered",
+            ),
+        )
+        return count
 
     async def renew(self, episode_id: str, lease: str) -> None:
         """That the episode is still open, as any request of its agent tells. Raises: Refusal (lost lease)."""
@@ -177,52 +281,60 @@ class Gateway:
 
     # -- before sampling ------------------------------------------------------------------------------------------
 
-    async def _begin(
+    def _open(
         self, dialect: str, episode_id: str, lease: str, body: dict[str, Any], headers: Mapping[str, str]
     ) -> _Request:
-        rules = self._dialects[dialect]
-        check_depth(body)
-        rules.check(body)
-        rules.check_end(body)
-        agent = self._agent(body, headers)
-        call = self._desk.open_call(episode_id, lease)
-        attempt: Attempt | None = None
-        opened = False
+        """Check what can be checked of a request by itself, and open its call. Raises: RequestRefused, Refusal (lost lease)."""
+        rules, agent = self._dialects[dialect], None
         try:
-            wanted = rules.requests(body, call.earlier)
-            asked = [  # an engine draws choice i of a prompt with the seed + i
-                with_defaults(each, call.spec.sampling, call.seed + number * rules.form.choices(each))
-                for number, each in enumerate(wanted)
-            ]
-            attempt, answered = await self._repeats.begin(episode_id, dialect, agent, body, headers)
-            takings: list[Taking] = []
-            if answered is None:
-                takings = await self._while_open(call, partial(self._takings, rules, asked, call, agent))
-            opened = answered is None
-            return _Request(
-                dialect=rules,
-                body=body,
-                call=call,
-                attempt=attempt,
-                asked=asked,
-                takings=takings,
-                answered_before=answered,
-            )
-        finally:
-            if not opened:
-                self._desk.close_call(call, None)
-                if attempt is not None and attempt.answer is None:
-                    attempt.over.set()
+            check_depth(body)
+            rules.check(body)
+            rules.check_end(body)
+            agent = self._agent(body, headers)
+        except SwarmError:
+            raise
+        except Exception as error:  # a fault of ours, and the agent will be told so
+            self._broken(self._opened(rules, agent, episode_id, lease, body, headers), error)
+            raise
+        return self._opened(rules, agent, episode_id, lease, body, headers)
 
-    async def _takings(
-        self, rules: Dialect, asked: list[dict[str, Any]], call: OpenCall, agent: str | None
-    ) -> list[Taking]:
+    def _opened(
+        self,
+        rules: Dialect,
+        agent: str | None,
+        episode_id: str,
+        lease: str,
+        body: dict[str, Any],
+        headers: Mapping[str, str],
+    ) -> _Request:
+        call = self._desk.open_call(episode_id, lease)
+        again, began = is_retry(headers), next(self._order)
+        return _Request(dialect=rules, body=body, agent=agent, call=call, is_retry=again, began=began)
+
+    async def _begin(self, request: _Request, headers: Mapping[str, str]) -> None:
+        """Find out what to ask the engine for, or what was answered before."""
+        rules, call = request.dialect, request.call
+        wanted = rules.requests(request.body, call.earlier)
+        request.asked = [  # an engine draws choice i of a prompt with the seed + i
+            with_defaults(each, call.spec.sampling, call.seed + number * rules.form.choices(each))
+            for number, each in enumerate(wanted)
+        ]
+        request.attempt, request.answered_before = await self._repeats.begin(
+            call.episode_id, rules.name, request.agent, request.body, headers
+        )
+        request.began = next(self._order)  # it may have waited for the one that it repeats
+        if request.answered_before is None:
+            request.takings = await self._while_open(call, partial(self._takings, request))
+            request.sampling = True
+        else:
+            self._close(request, [])
+
+    async def _takings(self, request: _Request) -> list[Taking]:
         takings: list[Taking] = []
-        dialect = rules.form.engine_dialect
-        for body in asked:
-            prompt = await self._patiently(partial(self._prompts.of, dialect, body, agent, call.earlier))
-            first = len(takings) * rules.form.choices(body)
-            takings.append(Taking(call=call, agent=agent, dialect=rules, body=body, prompt=prompt, first=first))
+        rules, call = request.dialect, request.call
+        for body in request.asked:
+            asked = partial(self._prompts.of, rules.form.engine_dialect, body, request.agent, call.earlier)
+            takings.append(_taking(request, len(takings), await self._patiently(request.course, asked)))
         return takings
 
     def _agent(self, body: dict[str, Any], headers: Mapping[str, str]) -> str | None:
@@ -235,10 +347,12 @@ class Gateway:
 
     # -- sampling -------------------------------------------------------------------------------------------------
 
-    async def _sample(self, taking: Taking) -> None:
-        taking.take_all(await self._patiently(lambda: self._engine.sample(_sample_request(taking))))
+    async def _sample(self, request: _Request, taking: Taking) -> None:
+        sampled = await self._patiently(request.course, lambda: self._engine.sample(_sample_request(taking)))
+        self._left.clear()  # the engine lives
+        taking.take_all(sampled)
 
-    async def _events(self, taking: Taking) -> AsyncGenerator[tuple[Taking, SampledEvent], None]:
+    async def _events(self, request: _Request, taking: Taking) -> AsyncGenerator[tuple[Taking, SampledEvent], None]:
         """What the engine says to one prompt, taken already. A crash before anything was shown is waited out."""
         give_up_at = self._clock.monotonic() + ENGINE_WAIT_S
         shown = False
@@ -246,22 +360,25 @@ class Gateway:
             try:
                 async with closing(self._engine.stream(_sample_request(taking))) as events:
                     async for event in events:
+                        self._left.clear()  # the engine lives
                         taking.take(event)
                         shown = shown or event.data is not None
                         yield taking, event
                 return
-            except EngineDown:
+            except EngineDown as error:
+                request.course.outage = error
                 if shown or not await self._engine_back(give_up_at):
                     raise
                 taking.start_over()
 
-    async def _patiently(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _patiently(self, course: _Course, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """What the engine answers; where it crashed meanwhile, wait for it and ask again. Nothing was shown yet."""
         give_up_at = self._clock.monotonic() + ENGINE_WAIT_S
         while True:
             try:
                 return await ask()
-            except EngineDown:
+            except EngineDown as error:
+                course.outage = error
                 if not await self._engine_back(give_up_at):
                     raise
 
@@ -282,11 +399,51 @@ class Gateway:
         return not self._failed
 
     def _on_health(self, health: EngineHealth) -> None:
+        self._look_back(health)
         self._failed = health.failed_for_good
+        self._hung = not health.ready and (health.hung_since is not None or self._hung)
         if health.ready or health.failed_for_good:
             self._ready.set()
         else:
             self._ready.clear()
+
+    def _look_back(self, health: EngineHealth) -> None:
+        """Clients that gave up on an engine that is found hung, or that died just then, did not go by themselves."""
+        crashed = not health.ready and health.failures > self._failures
+        self._failures = health.failures
+        if health.hung_since is not None:
+            since, reason = health.hung_since, _HUNG
+        elif crashed:
+            since, reason = self._clock.now() - CRASH_UNNOTICED_S, _DOWN
+        else:
+            return
+        failure = _failure(reason, health.reason or "")
+        left = [one for one in self._left if one.at >= since]
+        self._left.clear()
+        for one in left:
+            self._mark(one.failed(failure))
+
+    def _mark(self, found: FailedCall) -> None:
+        """Of an open episode it is known at once; one that has ended takes a while."""
+        if not self._desk.fail_open(found):
+            task = asyncio.get_running_loop().create_task(self._mark_closed(found))
+            self._marking.add(task)
+            task.add_done_callback(self._marked)
+
+    def _marked(self, task: asyncio.Task[None]) -> None:
+        self._marking.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("a call that failed could not be marked as such", exc_info=error)
+
+    async def _mark_closed(self, found: FailedCall) -> None:
+        while True:
+            try:
+                await self._desk.fail_closed(found)
+                return
+            except Refusal as refusal:
+                if refusal.code is not ErrorCode.STORAGE_FULL:
+                    raise
+                await self._clock.sleep(_MARK_AGAIN_S)
 
     async def _while_open(self, call: OpenCall, work: Callable[[], Awaitable[Answer]]) -> Answer:
         """What `work` gives, which is cancelled when the episode ends or the server stops. Raises: Refusal(lease_lost, not_rolling)."""
@@ -304,34 +461,95 @@ class Gateway:
 
     # -- after sampling -------------------------------------------------------------------------------------------
 
-    def _finish(self, request: _Request) -> dict[str, Any]:
-        """Record the call, before anything tells the client that it is over. Returns the engine's answer. Raises: as `_close`."""
-        answer = request.attempt.answer = request.engine_answer()
-        self._close(request)
-        return answer
-
-    def _close(self, request: _Request, *, complete: bool = True) -> None:
-        """Record the call. Raises: Refusal(lease_lost) when its episode is over: the record was discarded."""
-        request.closed = True
-        records = [record for taking in request.takings for record in self._records.make(taking, complete=complete)]
-        kept = self._desk.close_call(request.call, records or None)
-        if complete and not kept:
+    def _finish(self, request: _Request) -> None:
+        """Record the call, before anything tells the client that it is over. Raises: Refusal(lease_lost): nobody keeps it."""
+        assert request.attempt is not None
+        request.attempt.answer = request.engine_answer()
+        self._close(request, [record for t in request.takings for record in self._records.make(t, complete=True)])
+        if request.kept is None:
             request.attempt.answer = None
             raise _lost(request.call)
 
-    def _drop(self, request: _Request) -> None:
-        """The engine took nothing on: there is nothing to record."""
-        if not request.closed:
+    def _close(self, request: _Request, records: list[RecordedCall], outcome: Outcome = "answered") -> None:
+        """The call is closed once. What its episode has no use for any more is discarded."""
+        request.closed = True
+        attempt = request.ended(outcome, next(self._order))
+        if self._desk.close_call(request.call, records or None, attempt):
+            request.kept = _Kept(
+                at=self._clock.now(),
+                episode_id=request.call.episode_id,
+                call_ids=frozenset(record.call_id for record in records),
+                attempt=attempt,
+                attempts=request.call.attempts,
+            )
+
+    def _broken(self, request: _Request, error: BaseException) -> None:
+        """The client gets no answer, or not all of it: record what was sampled, and whether that is a failure of ours."""
+        failure = self._why(request.course, error, sampling=request.sampling)
+        if request.closed:
+            if failure is not None and request.kept is not None:
+                self._mark(request.kept.failed(failure))
+            return
+        if failure is None and _is_refusal(error) and not request.course.shown:
             request.closed = True
             self._desk.close_call(request.call, None)
+            return
+        self._close(request, self._broken_off(request, failure), "left" if failure is None else "failed")
+        if failure is None and request.kept is not None and not _is_refusal(error):
+            self._left.append(request.kept)
 
-    def _give_up(self, request: _Request) -> None:
-        """Whatever happened, the call is closed once; what was sampled of a broken-off call is recorded as such."""
-        try:
-            if not request.closed:
-                self._close(request, complete=False)
-        finally:
-            request.attempt.over.set()
+    def _broken_off(self, request: _Request, failure: CallFailure | None) -> list[RecordedCall]:
+        """The records of a call that has no whole answer: at least one for each prompt that has none."""
+        call, agent, name = request.call, request.agent, request.dialect.name
+        if not request.asked:
+            return [] if failure is None else [self._records.unread(call, name, agent, request.body, failure)]
+        takings = request.takings or [
+            _taking(request, number, Prompt(messages=())) for number in range(len(request.asked))
+        ]
+        unfinished = [taking for taking in takings if not taking.finished] or takings
+        return [
+            record
+            for taking in takings
+            for record in self._records.make(taking, complete=False, failure=failure if taking in unfinished else None)
+        ]
+
+    def _why(self, course: _Course, error: BaseException, *, sampling: bool = False) -> CallFailure | None:
+        """How the server failed a call that ends with this error. None: its client went away, or asked for what cannot be."""
+        if course.outage is not None and not course.shown:
+            return _failure(_HUNG if self._hung else _DOWN, str(course.outage))
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            return None
+        if isinstance(error, EngineDown) and not course.shown:
+            return _failure(_HUNG if self._hung else _DOWN, str(error))
+        if isinstance(error, SwarmError) and answer_of(error).status < 500:
+            return None
+        words = str(error) if isinstance(error, SwarmError) else f"{type(error).__name__}: {error}"
+        return _failure("cut_off" if course.shown or sampling else "refused", words)
+
+
+def _taking(request: _Request, number: int, prompt: Prompt) -> Taking:
+    rules, body = request.dialect, request.asked[number]
+    first = number * rules.form.choices(body)
+    return Taking(call=request.call, agent=request.agent, dialect=rules, body=body, prompt=prompt, first=first)
+
+
+def _count(rules: Dialect, agent: str | None, body: dict[str, Any]) -> Attempt:
+    return Attempt(body_hash(f"{rules.name}/count_tokens", agent, body), None)
+
+
+def _failure(reason: FailureReason, words: str) -> CallFailure:
+    return CallFailure(cause=Cause.SERVER, reason=reason, detail=words.partition("\n")[0][:_DETAIL_CHARS])
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether it was refused for its own faults; the end of its episode is none."""
+    lost = isinstance(error, Refusal) and error.code is ErrorCode.LEASE_LOST
+    return isinstance(error, SwarmError) and not lost
+
+
+def _over(request: _Request) -> None:
+    if request.attempt is not None:
+        request.attempt.over.set()
 
 
 def _sample_request(taking: Taking) -> SampleRequest:

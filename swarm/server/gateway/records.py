@@ -12,13 +12,13 @@ from typing import Any
 from foundation.clock import Clock
 from foundation.ids import Ids
 from swarm.engine.seam import Sampled, SampledChoice, SampledEvent
-from swarm.protocol.episodes import RecordedCall, VersionSpan, WeightsVersion
+from swarm.protocol.episodes import CallFailure, RecordedCall, VersionSpan, WeightsVersion
 from swarm.server.coordinator.calls import OpenCall
 from swarm.server.gateway.chat import message_of, prompt_settings
 from swarm.server.gateway.dialect import Assembly, Dialect
 from swarm.server.gateway.echo import EarlierCall, Prompt, Render
 from swarm.server.gateway.messages import Message
-from swarm.server.gateway.sampling import recorded_sampling
+from swarm.server.gateway.sampling import recorded_sampling, with_defaults
 from swarm.server.gateway.shelf import Shelf
 
 
@@ -127,15 +127,22 @@ class Records:
         self._ids = ids
         self._earlier: Shelf[dict[str, EarlierCall]] = Shelf(is_open, dict)
 
-    def make(self, taking: Taking, *, complete: bool) -> list[RecordedCall]:
-        """One record per choice; of a stream that was broken off, those that had ended are complete all the same."""
+    def make(self, taking: Taking, *, complete: bool, failure: CallFailure | None = None) -> list[RecordedCall]:
+        """One record per choice; of a stream that was broken off, those that had ended are complete all the same.
+
+        failure: of the call, at the choices that did not end; at one without tokens where all did.
+        """
         spliced = taking.prompt.prompt_ids
         prompt_ids = taking.prompt_ids or spliced or []
         kept_splice = spliced is not None and spliced == prompt_ids
         answer, choices = taking.answer(), taking.choices
         records = []
-        for index in sorted(choices) or ([0] if not complete else []):
+        indices = sorted(choices) or ([0] if not complete else [])
+        if failure is not None and all(_ended(taking, choices.get(index)) for index in indices):
+            indices.append(indices[-1] + 1)
+        for index in indices:
             choice = choices.get(index) or SampledChoice(index=index)
+            ended = complete or _ended(taking, choice)
             record = RecordedCall(
                 call_id=self._ids.new("call"),
                 episode_id=taking.call.episode_id,
@@ -148,7 +155,8 @@ class Records:
                 sampling=recorded_sampling(taking.body),
                 versions=choice.versions,
                 finish_reason=choice.finish_reason,
-                complete=complete or (taking.streamed and choice.finish_reason is not None),
+                complete=ended,
+                failure=None if ended else failure,
                 parent_call_id=taking.prompt.parent_call_id if kept_splice else None,
                 fork_cause=taking.prompt.fork_cause,
                 started_at=taking.call.opened_at,
@@ -161,6 +169,30 @@ class Records:
                 rendered = taking.prompt.rendered if kept_splice else prompt_ids
                 self._remember(record, taking.prompt.messages, rendered or prompt_ids)
         return records
+
+    def unread(
+        self, call: OpenCall, dialect: str, agent: str | None, body: dict[str, Any], failure: CallFailure
+    ) -> RecordedCall:
+        """Of a request that failed on our side before it was known what to ask the engine for."""
+        return RecordedCall(
+            call_id=self._ids.new("call"),
+            episode_id=call.episode_id,
+            index=call.index,
+            agent=agent,
+            dialect=dialect,
+            prompt_ids=[],
+            sampled_ids=[],
+            logprobs=[],
+            sampling=recorded_sampling(with_defaults({}, call.spec.sampling, call.seed)),
+            versions=[],
+            finish_reason=None,
+            complete=False,
+            failure=failure,
+            started_at=call.opened_at,
+            latency_s=max(0.0, self._clock.now() - call.opened_at),
+            request=body,
+            answer={},
+        )
 
     async def earlier(self, calls: Sequence[RecordedCall], render: Render) -> list[EarlierCall]:
         """The complete chats of an episode, as the echo rule wants them; what was forgotten is worked out again."""
@@ -195,3 +227,8 @@ class Records:
         )
         self._earlier.of(call.episode_id)[call.call_id] = earlier
         return earlier
+
+
+def _ended(taking: Taking, choice: SampledChoice | None) -> bool:
+    """Whether a client has heard all of the choice, though not of the whole answer."""
+    return choice is not None and taking.streamed and choice.finish_reason is not None

@@ -57,10 +57,10 @@ class Repeats:
         another body, or of another agent, unless that attempt failed.
         """
         episode = self._episodes.of(episode_id)
-        body_hash = hashlib.sha256(wide_json.dumps([dialect, agent, body], sort_keys=True)).hexdigest()
+        asked = body_hash(dialect, agent, body)
         key = headers.get(_KEY_HEADER) or None
         while key is not None and (known := episode.by_key.get(key)) is not None:
-            if known.body_hash != body_hash and not known.failed:
+            if known.body_hash != asked and not known.failed:
                 raise Refusal(
                     ErrorCode.IDEMPOTENCY_CONFLICT,
                     "this Idempotency-Key was used with another body, or by another agent; use a new key",
@@ -70,13 +70,13 @@ class Repeats:
                 return known, known.answer
             if episode.by_key.get(key) is known:
                 break  # it failed, and we are the first to try again
-        attempts = episode.by_body.setdefault(body_hash, [])
-        if key is None and _is_retry(headers) and attempts and all(attempt.answer is not None for attempt in attempts):
+        attempts = episode.by_body.setdefault(asked, [])
+        if key is None and is_retry(headers) and attempts and all(attempt.answer is not None for attempt in attempts):
             lost = min(reversed(attempts), key=lambda attempt: attempt.given_again)
             lost.given_again += 1
             return lost, lost.answer
-        attempt = Attempt(body_hash, key)
-        if _is_retry(headers):
+        attempt = Attempt(asked, key)
+        if is_retry(headers):
             _drop_failed(attempts)
         attempts.append(attempt)
         if key is not None:
@@ -84,7 +84,13 @@ class Repeats:
         return attempt, None
 
 
-def _is_retry(headers: Mapping[str, str]) -> bool:
+def body_hash(dialect: str, agent: str | None, body: Mapping[str, Any]) -> str:
+    """Equal for the same request of the same agent."""
+    return hashlib.sha256(wide_json.dumps([dialect, agent, body], sort_keys=True)).hexdigest()
+
+
+def is_retry(headers: Mapping[str, str]) -> bool:
+    """Whether the client's SDK says that it sends a request again."""
     return headers.get(_RETRY_HEADER, "0").strip() not in ("", "0")
 
 

@@ -57,7 +57,7 @@ class EpisodeRow:
     tainted: bool = False
     """A call of it failed on the server's side."""
     despite: str | None = None
-    """Why its client let it count all the same."""
+    """Why its client lets it count even when it is tainted. Kept from its end on: a call may be found to have failed later."""
 
     def entry(self) -> LedgerEntry:
         """As clients see it."""
@@ -78,7 +78,7 @@ class EpisodeRow:
             detail=self.detail,
             cause=self.cause,
             tainted=self.tainted,
-            despite=self.despite,
+            despite=self.despite if self.tainted else None,
             step=self.step if counted else None,
             claimed_step=self.claimed_step,
             reward=self.reward,

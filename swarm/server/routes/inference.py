@@ -106,7 +106,8 @@ class InferenceRoutes:
     async def count_tokens(self, request: Request) -> Response:
         key = self._key(request)
         body = await _body(request)
-        count = await self.gateway.count_tokens("messages", key.episode_id, key.lease, body)
+        counting = self.gateway.count_tokens("messages", key.episode_id, key.lease, body, request.headers)
+        count = await wire.until_gone(request, counting)
         managed = {"original_input_tokens": count}
         return wire.answer_json({"input_tokens": count, "context_management": managed})
 

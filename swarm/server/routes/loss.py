@@ -43,6 +43,8 @@ def _broken_runs(ids: Iterable[int], words: dict[int, str]) -> list[list[int]]:
 
 def _why_not(call: RecordedCall, algorithm: AlgorithmSpec) -> str | None:
     """As the trainer decides it."""
+    if call.failure is not None:
+        return DropReason.TAINTED
     if not call.sampled_ids:
         return DropReason.NO_CALLS
     if not call.sampling.reproducible or call.sampling.temperature <= 0:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from swarm.protocol.episodes import Cause
+from swarm.protocol.episodes import CallFailure, Cause
 from swarm.protocol.status import Phase, ServerStatus, StepMetrics
 from swarm.server.coordinator.desk import Desk
 from swarm.server.keys import ControlTokens
 from swarm.server.routes.wire import Operation, require
+
+_REASONS: tuple[str, ...] = get_args(CallFailure.model_fields["reason"].annotation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +48,26 @@ class MetricsRoutes:
             newest = (await self.desk.report(status.run_id, since_step=status.step - 1)).steps[-1:]
         registry = CollectorRegistry(auto_describe=False)
         lost = await self.desk.lost(status.run_id) if status.run_id is not None else {}
-        registry.register(_Snapshot(status, newest, lost))
+        registry.register(_Snapshot(status, newest, lost, self.desk.clerk.failed_calls))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 class _Snapshot(Collector):
     """One reading of the server as Prometheus families."""
 
-    def __init__(self, status: ServerStatus, newest: list[StepMetrics], lost: dict[Cause, int]) -> None:
+    def __init__(
+        self,
+        status: ServerStatus,
+        newest: list[StepMetrics],
+        lost: Mapping[Cause, int],
+        failed_calls: Mapping[str, int],
+    ) -> None:
         self._status = status
         self._newest = newest
         self._lost = lost
+        self._failed_calls = failed_calls
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         status, pool = self._status, self._status.pool
         phase = GaugeMetricFamily("swarm_phase", "1 for the phase the server is in", labels=["phase"])
         for each in Phase:
@@ -71,10 +81,18 @@ class _Snapshot(Collector):
         yield _gauge("swarm_groups_needed", "Groups that one step takes", pool.groups_needed)
         yield _gauge("swarm_tokens_per_second", "Sampled tokens per second", status.engine.tokens_per_s)
         yield _gauge("swarm_engine_failures", "Crashes of the engine's children in a row", status.engine.failures)
-        lost = CounterMetricFamily("swarm_attempts_lost", "Episodes of the current run, by who lost them", labels=["cause"])
+        lost = CounterMetricFamily(
+            "swarm_attempts_lost", "Episodes of the current run, by who lost them", labels=["cause"]
+        )
         for cause, episodes in self._lost.items():
             lost.add_metric([cause.value], episodes)
         yield lost
+        failed = CounterMetricFamily(
+            "swarm_failed_calls", "Calls that failed on the server's side since it started", labels=["reason"]
+        )
+        for reason in _REASONS:
+            failed.add_metric([reason], float(self._failed_calls.get(reason, 0)))
+        yield failed
         by_step = GaugeMetricFamily("swarm_step_metric", "The newest step, see docs/metrics.md", labels=["name"])
         for step in self._newest:
             for name, value in step.values.items():

@@ -1,0 +1,319 @@
+"""Calls that failed on the server's side: they stand in the trace, and taint their episode unless they were made good."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from swarm.engine.seam import Engine, EngineHealth
+from swarm.protocol.episodes import CallFailure, RecordedCall
+from tests.fakes.ailing_engine import AilingEngine
+from tests.swarm.server.gateway.conftest import Episode, Served
+
+IMPATIENT_S = 0.4
+ASK = [{"role": "user", "content": "Repeat hello"}]
+DIALECTS: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": ASK},
+    "completions": {"prompt": "Repeat hello"},
+    "responses": {"input": "Repeat hello"},
+    "messages": {"messages": ASK, "max_tokens": 16},
+}
+EVERY_WAY = [(path, stream) for path in DIALECTS for stream in (False, True)]
+
+
+@pytest.fixture
+def engine() -> AilingEngine:
+    return AilingEngine()
+
+
+@pytest.fixture
+def ailing(engine: AilingEngine, serve: Callable[[Engine], AbstractContextManager[Served]]) -> Iterator[Served]:
+    with serve(engine) as served:
+        yield served
+
+
+def ask(episode: Episode, path: str = "chat/completions", *, wait_s: float = 30.0, **fields: Any) -> httpx.Response:
+    """One request of a client that waits so long, and does not try again."""
+    headers = {"authorization": f"Bearer {episode.grant['api_key']}", **fields.pop("headers", {})}
+    body = {"model": "policy", **DIALECTS[path], **fields}
+    return httpx.post(f"{episode.grant['base_url']}/{path}", json=body, headers=headers, timeout=wait_s)
+
+
+def gives_up(episode: Episode, path: str = "chat/completions", **fields: Any) -> None:
+    with pytest.raises(httpx.TimeoutException):
+        ask(episode, path, wait_s=IMPATIENT_S, **fields)
+
+
+def failures(episode: Episode) -> list[CallFailure]:
+    return [call.failure for call in episode.trace().calls if call.failure is not None]
+
+
+def reasons(episode: Episode) -> list[str]:
+    return [failure.reason for failure in failures(episode)]
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+
+
+def is_dropped_as_tainted(episode: Episode) -> bool:
+    entry = episode.trace().entry
+    return (entry.state, entry.reason, entry.cause, entry.tainted) == ("dropped", "tainted", "server", True)
+
+
+@pytest.mark.parametrize(("path", "stream"), EVERY_WAY)
+def test_a_client_that_gives_up_while_the_engine_is_down_leaves_a_failed_call(
+    ailing: Served, engine: AilingEngine, path: str, stream: bool
+) -> None:
+    episode = ailing.claim()
+    assert ask(episode, path).status_code == 200
+    engine.falls("down", reason="killed", failures=1)
+    gives_up(episode, path, stream=stream)
+    ended = episode.end().json()
+    assert (ended["status"], ended["dropped"]) == ("pooled", "tainted")
+    whole, failed = episode.trace().calls
+    assert whole.failure is None
+    assert failed.failure == CallFailure(cause="server", reason="engine_down", detail="no child is there")
+    assert not failed.complete
+    assert failed.sampled_ids == []
+    assert is_dropped_as_tainted(episode)
+    assert episode.trace().entry.reward == 1.0
+    assert episode.end().json()["dropped"] == "tainted"
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_an_engine_that_failed_for_good_fails_calls_that_come_later(
+    ailing: Served, engine: AilingEngine, path: str
+) -> None:
+    episode = ailing.claim()
+    engine.falls("down", reason="crashed five times", failures=5, failed_for_good=True)
+    assert [ask(episode, path, stream=stream).status_code for stream in (False, True)] == [503, 503]
+    assert reasons(episode) == ["engine_down", "engine_down"]
+
+
+@pytest.mark.parametrize(("path", "stream"), EVERY_WAY)
+def test_a_fault_of_our_own_is_a_failed_call(ailing: Served, engine: AilingEngine, path: str, stream: bool) -> None:
+    episode = ailing.claim()
+    engine.falls("faulty")
+    assert ask(episode, path, stream=stream).status_code == 500
+    (failure,) = failures(episode)
+    assert failure.detail == "RuntimeError: a bug"
+    assert episode.end().json()["dropped"] == "tainted"
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_an_answer_that_breaks_off_in_the_middle_is_a_failed_call(
+    ailing: Served, engine: AilingEngine, path: str
+) -> None:
+    episode = ailing.claim()
+    engine.cut_after = 3
+    assert ask(episode, path, stream=True).status_code == 200
+    assert reasons(episode) == ["cut_off"]
+    (call,) = episode.trace().calls
+    assert call.sampled_ids
+    assert episode.end().json()["dropped"] == "tainted"
+
+
+@pytest.mark.parametrize(("path", "stream"), EVERY_WAY)
+def test_calls_given_up_on_an_engine_that_is_then_found_hung_are_marked_afterwards(
+    ailing: Served, engine: AilingEngine, path: str, stream: bool
+) -> None:
+    open_one, ended, despite = ailing.claim(), ailing.claim(), ailing.claim()
+    healthy = time.time()
+    engine.falls("hung")
+    for episode in (open_one, ended, despite):
+        gives_up(episode, path, stream=stream)
+    assert "dropped" not in {key for key, value in ended.end().json().items() if value}
+    assert not ended.trace().entry.tainted
+    ailing.http.post(
+        f"/swarm/v1/episodes/{despite.id}:end",
+        json={"lease": despite.grant["lease"], "reward": 1.0, "despite": "it asked somebody else"},
+    ).raise_for_status()
+    until(lambda: [call.complete for call in open_one.trace().calls] == [False])
+    engine.tell(EngineHealth(ready=False, hung_since=healthy, failures=1, reason="hangs"))
+    until(lambda: ended.trace().entry.tainted and despite.trace().entry.tainted)
+    for episode in (open_one, ended, despite):
+        assert reasons(episode) == ["engine_hung"]
+    assert is_dropped_as_tainted(ended)
+    assert despite.trace().entry.state != "dropped"
+    assert open_one.end().json()["dropped"] == "tainted"
+
+
+def test_calls_given_up_before_the_engine_hung_are_no_failures(ailing: Served, engine: AilingEngine) -> None:
+    episode, other = ailing.claim(), ailing.claim()
+    engine.ailment = "hung"
+    gives_up(episode)
+    until(lambda: len(episode.trace().calls) == 1)
+    engine.ailment = None
+    assert ask(other).status_code == 200  # it lives
+    engine.tell(EngineHealth(ready=False, hung_since=time.time() - 100, failures=1, reason="hangs"))
+    assert reasons(episode) == []
+    assert episode.end().json()["dropped"] is None
+
+
+def test_a_crash_that_is_noticed_just_after_the_client_left_is_what_it_met(
+    ailing: Served, engine: AilingEngine
+) -> None:
+    episode = ailing.claim()
+    engine.falls("hung")
+    gives_up(episode)
+    until(lambda: len(episode.trace().calls) == 1)
+    engine.tell(EngineHealth(ready=False, failures=1, reason="ended by SIGKILL"))
+    assert reasons(episode) == ["engine_down"]
+
+
+def test_a_client_that_leaves_a_healthy_engine_and_a_bad_request_are_no_failures(
+    ailing: Served, engine: AilingEngine
+) -> None:
+    episode = ailing.claim()
+    engine.falls("hung")
+    gives_up(episode)
+    until(lambda: len(episode.trace().calls) == 1)
+    engine.ailment = None
+    assert ask(episode, temperature="warm").status_code == 400
+    assert ask(episode, messages=[{"role": "user", "content": "x " * 40_000}]).status_code == 400
+    assert ask(episode).status_code == 200
+    assert reasons(episode) == []
+    assert episode.end().json()["dropped"] is None
+
+
+def test_several_prompts_and_choices_leave_a_failed_record_for_each_prompt(
+    ailing: Served, engine: AilingEngine
+) -> None:
+    episode = ailing.claim()
+    engine.falls("down", failures=1)
+    gives_up(episode, "completions", prompt=["one", "two"], n=3)
+    episode.end()
+    assert reasons(episode) == ["engine_down", "engine_down"]
+
+
+def test_a_failure_that_a_retry_made_good_stands_in_the_trace_and_taints_nothing(
+    ailing: Served, engine: AilingEngine
+) -> None:
+    for headers in ({"x-stainless-retry-count": "1"}, {"idempotency-key": "k"}, {}):
+        episode = ailing.claim()
+        engine.falls("down", failures=1)
+        gives_up(episode, headers={"idempotency-key": "k"} if "idempotency-key" in headers else {})
+        until(partial(reasons, episode))
+        engine.recovers()
+        assert ask(episode, headers=headers).status_code == 200
+        assert episode.end().json()["dropped"] is None
+        assert reasons(episode) == ["engine_down"]
+        assert not episode.trace().entry.tainted
+
+
+def test_only_an_answer_to_the_same_request_of_the_same_agent_makes_a_failure_good(
+    ailing: Served, engine: AilingEngine
+) -> None:
+    def another_body(episode: Episode) -> None:
+        ask(episode, temperature=0.5)
+
+    def another_agent(episode: Episode) -> None:
+        ask(episode, headers={"x-agent-name": "critic", "x-stainless-retry-count": "1"})
+
+    def one_of_several_equal_ones(episode: Episode) -> None:
+        for _ in range(2):
+            ask(episode)
+
+    for then in (another_body, another_agent, one_of_several_equal_ones):
+        episode = ailing.claim()
+        engine.falls("down", failures=1)
+        gives_up(episode)
+        until(partial(reasons, episode))
+        engine.recovers()
+        then(episode)
+        assert episode.end().json()["dropped"] == "tainted", then.__name__
+
+
+def test_failures_in_a_row_are_made_good_by_one_answer(ailing: Served, engine: AilingEngine) -> None:
+    episode = ailing.claim()
+    engine.falls("down", failures=1)
+    gives_up(episode)
+    until(partial(reasons, episode))
+    gives_up(episode, headers={"x-stainless-retry-count": "1"})
+    until(lambda: len(reasons(episode)) == 2)
+    engine.recovers()
+    ask(episode, headers={"x-stainless-retry-count": "2"})
+    assert episode.end().json()["dropped"] is None
+
+
+def test_a_count_of_tokens_that_failed_taints_too_and_may_be_made_good(ailing: Served, engine: AilingEngine) -> None:
+    def count(episode: Episode) -> int:
+        headers = {"authorization": f"Bearer {episode.grant['api_key']}"}
+        url = f"{episode.grant['base_url']}/messages/count_tokens"
+        return httpx.post(url, json={"model": "policy", "messages": ASK}, headers=headers).status_code
+
+    async def broken(*_: Any, **__: Any) -> list[int]:
+        raise RuntimeError("no template")
+
+    tainted, recovered = ailing.claim(), ailing.claim()
+    render = engine.render
+    engine.render = broken  # type: ignore[method-assign]
+    assert [count(tainted), count(recovered)] == [500, 500]
+    engine.render = render  # type: ignore[method-assign]
+    assert count(recovered) == 200
+    for episode in (tainted, recovered):
+        assert ask(episode).status_code == 200
+    assert tainted.end().json()["dropped"] == "tainted"
+    assert recovered.end().json()["dropped"] is None
+    assert reasons(recovered) == ["refused"]
+
+
+def test_despite_puts_a_tainted_episode_into_the_pool(ailing: Served, engine: AilingEngine) -> None:
+    episode = ailing.claim()
+    assert ask(episode).status_code == 200
+    engine.falls("down", failures=1)
+    gives_up(episode)
+    ended = ailing.http.post(
+        f"/swarm/v1/episodes/{episode.id}:end",
+        json={"lease": episode.grant["lease"], "reward": 1.0, "despite": "the agent asked again in other words"},
+    ).json()
+    assert (ended["status"], ended["dropped"]) == ("pooled", None)
+    entry = episode.trace().entry
+    assert (entry.state, entry.tainted, entry.despite) == ("ended", True, "the agent asked again in other words")
+    assert list(episode.trace().untrained.values()) == ["tainted"]
+
+
+def test_failed_calls_are_counted_by_reason(ailing: Served, engine: AilingEngine) -> None:
+    episode = ailing.claim()
+    engine.falls("faulty")
+    ask(episode)
+    metrics = ailing.http.get("/metrics").text
+    assert 'swarm_failed_calls_total{reason="cut_off"} 1.0' in metrics
+    assert 'swarm_failed_calls_total{reason="engine_hung"} 0.0' in metrics
+
+
+def test_an_abort_after_a_failed_call_is_the_servers_unless_it_has_another_cause(
+    ailing: Served, engine: AilingEngine
+) -> None:
+    stated = {None: "server", "rollout": "server", "client": "server", "network": "server", "grader": "grader"}
+    stated |= {"limit": "limit", "person": "person"}
+    engine.falls("faulty")
+    for cause, found in stated.items():
+        episode = ailing.claim()
+        ask(episode)
+        abort = {"lease": episode.grant["lease"], "reason": "it failed", "cause": cause}
+        entry = ailing.http.post(f"/swarm/v1/episodes/{episode.id}:abort", json=abort).raise_for_status().json()
+        assert (entry["cause"], entry["tainted"]) == (found, True)
+
+
+def test_failed_calls_are_not_continued(ailing: Served, engine: AilingEngine) -> None:
+    """What was sampled of a failed answer never stands in a later prompt."""
+    episode = ailing.claim()
+    engine.cut_after = 3
+    ask(episode, stream=True)
+    engine.cut_after = None
+    (broken,) = episode.trace().calls
+    said = {"role": "assistant", "content": "hel"}
+    assert ask(episode, messages=[*ASK, said, *ASK]).status_code == 200
+    later: RecordedCall = episode.trace().calls[-1]
+    assert later.parent_call_id is None
+    assert broken.failure is not None
