@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
@@ -62,6 +62,10 @@ def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
+
+
+def until_failed(episode: Episode, calls: int = 1) -> None:
+    until(lambda: len(reasons(episode)) == calls)
 
 
 def is_dropped_as_tainted(episode: Episode) -> bool:
@@ -202,7 +206,7 @@ def test_a_failure_that_a_retry_made_good_stands_in_the_trace_and_taints_nothing
         episode = ailing.claim()
         engine.falls("down", failures=1)
         gives_up(episode, headers={"idempotency-key": "k"} if "idempotency-key" in headers else {})
-        until(partial(reasons, episode))
+        until_failed(episode)
         engine.recovers()
         assert ask(episode, headers=headers).status_code == 200
         assert episode.end().json()["dropped"] is None
@@ -227,7 +231,7 @@ def test_only_an_answer_to_the_same_request_of_the_same_agent_makes_a_failure_go
         episode = ailing.claim()
         engine.falls("down", failures=1)
         gives_up(episode)
-        until(partial(reasons, episode))
+        until_failed(episode)
         engine.recovers()
         then(episode)
         assert episode.end().json()["dropped"] == "tainted", then.__name__
@@ -237,9 +241,9 @@ def test_failures_in_a_row_are_made_good_by_one_answer(ailing: Served, engine: A
     episode = ailing.claim()
     engine.falls("down", failures=1)
     gives_up(episode)
-    until(partial(reasons, episode))
+    until_failed(episode)
     gives_up(episode, headers={"x-stainless-retry-count": "1"})
-    until(lambda: len(reasons(episode)) == 2)
+    until_failed(episode, 2)
     engine.recovers()
     ask(episode, headers={"x-stainless-retry-count": "2"})
     assert episode.end().json()["dropped"] is None
