@@ -35,6 +35,10 @@ class EngineDown(EngineError):
     """A child process is not there (booting, crashed). It is being restarted, or has failed for good."""
 
 
+class EngineHung(EngineDown):
+    """A child did not answer within its limit."""
+
+
 class TrainerCrashed(EngineDown):
     """The trainer died. `open_run` restores the newest whole checkpoint; the caller replays journalled steps."""
 
@@ -78,6 +82,8 @@ class EngineHealth:
     failed_for_good: bool = False
     reason: str | None = None
     failures: int = 0
+    hung_since: float | None = None
+    """Of a child that was found hung: Unix time of its last sign of life. Stands until it is ready again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ import logging
 import os
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -28,12 +29,15 @@ _OBJECT_STORE_BYTES = 512 << 20
 _NODE_ENVIRONMENT = ON_EVERY_NODE | {"PYTHONPATH": f"{packages_root()}{os.pathsep}${{PYTHONPATH}}"}
 """Workers of a cluster that runs already have the environment of their node, not the driver's. Ray puts the node's own PYTHONPATH
 behind ours, which is of no effect where there is no such folder."""
-_ALIVE_LIMIT_S = 60.0
 _ROLE = "actor_rollout"
 
 
 class ClusterLost(Exception):
     """A rank or a replica died or hangs. Nothing is left to go on with: the driver ends and is started anew."""
+
+
+class ClusterHung(ClusterLost):
+    """One that hangs: it has not answered within its limit."""
 
 
 class Cluster:
@@ -86,12 +90,25 @@ class Cluster:
 
     def keys(self) -> list[str]:
         """What each replica asks of those who call it."""
-        return self._got([server.key.remote() for server in self._servers], _ALIVE_LIMIT_S)
+        return self._got([server.key.remote() for server in self._servers], self._silence_s)
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """What ranks compute on."""
+        return "cpu" if get_platform().device_name == "cpu" else "cuda"
 
     def check(self) -> None:
-        """Every part answers."""
-        self._got([server.alive.remote() for server in self._servers], _ALIVE_LIMIT_S)
-        self._got(self._ranks.alive(), _ALIVE_LIMIT_S)
+        """Every part answers. Only while the ranks have nothing to do."""
+        self.check_replicas()
+        self._got(self._ranks.alive(), self._silence_s)
+
+    def check_replicas(self) -> None:
+        """Every replica answers, down to the processes that sample. Not while weights are changed."""
+        self._got([server.alive.remote() for server in self._servers], self._silence_s)
+
+    @cached_property
+    def _silence_s(self) -> float:
+        return self.settings.silence_s(self.device)
 
     # -- training -------------------------------------------------------------------------------------------------
 
@@ -148,6 +165,6 @@ class Cluster:
         try:
             return list(ray.get(list(references), timeout=limit_s))
         except GetTimeoutError as error:
-            raise ClusterLost(f"a part of the cluster has not answered for {limit_s:.0f} s") from error
+            raise ClusterHung(f"a part of the cluster has not answered for {limit_s:.0f} s") from error
         except RayError as error:
             raise ClusterLost(f"a part of the cluster failed: {error}") from error

@@ -82,6 +82,7 @@ class Book:
                 tokens_per_s=tokens_per_s,
                 warm=situation.engine_ready,
                 failures=situation.engine_failures,
+                hang=situation.hang,
             ),
             limits=held.spec.limits.model_dump() if held else {},
         )

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foundation.clock import Clock
-from foundation.futures import take_exception
+from foundation.futures import take_exception, within
 from foundation.ids import Ids
 from swarm.engine.seam import EngineHealth, EngineInfo
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.protocol.status import CheckpointRef, Failure, Phase, ServerStatus
+from swarm.protocol.status import CheckpointRef, Failure, Hang, Phase, ServerStatus
 from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.episodes import GrantedLease
-from swarm.server.coordinator.feed import Feed, Throughput, within
+from swarm.server.coordinator.feed import Feed, Throughput
 from swarm.server.coordinator.leases import LeaseClock, LiveEpisode
 from swarm.server.coordinator.runs import refused_now
 from swarm.server.coordinator.state import Restoration, Situation
@@ -240,6 +240,7 @@ class Clerk:
         """The engine's word on itself. While it is not ready, leases stand still."""
         situation = self.situation
         situation.engine_failures = health.failures
+        self._note_hang(health)
         if health.ready:
             situation.lease_clock.go()
             situation.engine_failed = None
@@ -255,6 +256,15 @@ class Clerk:
         self._book.state.turned = self._book.state.stirred = True
         self._rearm.set()
         self.turn()
+
+    def _note_hang(self, health: EngineHealth) -> None:
+        situation, known = self.situation, self.situation.hang
+        if health.hung_since is not None and (known is None or known.since != health.hung_since):
+            reason = health.reason or "a process of the engine hangs"
+            phase, now = situation.shown_phase, self.clock.now()
+            situation.hang = Hang(reason=reason, phase=phase, since=health.hung_since, found_at=now)
+        elif health.ready and known is not None and known.over_at is None:
+            situation.hang = known.model_copy(update={"over_at": self.clock.now()})
 
     # -- after every change -------------------------------------------------------------------------------------------
 
@@ -309,6 +319,7 @@ class Clerk:
             self.situation.shown_phase,
             self.situation.engine_ready,
             self.situation.engine_failures,
+            self.situation.hang,
             self.situation.opened_run,
             state.serving,
             tuple(self.situation.no_room),

@@ -12,7 +12,7 @@ from foundation.clock import Clock
 from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import Cause, DropReason, EpisodeState
-from swarm.protocol.status import Failure, Phase
+from swarm.protocol.status import Failure, Hang, Phase
 from swarm.server.coordinator.batches import draw, most_flat, one_batch
 from swarm.server.coordinator.groups import Group, Groups
 from swarm.server.coordinator.leases import Deadlines, LeaseClock, LiveEpisode
@@ -57,6 +57,8 @@ class Situation:
     engine_ready: bool = False
     engine_failed: Failure | None = None
     engine_failures: int = 0
+    hang: Hang | None = None
+    """The newest one of the engine."""
     opened_run: str | None = None
     """Whose weights the engine serves, at its newest step."""
     run_directory: str = ""
