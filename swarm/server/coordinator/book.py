@@ -75,6 +75,7 @@ class Book:
             model=info.model,
             model_fingerprint=info.fingerprint,
             pool=self._pool_status(),
+            waiting_for=situation.waiting_for,
             engine=EngineStatus(
                 backend=info.backend,
                 device=info.device,
@@ -84,7 +85,7 @@ class Book:
                 failures=situation.engine_failures,
                 hang=situation.hang,
             ),
-            limits=held.spec.limits.model_dump() if held else {},
+            limits=dict(held.spec.limits) if held else {},
         )
 
     def weights_version(self) -> WeightsVersion | None:
