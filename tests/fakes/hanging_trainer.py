@@ -73,7 +73,7 @@ class HangingEngine(FaultyEngine):
 
     async def open_run(self, run: RunContext, *, at_step: int | None = None) -> int:
         assert await self.trainer.open_run(run, at_step) == await super().open_run(run, at_step=at_step)
-        return await self._served()
+        return await self._exported()
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
         await self.trainer.train(batch)
@@ -84,10 +84,10 @@ class HangingEngine(FaultyEngine):
         return await super().checkpoint(best=best)
 
     async def serve(self, version: WeightsVersion) -> None:
-        await self._served()
+        await self._exported()
         await super().serve(version)
 
-    async def _served(self) -> int:
+    async def _exported(self) -> int:
         return (await self.trainer.export(self._folder / "served"))[0]
 
     def trained(self) -> Made:
