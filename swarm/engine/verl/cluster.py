@@ -41,7 +41,8 @@ class ClusterHung(ClusterLost):
 
 
 class Cluster:
-    """Made whole by `start`; every other method raises ClusterLost when a part of it is gone or does not answer in time."""
+    """Made whole by `start`; every other method raises ClusterLost when a part of it is gone, and those that ask for a sign of life
+    ClusterHung when one gives none."""
 
     def __init__(self, settings: VerlSettings) -> None:
         self.settings = settings
@@ -115,7 +116,7 @@ class Cluster:
     def all_ranks(self, method: str, *values: Any) -> list[Any]:
         """Call a method on every rank and wait for all of them."""
         workers = self._ranks.workers
-        return self._got([getattr(worker, method).remote(*values) for worker in workers], self.settings.work_limit_s)
+        return self._got([getattr(worker, method).remote(*values) for worker in workers])
 
     def save_checkpoint(self, folder: Path) -> None:
         """Every rank writes its part into the folder. Raises also: OSError, of a rank's own."""
@@ -146,25 +147,25 @@ class Cluster:
 
     def freeze(self) -> dict[str, int]:
         """Stop sampling everywhere; how many tokens each request has, by vLLM's own id."""
-        counts = self._got([server.freeze.remote() for server in self._servers], self.settings.sync_limit_s)
+        counts = self._got([server.freeze.remote() for server in self._servers])
         return {name: count for part in counts for name, count in part.items()}
 
     def send_weights(self, step: int) -> str:
         """From the ranks to the replicas; returns their digest. Weights that arrived changed must not be sampled from."""
-        limit_s = self.settings.sync_limit_s
-        sent = self._got(self._ranks.send_weights(step, secrets.token_hex(8)), limit_s)
-        received = self._got([server.forget.remote() for server in self._servers], limit_s)
+        sent = self._got(self._ranks.send_weights(step, secrets.token_hex(8)))
+        received = self._got([server.forget.remote() for server in self._servers])
         if len({*sent, *received}) != 1:
             raise ClusterLost(f"the weights of step {step} did not reach the replicas as they were trained")
         return str(sent[0])
 
     def go_on(self) -> None:
-        self._got([server.go_on.remote() for server in self._servers], self.settings.sync_limit_s)
+        self._got([server.go_on.remote() for server in self._servers])
 
-    def _got(self, references: Sequence[Any], limit_s: float) -> list[Any]:
+    def _got(self, references: Sequence[Any], limit_s: float | None = None) -> list[Any]:
+        """limit_s None: the control process has one for what it asked, and ends the driver."""
         try:
             return list(ray.get(list(references), timeout=limit_s))
         except GetTimeoutError as error:
-            raise ClusterHung(f"a part of the cluster has not answered for {limit_s:.0f} s") from error
+            raise ClusterHung(f"a part of the cluster has not answered for {limit_s} s") from error
         except RayError as error:
             raise ClusterLost(f"a part of the cluster failed: {error}") from error

@@ -44,10 +44,6 @@ class VerlSettings(StrictModel):
     """Instead of what `sampling_memory` leaves for keys and values."""
     tokens_per_rank: Count = 16_384
     """Tokens of one micro-batch of one rank; at least `max_model_len`."""
-    sync_limit_s: Annotated[float, Field(gt=0)] = 600.0
-    """A change of weights that takes longer counts as hung: everything is started anew."""
-    work_limit_s: Annotated[float, Field(gt=0)] = 7200.0
-    """The same for an optimiser step and a checkpoint. In a pass over a batch torch's own limit on exchanges between ranks holds."""
 
     @model_validator(mode="after")
     def _replicas_fit(self) -> VerlSettings:
