@@ -114,6 +114,8 @@ def start_run(args: argparse.Namespace) -> int:
 
 def show_status(args: argparse.Namespace) -> int:
     """Server, run and steps; with --watch, steps as they come."""
+    from swarm.cli.watch_text import standing_lines
+
     with connection.connect(args) as swarm:
         status = swarm.status()
         run_id = args.run_id or status.run_id
@@ -125,6 +127,8 @@ def show_status(args: argparse.Namespace) -> int:
             print(json.dumps({"server": status.model_dump(mode="json"), "run": run}))
             return 0
         print(_server_line(status))
+        for line in standing_lines(status):
+            print(line)
         if report is not None:
             print("\n".join([_run_line(report), *report.notes]))
             print(
@@ -251,11 +255,18 @@ def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
 
 def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:
     """Print steps as they are made until the run ends. Exit code 0 when it is complete, else 1."""
+    from swarm.cli.watch_text import standing_lines
+
     if not args.json:
         print(_heading(), flush=True)
-    report = None
+    report, told = None, list[str]()
     with _looking_on(args) as swarm:
-        for _ in swarm.statuses():
+        for status in swarm.statuses():
+            standing = standing_lines(status)
+            for line in standing:
+                if line not in told:
+                    print(line, file=sys.stderr, flush=True)
+            told = standing
             report, steps = _gone_on(swarm, run_id, since_step, report)
             for step in steps:
                 print(step.model_dump_json() if args.json else _row(step), flush=True)

@@ -12,7 +12,17 @@ from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Footer, Header, Sparkline, Static
 
 from swarm.cli.watch import ServerView
-from swarm.cli.watch_text import Row, client_rows, curve_line, failure_lines, headline, mix_rows, pool_line, rate_line
+from swarm.cli.watch_text import (
+    Row,
+    client_rows,
+    curve_line,
+    failure_lines,
+    headline,
+    mix_rows,
+    pool_line,
+    rate_line,
+    standing_lines,
+)
 
 _MIX = ("mix", "running", "ended", "trained", "debt")
 _CLIENTS = ("client", "version", "episodes", "reward", "failed")
@@ -50,7 +60,8 @@ class Panel(Vertical):
         self.query_one(".head", Static).update(head)
         if view.status is None:
             return
-        self.query_one(".pool", Static).update("\n".join([*view.notes, pool_line(view), rate_line(view)]))
+        lines = [*view.notes, pool_line(view), rate_line(view), *standing_lines(view.status)]
+        self.query_one(".pool", Static).update("\n".join(lines))
         curve = self.query_one(".curve", Sparkline)
         curve.data = view.rewards
         curve.display = bool(view.steps)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from foundation.streams import one_line
 from swarm.cli.watch import ServerView
+from swarm.protocol.status import ServerStatus
 
 CELLS = 60
 CLIENTS_SHOWN = 20
@@ -21,7 +23,7 @@ def server_text(view: ServerView) -> str:
         lines.append(f"  {view.error}")
     if view.status is None:
         return "\n".join(lines)
-    lines += [f"  {line}" for line in (*view.notes, pool_line(view), rate_line(view))]
+    lines += [f"  {line}" for line in (*view.notes, pool_line(view), rate_line(view), *standing_lines(view.status))]
     lines += [f"  mix {'  '.join(row)}" for row in mix_rows(view)]
     if view.steps:
         lines.append(f"  {curve_line(view)}")
@@ -63,6 +65,23 @@ def rate_line(view: ServerView) -> str:
     step = "" if step_s is None else f", last step {step_s:.1f} s"
     failures = f", engine failures {engine.failures}" if engine.failures else ""
     return f"rates: {engine.tokens_per_s:.0f} tokens/s, {episodes} episodes/s{step}{failures}"
+
+
+def standing_lines(status: ServerStatus) -> list[str]:
+    """What the run waits for, and the newest hang of its engine; none where there is neither."""
+    lines = []
+    if (waiting := status.waiting_for) is not None:
+        who = "no client plays it" if waiting.client_id is None else f"client {one_line(waiting.client_id)}"
+        lines.append(f"waits for task {one_line(waiting.task_id)} ({who}) since {clock_time(waiting.since)}")
+    if (hang := status.engine.hang) is not None:
+        over = "not over yet" if hang.over_at is None else f"over at {clock_time(hang.over_at)}"
+        lines.append(f"hung since {clock_time(hang.since)} while {hang.phase}, {over}: {one_line(hang.reason)}")
+    return lines
+
+
+def clock_time(at: float) -> str:
+    """A Unix time, as a clock shows it."""
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")
 
 
 def curve_line(view: ServerView) -> str:

@@ -35,6 +35,10 @@ class EngineDown(EngineError):
     """A child process is not there (booting, crashed). It is being restarted, or has failed for good."""
 
 
+class EngineHung(EngineDown):
+    """A child did not answer within its limit."""
+
+
 class TrainerCrashed(EngineDown):
     """The trainer died. `open_run` restores the newest whole checkpoint; the caller replays journalled steps."""
 
@@ -78,8 +82,15 @@ class EngineHealth:
     failed_for_good: bool = False
     reason: str | None = None
     failures: int = 0
+    inference_ready: bool | None = None
+    """Whether it samples, where that can be while its trainer is away; None: whenever it is `ready`."""
     hung_since: float | None = None
-    """Set when inference was found hung: Unix time of its last sign of life."""
+    """Of a child that was found hung: Unix time of its last sign of life. Stands until it is ready again."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether requests are answered now."""
+        return self.ready if self.inference_ready is None else self.inference_ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ class EpisodeClaim(StrictModel):
     mix: Annotated[Name | None, _EMPTY_IS_NONE] = None
     idle_limit_s: Annotated[float, Field(gt=0, le=86_400), NotBoolean] = 240.0
     max_episode_s: Annotated[float, Field(gt=0), NotBoolean] | None = None
+    """How long the episode may take altogether. None: the run's `limits.max_episode_s`."""
     max_call_s: Annotated[float, Field(gt=0), NotBoolean] | None = None
     """How long one LLM call may take. The idle limit stands still while a call is open: this bounds for how long."""
     wait_s: Annotated[float, Field(ge=0, le=120), NotBoolean] = 30.0

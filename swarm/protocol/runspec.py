@@ -27,6 +27,10 @@ LEAST_TEMPERATURE = 0.01
 """vLLM draws at this one where a lower is asked for, but for 0, at which nothing is drawn."""
 
 
+EPISODE_LIMIT_S = 3600.0
+"""Where neither the claim nor the run says how long an episode may take."""
+
+
 class OptimizerSpec(StrictModel):
     """The optimiser and its schedule.
 
@@ -147,6 +151,8 @@ class LimitSpec(StrictModel):
     tokens: Count | None = None
     """Sampled tokens over the whole run."""
     drain_limit_s: Positive = 120.0
+    max_episode_s: Annotated[Positive, Field(exclude_if=lambda seconds: seconds == EPISODE_LIMIT_S)] = EPISODE_LIMIT_S
+    """How long an episode may take, train or eval, whose claim states no limit of its own."""
 
 
 class CheckpointSpec(StrictModel):

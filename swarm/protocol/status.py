@@ -47,6 +47,20 @@ class PoolStatus(BaseModel):
     by_mix: dict[str, MixStatus] = {}
 
 
+class Hang(BaseModel):
+    """A process of the engine did not answer within its limit. It is ended and started anew, and the step under way is made again."""
+
+    reason: str
+    """Which process, what it was asked, how long it was waited for."""
+    phase: Phase
+    """What the server was at."""
+    since: float
+    """Unix time of the last sign of life."""
+    found_at: float
+    over_at: float | None = None
+    """When the engine was ready again; None while it is not."""
+
+
 class EngineStatus(BaseModel):
     backend: str
     device: str
@@ -55,6 +69,8 @@ class EngineStatus(BaseModel):
     tokens_per_s: float = 0.0
     warm: bool = False
     failures: int = 0
+    hang: Hang | None = None
+    """The newest time that a process of the engine gave no sign of life within its limit; it stays when it is over."""
 
     @property
     def computes(self) -> str:
@@ -99,7 +115,8 @@ class ServerStatus(BaseModel):
     @property
     def trouble(self) -> str | None:
         """Why it does not go on; None while it does."""
-        found = self.failed or self.storage_full
+        hang = self.engine.hang if self.engine.hang is not None and self.engine.hang.over_at is None else None
+        found = self.failed or self.storage_full or hang
         return None if found is None else found.reason
 
 

@@ -9,11 +9,21 @@ from typing import Generic, Self, TypeVar
 
 from pydantic import BaseModel
 
+from foundation.clock import Clock
+from swarm.engine.limits import Expected, Silence, Unanswered, Work
 from swarm.engine.local.supervisor import ChildCommand, ChildProcess
 from swarm.engine.local.wire import HEADER_BYTES, READY, Answer, Failure, frame, length
 from swarm.engine.seam import EngineError, TrainerCrashed, TrainingRefused
 
 Reply = TypeVar("Reply", bound=Answer)
+
+
+class ChildHung(Exception):
+    """A child did not answer a question within its limit."""
+
+    def __init__(self, silence: Silence) -> None:
+        super().__init__(silence.reason)
+        self.silence = silence
 
 
 class Connection(Generic[Reply]):
@@ -70,6 +80,18 @@ class Connection(Generic[Reply]):
         await self._writer.drain()
         return await answer
 
+    async def answer(
+        self, request: Callable[[int], BaseModel], work: Work, *, expected: Expected, clock: Clock
+    ) -> Reply:
+        """The same, within the limit of this work. Raises: ConnectionError, ChildHung."""
+        began = clock.now()
+        asked = asyncio.ensure_future(self.ask(request))
+        try:
+            return await expected.answer(clock, work, asked, done=lambda reply: reply.failure is None)
+        except Unanswered as error:
+            reason = f"the {self._name} has not answered for {error.limit_s:.0f} s: {work.kind}"
+            raise ChildHung(Silence(reason=reason, since=began)) from error
+
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
@@ -79,14 +101,18 @@ class Connection(Generic[Reply]):
                 if waiting is not None and not waiting.done():  # who asked may have been cancelled
                     waiting.set_result(reply)
         except (ConnectionError, asyncio.IncompleteReadError) as error:
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(ConnectionResetError(f"the {self._name} has closed its socket: {error}"))
-                    waiting.exception()  # seen, even when nobody waits any more
+            self._break_off(f"the {self._name} has closed its socket: {error}")
+
+    def _break_off(self, why: str) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ConnectionResetError(why))
+                waiting.exception()  # seen, even when nobody waits any more
 
     async def close(self) -> None:
         self._reading.cancel()
-        self._writer.close()
+        self._break_off(f"the {self._name} is not asked any more")
+        self._writer.transport.abort()  # what was not read yet is of no use: a child that hangs would never read it
         await asyncio.gather(self._reading, self._writer.wait_closed(), return_exceptions=True)
 
 

@@ -234,7 +234,8 @@ class LocalEngine:
             failed_for_good=any(health.failed_for_good for health in both),
             reason="; ".join(reasons) or None,
             failures=sum(health.failures for health in both),
-            hung_since=self.inference.health.hung_since,
+            inference_ready=self.inference.health.ready,
+            hung_since=min((health.hung_since for health in both if health.hung_since is not None), default=None),
         )
         if health != self._health:
             self._health = health

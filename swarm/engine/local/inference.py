@@ -11,8 +11,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,20 @@ from tokenizers import Tokenizer
 
 from foundation.clock import Clock
 from foundation.paths import write_atomically
+from swarm.engine.limits import Silence
 from swarm.engine.local.memory import GIB
 from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, chat_body, text_body
 from swarm.engine.local.supervisor import BackOff, ChildProcess, Supervisor
 from swarm.engine.local.vllm_client import RENDERED, VllmClient, loading_s
 from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
 from swarm.engine.local.weight_spans import WeightSpans
+from swarm.engine.local.workload import ModelWork
 from swarm.engine.seam import (
     Dialect,
     EngineDown,
     EngineError,
     EngineHealth,
+    EngineHung,
     Sampled,
     SampledEvent,
     SampleRequest,
@@ -38,10 +41,13 @@ from swarm.engine.seam import (
 from swarm.protocol.episodes import WeightsVersion
 
 _LOG = logging.getLogger(__name__)
-_BOOT_LIMIT_S = 900.0
+_IMPORTS_S = 120.0
+"""At worst; an idle machine takes a sixth of it."""
 _PROBE_EVERY_S = 0.2
-_PUBLISH_LIMIT_S = 120.0
-"""And as long as the weights take."""
+_LOOK_EVERY_S = 5.0
+"""While it serves."""
+_CHANGES = 4
+"""A change of weights is so many requests, beside the one that loads them."""
 _MAX_SOCKET_PATH = 107
 _SOCKET = "vllm.sock"
 _LONGEST_SOCKET = "x" * 36
@@ -72,12 +78,18 @@ class VllmInference:
         self._next_request = 0
         self._socket_dir: Path | None = None
         self._client: VllmClient | None = None
+        self._lived_at = clock.monotonic()
+        self._changing = False
+        work = ModelWork(model_dir=settings.model_dir, device=settings.device)
+        self.silence_s = work.silence_s(settings.batched_tokens)
+        """So long may the child give no sign of life: no token, no answer of its engine core."""
         self._supervisor = Supervisor(
             start=self._start,
             ready=self._serve_what_was_published,
             on_health=self._tell,
             clock=clock,
-            ready_limit_s=_BOOT_LIMIT_S,
+            boot_s=work.boot_s(_IMPORTS_S),
+            watch=self._watch,
             back_off=back_off,
         )
 
@@ -131,6 +143,7 @@ class VllmInference:
         call = self._spans.begin(request_id)
         try:
             answer = await client.sample(request.dialect, body)
+            self._lives()
         finally:
             self._spans.end(call)
         return book_answer(answer, Asked.by(request), call.spans)
@@ -144,6 +157,7 @@ class VllmInference:
         try:
             async with aclosing(client.stream(request.dialect, body)) as chunks:
                 async for chunk in chunks:
+                    self._lives()
                     yield book.event(chunk)
         finally:
             self._spans.end(call)
@@ -175,16 +189,19 @@ class VllmInference:
                 await self._start_with(weights_dir, version, approval, adapter, failed=False)
                 return
             try:
-                limit_s = _PUBLISH_LIMIT_S + loading_s(weights_dir or self.settings.model_dir)
-                async with asyncio.timeout(limit_s):
-                    await self._change_weights(weights_dir, version, approval, adapter)
+                limit_s = _CHANGES * self.silence_s + loading_s(weights_dir or self.settings.model_dir)
+                with self._limited_otherwise():
+                    async with asyncio.timeout(limit_s):
+                        await self._change_weights(weights_dir, version, approval, adapter)
             except WeightsRefused:
                 await self._supervisor.restart()
                 await self._supervisor.settled()
                 raise
             except (EngineError, TimeoutError) as error:
                 _LOG.warning("weights could not be changed in place (%r); starting inference anew", error)
-                await self._start_with(weights_dir, version, approval, adapter)
+                hung = isinstance(error, EngineHung | TimeoutError)
+                silence = self._silence(f"inference hangs while its weights are changed: {error}") if hung else None
+                await self._start_with(weights_dir, version, approval, adapter, silence=silence)
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
@@ -204,7 +221,8 @@ class VllmInference:
         if not self.health.ready:
             return
         try:
-            await self._serving().sleep()
+            with self._limited_otherwise():
+                await self._serving().sleep()
         except EngineError as error:
             _LOG.warning("inference stays awake: %s", error)
 
@@ -212,10 +230,12 @@ class VllmInference:
         if not self.health.ready:
             return  # it is started again, and begins awake
         try:
-            await self._serving().wake_up()
+            with self._limited_otherwise():
+                await self._serving().wake_up()
         except EngineError as error:
             _LOG.warning("inference does not wake up (%s); starting it anew", error)
-            await self._supervisor.restart()
+            silence = self._silence(f"inference does not wake up: {error}") if isinstance(error, EngineHung) else None
+            await self._supervisor.restart(silence=silence)
 
     def _has_room(self, adapter: ServedAdapter | None) -> bool:
         """Whether the child that runs can serve it, or all weights."""
@@ -231,10 +251,11 @@ class VllmInference:
         adapter: ServedAdapter | None,
         *,
         failed: bool = True,
+        silence: Silence | None = None,
     ) -> None:
         """Start the child anew with these weights; with those of before where they are refused.
 
-        failed: because the one that runs could not take them, and not because it was made for others.
+        failed: because the one that runs could not take them, and not because it was made for others. silence: because it hangs.
         """
         try:
             if approval is not None:
@@ -242,7 +263,7 @@ class VllmInference:
             self._weights_dir, self._adapter = weights_dir, adapter
             self._spans.change(version, {})
         finally:
-            await self._supervisor.restart(failed=failed)
+            await self._supervisor.restart(failed=failed, silence=silence)
             await self._supervisor.settled()
 
     async def _change_weights(
@@ -278,7 +299,7 @@ class VllmInference:
         await self._drop_client()
         self._socket_dir = _private_dir(self.settings.log_path.with_suffix(".socket-dir"))
         socket = self._socket_dir / _SOCKET
-        self._client = VllmClient(socket)
+        self._client = VllmClient(socket, answer_s=self.silence_s)
         self._started_with = self._adapter
         return await ChildProcess.start(self.settings.command(socket, self._adapter))
 
@@ -294,6 +315,53 @@ class VllmInference:
             await client.forget_prefixes()
         if (weights_dir, self._started_with) != (self._weights_dir, self._adapter):
             raise EngineDown("other weights were published while inference was starting")
+
+    # -- signs of life --------------------------------------------------------------------------------------------
+
+    async def _watch(self, _: ChildProcess) -> Silence:
+        """Ask the engine core again and again, in one step with what it samples; vLLM's own `/health` answers for a core that is stopped.
+
+        Returns when neither it answered nor a token came for `silence_s`.
+        """
+        self._lives()
+        asked: asyncio.Task[None] | None = None
+        try:
+            while self._changing or self._clock.monotonic() - self._lived_at < self.silence_s:
+                if not self._changing and (asked is None or asked.done()):
+                    asked = asyncio.create_task(self._ask_for_life())
+                await self._clock.sleep(_LOOK_EVERY_S)
+        finally:
+            if asked is not None:
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
+        return self._silence(f"inference (vLLM) has given no sign of life for {self.silence_s:.0f} s")
+
+    async def _ask_for_life(self) -> None:
+        if self._client is None:
+            return
+        try:
+            await self._client.sampled_counts()
+        except EngineError:
+            return  # not a sign of life; whether the child is still there is seen elsewhere
+        self._lives()
+
+    @contextmanager
+    def _limited_otherwise(self) -> Iterator[None]:
+        """Inside, the engine core is busy with weights, which is waited for within limits of its own."""
+        self._changing = True
+        try:
+            yield
+            self._lives()
+        finally:
+            self._changing = False
+
+    def _lives(self) -> None:
+        self._lived_at = self._clock.monotonic()
+
+    def _silence(self, reason: str) -> Silence:
+        return Silence(reason=reason, since=self._clock.now() - (self._clock.monotonic() - self._lived_at))
+
+    # -- the child ------------------------------------------------------------------------------------------------
 
     async def _drop_client(self) -> None:
         client, self._client = self._client, None

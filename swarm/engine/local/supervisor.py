@@ -13,11 +13,12 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from foundation.clock import Clock
 from foundation.logs import redact
 from foundation.paths import write_atomically
+from swarm.engine.limits import Expected, Silence, Work
 from swarm.engine.local import guardian
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth
 
@@ -192,11 +193,21 @@ class BackOff:
         return min(self.most_s, self.first_s * self.factor ** max(0, failures - 1))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HungStatus:
+    """Exit status of a child that found a part of itself hung, which it does after so many seconds."""
+
+    status: int
+    silent_s: float
+
+
 class Supervisor:
     """Keeps one child alive.
 
     start: makes the child. ready: returns when it serves; raises EngineError when it never will. Both run again at each
     restart, so `ready` is the place to bring a restarted child back to where it was. on_health hears of every change.
+    watch: runs while the child serves, and returns when it found it hung. boot_s: how long a start should take, at worst; later ones are
+    judged by those before. hung_status: how a child ends that found a part of itself hung.
     """
 
     def __init__(
@@ -206,7 +217,9 @@ class Supervisor:
         ready: Callable[[ChildProcess], Awaitable[None]],
         on_health: Callable[[EngineHealth], None],
         clock: Clock,
-        ready_limit_s: float,
+        boot_s: float,
+        watch: Callable[[ChildProcess], Awaitable[Silence]] | None = None,
+        hung_status: HungStatus | None = None,
         stop_grace_s: float = 5.0,
         back_off: BackOff | None = None,
     ) -> None:
@@ -214,7 +227,11 @@ class Supervisor:
         self._ready = ready
         self._on_health = on_health
         self._clock = clock
-        self._ready_limit_s = ready_limit_s
+        self._boots = Expected()
+        self._boot = Work(kind="boot", prior_s=boot_s, least_s=boot_s / 3)
+        self._watch = watch
+        self._hung_status = hung_status
+        self._silence: Silence | None = None
         self._stop_grace_s = stop_grace_s
         self._back_off = back_off or BackOff()
         self._task: asyncio.Task[None] | None = None
@@ -233,7 +250,7 @@ class Supervisor:
     async def boot(self) -> None:
         """Start, and wait until it serves. Again, while it serves: nothing. Raises EngineDown with the reason."""
         if self._task is None or self._task.done():
-            self._failures, self._was_ready = 0, False
+            self._failures, self._was_ready, self._silence = 0, False, None
             self.health = EngineHealth(ready=False, booting=True)
             self._task = asyncio.create_task(self._keep_alive())
         await self.settled()
@@ -254,12 +271,19 @@ class Supervisor:
         await self._end_child()
         self._tell(EngineHealth(ready=False))
 
-    async def restart(self, *, failed: bool = True) -> None:
-        """Kill the child; it is started again as after a crash. failed: it hangs, which counts as one."""
+    async def restart(self, *, failed: bool = True, silence: Silence | None = None) -> None:
+        """Kill the child; it is started again as after a crash. failed: it misbehaves, which counts as one. silence: it hangs."""
         if self._child is not None:
             self._wanted = not failed
-            self._tell(EngineHealth(ready=False, booting=True, failures=self._failures, reason="is started anew"))
+            self._found_hung(silence)
+            reason = "is started anew" if silence is None else silence.reason
+            self._tell(EngineHealth(ready=False, booting=True, failures=self._failures, reason=reason))
             await self._child.stop(grace_s=0)
+
+    def _found_hung(self, silence: Silence | None) -> None:
+        if silence is not None and self._silence is None:
+            self._silence = silence
+            _LOG.error("%s; it is ended and started anew", silence.reason)
 
     def forget(self) -> None:
         """Count its failures anew: it did what it is there for, or is asked for something else."""
@@ -291,8 +315,11 @@ class Supervisor:
         wanted, self._wanted = self._wanted, False
         if wanted:
             return True
+        if self._silence is not None:
+            failure = f"{self._silence.reason}; {failure}"
         self._failures = 1 if served_s > self._back_off.forget_after_s else self._failures + 1
-        allowed = self._back_off.failures if self._was_ready else self._back_off.first_boot_failures
+        bears_more = self._was_ready or self._silence is not None  # what hangs may well start the next time
+        allowed = self._back_off.failures if bears_more else self._back_off.first_boot_failures
         final = self._failures >= allowed
         _LOG.error("%s", failure)
         self._tell(EngineHealth(ready=False, failed_for_good=final, failures=self._failures, reason=failure))
@@ -302,25 +329,54 @@ class Supervisor:
 
     async def _serve_once(self) -> tuple[float, str]:
         """Start it, wait until it serves, then until it ends: how long it served, and how it ended."""
+        began, limit_s = self._clock.now(), self._boots.limit_s(self._boot)
         child = self._child = await self._start()
         exited = asyncio.create_task(child.wait())
         ready = asyncio.ensure_future(self._ready(child))
+        started = self._clock.monotonic()
         try:
-            await asyncio.wait({exited, ready}, timeout=self._ready_limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({exited, ready}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
+                self._ended_by_itself(child, exited.result())
                 raise child.failed(f"{child.ended(exited.result())} while it was starting")
             if not ready.done():
-                raise child.failed(f"was not ready within {self._ready_limit_s:.0f} s")
+                self._boots.hung(self._boot)
+                words = f"was not ready within {limit_s:.0f} s"
+                await self.restart(silence=Silence(reason=f"{child.command.name} {words}", since=began))
+                raise child.failed(words)
             ready.result()
-            self._was_ready = True
-            began = self._clock.monotonic()
-            self._tell(EngineHealth(ready=True, failures=self._failures))
-            code = await exited
-            return self._clock.monotonic() - began, str(child.failed(child.ended(code)))
+            self._boots.took(self._boot, self._clock.monotonic() - started)
+            return await self._until_ended(child, exited)
         finally:
             ready.cancel()
             exited.cancel()
             await asyncio.gather(ready, exited, return_exceptions=True)
+
+    async def _until_ended(self, child: ChildProcess, exited: asyncio.Future[int]) -> tuple[float, str]:
+        """It serves. End it when it is found hung."""
+        self._was_ready, self._silence = True, None
+        began = self._clock.monotonic()
+        self._tell(EngineHealth(ready=True, failures=self._failures))
+        watched = None if self._watch is None else asyncio.ensure_future(self._watch(child))
+        try:
+            if watched is not None:
+                either: set[asyncio.Future[Any]] = {exited, watched}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not exited.done():
+                    await self.restart(silence=watched.result())
+            code = await exited
+        finally:
+            if watched is not None:
+                watched.cancel()
+                await asyncio.gather(watched, return_exceptions=True)
+        self._ended_by_itself(child, code)
+        return self._clock.monotonic() - began, str(child.failed(child.ended(code)))
+
+    def _ended_by_itself(self, child: ChildProcess, code: int) -> None:
+        hung = self._hung_status
+        if hung is not None and code == hung.status:
+            reason = f"a part of the {child.command.name} has not answered for {hung.silent_s:.0f} s"
+            self._found_hung(Silence(reason=reason, since=self._clock.now() - hung.silent_s))
 
     async def _end_child(self) -> None:
         if self._child is not None:
@@ -328,6 +384,8 @@ class Supervisor:
             self._child = None  # only now: whoever interrupts this has to end it too
 
     def _tell(self, health: EngineHealth) -> None:
+        if self._silence is not None:
+            health = replace(health, hung_since=self._silence.since)
         self.health = health
         settled, self._settled = self._settled, asyncio.Event()
         settled.set()

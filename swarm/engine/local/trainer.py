@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foundation.clock import Clock
-from swarm.engine.local.connection import Connection, raised
+from foundation.futures import take_exception
+from swarm.engine.limits import Expected, Work
+from swarm.engine.local.connection import ChildHung, Connection, raised
 from swarm.engine.local.device import Device
 from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
 from swarm.engine.local.threads import thread_count, yielding_threads
@@ -23,6 +25,7 @@ from swarm.engine.local.wire import (
     Train,
     WriteCheckpoint,
 )
+from swarm.engine.local.workload import ModelWork
 from swarm.engine.seam import (
     EngineError,
     EngineHealth,
@@ -32,9 +35,11 @@ from swarm.engine.seam import (
     TrainerCrashed,
 )
 from swarm.models.folder import ModelFolder
-from swarm.protocol.runspec import ComputeType
+from swarm.protocol.runspec import ComputeType, RunSpec
 
-_BOOT_LIMIT_S = 300.0
+_IMPORTS_S = 60.0
+"""At worst; an idle machine takes a tenth of it."""
+_FIRST_STEP_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
 _SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """What CUDA's matrix products need to give the same bits again."""
 
@@ -42,7 +47,8 @@ Command = OpenRun | Train | WriteCheckpoint | Export | Fingerprint
 
 
 class TrainerHandle:
-    """Asks one thing at a time. A crash fails the question under way; the child is started again by itself.
+    """Asks one thing at a time. A crash fails the question under way; the child is started again by itself. One that does not answer
+    within the limit of `swarm.engine.limits` is ended, which is a crash too.
 
     Crashes count in a row: a step that was made ends the row, and so does another run.
 
@@ -70,6 +76,11 @@ class TrainerHandle:
         self._connection: Connection[Reply] | None = None
         self._run_id = ""
         self._run_is_open = False
+        self._spec = RunSpec()
+        self._clock = clock
+        self._work = ModelWork(model_dir=model.path, device=device, start_s=_FIRST_STEP_S[device])
+        self._expected = Expected()
+        self._has_trained = False
         self._asking = asyncio.Lock()
         self._changed = asyncio.Event()
         self._on_health = on_health
@@ -78,7 +89,7 @@ class TrainerHandle:
             ready=self._ready,
             on_health=self._heard,
             clock=clock,
-            ready_limit_s=_BOOT_LIMIT_S,
+            boot_s=self._work.boot_s(_IMPORTS_S),
             back_off=back_off,
         )
 
@@ -106,53 +117,76 @@ class TrainerHandle:
             self._run_id = run.run_id
             self._supervisor.forget()
         command = OpenRun(run_id=run.run_id, branch=run.branch, spec=run.spec, directory=run.directory, at_step=at_step)
-        self._run_is_open = True
-        return (await self._ask(command)).step
+        self._run_is_open, self._spec = True, run.spec
+        work = await asyncio.to_thread(self._work.open_run, run.spec, run.directory, at_step)
+        return (await self._ask(command, work)).step
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
         """Raises: TrainerCrashed, TrainingRefused."""
-        outcome = (await self._ask(Train(batch=batch))).outcome
+        self._spec = batch.spec
+        work = await asyncio.to_thread(self._work.train, batch, first=not self._has_trained)
+        outcome = (await self._ask(Train(batch=batch), work)).outcome
         if outcome is None:
             raise EngineError("the trainer answered a step without its outcome")
+        self._has_trained = True
         self._supervisor.forget()
         return outcome
 
     async def checkpoint(self, best: int | None = None) -> int:
         """See `Engine.checkpoint`. Raises: TrainerCrashed, OSError."""
-        return (await self._ask(WriteCheckpoint(best=best))).step
+        return (await self._ask(WriteCheckpoint(best=best), self._work.checkpoint(self._spec))).step
 
     async def export(self, file: Path) -> tuple[int, str]:
         """Step and checksum of the weights that were written to `file`. Raises: TrainerCrashed, OSError."""
-        reply = await self._ask(Export(file=file))
+        reply = await self._ask(Export(file=file), self._work.export(self._spec))
         if reply.checksum is None:
             raise EngineError("the trainer wrote weights without telling their checksum")
         return reply.step, reply.checksum
 
     async def fingerprint(self) -> str:
         """SHA-256 of the trained weights as they stand, in full precision. Raises: TrainerCrashed."""
-        reply = await self._ask(Fingerprint())
+        reply = await self._ask(Fingerprint(), self._work.fingerprint(self._spec))
         if reply.sha256 is None:
             raise EngineError("the trainer did not tell the hash of its weights")
         return reply.sha256
 
-    async def _ask(self, command: Command) -> Reply:
-        async with self._asking:
-            if self._connection is None or not self._run_is_open:
-                raise TrainerCrashed(self.health.reason or "no run is open in the trainer; open it (again)")
-            try:
-                reply = await self._connection.ask(lambda number: Request(number=number, command=command))
-            except ConnectionError as error:
-                child = self._connection.child
-                await self._drop_connection()
-                await child.stop(grace_s=0)
-                raise TrainerCrashed(
-                    f"the trainer ended during {command.command}; its log is {self._log_path}"
-                ) from error
+    async def _ask(self, command: Command, work: Work) -> Reply:
+        asked = asyncio.ensure_future(self._exchange(command, work))
+        asked.add_done_callback(take_exception)
+        reply = await asyncio.shield(asked)  # when nobody waits for it any more the child is busy with it all the same
         if reply.failure is not None:
             if reply.failure.kind == "run_closed":
                 self._run_is_open = False
             raise raised(reply.failure)
         return reply
+
+    async def _exchange(self, command: Command, work: Work) -> Reply:
+        """Raises: TrainerCrashed."""
+        async with self._asking:
+            connection = self._connection
+            if connection is None or not self._run_is_open:
+                raise TrainerCrashed(self.health.reason or "no run is open in the trainer; open it (again)")
+            try:
+                return await connection.answer(
+                    lambda number: Request(number=number, command=command),
+                    work,
+                    expected=self._expected,
+                    clock=self._clock,
+                )
+            except ChildHung as hung:
+                self._connection, self._run_is_open = None, False
+                if self._supervisor.child is connection.child:
+                    await self._supervisor.restart(silence=hung.silence)
+                await connection.close()
+                raise TrainerCrashed(f"{hung}; its log is {self._log_path}") from hung
+            except ConnectionError as error:
+                if self._connection is connection:
+                    self._connection, self._run_is_open = None, False
+                await connection.child.stop(grace_s=0)
+                await connection.close()
+                raise TrainerCrashed(
+                    f"the trainer ended during {command.command}; its log is {self._log_path}"
+                ) from error
 
     async def _connected(self) -> None:
         """Wait for a child that is ready. Raises: EngineDown when there will be none."""
@@ -171,6 +205,7 @@ class TrainerHandle:
 
     async def _start(self) -> ChildProcess:
         await self._drop_connection()
+        self._has_trained = False
         self._connection = await Connection.start(self._command, Reply, "trainer")
         return self._connection.child
 

@@ -22,9 +22,10 @@ from aiohttp import (
 )
 
 from foundation import wide_json
+from swarm.engine.limits import LEAST_LIMIT_S
 from swarm.engine.local.event_streams import EventStreams, to_address, to_socket
 from swarm.engine.local.memory import weight_bytes
-from swarm.engine.seam import Dialect, EngineDown, EngineError, RequestRefused
+from swarm.engine.seam import Dialect, EngineDown, EngineError, EngineHung, RequestRefused
 
 PATHS: dict[Dialect, str] = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions"}
 RENDERED: dict[Dialect, tuple[str, ...]] = {
@@ -37,11 +38,9 @@ _JSON = {"content-type": "application/json"}
 _CONNECT_S = 10.0
 _PATIENT = ClientTimeout(total=None, sock_connect=_CONNECT_S)
 """An answer may take as long as it takes."""
-_CONTROL_S = 30.0
-_CONTROL = ClientTimeout(total=_CONTROL_S)
 _LOADED_BYTES_PER_S = 100_000_000
 """Weights that a slow machine reads into a running model, or through to know them; two cores with fast memory read five times as many."""
-_MOVE = ClientTimeout(total=60.0)
+_MOVE_S = 60.0
 """All weights go from the device to the machine's memory, or back."""
 _PROBE = ClientTimeout(total=5.0)
 _KEEP_S = 4.0
@@ -54,11 +53,23 @@ def loading_s(weights_dir: Path) -> float:
 
 
 class VllmClient:
-    """One connection pool to one server. Raises EngineDown whenever the server does not answer."""
+    """One connection pool to one server. Raises EngineDown whenever the server does not answer.
 
-    def __init__(self, socket: Path | None, *, address: str = "inference", key: str | None = None) -> None:
-        """socket: a Unix socket of this machine; None: it listens at `address`, HOST:PORT."""
+    Samples are waited for as long as they take: whoever owns the server watches that it lives.
+    """
+
+    def __init__(
+        self,
+        socket: Path | None,
+        *,
+        address: str = "inference",
+        key: str | None = None,
+        answer_s: float = LEAST_LIMIT_S,
+    ) -> None:
+        """socket: a Unix socket of this machine; None: it listens at `address`, HOST:PORT. answer_s: so long may the engine be busy
+        with what it computes before it hears of anything else."""
         self.url = f"http://{address}/"
+        self._answer_s = answer_s
         self._streams = EventStreams(
             to_address(address) if socket is None else to_socket(socket),
             address,
@@ -140,11 +151,11 @@ class VllmClient:
 
     async def sleep(self) -> None:
         """Freeze every request, drop keys and values, bring the weights to the machine's memory; on the CPU they stay."""
-        await self._control("/sleep?level=1&mode=keep", limit=_MOVE)
+        await self._control("/sleep?level=1&mode=keep", limit_s=_MOVE_S)
 
     async def wake_up(self) -> None:
         """Undo `sleep`; requests compute their keys and values anew. Of one that does not sleep: nothing."""
-        await self._control("/wake_up", limit=_MOVE)
+        await self._control("/wake_up", limit_s=_MOVE_S)
 
     async def sampled_counts(self) -> dict[str, int]:
         """Sampled tokens so far of every request that the engine holds, by the engine's own request id."""
@@ -157,7 +168,7 @@ class VllmClient:
         await self._control(
             "/collective_rpc",
             {"method": "replace_weights", "kwargs": {"folder": str(weights_dir)}},
-            limit=ClientTimeout(total=_CONTROL_S + loading_s(weights_dir)),
+            limit_s=self._answer_s + loading_s(weights_dir),
         )
 
     async def replace_adapter(self, name: str, folder: Path) -> None:
@@ -178,13 +189,15 @@ class VllmClient:
             raise EngineError("the inference engine kept keys and values of the old weights")
 
     async def _control(
-        self, path: str, body: dict[str, Any] | None = None, *, limit: ClientTimeout = _CONTROL
+        self, path: str, body: dict[str, Any] | None = None, *, limit_s: float | None = None
     ) -> dict[str, Any]:
-        content = orjson.dumps(body or {})
+        content, limit = orjson.dumps(body or {}), ClientTimeout(total=limit_s or self._answer_s)
         try:
             async with self._http.post(path, data=content, headers=_JSON, timeout=limit) as response:
                 status, content = response.status, await response.read()
-        except (ClientError, TimeoutError) as error:
+        except TimeoutError as error:
+            raise EngineHung(f"the inference engine has not answered {path} for {limit.total:.0f} s") from error
+        except ClientError as error:
             raise _down(error) from error
         if status != 200:
             raise EngineError(f"{path} answered {status}: {content.decode(errors='replace')[:300]}")

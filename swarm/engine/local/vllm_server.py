@@ -123,6 +123,11 @@ class VllmSettings:
             raise EngineError(f"{self.model_name} holds {longest} tokens at most; {self.max_model_len} were asked for")
         return self.max_model_len
 
+    @property
+    def batched_tokens(self) -> int:
+        """Tokens of prompts that it takes on at once."""
+        return max(4096, self.model_len)
+
     @cached_property
     def compute_dtype(self) -> ComputeType:
         return self.dtype or compute_type(self.device)
@@ -189,7 +194,7 @@ class VllmSettings:
                 str(self.max_num_seqs),
             ),
             *("--kv-cache-memory-bytes", str(self.kv_bytes), "--enable-scale-out"),
-            *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(4096, self.model_len))),
+            *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(self.batched_tokens)),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", "swarm.engine.local.worker_extension.SampledCounts"),
             *("--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"),

@@ -6,8 +6,9 @@ import logging
 import os
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -28,7 +29,6 @@ _OBJECT_STORE_BYTES = 512 << 20
 _NODE_ENVIRONMENT = ON_EVERY_NODE | {"PYTHONPATH": f"{packages_root()}{os.pathsep}${{PYTHONPATH}}"}
 """Workers of a cluster that runs already have the environment of their node, not the driver's. Ray puts the node's own PYTHONPATH
 behind ours, which is of no effect where there is no such folder."""
-_ALIVE_LIMIT_S = 60.0
 _ROLE = "actor_rollout"
 
 
@@ -36,8 +36,13 @@ class ClusterLost(Exception):
     """A rank or a replica died or hangs. Nothing is left to go on with: the driver ends and is started anew."""
 
 
+class ClusterHung(ClusterLost):
+    """One that hangs: it has not answered within its limit."""
+
+
 class Cluster:
-    """Made whole by `start`; every other method raises ClusterLost when a part of it is gone or does not answer in time."""
+    """Made whole by `start`; every other method raises ClusterLost when a part of it is gone, and those that ask for a sign of life
+    ClusterHung when one gives none."""
 
     def __init__(self, settings: VerlSettings) -> None:
         self.settings = settings
@@ -86,19 +91,32 @@ class Cluster:
 
     def keys(self) -> list[str]:
         """What each replica asks of those who call it."""
-        return self._got([server.key.remote() for server in self._servers], _ALIVE_LIMIT_S)
+        return self._got([server.key.remote() for server in self._servers], self._silence_s)
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """What ranks compute on."""
+        return "cpu" if get_platform().device_name == "cpu" else "cuda"
 
     def check(self) -> None:
-        """Every part answers."""
-        self._got([server.alive.remote() for server in self._servers], _ALIVE_LIMIT_S)
-        self._got(self._ranks.alive(), _ALIVE_LIMIT_S)
+        """Every part answers. Only while the ranks have nothing to do."""
+        self.check_replicas()
+        self._got(self._ranks.alive(), self._silence_s)
+
+    def check_replicas(self) -> None:
+        """Every replica answers, down to the processes that sample. Not while weights are changed."""
+        self._got([server.alive.remote() for server in self._servers], self._silence_s)
+
+    @cached_property
+    def _silence_s(self) -> float:
+        return self.settings.silence_s(self.device)
 
     # -- training -------------------------------------------------------------------------------------------------
 
     def all_ranks(self, method: str, *values: Any) -> list[Any]:
         """Call a method on every rank and wait for all of them."""
         workers = self._ranks.workers
-        return self._got([getattr(worker, method).remote(*values) for worker in workers], self.settings.work_limit_s)
+        return self._got([getattr(worker, method).remote(*values) for worker in workers])
 
     def save_checkpoint(self, folder: Path) -> None:
         """Every rank writes its part into the folder. Raises also: OSError, of a rank's own."""
@@ -129,25 +147,25 @@ class Cluster:
 
     def freeze(self) -> dict[str, int]:
         """Stop sampling everywhere; how many tokens each request has, by vLLM's own id."""
-        counts = self._got([server.freeze.remote() for server in self._servers], self.settings.sync_limit_s)
+        counts = self._got([server.freeze.remote() for server in self._servers])
         return {name: count for part in counts for name, count in part.items()}
 
     def send_weights(self, step: int) -> str:
         """From the ranks to the replicas; returns their digest. Weights that arrived changed must not be sampled from."""
-        limit_s = self.settings.sync_limit_s
-        sent = self._got(self._ranks.send_weights(step, secrets.token_hex(8)), limit_s)
-        received = self._got([server.forget.remote() for server in self._servers], limit_s)
+        sent = self._got(self._ranks.send_weights(step, secrets.token_hex(8)))
+        received = self._got([server.forget.remote() for server in self._servers])
         if len({*sent, *received}) != 1:
             raise ClusterLost(f"the weights of step {step} did not reach the replicas as they were trained")
         return str(sent[0])
 
     def go_on(self) -> None:
-        self._got([server.go_on.remote() for server in self._servers], self.settings.sync_limit_s)
+        self._got([server.go_on.remote() for server in self._servers])
 
-    def _got(self, references: Sequence[Any], limit_s: float) -> list[Any]:
+    def _got(self, references: Sequence[Any], limit_s: float | None = None) -> list[Any]:
+        """limit_s None: the control process has one for what it asked, and ends the driver."""
         try:
             return list(ray.get(list(references), timeout=limit_s))
         except GetTimeoutError as error:
-            raise ClusterLost(f"a part of the cluster has not answered for {limit_s:.0f} s") from error
+            raise ClusterHung(f"a part of the cluster has not answered for {limit_s} s") from error
         except RayError as error:
             raise ClusterLost(f"a part of the cluster failed: {error}") from error

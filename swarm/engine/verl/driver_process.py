@@ -11,24 +11,27 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import select
 import socket
 import sys
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
 
 from foundation import logs
 from foundation.clock import SystemClock
 from swarm.engine.local.wire import READY, Failure, OpenRun, Train, WriteCheckpoint, frame, received
 from swarm.engine.seam import EngineError, TrainingRefused
-from swarm.engine.verl.settings import VerlSettings
-from swarm.engine.verl.wire import Place, Publish, Reply, Request
+from swarm.engine.verl.settings import HUNG_STATUS, LOOK_EVERY_S, VerlSettings
+from swarm.engine.verl.wire import Place, Publish, Reply, Request, Resume
 from swarm.protocol.runspec import AS_STORED
 
 if TYPE_CHECKING:
     from swarm.engine.verl.cluster import Cluster
     from swarm.engine.verl.workshop import Workshop
 
-_LOOK_EVERY_S = 10.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -47,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 def _serve(settings: VerlSettings, fingerprint: str, connection: socket.socket) -> int:
     import ray
 
-    from swarm.engine.verl.cluster import Cluster, ClusterLost
+    from swarm.engine.verl.cluster import Cluster, ClusterHung, ClusterLost
     from swarm.engine.verl.workshop import Workshop
 
     try:
@@ -55,9 +58,13 @@ def _serve(settings: VerlSettings, fingerprint: str, connection: socket.socket) 
         cluster.start()
         workshop = Workshop(cluster, fingerprint, SystemClock(), pad_token=_pad_token(settings))
         places = [Place(address=at, key=key) for at, key in zip(cluster.addresses, cluster.keys(), strict=True)]
-        connection.sendall(frame(Reply(number=READY, places=places)))
+        connection.sendall(frame(Reply(number=READY, places=places, device=cluster.device)))
         while (request := _next_request(connection, cluster)) is not None:
-            connection.sendall(frame(_answer(workshop, request)))
+            with _replicas_watched(cluster, request):
+                reply = _answer(workshop, request)
+            connection.sendall(frame(reply))
+    except ClusterHung as error:
+        _end_hung(error)
     except (EngineError, ClusterLost) as error:
         _LOG.error("%s", error)
         return 1
@@ -71,10 +78,46 @@ def _next_request(connection: socket.socket, cluster: Cluster) -> Request | None
 
     Raises: ClusterLost.
     """
-    while not select.select([connection], [], [], _LOOK_EVERY_S)[0]:
-        cluster.check()
+    while not select.select([connection], [], [], LOOK_EVERY_S)[0]:
+        _look(cluster.check)
     data = received(connection)
     return None if data is None else Request.model_validate_json(data, context=AS_STORED)
+
+
+def _look(check: Callable[[], None]) -> None:
+    """Raises: ClusterLost. Ends the process, without a word to those who hang, when a part does not answer."""
+    from swarm.engine.verl.cluster import ClusterHung
+
+    try:
+        check()
+    except ClusterHung as error:
+        _end_hung(error)
+
+
+def _end_hung(error: Exception) -> NoReturn:
+    _LOG.error("%s", error)
+    os._exit(HUNG_STATUS)
+
+
+@contextmanager
+def _replicas_watched(cluster: Cluster, request: Request) -> Iterator[None]:
+    """While the ranks work, replicas go on sampling, and are asked for a sign of life. A change of weights has a limit of its own."""
+    if isinstance(request.command, Publish | Resume):
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_EVERY_S):
+            _look(cluster.check_replicas)
+
+    watching = threading.Thread(target=watch, name="replicas", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
 
 
 def _answer(workshop: Workshop, request: Request) -> Reply:

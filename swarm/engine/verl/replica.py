@@ -38,8 +38,9 @@ class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
         return self._key
 
     async def alive(self) -> None:
-        """Raises when vLLM's engine died under the actor."""
+        """Raises when vLLM's engine died under the actor, and does not answer while a process of it hangs."""
         await self.engine.check_health()
+        await self.engine.collective_rpc(method="sampled_counts")
 
     async def freeze(self) -> dict[str, int]:
         """Stop every request where it is; new ones wait. Returns how many tokens each has sampled, by vLLM's own id."""

@@ -9,9 +9,14 @@ from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
 from swarm.engine.local.vllm_server import VLLM_ANYWHERE
+from swarm.engine.local.workload import ModelWork
 from swarm.protocol.runspec import ComputeType
 
 Count = Annotated[int, Field(ge=1)]
+LOOK_EVERY_S = 10.0
+"""The driver asks its parts for a sign of life."""
+HUNG_STATUS = 75
+"""Exit status of a driver of whose parts one gave none."""
 ON_EVERY_NODE = VLLM_ANYWHERE | {"TOKENIZERS_PARALLELISM": "false"}
 """The environment that ranks and replicas count on, wherever they run."""
 
@@ -39,10 +44,6 @@ class VerlSettings(StrictModel):
     """Instead of what `sampling_memory` leaves for keys and values."""
     tokens_per_rank: Count = 16_384
     """Tokens of one micro-batch of one rank; at least `max_model_len`."""
-    sync_limit_s: Annotated[float, Field(gt=0)] = 600.0
-    """A change of weights that takes longer counts as hung: everything is started anew."""
-    work_limit_s: Annotated[float, Field(gt=0)] = 7200.0
-    """The same for an optimiser step and a checkpoint. In a pass over a batch torch's own limit on exchanges between ranks holds."""
 
     @model_validator(mode="after")
     def _replicas_fit(self) -> VerlSettings:
@@ -58,3 +59,11 @@ class VerlSettings(StrictModel):
     @property
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    def work(self, device: str, *, start_s: float = 0.0) -> ModelWork:
+        """What ranks of this kind of device (`cpu`, `cuda`) are asked for."""
+        return ModelWork(model_dir=self.model_dir, device=device, devices=self.ranks, start_s=start_s)
+
+    def silence_s(self, device: str) -> float:
+        """How long a part that has nothing long to do may give no sign of life."""
+        return self.work(device).silence_s(self.tokens_per_rank)

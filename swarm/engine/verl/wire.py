@@ -38,7 +38,8 @@ class Place(Message):
 
 
 class Reply(Answer):
-    """READY comes with `places`. counts: sampled tokens by vLLM's request id, of a Publish."""
+    """READY comes with `places` and `device`, the kind that ranks compute on. counts: sampled tokens by vLLM's request id, of a Publish."""
 
     places: list[Place] = []
+    device: Literal["cpu", "cuda"] = "cpu"
     counts: dict[str, int] = {}

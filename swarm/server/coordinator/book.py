@@ -75,6 +75,7 @@ class Book:
             model=info.model,
             model_fingerprint=info.fingerprint,
             pool=self._pool_status(),
+            waiting_for=situation.waiting_for,
             engine=EngineStatus(
                 backend=info.backend,
                 device=info.device,
@@ -82,8 +83,9 @@ class Book:
                 tokens_per_s=tokens_per_s,
                 warm=situation.engine_ready,
                 failures=situation.engine_failures,
+                hang=situation.hang,
             ),
-            limits=held.spec.limits.model_dump() if held else {},
+            limits=dict(held.spec.limits) if held else {},
         )
 
     def weights_version(self) -> WeightsVersion | None:

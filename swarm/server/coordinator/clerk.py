@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foundation.clock import Clock
-from foundation.futures import take_exception
+from foundation.futures import take_exception, within
 from foundation.ids import Ids
 from swarm.engine.seam import EngineHealth, EngineInfo
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.protocol.status import CheckpointRef, Failure, Phase, ServerStatus
+from swarm.protocol.status import CheckpointRef, Failure, Hang, Phase, ServerStatus
 from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.episodes import GrantedLease
-from swarm.server.coordinator.feed import Feed, Throughput, within
+from swarm.server.coordinator.feed import Feed, Throughput
 from swarm.server.coordinator.leases import LeaseClock, LiveEpisode
 from swarm.server.coordinator.runs import refused_now
+from swarm.server.coordinator.standstill import LOOK_EVERY_S, stirs, waiting_for
 from swarm.server.coordinator.state import Restoration, Situation
 from swarm.server.coordinator.waiting import Waiter, Waiting
 from swarm.server.pool.commit import GroupCommit
@@ -68,6 +69,7 @@ class Clerk:
         self._rearm = asyncio.Event()
         self._armed_for: float | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._quiet: asyncio.Task[None] | None = None
         self._checkpoints_wanted: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
         self._restored: asyncio.Future[None] | None = None
         self._shown: tuple[Any, ...] = ()
@@ -106,9 +108,11 @@ class Clerk:
             self.storage(POOL, error.detail)
 
     def start(self) -> None:
-        """Begin to watch limits."""
+        """Begin to watch limits, and what the run stands still for."""
         self._watch = asyncio.create_task(self._watch_limits(), name="limits")
         self._watch.add_done_callback(lambda _: self._work.set())
+        self._quiet = asyncio.create_task(self._watch_quiet(), name="quiet")
+        self._quiet.add_done_callback(lambda _: self._work.set())
 
     async def close(self) -> None:
         """Stop the timers, finish the writes under way, close the pool. Waiting claims get not_rolling."""
@@ -116,9 +120,10 @@ class Clerk:
         self._settle_checkpoints(closing=True)
         if self.situation.restoration is not None:
             self.restored(Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down", retry_after_s=5.0))
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for watch in (self._watch, self._quiet):
+            if watch is not None:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
         await self.feed.close()
         await self._commit.close()
         self._reads.close()
@@ -205,12 +210,13 @@ class Clerk:
     async def wait_for_work(self, until: float) -> None:
         """Return when something happened that the conductor should look at, or at `until` (Unix time, may be infinite).
 
-        Raises: what ended the watch over limits, which must never end by itself; what broke the pool.
+        Raises: what ended a watch, which must never end by itself; what broke the pool.
         """
         if self._commit.broken is not None:
             raise self._commit.broken
-        if self._watch is not None and self._watch.done():
-            self._watch.result()
+        for watch in (self._watch, self._quiet):
+            if watch is not None and watch.done():
+                watch.result()
         left_s = until - self.clock.now()
         await within(self.clock, None if left_s == math.inf else left_s, self._work.wait())
         self._work.clear()
@@ -233,6 +239,7 @@ class Clerk:
         situation = self.situation
         if run_id != situation.opened_run:
             situation.collecting_since = self.clock.monotonic()
+        self._stirred()
         situation.opened_run = run_id
         situation.run_directory = str(directory or "")
         situation.serve_again = False
@@ -243,6 +250,7 @@ class Clerk:
         """The engine's word on itself. While it is not ready, leases stand still."""
         situation = self.situation
         situation.engine_failures = health.failures
+        self._note_hang(health)
         if health.ready:
             situation.lease_clock.go()
             situation.engine_failed = None
@@ -258,6 +266,15 @@ class Clerk:
         self._book.state.turned = self._book.state.stirred = True
         self._rearm.set()
         self.turn()
+
+    def _note_hang(self, health: EngineHealth) -> None:
+        situation, known = self.situation, self.situation.hang
+        if health.hung_since is not None and (known is None or known.since != health.hung_since):
+            reason = health.reason or "a process of the engine hangs"
+            phase, now = situation.shown_phase, self.clock.now()
+            situation.hang = Hang(reason=reason, phase=phase, since=health.hung_since, found_at=now)
+        elif health.ready and known is not None and known.over_at is None:
+            situation.hang = known.model_copy(update={"over_at": self.clock.now()})
 
     # -- after every change -------------------------------------------------------------------------------------------
 
@@ -291,6 +308,8 @@ class Clerk:
         changes = state.take_changes()
         if not changes:
             return self._commit.last()
+        if stirs(changes):
+            self._stirred()
         written = self._commit.submit(changes)
         if POOL in self.situation.no_room:
             written.add_done_callback(self._room_again)
@@ -299,6 +318,10 @@ class Clerk:
             written.add_done_callback(partial(_forget, state.closing, closed))
         self.feed.changed(at_once=False)
         return written
+
+    def _stirred(self) -> None:
+        """The run does not stand still."""
+        self.situation.quiet_since, self.situation.waiting_for = self.clock.now(), None
 
     def _room_again(self, written: asyncio.Future[None]) -> None:
         if not written.cancelled() and written.exception() is None:
@@ -312,6 +335,8 @@ class Clerk:
             self.situation.shown_phase,
             self.situation.engine_ready,
             self.situation.engine_failures,
+            self.situation.hang,
+            self.situation.waiting_for,
             self.situation.opened_run,
             state.serving,
             tuple(self.situation.no_room),
@@ -350,6 +375,18 @@ class Clerk:
             else:
                 still.append((run_id, step, answer))
         self._checkpoints_wanted = still
+
+    async def _watch_quiet(self) -> None:
+        """See from time to time whether the run stands still, and for what."""
+        while True:
+            await self.clock.sleep(LOOK_EVERY_S)
+            situation = self.situation
+            found = waiting_for(self._book.state, situation.quiet_since)
+            if found is not None and situation.waiting_for is None:
+                who = f"client {found.client_id}" if found.client_id is not None else "a client: its slots are free"
+                self.feed.log(f"the run waits for {who}, task {found.task_id!r}")
+            situation.waiting_for = found
+            self._publish()
 
     async def _watch_limits(self) -> None:
         """Close what runs out, when it runs out."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from foundation.clock import Clock
+from foundation.futures import within
 from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import (
@@ -51,7 +52,7 @@ from swarm.server.coordinator.book import Book
 from swarm.server.coordinator.calls import CallAttempt, FailedCall, OpenCall
 from swarm.server.coordinator.clerk import Clerk
 from swarm.server.coordinator.episodes import GrantedLease, late_abort, late_end, lost
-from swarm.server.coordinator.feed import ServerEvent, within
+from swarm.server.coordinator.feed import ServerEvent
 from swarm.server.coordinator.leases import digest
 from swarm.server.coordinator.state import Restoration
 from swarm.server.coordinator.versions import VersionKey, shifts

@@ -199,8 +199,7 @@ class EpisodeBook:
         state.next_episode_seq += 1
         now = state.lease_time
         live = LiveEpisode(row=row, lease=lease, idle_limit_s=claim.idle_limit_s, idle_at=now + claim.idle_limit_s)
-        if claim.max_episode_s is not None:
-            live.ends_at = now + claim.max_episode_s
+        live.ends_at = now + (claim.max_episode_s or run.spec.limits.max_episode_s)
         if claim.max_call_s is not None:
             live.max_call_s = claim.max_call_s
         if claim.idempotency_key is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from foundation.clock import Clock
+from foundation.futures import within
 from foundation.logs import redact
 
 QUIET_S = 0.25
@@ -24,22 +25,6 @@ class ServerEvent:
 
     kind: Literal["status", "log"]
     data: dict[str, Any]
-
-
-async def within(clock: Clock, seconds: float | None, wanted: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> bool:
-    """Whether `wanted` was done within `seconds` of the clock (None: no limit). It is cancelled when it was not."""
-    future = asyncio.ensure_future(wanted)
-    racers: set[asyncio.Future[Any]] = {future}
-    if seconds is not None:
-        racers.add(asyncio.ensure_future(clock.sleep(max(0.0, seconds))))
-    try:
-        await asyncio.wait(racers, return_when=asyncio.FIRST_COMPLETED)
-        if future.done() and not future.cancelled():
-            future.exception()  # seen: whoever shares it hears of it there
-        return future.done()
-    finally:
-        for racer in racers:
-            racer.cancel()
 
 
 class Feed:

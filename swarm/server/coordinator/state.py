@@ -12,7 +12,7 @@ from foundation.clock import Clock
 from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import Cause, DropReason, EpisodeState
-from swarm.protocol.status import Failure, Phase
+from swarm.protocol.status import Failure, Hang, Phase, WaitingFor
 from swarm.server.coordinator.batches import draw, most_flat, one_batch
 from swarm.server.coordinator.groups import Group, Groups
 from swarm.server.coordinator.leases import Deadlines, LeaseClock, LiveEpisode
@@ -57,6 +57,8 @@ class Situation:
     engine_ready: bool = False
     engine_failed: Failure | None = None
     engine_failures: int = 0
+    hang: Hang | None = None
+    """The newest one of the engine."""
     opened_run: str | None = None
     """Whose weights the engine serves, at its newest step."""
     run_directory: str = ""
@@ -65,6 +67,10 @@ class Situation:
     """Inference was restarted: the weights must be served again before anything else."""
     collecting_since: float = 0.0
     """Monotonic time since which the next batch is being collected."""
+    quiet_since: float = 0.0
+    """Unix time of the newest claim, end or step, or anything else that bears on the next step."""
+    waiting_for: WaitingFor | None = None
+    """What was found then to hold the run up."""
     no_room: dict[str, Failure] = field(default_factory=dict)
     """What could not be written when it was last tried (`the pool`, `checkpoints`), and why."""
     checkpoint_wanted: bool = False

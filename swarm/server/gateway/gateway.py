@@ -401,7 +401,7 @@ class Gateway:
     def _on_health(self, health: EngineHealth) -> None:
         self._look_back(health)
         self._failed = health.failed_for_good
-        self._hung = not health.ready and (health.hung_since is not None or self._hung)
+        self._hung = not health.samples and (health.hung_since is not None or self._hung)
         if health.ready or health.failed_for_good:
             self._ready.set()
         else:
@@ -409,8 +409,10 @@ class Gateway:
 
     def _look_back(self, health: EngineHealth) -> None:
         """Clients that gave up on an engine that is found hung, or that died just then, did not go by themselves."""
-        crashed = not health.ready and health.failures > self._failures
+        crashed = not health.samples and health.failures > self._failures
         self._failures = health.failures
+        if health.samples:
+            return
         if health.hung_since is not None:
             since, reason = health.hung_since, _HUNG
         elif crashed:

@@ -55,7 +55,7 @@ async def supervised(tmp_path: Path, code: str = SERVES, **parts: Any) -> AsyncI
         "ready": says_up,
         "on_health": lambda health: None,
         "clock": SystemClock(),
-        "ready_limit_s": 20,
+        "boot_s": 20,
         "back_off": FAST,
     }
     supervisor = Supervisor(**usual | parts)

@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swarm.engine.local import vllm_client
 from swarm.engine.local.vllm_client import VllmClient
-from swarm.engine.seam import EngineDown, EngineError, RequestRefused
+from swarm.engine.seam import EngineDown, EngineError, EngineHung, RequestRefused
 
 pytestmark = pytest.mark.anyio
 
@@ -55,11 +56,11 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(server: Server) -> AsyncIterator[VllmClient]:
+async def serving(server: Server, **fields: Any) -> AsyncIterator[VllmClient]:
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "s"
         listener = await asyncio.start_unix_server(server.serve, socket)
-        client = VllmClient(socket)
+        client = VllmClient(socket, **fields)
         try:
             yield client
         finally:
@@ -139,19 +140,16 @@ class Patient(Server):
         await super().serve(reader, writer)
 
 
-async def test_weights_may_take_as_long_to_load_as_there_are_many(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(vllm_client, "_CONTROL_S", 0.1)
+async def test_weights_may_take_as_long_to_load_as_there_are_many(tmp_path: Path) -> None:
     few, many = tmp_path / "few", tmp_path / "many"
     for folder, size in ((few, 0), (many, 100 << 30)):
         folder.mkdir()
         with (folder / "model.safetensors").open("wb") as file:
             file.truncate(size)  # takes no room
     server = Patient()
-    async with serving(server) as client:
+    async with serving(server, answer_s=0.1) as client:
         loading = asyncio.create_task(client.replace_weights(many))
-        with pytest.raises(EngineDown):
+        with pytest.raises(EngineHung, match="has not answered /collective_rpc"):
             await client.replace_weights(few)
         server.may_answer.set()
         await asyncio.wait_for(loading, LIMIT_S)

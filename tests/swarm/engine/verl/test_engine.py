@@ -7,6 +7,7 @@ import importlib.util
 import math
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import httpx
 import pytest
 
 from foundation.clock import SystemClock
-from swarm.engine.seam import EngineDown, EngineError, RunContext, TrainBatch, TrainerCrashed
+from swarm.engine.limits import LEAST_LIMIT_S
+from swarm.engine.seam import EngineDown, EngineError, EngineHealth, RunContext, TrainBatch, TrainerCrashed
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
@@ -31,6 +33,8 @@ pytestmark = [
 
 MEAN_TOLERANCE = 0.1
 """Two bfloat16 implementations of one small random model."""
+NAMED_S = 30.0
+"""What hangs is named so long after its limit at most."""
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +182,49 @@ async def test_a_rank_that_dies_takes_all_with_it_and_the_run_goes_on_from_its_c
     assert engine.driver.health.failures == 0
     for name in ("loss", "grad_norm", "weights_change"):
         assert again.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-6)
+
+
+@pytest.mark.campaign
+async def test_a_rank_that_is_stopped_is_named_and_all_is_started_anew_whether_it_works_or_rests(
+    engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
+) -> None:
+    heard: list[EngineHealth] = []
+    engine.subscribe(heard.append)
+    run = RunContext(run_id="run-stopped", branch=0, spec=run_spec, directory=tmp_path)
+    await engine.open_run(run)
+    await engine.train(await batch_of(engine, run_spec, 1))
+    await engine.serve(WeightsVersion(run_id="run-stopped", branch=0, step=1))
+    await engine.checkpoint()
+    second = await batch_of(engine, run_spec, 2)
+    expected = await engine.train(second)
+    assert await engine.open_run(run) == 1
+    stopped_at = time.time()
+    os.kill(_a_rank(engine), signal.SIGSTOP)
+    async with asyncio.timeout(LEAST_LIMIT_S + NAMED_S):
+        with pytest.raises(TrainerCrashed, match="has not answered"):
+            await engine.train(second)
+    assert _hung_since(heard) == pytest.approx(stopped_at, abs=5)
+    assert await engine.open_run(run) == 1
+    again = await engine.train(second)
+    for name in ("loss", "grad_norm", "weights_change"):
+        assert again.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-6)
+    assert await engine.open_run(run) == 1
+    heard.clear()
+    stopped_at = time.time()
+    os.kill(_a_rank(engine), signal.SIGSTOP)
+    async with asyncio.timeout(LEAST_LIMIT_S + NAMED_S):
+        while True:  # another process's state has no event to wait for
+            if not engine.driver.health.ready:
+                break
+            await asyncio.sleep(0.05)
+    assert stopped_at - NAMED_S <= _hung_since(heard) <= time.time()
+    assert await engine.open_run(run) == 1
+    assert (await engine.sample(request(chat("Say red")))).choices[0].versions[0].version.step == 1
+
+
+def _hung_since(heard: list[EngineHealth]) -> float:
+    """The last sign of life of what was found hung, as Unix time."""
+    return next(health.hung_since for health in heard if health.hung_since is not None)
 
 
 def _a_rank(engine: VerlEngine) -> int:

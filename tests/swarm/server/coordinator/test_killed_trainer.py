@@ -37,7 +37,7 @@ class KilledEngine(FaultyEngine):
             ready=_at_once,
             on_health=self._heard,
             clock=clock,
-            ready_limit_s=20,
+            boot_s=20,
         )
 
     async def boot(self) -> None:

@@ -79,6 +79,12 @@ class World:
     async def until_step(self, step: int) -> None:
         await self.until(lambda: (run := self.desk.clerk.book.state.run) is not None and run.step >= step)
 
+    @property
+    def step(self) -> int:
+        """The newest step of the run that is done."""
+        run = self.desk.clerk.book.state.run
+        return 0 if run is None else run.step
+
     async def until_status(self, status: str) -> None:
         await self.until(lambda: self.has_status(status))
 

@@ -1,0 +1,112 @@
+"""What a trainer and an inference server are asked for, in numbers, and how long it should take where nothing is known yet.
+
+The rates are those of a slow laptop in float32 (two cores, no AVX-512): a request to a faster machine is given more time the first time
+it is made, and by what it took from then on. Reads headers and configuration only, never torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from swarm.engine.limits import FACTOR, LEAST_LIMIT_S, Work
+from swarm.engine.local.memory import parameters, weight_bytes
+from swarm.engine.seam import TrainBatch
+from swarm.engine.tree import merged_tokens
+from swarm.protocol.runspec import RunSpec
+
+_TRAINED_PER_S = {"cpu": 40e9, "cuda": 4e12}
+"""Floating-point operations per second of a training step."""
+_SAMPLED_PER_S = {"cpu": 120e9, "cuda": 20e12}
+"""The same of a pass over prompts."""
+_STEP_OPERATIONS = 8
+"""Per parameter and token: the log-probabilities of before, then forward and backward."""
+_PASS_OPERATIONS = 2
+_FIXED_TOKENS = 512
+"""An update of the weights takes as long as so many tokens, whatever was computed before it."""
+_MOST_SEEN = 8192
+"""Tokens that are computed at once, each of which is compared with all others."""
+_DISK_BYTES_PER_S = 50e6
+"""Written to a slow disk and hashed, or read from it."""
+_MEMORY_BYTES_PER_S = 100e6
+"""Converted, hashed and written to memory."""
+_KEPT_BYTES = 12
+"""Per parameter in a checkpoint: the weight and two moments in float32."""
+_WEIGHT_BYTES = 4
+_CHECKPOINTS = "step-*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelWork:
+    """Of one model on so many devices of one kind.
+
+    start_s: what the first step of a process may take beside its tokens (libraries, compiled kernels, groups of ranks), and any later one
+    that has to compile something.
+    """
+
+    model_dir: Path
+    device: str = "cpu"
+    devices: int = 1
+    start_s: float = 10.0
+
+    @property
+    def parameters(self) -> int:
+        return self._size[0]
+
+    def train(self, batch: TrainBatch, *, first: bool) -> Work:
+        """One optimiser step. first: of its process."""
+        spec = batch.spec.optimizer
+        tokens = merged_tokens(call for group in batch.groups for one in group.episodes for call in one.calls)
+        compared = 1 + min(tokens, _MOST_SEEN) / (6 * self._hidden)
+        amount = spec.epochs * (tokens * compared + _FIXED_TOKENS * spec.minibatches)
+        computed_s = _STEP_OPERATIONS * self.parameters * amount / (_TRAINED_PER_S[self.device] * self.devices)
+        kind = f"{'first ' if first else ''}train{_of(batch.spec)}"
+        least_s = 0.0 if self.device == "cpu" else self.start_s
+        return Work(kind=kind, amount=amount, prior_s=self.start_s + computed_s, least_s=least_s)
+
+    def open_run(self, spec: RunSpec, directory: Path, at_step: int | None) -> Work:
+        """Weights as they are hosted, or those of a checkpoint."""
+        if at_step == 0 or not any(directory.glob(_CHECKPOINTS)):
+            return self._moved("reset", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
+        return self._moved("restore", spec, _KEPT_BYTES, _DISK_BYTES_PER_S)
+
+    def checkpoint(self, spec: RunSpec) -> Work:
+        return self._moved("checkpoint", spec, _KEPT_BYTES, _DISK_BYTES_PER_S)
+
+    def export(self, spec: RunSpec) -> Work:
+        """Weights on their way to inference."""
+        return self._moved("export", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
+
+    def fingerprint(self, spec: RunSpec) -> Work:
+        return self._moved("fingerprint", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
+
+    def boot_s(self, imports_s: float) -> float:
+        """Until a child with this model is ready, at worst. imports_s: before it reads weights."""
+        return imports_s + self._size[1] / _DISK_BYTES_PER_S
+
+    def silence_s(self, batched_tokens: int) -> float:
+        """How long an inference engine may give no sign of life: while it computes as many prompt tokens as it takes at once."""
+        computed_s = _PASS_OPERATIONS * self.parameters * batched_tokens / _SAMPLED_PER_S[self.device]
+        return max(LEAST_LIMIT_S, FACTOR * computed_s)
+
+    def _moved(self, kind: str, spec: RunSpec, per_parameter: int, per_s: float) -> Work:
+        size = per_parameter * self.parameters
+        return Work(kind=f"{kind}{_of(spec)}", amount=max(1, size), prior_s=self.start_s + size / per_s)
+
+    @cached_property
+    def _size(self) -> tuple[int, int]:
+        """Parameters, and bytes as they are stored."""
+        return parameters(self.model_dir), weight_bytes(self.model_dir)
+
+    @cached_property
+    def _hidden(self) -> int:
+        config = json.loads((self.model_dir / "config.json").read_bytes())
+        return int(config.get("hidden_size") or (config.get("text_config") or {}).get("hidden_size") or 4096)
+
+
+def _of(spec: RunSpec) -> str:
+    """What is compared with its like alone: adapters and optimisers are of other sizes."""
+    trained = "all weights" if spec.parameters == "full" else "adapters"
+    return f" ({trained}, {spec.optimizer.name})"

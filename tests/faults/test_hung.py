@@ -1,0 +1,188 @@
+"""SIGSTOP of the real children of an engine, at each phase: named in status, running again, and no step lost or made twice."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from foundation.clock import ManualClock, SystemClock
+from swarm.engine.limits import LEAST_LIMIT_S
+from swarm.engine.local.engine import LocalEngine
+from swarm.engine.local.supervisor import BackOff
+from swarm.engine.seam import Engine
+from swarm.models.folder import ModelFolder
+from swarm.protocol.episodes import EpisodeAbort
+from swarm.protocol.status import Hang, Phase
+from tests.fakes.engine import FaultyEngine
+from tests.fakes.training_engine import TrainingEngine
+from tests.swarm.server.coordinator.world import World
+
+pytestmark = [pytest.mark.slow, pytest.mark.campaign, pytest.mark.anyio]
+_LOG = logging.getLogger(__name__)
+PATIENCE_S = 600.0
+"""A start of vLLM on a machine that has a lot else to do."""
+NAMED_S = 30.0
+"""After the limit."""
+
+
+@asynccontextmanager
+async def serving(folder: Path, engine: Engine) -> AsyncIterator[World]:
+    """A server's coordinator over a real engine, in real time."""
+    world = World(folder, cast(FaultyEngine, engine), cast(ManualClock, SystemClock()))
+    await world.start()
+    try:
+        yield world
+    finally:
+        await world.stop()
+        await engine.shutdown()
+
+
+async def until(world: World, holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
+    async with asyncio.timeout(limit_s):
+        while not holds():
+            if world.task is not None and world.task.done():
+                world.task.result()
+            await asyncio.sleep(0.05)  # another process's state has no event to wait for
+
+
+async def begin(world: World, steps: int) -> None:
+    await until(world, lambda: world.desk.clerk.situation.shown_phase is Phase.IDLE)
+    async with asyncio.timeout(PATIENCE_S):
+        beginning = asyncio.create_task(world.begin(limits={"steps": steps}, checkpoint={"every_steps": 1}))
+        await asyncio.wait({beginning})
+    if (error := beginning.exception()) is not None and not isinstance(error, TimeoutError):
+        raise error  # the world's own patience is shorter than a restart may take
+
+
+def below(pid: int) -> list[int]:
+    """Every process that came from this one, nearest first."""
+    children = [int(text) for file in Path(f"/proc/{pid}/task").glob("*/children") for text in file.read_text().split()]
+    return [*children, *(other for child in children for other in below(child))]
+
+
+def stop(pid: int) -> float:
+    """By SIGSTOP; returns when, as Unix time."""
+    os.kill(pid, signal.SIGSTOP)
+    return time.time()
+
+
+def stops_before(patch: pytest.MonkeyPatch, owner: Any, method: str, victim: Callable[[], int]) -> list[float]:
+    """The next call of the method stops the victim first; the list gets when."""
+    usual, stopped = getattr(owner, method), list[float]()
+
+    async def hung(*args: Any, **fields: Any) -> Any:
+        if not stopped:
+            stopped.append(stop(victim()))
+        return await usual(*args, **fields)
+
+    patch.setattr(owner, method, hung)
+    return stopped
+
+
+async def named_and_over(world: World, stopped: list[float], limit_s: float) -> Hang:
+    """Wait until a hang is named and over; checks that it was named in time."""
+    known = world.desk.clerk.situation.hang
+    await until(world, lambda: world.desk.clerk.situation.hang not in (None, known))
+    hang = world.desk.clerk.situation.hang
+    assert hang is not None
+    assert (await world.desk.status()).trouble is not None
+    assert hang.found_at - stopped[-1] <= limit_s + NAMED_S
+    await until(world, lambda: world.desk.clerk.situation.engine_ready)
+    await until(world, lambda: world.desk.clerk.situation.opened_run is not None)
+    over = (await world.desk.status()).engine.hang
+    assert over is not None
+    assert over.over_at is not None
+    took = (hang.found_at - stopped[-1], over.over_at - stopped[-1])
+    _LOG.warning("stopped, found %.1f s later, over %.1f s later: %s", *took, hang.reason)
+    return hang
+
+
+async def once(world: World, steps: int) -> None:
+    """Every step was made of four episodes of its own."""
+    await until(world, lambda: world.has_status("complete"))
+    entries = (await world.desk.ledger(limit=1000)).entries
+    by_step = [[e.episode_id for e in entries if e.state == "trained" and e.step == step + 1] for step in range(steps)]
+    assert [len(names) for names in by_step] == [4] * steps
+    assert [step.step for step in (await world.desk.report(world.run_id)).steps] == [*range(1, steps + 1)]
+
+
+@pytest.mark.parametrize("method", ["train", "export", "checkpoint"])
+async def test_a_trainer_that_is_stopped_while_it_works_is_named_and_its_step_made_once(
+    tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    engine = TrainingEngine(tiny_llama, tmp_path / "home")
+    async with serving(tmp_path / "state", engine) as world:
+        await begin(world, 3)
+        await world.batch()
+        await until(world, lambda: world.step == 1)
+        stopped = stops_before(monkeypatch, engine.trainer, method, lambda: below(engine.trainer.process_id or 0)[0])
+        playing = asyncio.create_task(world.batch())
+        hang = await named_and_over(world, stopped, LEAST_LIMIT_S)
+        assert hang.phase is (Phase.UPDATING if method != "checkpoint" else hang.phase)
+        await playing
+        await until(world, lambda: world.step >= 2)
+        await world.batch()
+        await once(world, 3)
+
+
+async def test_a_trainer_that_is_stopped_while_it_starts_is_named_and_started_again(
+    tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    engine = TrainingEngine(tiny_llama, tmp_path / "home")
+    async with serving(tmp_path / "state", engine) as world:
+        await begin(world, 1)
+        first = engine.trainer.process_id
+        os.kill(below(first or 0)[0], signal.SIGKILL)
+        await until(
+            world,
+            lambda: engine.trainer.process_id not in (None, first) and below(engine.trainer.process_id or 0) != [],
+        )
+        stopped = [stop(below(engine.trainer.process_id or 0)[0])]
+        hang = await named_and_over(world, stopped, 2 * LEAST_LIMIT_S)
+        assert "was not ready" in hang.reason
+        await world.batch()
+        await once(world, 1)
+
+
+async def test_inference_that_is_stopped_is_named_and_served_again_whichever_process_of_it(
+    tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = LocalEngine(
+        tiny_llama, logs=tmp_path / "logs", clock=SystemClock(), max_model_len=512, back_off=BackOff(first_s=0.05)
+    )
+
+    def process(name: str) -> int:
+        """vLLM's API server, or its engine core, which it started."""
+        pids = below(engine.inference.process_id or 0)
+        core = [pid for pid in pids if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return core[0] if name == "core" else pids[0]
+
+    async with serving(tmp_path / "state", engine) as world:
+        await begin(world, 3)
+        await world.batch()
+        await until(world, lambda: world.step == 1)
+        for name in ("core", "api"):
+            lease = await world.claim("t-1")
+            stopped = [stop(process(name))]
+            call = asyncio.create_task(world.call(lease))
+            hang = await named_and_over(world, stopped, LEAST_LIMIT_S)
+            assert "no sign of life" in hang.reason
+            await asyncio.gather(call, return_exceptions=True)
+            await world.desk.abort(lease.episode_id, EpisodeAbort(lease=lease.lease, reason="its call failed"))
+        stopped = stops_before(monkeypatch, engine.inference, "publish", lambda: process("core"))
+        playing = asyncio.create_task(world.batch())
+        hang = await named_and_over(world, stopped, LEAST_LIMIT_S)
+        assert "weights are changed" in hang.reason
+        await playing
+        await until(world, lambda: world.step >= 2)
+        await world.batch()
+        await once(world, 3)
