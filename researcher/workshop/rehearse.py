@@ -28,6 +28,7 @@ from swarm.client.tasks import Task, each
 from swarm.client.wire import Patience
 from swarm.client.workflow import Workflow, load_module, workflow_of
 from swarm.protocol.episodes import (
+    Cause,
     EpisodeClaim,
     EpisodeGrant,
     EpisodeReceipt,
@@ -74,7 +75,7 @@ class _Desk:
         self.result = result
         return EpisodeReceipt(episode_id=episode_id, status="pooled")
 
-    async def abort(self, episode_id: str, lease: str, reason: str) -> object:
+    async def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> object:
         return None
 
     async def renew(self, episode_id: str, lease: str) -> object:

@@ -24,6 +24,7 @@ from swarm.client.ordinals import Ordinals
 from swarm.client.tasks import Rollout, TaskStream
 from swarm.client.wire import Patience, Wire
 from swarm.protocol.episodes import (
+    Cause,
     DropReason,
     EpisodeAbort,
     EpisodeClaim,
@@ -300,10 +301,11 @@ class SwarmClient:
             result = result.model_copy(update={"idempotency_key": f"end-{episode_id}"})
         return read(EpisodeReceipt, await self._post(f"{API}/episodes/{episode_id}:end", result))
 
-    async def abort(self, episode_id: str, lease: str, reason: str) -> LedgerEntry:
-        """Drop an episode; its slot is offered again. Raises: LeaseLost."""
+    async def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> LedgerEntry:
+        """Drop an episode; its slot is offered again. cause: who lost it; None means `rollout`. Raises: LeaseLost."""
         path = f"{API}/episodes/{episode_id}:abort"
-        raw = await self._post(path, EpisodeAbort(lease=lease, reason=sendable(reason)), patience=ABORT_PATIENCE)
+        abort = EpisodeAbort(lease=lease, reason=sendable(reason), cause=cause)
+        raw = await self._post(path, abort, patience=ABORT_PATIENCE)
         return read(LedgerEntry, raw)
 
     async def prepare(self, episode_id: str, preparation: EpisodePreparation) -> TeamReceipt:

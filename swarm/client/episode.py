@@ -15,7 +15,7 @@ from swarm.client.answers import to_its_answer
 from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NotFound
 from swarm.client.messages import require_finite_metadata, with_text_keys, written
 from swarm.client.wire import Patience
-from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
+from swarm.protocol.episodes import Cause, EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.teams import EpisodePreparation
 
@@ -41,7 +41,7 @@ class EpisodeDesk(Protocol):
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt: ...
 
-    async def abort(self, episode_id: str, lease: str, reason: str) -> object: ...
+    async def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> object: ...
 
     async def renew(self, episode_id: str, lease: str) -> object: ...
 
@@ -83,6 +83,7 @@ class Episode:
         self._grant: EpisodeGrant | None = None
         self._result: EpisodeResult | None = None
         self._abort_reason: str | None = None
+        self._abort_cause: Cause | None = None
         self._renewing: asyncio.Task[None] | None = None
 
     # -- what an agent needs ------------------------------------------------------------------------------------------
@@ -120,13 +121,20 @@ class Episode:
         metrics: Mapping[str, float] | None = None,
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        despite: str | None = None,
     ) -> Ending:
         """Hand the result in. Sent when the block is left, or at once when awaited; then `receipt` is there.
 
+        despite: why it counts although a call failed on the server's side.
         Raises: ValueError for a reward that is no finite number, InvalidSpec for metadata that is no JSON.
         """
         self._result = self.result_of(
-            reward=reward, success=success, metrics=metrics, agent_rewards=agent_rewards, metadata=metadata
+            reward=reward,
+            success=success,
+            metrics=metrics,
+            agent_rewards=agent_rewards,
+            metadata=metadata,
+            despite=despite,
         )
         return Ending(self)
 
@@ -138,6 +146,7 @@ class Episode:
         metrics: Mapping[str, float] | None,
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None,
+        despite: str | None = None,
     ) -> EpisodeResult:
         """What `end` would hand in, checked and kept nowhere. Raises: what `end` raises."""
         if self._result is not None or self._abort_reason is not None:
@@ -149,21 +158,23 @@ class Episode:
             metrics=dict(metrics or {}),
             agent_rewards=None if agent_rewards is None else dict(agent_rewards),
             metadata=with_text_keys(metadata),
+            despite=despite,
             idempotency_key=f"end-{self.id}",
         )
         require_finite_metadata(result.metadata)
         written(result)  # what cannot be sent is refused here, to whoever said it
         return result
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, cause: Cause | None = None) -> None:
         """Give the episode up when the block is left: its calls are dropped, its slot is offered again.
 
-        A result that was handed in but not sent yet is withdrawn.
+        cause: who lost it; None means `rollout`. A result that was handed in but not sent yet is withdrawn.
         """
         if self.receipt is not None:
             raise RuntimeError(f"episode {self.id} was ended already; its result is stored")
         self._result = None
         self._abort_reason = redact(reason)[-REASON_CHARS:]
+        self._abort_cause = cause
 
     @property
     def ended(self) -> bool:
@@ -266,7 +277,7 @@ class Episode:
     async def _abort_quietly(self) -> None:
         """An abort that cannot be delivered must not hide why it was sent; the lease runs out by itself."""
         try:
-            abort = self.desk.abort(self.id, self.grant.lease, self._abort_reason or "")
+            abort = self.desk.abort(self.id, self.grant.lease, self._abort_reason or "", cause=self._abort_cause)
             await to_its_answer(abort, self._clock)
         except (LeaseLost, NotFound):
             self.lost.set()

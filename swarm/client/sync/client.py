@@ -18,6 +18,7 @@ from swarm.client.sync.threads import DaemonThread, begin_in_thread
 from swarm.client.tasks import Outcome, Rollout, Task
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import (
+    Cause,
     DropReason,
     EpisodeClaim,
     EpisodeGrant,
@@ -212,8 +213,8 @@ class SwarmClient:
     def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         return self.thread.call(self.inner.end(episode_id, result))
 
-    def abort(self, episode_id: str, lease: str, reason: str) -> LedgerEntry:
-        return self.thread.call(self.inner.abort(episode_id, lease, reason))
+    def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> LedgerEntry:
+        return self.thread.call(self.inner.abort(episode_id, lease, reason, cause))
 
     def prepare(self, episode_id: str, preparation: EpisodePreparation) -> TeamReceipt:
         return self.thread.call(self.inner.prepare(episode_id, preparation))
