@@ -113,11 +113,25 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("POST", f"/swarm/v1/episodes/{EPISODE}:abort", {"lease": KEY, "reason": "bad"}),
     ("POST", f"/swarm/v1/episodes/{EPISODE}:renew", {"lease": KEY}),
     ("GET", f"/swarm/v1/episodes/{EPISODE}", None),
-    ("POST", "/swarm/v1/episodes:claim", {"run_id": KNOWN["run"], "client_id": "me", "task_id": "mine", "kind": "eval"}),
+    (
+        "POST",
+        "/swarm/v1/episodes:claim",
+        {"run_id": KNOWN["run"], "client_id": "me", "task_id": "mine", "kind": "eval"},
+    ),
     ("POST", f"/swarm/v1/runs/{KNOWN['run']}:stop", None),
     ("GET", "/metrics", None),
 ]
-DETOURS = ("{}", "/v1/..{}", "/v1/%2e%2e{}", "/v1/%252e%252e{}", "/v1/x/../..{}", "/v1/..%2f..{}", "/v1//..{}", "/v1/..\\{}", "//{}")
+DETOURS = (
+    "{}",
+    "/v1/..{}",
+    "/v1/%2e%2e{}",
+    "/v1/%252e%252e{}",
+    "/v1/x/../..{}",
+    "/v1/..%2f..{}",
+    "/v1//..{}",
+    "/v1/..\\{}",
+    "//{}",
+)
 
 
 def routes() -> Iterator[str]:

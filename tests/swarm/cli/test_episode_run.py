@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,19 @@ def place_of(server: ServerProcess, tmp_path: Path, token: str | None = None) ->
         return Place(server, client.start_run(spec()).run_id, folder, token)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """One server for all tests that leave it as it is."""
+    folder = tmp_path_factory.mktemp("shared")
+    with ServerProcess(folder / "state", "--log-level", "warning") as server:
+        yield place_of(server, folder)
+
+
 @pytest.fixture
-def place(server: ServerProcess, tmp_path: Path) -> Place:
-    return place_of(server, tmp_path)
+def place(shared: Place, tmp_path: Path) -> Place:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "agent.py").write_text(AGENT)
+    return replace(shared, folder=tmp_path / "work")
 
 
 @pytest.fixture(params=[None, ADMIN], ids=["without tokens", "with tokens"])
@@ -147,7 +157,11 @@ def test_without_confinement_the_same_agent_gets_at_files_and_the_control_routes
 
 def test_an_agent_gets_the_models_address_its_key_and_nothing_else_of_ours(place: Place) -> None:
     out = place.folder.parent / "env.json"
-    agent = [sys.executable, "-c", "import json, os; print(json.dumps([dict(os.environ), os.listdir('/proc/self/fd')]))"]
+    agent = [
+        sys.executable,
+        "-c",
+        "import json, os; print(json.dumps([dict(os.environ), os.listdir('/proc/self/fd')]))",
+    ]
     ran = place.run(
         _keeping(place),
         agent,
@@ -192,11 +206,12 @@ def _keeping(place: Place) -> str:
 def test_what_cannot_be_followed_is_refused_before_anything_is_claimed(
     place: Place, option: list[str], said: str
 ) -> None:
-    ran = place.run("echo 1", PYTHON, *option, SWARM_TOKEN=ADMIN, COPY=f"x{ADMIN}")
-    assert (ran.code, ran.said, ran.err.count("\n")) == (2, {}, 1), ran.err
-    assert said in ran.err
     with SwarmClient(place.server.url) as client:
-        assert list(client.ledger()) == []
+        before = list(client.ledger())
+        ran = place.run("echo 1", PYTHON, *option, SWARM_TOKEN=ADMIN, COPY=f"x{ADMIN}")
+        assert (ran.code, ran.said, ran.err.count("\n")) == (2, {}, 1), ran.err
+        assert said in ran.err
+        assert list(client.ledger()) == before
 
 
 def test_an_agent_that_is_no_program_is_refused_before_anything_is_claimed(place: Place) -> None:
@@ -290,7 +305,9 @@ def test_a_scorer_gets_the_answer_and_the_task_and_no_key(place: Place) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_person_who_stops_it_is_the_cause(place: Place, number: signal.Signals) -> None:
-    (place.folder / "agent.py").write_text("import sys, time\nprint('here', file=sys.stderr, flush=True)\ntime.sleep(60)\n")
+    (place.folder / "agent.py").write_text(
+        "import sys, time\nprint('here', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
+    )
     process = place.start("echo 1", PYTHON)
     assert process.stderr is not None
     assert process.stderr.readline() == "here\n"
@@ -318,10 +335,13 @@ print('done')
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_server_that_goes_in_the_middle_is_a_reason_to_try_again(
-    place: Place, tmp_path: Path, comes_back: bool
+    server: ServerProcess, tmp_path: Path, comes_back: bool
 ) -> None:
+    place = place_of(server, tmp_path)
     os.mkfifo(tmp_path / "go")
-    (place.folder / "agent.py").write_text(WAITS if comes_back else f"{WAITS}\n{AGENT.replace('sys.argv[-1]', repr('x'))}")
+    (place.folder / "agent.py").write_text(
+        WAITS if comes_back else f"{WAITS}\n{AGENT.replace('sys.argv[-1]', repr('x'))}"
+    )
     process = place.start("echo 1", [*PYTHON, str(tmp_path / "go")])
     assert process.stderr is not None
     assert process.stderr.readline() == "here\n"
