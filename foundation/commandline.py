@@ -96,11 +96,13 @@ def _before_dashes(words: Sequence[str]) -> list[str]:
 
 
 def _with_negatives(words: Sequence[str]) -> list[str]:
-    """`--budget -5m` as `--budget=-5m`: a value that begins like an option reaches the option, which can say what is wrong."""
+    """`--budget -5m` as `--budget=-5m`: a value that begins like an option reaches the option, which can say what is wrong.
+    What stands behind `--` is somebody else's command."""
     result: list[str] = []
-    for word in words:
+    options = _before_dashes(words)
+    for word in options:
         if _NEGATIVE.match(word) and result and _LONG_OPTION.fullmatch(result[-1]):
             result[-1] += f"={word}"
         else:
             result.append(word)
-    return result
+    return [*result, *words[len(options) :]]

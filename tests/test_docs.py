@@ -175,3 +175,13 @@ def test_the_example_on_clients_runs(tmp_path: Path) -> None:
     trained, evaluated = printed_by_example(CLIENTS, tmp_path).splitlines()
     assert "run_over=True" in trained
     assert "ended=20" in evaluated
+
+
+def test_the_options_of_an_episodes_run_are_all_on_the_page() -> None:
+    said = {
+        name
+        for row in rows(BLACK_BOX, "`swarm episode run`")
+        for cell in row
+        for name in re.findall(r"--[a-z-]+", cell)
+    }
+    assert said == options_of(swarm_parser(), "episode", "run") - {"--help", "--url", "--token-file", "--json"}

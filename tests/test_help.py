@@ -16,7 +16,13 @@ HEAVY = (
     "line",
     [
         *("swarm --help", "swarm run start --help", "swarm serve --help", "swarm try --help", "swarm top --help"),
-        *("swarm join play --help", "swarm chat --help", "swarm replay --help", "swarm models export --help"),
+        *(
+            "swarm join play --help",
+            "swarm chat --help",
+            "swarm episode run --help",
+            "swarm replay --help",
+            "swarm models export --help",
+        ),
         *("researcher --help", "researcher start --help", "researcher daemon --help", "researcher doctor --help"),
     ],
 )

@@ -5,7 +5,8 @@
 #
 # TASKS: a file with one task per line: an id, a tab, the expected answer, a tab, the question. AGENT is called with the
 # question as its last argument. GROUP (default 8) must be the run's batch.group_size: episodes of one task are compared
-# with each other. Goes through the file again and again until the run is over. SWARM_URL and SWARM_TOKEN name the server.
+# with each other. Goes through the file again and again until the run is over. SWARM_URL and SWARM_TOKEN name the server;
+# OPTIONS are further options of `swarm episode run`, say "--env HTTPS_PROXY --port 443".
 # Start a run first: swarm run start --set limits.steps=5
 set -u
 SWARM=${SWARM:-swarm}
@@ -14,29 +15,18 @@ TAB=$(printf '\t')
 tasks=$1
 shift
 [ -s "$tasks" ] || { echo "no tasks in $tasks" >&2; exit 2; }
-
-# one episode: TASK_ID EXPECTED QUESTION AGENT...
-episode() {
-    id=$1 expected=$2 question=$3
-    shift 3
-    exports=$($SWARM episode claim --task "$id" --export) || return
-    eval "$exports"                             # OPENAI_BASE_URL, OPENAI_API_KEY, SWARM_EPISODE, SWARM_LEASE
-    if answer=$("$@" "$question" </dev/null); then
-        if [ "$answer" = "$expected" ]; then reward=1; else reward=0; fi
-        $SWARM episode end --reward "$reward" >/dev/null
-    else
-        $SWARM episode abort --reason "the agent exited with $?" >/dev/null
-    fi
-}
+# The answer on standard input, the expected one in the environment: arguments of a program can be read by all.
+scorer="sh -c 'if [ \"\$(cat)\" = \"\$EXPECTED\" ]; then echo 1; else echo 0; fi'"
 
 while :; do
     while IFS="$TAB" read -r id expected question <&3 || [ -n "$id" ]; do
         attempt=0
         while [ "$attempt" -lt "$GROUP" ]; do
             attempt=$((attempt + 1))
-            (episode "$id" "$expected" "$question" "$@")
+            EXPECTED=$expected $SWARM episode run --task "$id" --hide "$tasks" --scorer "$scorer" --scorer-env EXPECTED \
+                ${OPTIONS:-} -- "$@" "$question" 3<&- >/dev/null
             case $? in
-                0 | 4 | 5) ;;                   # 4: not now; 5: too late, which costs this episode alone
+                0 | 4 | 5 | 6) ;;               # 4: not now; 5, 6: this attempt is lost, and is offered again
                 3) echo "the run is over" >&2; exit 0 ;;
                 *) exit 1 ;;
             esac

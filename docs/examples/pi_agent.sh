@@ -2,7 +2,7 @@
 # A coding agent from npm, unchanged, as the AGENT of black_box.sh: `pi` looks around in a folder with its own tools, and answers.
 #
 #   npm install --prefix pi @mariozechner/pi-coding-agent@0.73.1      # Node 20.6 or newer
-#   PI=$PWD/pi/node_modules/.bin/pi sh docs/examples/black_box.sh TASKS sh docs/examples/pi_agent.sh
+#   PI=$PWD/pi/node_modules/.bin/pi OPTIONS="--env PI" sh docs/examples/black_box.sh TASKS sh docs/examples/pi_agent.sh
 #
 # It knows endpoints by a file of its own, where the two variables are put. FOLDER (default: an empty one) is where it works.
 # Its tools here only read; a model in training should get `bash` or `write` in a container alone.

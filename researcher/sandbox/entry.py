@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from foundation.confinement import Bounds, Confined, confine
 from foundation.paths import packages_root
-from researcher.sandbox.confinement import Bounds, Confined, confine
 from researcher.sandbox.launch import Mode, SandboxSpec, located, system_reads
 from researcher.sandbox.relay import Relay
 

@@ -3,7 +3,7 @@
     command, environ = confined(command, child_environ(), folder, reads=[code], servers=["http://127.0.0.1:8642"])
 
 bubblewrap  the system read-only, a private /tmp, no home, own processes, no network but a relay to the named servers
-limits      the process limits itself (`confinement`): how far that reaches, `sandbox()` says, since systems differ
+limits      the process limits itself (`foundation.confinement`): how far that reaches, `sandbox()` says, since systems differ
 """
 
 from __future__ import annotations
@@ -21,34 +21,14 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
+from foundation.confinement import FILES, PORTS, SYSTEM, Bounds, filters_calls, landlock_version
 from foundation.paths import packages_root, python_path, write_atomically
-from researcher.sandbox.confinement import Bounds, landlock_version
 
 SPEC = "sandbox.json"
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "SWARM_LOG_LEVEL")
 """What a sandbox gets of the environment; all else may be a secret."""
-_SYSTEM = [
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/etc/alternatives",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/ssl",
-    "/etc/ca-certificates",
-    "/etc/pki",
-    "/etc/localtime",
-    "/etc/nsswitch.conf",
-    "/etc/mime.types",
-]
 _PACKAGES = ("foundation", "swarm", "researcher")
 _PROBE_S = 10.0
-_FILES, _PORTS = 1, 4
-"""The versions of Landlock that shut files, and TCP ports."""
 
 
 class Mode(StrEnum):
@@ -110,8 +90,8 @@ def sandbox() -> Sandbox:
     why = _no_bubblewrap()
     if why is None:
         words = (
-            "in bubblewrap: read-only system, private /tmp, no home, no secrets in the environment, no new processes, no "
-            f"network but a relay to the trial's servers{_addressed()}"
+            "in bubblewrap: read-only system, private /tmp, no home, no secrets in the environment, "
+            f"{'no new processes' if filters_calls() else 'new processes of its own'}, no network but a relay to the trial's servers{_addressed()}"
         )
         return Sandbox(Mode.BUBBLEWRAP, words)
     return Sandbox(Mode.LIMITS, f"WITHOUT bubblewrap ({why}): {_limited()}")
@@ -181,7 +161,7 @@ def scrubbed(environ: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
 def system_reads() -> list[Path]:
     """What Python and our packages need to run at all. Places that are links stay links."""
     own = [Path(sys.prefix), Path(sys.base_prefix), *(packages_root() / name for name in _PACKAGES)]
-    found = [path for path in (*map(Path, _SYSTEM), *own) if path.exists()]
+    found = [path for path in (*map(Path, SYSTEM), *own) if path.exists()]
     return list(dict.fromkeys([*found, *(path.resolve() for path in found if path.is_symlink())]))
 
 
@@ -200,7 +180,7 @@ def located(python: str) -> tuple[str, Path]:
 
 def _addressed() -> str:
     """What bubblewrap leaves open for a server that is given by its address."""
-    if landlock_version() >= _PORTS:
+    if landlock_version() >= PORTS:
         return " (one given by its address: its TCP port alone, on any host)"
     return " (one given by its address: it CAN reach the whole network; give the server by a name)"
 
@@ -209,13 +189,13 @@ def _limited() -> str:
     """What the limits reach on this system."""
     version = landlock_version()
     held = "its memory, processor time and files are limited, secrets are taken out of its environment"
-    if sys.platform == "linux":
+    if filters_calls():
         held += ", it can start no process"
-    if version >= _FILES:
+    if version >= FILES:
         held += ", the kernel (Landlock) shuts all files but its own and the system's"
-    if version >= _PORTS:
+    if version >= PORTS:
         return held + " and all TCP ports but the trial's servers' (on any host)"
-    open_to = "reach the network" if version >= _FILES else "read what you can read, and reach the network"
+    open_to = "reach the network" if version >= FILES else "read what you can read, and reach the network"
     return f"{held}; it CAN {open_to}: install bubblewrap"
 
 

@@ -1,4 +1,4 @@
-"""`swarm episode claim|end|abort|renew|resolve`: episodes for agents of any make, JSON in and out.
+"""`swarm episode run|claim|end|abort|renew|resolve`: episodes for agents of any make, JSON in and out.
 
 Leases and api keys are secrets: they travel in files, on standard input or in the environment, never as arguments.
 Scripts branch on the exit code: 0 done, 1 failed, 2 not understood, 3 the run is over, 4 not now, 5 the lease is gone.
@@ -13,7 +13,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from foundation.commandline import UsageError
-from swarm.cli import connection
+from swarm.cli import connection, episode_run
 from swarm.cli.documents import option_json, read_document, valid
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="Exit codes: 0 done, 1 failed, 2 not understood, 3 the run is over, 4 not now (try again), 5 the lease is gone.",
     )
     commands = episode.add_subparsers(dest="episode_command", required=True, metavar="COMMAND")
+    episode_run.add_parser(commands)
     _add_claim(commands)
     end = commands.add_parser("end", help="hand a reward in; exit 0 means that it is stored")
     _grant_argument(end)
@@ -78,7 +79,9 @@ def _add_claim(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     claim.add_argument("--max-episode-s", type=float, metavar="S", help="the whole episode's limit, whatever it does")
     claim.add_argument("--wait-s", type=float, metavar="S", help="for a server that is busy (default 30)")
     claim.add_argument(
-        "--export", action="store_true", help="print shell exports: OPENAI_BASE_URL, OPENAI_API_KEY, SWARM_EPISODE, ..."
+        "--export",
+        action="store_true",
+        help="print shell lines: the model's address and key are exported, SWARM_EPISODE and SWARM_LEASE are not",
     )
     claim.set_defaults(run=claim_episode)
 
@@ -233,10 +236,11 @@ def _object(option: str, text: str) -> dict[str, Any]:
 
 
 def _exports(grant: EpisodeGrant) -> str:
-    variables = {
-        "OPENAI_BASE_URL": grant.base_url,
-        "OPENAI_API_KEY": grant.api_key,
-        "SWARM_EPISODE": grant.episode_id,
-        "SWARM_LEASE": grant.lease,
-    }
-    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+    """Shell lines. An agent that the shell starts gets what calls the model; the lease stays with the shell."""
+    from swarm.cli.agent_room import variables_for_model
+
+    exported = variables_for_model(grant.base_url, grant.api_key)
+    kept = {"SWARM_EPISODE": grant.episode_id, "SWARM_LEASE": grant.lease}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
+    lines.append(f"unset {' '.join(kept)}")  # one that is exported already would stay so
+    return "\n".join([*lines, *(f"{name}={shlex.quote(value)}" for name, value in kept.items())])

@@ -111,6 +111,8 @@ class ServerStatus(BaseModel):
     """Set while the run cannot go on without it."""
     engine: EngineStatus
     limits: dict[str, float | int | None] = {}
+    state_dir: str | None = None
+    """Where the server keeps its state, on its own machine. What is rewarded may neither read nor write it."""
 
     @property
     def trouble(self) -> str | None:

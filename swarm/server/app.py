@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -54,12 +55,19 @@ def create_app(
     closing: asyncio.Event,
     public_url: str | None = None,
     peers: Peers | None = None,
+    state_dir: Path | None = None,
 ) -> FastAPI:
     """Routes over one desk and one gateway. When `closing` is set, waiting requests are answered at once."""
     asked = peers or Peers(keys, any_loopback=not tokens.required)
     teams = TeamRoutes(desk=TeamDesk(desk.clerk), keys=keys, tokens=tokens, peers=asked)
     control = ControlRoutes(
-        desk=desk, keys=keys, tokens=tokens, closing=closing, decode=gateway.decode, public_url=public_url
+        desk=desk,
+        keys=keys,
+        tokens=tokens,
+        closing=closing,
+        decode=gateway.decode,
+        public_url=public_url,
+        state_dir=state_dir,
     )
     agents = InferenceRoutes(gateway=gateway, keys=keys, info=info, started_at=clock.now())
     measures = MetricsRoutes(desk=desk, tokens=tokens)

@@ -133,6 +133,7 @@ async def _serve(
         closing=closing,
         public_url=settings.public_url,
         peers=peers,
+        state_dir=state.path,
     )
     server = _Server(app, closing, gateway.stop)
     engine.subscribe(_Tidy().on_health)

@@ -307,11 +307,20 @@ def test_a_black_box_agent_is_trained_from_a_shell(
 
 
 @pytest.mark.usefixtures("server")
-def test_a_claim_can_be_exported_to_a_shell(capsys: Capture) -> None:
+def test_what_a_claim_exports_to_the_agents_of_a_shell_ends_no_episode(capsys: Capture) -> None:
     start(capsys)
     assert swarm("episode", "claim", "--task", "t", "--kind", "eval", "--export") == 0
-    names = [line.split("=")[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == [f"export {name}" for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "SWARM_EPISODE", "SWARM_LEASE")]
+    lines = capsys.readouterr().out
+    shown = "echo $SWARM_EPISODE; env"
+    script = f"export SWARM_EPISODE=old SWARM_LEASE=old; {lines}\n{shown}"
+    said = subprocess.run(
+        ["sh", "-c", script], env={"PATH": os.defpath}, capture_output=True, text=True, check=True
+    ).stdout
+    held, *exported = said.splitlines()
+    assert held.startswith("ep-")
+    names = {line.partition("=")[0] for line in exported} - {"PATH", "PWD", "SHLVL", "_", "OLDPWD"}
+    assert names == {"OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"}
+    assert "swl_" not in said
 
 
 ROLLOUTS = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -117,6 +118,7 @@ class ControlRoutes:
     decode: Callable[[list[int]], str]
     """The engine's words for token ids."""
     public_url: str | None = None
+    state_dir: Path | None = None
 
     def operations(self) -> list[Operation]:
         return [*self._episode_operations(), *self._run_operations(), *self._reading_operations()]
@@ -323,10 +325,14 @@ class ControlRoutes:
         wire.require(self.tokens, request)
         query = wire.decode_query(request, StatusQuery)
         if query.since is None:
-            return wire.answer(await self.desk.status())
+            return wire.answer(self._placed(await self.desk.status()))
         await wire.read_body(request, wire.MAX_CONTROL_BYTES)
         waiting = self.desk.status(query.since, query.wait_s)
-        return wire.answer(await wire.until_gone(request, waiting, self.closing))
+        return wire.answer(self._placed(await wire.until_gone(request, waiting, self.closing)))
+
+    def _placed(self, status: ServerStatus) -> ServerStatus:
+        place = None if self.state_dir is None else str(self.state_dir)
+        return status.model_copy(update={"state_dir": place})
 
     async def events(self, request: Request) -> Response:
         wire.require(self.tokens, request)

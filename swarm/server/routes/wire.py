@@ -23,7 +23,7 @@ from foundation.addresses import is_loopback, is_private_name
 from foundation.strict import FieldError, StrictModel, explain
 from swarm.protocol.errors import BodyTooLarge, ErrorCode, Refusal, SwarmError
 from swarm.protocol.problem import Problem, invalid_spec
-from swarm.server.keys import ControlTokens, Role
+from swarm.server.keys import API_KEY_PREFIX, ControlTokens, Role, bearer
 
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
@@ -75,6 +75,7 @@ class Operation:
 
 def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT) -> str:
     """Who asks, for the record. Raises: Refusal(unauthorized, forbidden)."""
+    refuse_agents(request)
     if not tokens.required:
         _refuse_foreign_pages(request)
     role = tokens.role_of(request.headers.get("authorization"))
@@ -92,6 +93,17 @@ def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT)
     if needed is Role.ADMIN and role is not Role.ADMIN:
         raise Refusal(ErrorCode.FORBIDDEN, "a client token does not allow this; use the server's admin token")
     return f"{role}@{request.client.host}" if request.client else str(role)
+
+
+def refuse_agents(request: Request) -> None:
+    """An episode's api key calls the model and nothing else, also where no token is asked for. Raises: Refusal(forbidden)."""
+    keys = (bearer(request.headers.get("authorization")), request.headers.get("x-api-key", ""))
+    if any(key.startswith(API_KEY_PREFIX) for key in keys):
+        raise Refusal(
+            ErrorCode.FORBIDDEN,
+            "an episode's api key calls the model, at /v1/..., and nothing else: whoever reports sends its own token, and the "
+            "lease",
+        )
 
 
 def _refuse_foreign_pages(request: Request) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from researcher.sandbox.confinement import Bounds, landlock_version
+from foundation.confinement import Bounds, landlock_version
 from researcher.sandbox.launch import Mode, confined, of_mode, sandbox
 
 LIMIT_S = 120

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from foundation.confinement import landlock_version
 from researcher.executor.diagnosis import Cause, Diagnosis
-from researcher.sandbox.confinement import landlock_version
 from researcher.sandbox.launch import Mode, sandbox
 from researcher.workshop.checks import Unfit
 from researcher.workshop.rehearsal import (

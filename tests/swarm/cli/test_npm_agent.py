@@ -41,7 +41,8 @@ def test_a_coding_agent_from_npm_is_trained_unchanged(server: ServerProcess, pi:
     spec = {"batch": {"tasks": 1, "group_size": 2}, "limits": {"steps": 1}, "max_staleness": 0}
     with SwarmClient(server.url) as client:
         run_id = client.start_run(RunSpec.model_validate(spec)).run_id
-        done = black_box(tmp_path / "tasks.tsv", "sh", EXAMPLES / "pi_agent.sh", PI=str(pi))
+        options = f"--env PI --read {pi.parents[2]}"
+        done = black_box(tmp_path / "tasks.tsv", "sh", EXAMPLES / "pi_agent.sh", PI=str(pi), OPTIONS=options)
         assert done.returncode == 0, done.stderr
         run = client.run(run_id)
         assert (run.status, run.step) == ("complete", 1), done.stderr

@@ -1,0 +1,172 @@
+"""What a black-box agent is given: an environment that calls the model and nothing else, a home of its own, files to read.
+
+Knows files and variables, and nothing of episodes. `foundation.confinement` is what enforces it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from foundation.commandline import UsageError
+from foundation.confinement import SYSTEM
+from swarm.cli.programs import Confinement
+
+_KEPT = ("PATH", "LANG", "LANGUAGE", "TZ")
+_OURS = ("SWARM_", "RESEARCHER_")
+_READ = (
+    *SYSTEM,
+    "/etc/bash.bashrc",
+    "/etc/fonts",
+    "/etc/gitconfig",
+    "/etc/group",
+    "/etc/host.conf",
+    "/etc/hosts",
+    "/etc/os-release",
+    "/etc/passwd",
+    "/etc/profile",
+    "/etc/protocols",
+    "/etc/resolv.conf",
+    "/etc/services",
+    "/etc/timezone",
+    "/opt",
+    "/nix/store",
+    "/proc",
+    "/sys/devices/system/cpu",
+    "/sys/fs/cgroup",
+)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_ELF = b"\x7fELF"
+
+
+def variables_for_model(base_url: str, api_key: str) -> dict[str, str]:
+    """What SDKs read. Anthropic's adds `/v1` itself."""
+    return {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_KEY": api_key,
+        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": api_key,
+    }
+
+
+def clean_environment(
+    environ: Mapping[str, str], passed: Iterable[str] = (), *, option: str = "--env", token: str | None = None
+) -> dict[str, str]:
+    """The language and where programs are, and the variables that were named.
+
+    Raises: UsageError for a name that is not set, is one of ours, or holds the server's token.
+    """
+    kept = {name: value for name, value in environ.items() if name in _KEPT or name.startswith("LC_")}
+    for name in passed:
+        if name.startswith(_OURS) or (token and token in environ.get(name, "")):
+            raise UsageError(f"{option} {name}: it may hold what ends an episode, and is passed to nobody")
+        if name not in environ:
+            raise UsageError(f"{option} {name}: there is no such variable")
+        kept[name] = environ[name]
+    return kept
+
+
+def program_of(command: Sequence[str], option: str) -> str:
+    """Where the command's program lies. Raises: UsageError where there is none."""
+    found = shutil.which(command[0])
+    if found is None:
+        raise UsageError(f"{option}: there is no program {command[0]!r}; give its path, or put it on the PATH")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRoom:
+    """command: the agent's. place: a private folder, which exists; it alone may be written, beside `writes`.
+
+    reads, writes: further paths that were named. hidden: what it may neither read nor write, wherever it lies. unread: the
+    same, but for what is named in `reads` or the command.
+    """
+
+    command: Sequence[str]
+    place: Path
+    reads: Sequence[Path] = ()
+    writes: Sequence[Path] = ()
+    hidden: Sequence[Path] = ()
+    unread: Sequence[Path] = ()
+
+    def environment(self, kept: Mapping[str, str], model: Mapping[str, str]) -> dict[str, str]:
+        return {**kept, **model, "HOME": str(self.place / "home"), "TMPDIR": str(self.place / "tmp")}
+
+    def furnish(self) -> None:
+        for name in ("home", "tmp"):
+            (self.place / name).mkdir(mode=0o700)
+
+    def confinement(self, ports: Sequence[int] | None) -> Confinement:
+        """Raises: OSError for a folder that cannot be looked into."""
+        here = Path.cwd()
+        named = {path.resolve() for path in (*self.reads, *self._arguments())}
+        secret = {path.resolve() for path in self.hidden}
+        shut = secret | ({path.resolve() for path in self.unread} - named)
+        wanted = [*map(Path, _READ), *named, *_program_folders(Path(program_of(self.command, "COMMAND")))]
+        if not _holds_home(here):
+            wanted.append(here)
+        reads, lists = _without(wanted, shut)
+        writes, also = _without(self.writes, shut | {path.resolve() for path in self.unread})
+        return Confinement(
+            reads=reads, lists=[*lists, *also], writes=[*writes, self.place, *map(Path, _DEVICES)], ports=ports
+        )
+
+    def _arguments(self) -> list[Path]:
+        """Files and folders that the command names."""
+        return [Path(word) for word in self.command[1:] if _exists(word) and not _holds_home(Path(word).resolve())]
+
+
+def files_of(command: Sequence[str]) -> list[Path]:
+    """Files and folders that a command names, other than programs of the machine and the folder that all runs in."""
+    found = [Path(word).resolve() for word in command[1:] if _exists(word)]
+    program = Path(program_of(command, "--scorer")).resolve()
+    with open(program, "rb") as file:
+        if file.read(len(_ELF)) != _ELF and not any(program.is_relative_to(place) for place in SYSTEM):
+            found.append(program)
+    here = Path.cwd()
+    return [path for path in found if not here.is_relative_to(path)]
+
+
+def _exists(word: str) -> bool:
+    try:
+        return bool(word) and Path(word).exists()
+    except (OSError, ValueError):  # longer than any path, or with a zero in it
+        return False
+
+
+def _holds_home(folder: Path) -> bool:
+    return Path.home().resolve().is_relative_to(folder)
+
+
+def _program_folders(program: Path) -> list[Path]:
+    """Where a program and what belongs to it lies: `bin` and what is beside it, through its links."""
+    found: list[Path] = []
+    for folder in (program.parent, program.resolve().parent):
+        around = folder.resolve().parent
+        whole = folder.name == "bin" and not _holds_home(around) and around != Path.home() / ".local"
+        found.append(around if whole else folder.resolve())
+    if program.resolve() == Path(sys.executable).resolve():
+        found.append(Path(sys.base_prefix).resolve())
+    return [program.resolve(), *(path for path in found if not _holds_home(path))]
+
+
+def _without(wanted: Iterable[Path], shut: Collection[Path]) -> tuple[list[Path], list[Path]]:
+    """`wanted` less `shut`: what may be used whole, and the folders of which the names alone may be seen."""
+    whole: dict[Path, None] = {}
+    listed: dict[Path, None] = {}
+    line = [path.resolve() for path in wanted if path.exists()]
+    while line:
+        path = line.pop()
+        if any(path.is_relative_to(each) for each in shut):
+            continue
+        if not any(each.is_relative_to(path) for each in shut):
+            whole[path] = None
+            continue
+        listed[path] = None
+        # A link is left out: the limit would be lifted for what it leads to.
+        line += [Path(entry.path) for entry in os.scandir(path) if not entry.is_symlink()]
+    return list(whole), list(listed)

@@ -1,0 +1,286 @@
+"""Programs that nobody vouches for, run to their end: with a time limit, their output kept, and every process they started ended.
+
+Linux finds the processes that left their group, too; elsewhere the group alone is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from foundation import confinement
+from swarm.protocol.errors import SwarmError
+
+MOST_SAID_BYTES = 64 * 2**20
+"""Of a program's output. One that says more is ended."""
+_WORDS_BYTES = 4_000
+_GRACE_S = 2.0
+"""From SIGTERM to SIGKILL."""
+_ENDED_S = 10.0
+"""How long the processes that a program left behind may take to be gone once they were killed."""
+_LOOK_S = 0.01
+_READ_BYTES = 2**16
+
+
+class StillRunning(SwarmError):
+    """A process that was killed does not end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confinement:
+    """What a program may read and write, of which folders it sees the names, and which TCP ports it may connect to."""
+
+    reads: Sequence[Path]
+    lists: Sequence[Path]
+    writes: Sequence[Path]
+    ports: Sequence[int] | None
+
+    def document(self) -> dict[str, Any]:
+        paths = {name: [str(path) for path in getattr(self, name)] for name in ("reads", "lists", "writes")}
+        return {**paths, "ports": self.ports}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEnd:
+    """How a program ended. code: its exit code, negative the signal that killed it; None where it was ended from here.
+
+    said: its standard output. words: the end of its standard error. fault: why it could not be started.
+    """
+
+    code: int | None = None
+    said: bytes = b""
+    words: str = ""
+    timed_out: bool = False
+    said_too_much: bool = False
+    fault: str = ""
+
+    @property
+    def how(self) -> str:
+        """`exited with code 3`, `was killed by SIGSEGV`."""
+        if self.code is None:
+            return "was ended"
+        if self.code >= 0:
+            return f"exited with code {self.code}"
+        try:
+            return f"was killed by {signal.Signals(-self.code).name}"
+        except ValueError:
+            return f"was killed by signal {-self.code}"
+
+    def last_words(self, length: int = 2_000) -> str:
+        """The end of what it said, to people first."""
+        said = self.words.strip() or self.said[-_WORDS_BYTES:].decode(errors="replace").strip()
+        return said[-length:] or "nothing"
+
+
+@dataclass(slots=True)
+class _Output:
+    """What comes out of a program, while it comes. keep: how many bytes at its end."""
+
+    most: int
+    keep: int
+    echo: Callable[[bytes], object] | None = None
+    held: bytearray = field(default_factory=bytearray)
+    total: int = 0
+    flooded: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, data: bytes) -> None:
+        if self.echo is not None:
+            self.echo(data)
+        self.total += len(data)
+        self.held += data
+        del self.held[: max(0, len(self.held) - self.keep)]
+        if self.total > self.most:
+            self.flooded.set()
+
+
+async def run_program(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    given: bytes,
+    limit_s: float | None,
+    stops: Collection[asyncio.Event] = (),
+    confined: Confinement | None = None,
+) -> ProgramEnd:
+    """Run it until it ends, `limit_s` are over, or one of `stops` is set; then end whatever it started.
+
+    given: its standard input. Its standard error is passed on to ours. confined: None leaves it as it is.
+    Raises: StillRunning.
+    """
+    said = _Output(MOST_SAID_BYTES, MOST_SAID_BYTES)
+    words = _Output(MOST_SAID_BYTES, _WORDS_BYTES, echo=_to_standard_error)
+    timed_out = False
+    with tempfile.TemporaryFile() as standard_input, tempfile.TemporaryFile() as fault:
+        standard_input.write(given)
+        standard_input.seek(0)
+        others = _children(os.getpid())
+        async with _reading(said) as out, _reading(words) as err:
+            try:
+                process = _started(command, environ, standard_input, fault, (out, err), confined)
+            except OSError as error:
+                return ProgramEnd(fault=str(error))
+            finally:
+                os.close(out)
+                os.close(err)
+            ending = asyncio.create_task(asyncio.to_thread(process.wait))
+            try:
+                stopped = [*stops, said.flooded, words.flooded]
+                timed_out = await _waited(ending, stopped, limit_s)
+                code = ending.result() if ending.done() else None
+            finally:
+                await _end(process, ending, others)
+        fault.seek(0)
+        return ProgramEnd(
+            code=code,
+            said=bytes(said.held),
+            words=words.held.decode(errors="replace"),
+            timed_out=timed_out,
+            said_too_much=said.flooded.is_set() or words.flooded.is_set(),
+            fault=fault.read().decode(errors="replace"),
+        )
+
+
+def _started(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    given: BinaryIO,
+    fault: BinaryIO,
+    outputs: tuple[int, int],
+    confined: Confinement | None,
+) -> subprocess.Popen[bytes]:
+    """In a session of its own, with no file of ours open. Raises: OSError."""
+    with tempfile.TemporaryFile() as spec:
+        passed: tuple[int, ...] = ()
+        if confined is not None:
+            spec.write(json.dumps(confined.document()).encode())
+            spec.seek(0)
+            passed = (spec.fileno(), fault.fileno())
+            entry = [sys.executable, "-I", "-S", confinement.__file__, *map(str, passed)]
+            command = [*entry, *command]
+        return subprocess.Popen(
+            command,
+            env=environ,
+            stdin=given,
+            stdout=outputs[0],
+            stderr=outputs[1],
+            pass_fds=passed,
+            start_new_session=True,
+        )
+
+
+@contextlib.asynccontextmanager
+async def _reading(output: _Output) -> AsyncIterator[int]:
+    """The end of a pipe to write to. What was written is all there when the block is left."""
+    source, sink = os.pipe()
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    with os.fdopen(source, "rb") as file:
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
+
+        async def take() -> None:
+            while data := await reader.read(_READ_BYTES):
+                output.add(data)
+
+        taking = asyncio.create_task(take())
+        try:
+            yield sink
+            # Whoever could write is gone on Linux; elsewhere one may have left the group.
+            await asyncio.wait({taking}, timeout=_GRACE_S)
+        finally:
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+            transport.close()
+
+
+async def _waited(ending: asyncio.Task[int], stops: Collection[asyncio.Event], limit_s: float | None) -> bool:
+    """Until the first of them; whether it was the time."""
+    stopping = [asyncio.create_task(stop.wait()) for stop in stops]
+    try:
+        done, _ = await asyncio.wait({ending, *stopping}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        return not done
+    finally:
+        for each in stopping:
+            each.cancel()
+        await asyncio.gather(*stopping, return_exceptions=True)
+
+
+async def _end(process: subprocess.Popen[bytes], ending: asyncio.Task[int], others: Collection[int]) -> None:
+    """Ask it to end where it runs still; then kill all that descends from it. Raises: StillRunning."""
+    if not ending.done():
+        _signal_group(process.pid, signal.SIGTERM)
+        await asyncio.wait({ending}, timeout=_GRACE_S)
+    _signal_group(process.pid, signal.SIGKILL)
+    await ending
+    if sys.platform != "linux":
+        return
+    stopped: set[int] = set()
+    try:
+        async with asyncio.timeout(_ENDED_S):
+            while found := _descendants(os.getpid(), others):
+                # What is stopped starts nothing more: kill when there is nothing new.
+                number = signal.SIGKILL if found <= stopped else signal.SIGSTOP
+                for pid in found:
+                    _signal(pid, number)
+                stopped |= found
+                await asyncio.sleep(_LOOK_S)
+                _reap(found)
+    except TimeoutError as error:
+        raise StillRunning(f"processes that {process.args!r} started do not end: {sorted(stopped)}") from error
+
+
+def _to_standard_error(data: bytes) -> None:
+    sys.stderr.write(data.decode(errors="replace"))
+    sys.stderr.flush()
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a group of zombies alone
+        os.killpg(pid, number)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _reap(pids: Collection[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):  # its own parent does, or has
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _parents() -> dict[int, int]:
+    """Of each process its parent."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            found[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+    return found
+
+
+def _children(pid: int) -> set[int]:
+    return {child for child, parent in _parents().items() if parent == pid} if sys.platform == "linux" else set()
+
+
+def _descendants(pid: int, others: Collection[int]) -> set[int]:
+    """Of `pid`, without `others` and what descends from them."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents().items():
+        children.setdefault(parent, []).append(child)
+    found: set[int] = set()
+    line = [pid]
+    while line:
+        new = [child for child in children.get(line.pop(), []) if child not in others and child not in found]
+        found.update(new)
+        line += new
+    return found
