@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -132,13 +133,18 @@ def _by_permutation(baseline: _Side, treatment: _Side) -> float:
     Trials are not paired by seed: of six pairs no p-value would be below 0.03. What a seed does to both arms makes the test
     err less often, not more.
     """
-    shares = [np.array([own.counted / own.eligible for own in side]) for side in (treatment, baseline)]
-    if np.ptp(np.concatenate(shares)) == 0:
-        return 1.0
+    shares = [tuple(own.counted / own.eligible for own in side) for side in (treatment, baseline)]
+    return 1.0 if len({*shares[0], *shares[1]}) == 1 else _permuted(*shares)
+
+
+@lru_cache(maxsize=1024)
+def _permuted(treatment: tuple[float, ...], baseline: tuple[float, ...]) -> float:
+    """Kept: decisions, verdicts and reports ask for the same again and again."""
     from scipy import stats
 
-    seed = derived_seed("attrition", *shares[0].tolist(), "against", *shares[1].tolist())
-    found = stats.permutation_test(shares, _mean_difference, n_resamples=RESAMPLES, vectorized=True, rng=seed)
+    seed = derived_seed("attrition", *treatment, "against", *baseline)
+    samples = (np.array(treatment), np.array(baseline))
+    found = stats.permutation_test(samples, _mean_difference, n_resamples=RESAMPLES, vectorized=True, rng=seed)
     return float(found.pvalue)
 
 
