@@ -220,7 +220,9 @@ class SwarmClient:
         """What became of each episode, in the order of the claims; page after page. after: the `next` of a page."""
         wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
         while True:
-            page = await self._ledger_page({**wanted, "reason": reason, "state": state, "cause": cause, "after": after}, LEDGER_PAGE)
+            page = await self._ledger_page(
+                {**wanted, "reason": reason, "state": state, "cause": cause, "after": after}, LEDGER_PAGE
+            )
             for entry in page.entries:
                 yield entry
             if page.next is None:
@@ -243,7 +245,9 @@ class SwarmClient:
     ) -> LedgerPage:
         """One page of `ledger`, of at most 1000 episodes; its `next` is the following page's `after`."""
         wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
-        return await self._ledger_page({**wanted, "reason": reason, "state": state, "cause": cause, "after": after}, limit)
+        return await self._ledger_page(
+            {**wanted, "reason": reason, "state": state, "cause": cause, "after": after}, limit
+        )
 
     async def _ledger_page(self, wanted: dict[str, Any], limit: int) -> LedgerPage:
         params = _given({**wanted, "limit": limit})

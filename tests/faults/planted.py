@@ -320,7 +320,12 @@ async def hold(part: dict[str, Any]) -> None:
     async with SwarmClient(part["url"], client_id=part["client_id"]) as swarm:
         tasks = [Task(f"{part['client_id']}-{number}", "") for number in range(part["tasks"])]
         await swarm.run_tasks(
-            tasks, rollout, run_id=part["run_id"], kind="eval", concurrency=len(tasks), idle_limit_s=part["idle_limit_s"]
+            tasks,
+            rollout,
+            run_id=part["run_id"],
+            kind="eval",
+            concurrency=len(tasks),
+            idle_limit_s=part["idle_limit_s"],
         )
 
 

@@ -177,7 +177,7 @@ class SwarmClient:
                 kind=kind,
                 reason=reason,
                 state=state,
-            cause=cause,
+                cause=cause,
                 after=after,
                 limit=limit,
             )
@@ -200,7 +200,14 @@ class SwarmClient:
     ) -> LedgerSummary:
         return self.thread.call(
             self.inner.summary(
-                run_id=run_id, step=step, client_id=client_id, task_id=task_id, kind=kind, reason=reason, state=state, cause=cause
+                run_id=run_id,
+                step=step,
+                client_id=client_id,
+                task_id=task_id,
+                kind=kind,
+                reason=reason,
+                state=state,
+                cause=cause,
             )
         )
 

@@ -261,9 +261,7 @@ class BookState:
 
     # -- transitions ------------------------------------------------------------------------------------------------
 
-    def close(
-        self, live: LiveEpisode, reason: DropReason, detail: str | None = None, *, cause: Cause | None
-    ) -> None:
+    def close(self, live: LiveEpisode, reason: DropReason, detail: str | None = None, *, cause: Cause | None) -> None:
         """Close an open episode as dropped; a slot it held is offered again. cause: None for an evaluation that ended."""
         live.entry()  # counts the tokens of its calls
         row = live.row

@@ -198,9 +198,7 @@ def give_up(
     """The run or its branch ends: what would be decided here is decided now. What waits for another server goes on waiting."""
     for prepared in list(state.prepared.values()):
         if prepared.team.decides and kind in (None, prepared.row.kind):
-            decide(
-                state, prepared, "aborted", how="run_ended", detail=why, reason=reason, cause=Cause.SERVER
-            )
+            decide(state, prepared, "aborted", how="run_ended", detail=why, reason=reason, cause=Cause.SERVER)
 
 
 def preparation_digest(wish: EpisodePreparation) -> str:

@@ -82,7 +82,9 @@ class PoolStore:
                 f"{self.path} is a pool of version {found}, this server reads version {schema.SCHEMA_VERSION}; "
                 "start it with another state directory"
             )
-        db.executescript(f"BEGIN;{schema.SCHEMA}{schema.ADDED}{schema.BY_CAUSE}PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;")
+        db.executescript(
+            f"BEGIN;{schema.SCHEMA}{schema.ADDED}{schema.BY_CAUSE}PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;"
+        )
 
     def close(self) -> None:
         self.read.close()

@@ -71,7 +71,9 @@ class _Snapshot(Collector):
         yield _gauge("swarm_groups_needed", "Groups that one step takes", pool.groups_needed)
         yield _gauge("swarm_tokens_per_second", "Sampled tokens per second", status.engine.tokens_per_s)
         yield _gauge("swarm_engine_failures", "Crashes of the engine's children in a row", status.engine.failures)
-        lost = CounterMetricFamily("swarm_attempts_lost", "Episodes of the current run, by who lost them", labels=["cause"])
+        lost = CounterMetricFamily(
+            "swarm_attempts_lost", "Episodes of the current run, by who lost them", labels=["cause"]
+        )
         for cause, episodes in self._lost.items():
             lost.add_metric([cause.value], episodes)
         yield lost

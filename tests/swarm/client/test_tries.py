@@ -55,7 +55,9 @@ def test_tries_are_counted_from_the_ledger_since_the_task_last_ended() -> None:
     assert used(*lost) == (3, 0)
     assert used(*lost, entry(6, 7)) == (0, 0)
     assert used(lost[0], entry(2, 3), entry(4, 5, Cause.LIMIT)) == (1, 0)
-    assert used(*(entry(at, at + 1, cause) for at, cause in enumerate((Cause.SERVER, Cause.NETWORK, Cause.PERSON)))) == (0, 0)
+    assert used(
+        *(entry(at, at + 1, cause) for at, cause in enumerate((Cause.SERVER, Cause.NETWORK, Cause.PERSON)))
+    ) == (0, 0)
 
 
 def test_attempts_that_were_open_at_one_moment_were_lost_once() -> None:

@@ -134,9 +134,7 @@ async def test_a_claimant_that_went_away_is_the_clients_loss(world: World) -> No
     assert await causes(world) == [Cause.CLIENT]
 
 
-async def test_calls_that_cannot_be_kept_are_the_servers_loss(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_calls_that_cannot_be_kept_are_the_servers_loss(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def unwritable(calls: object) -> bytes:
         raise Unwritable("nested too deeply")
 
@@ -191,7 +189,9 @@ async def test_the_ledger_adds_up_who_lost_what_by_client_version_and_task(world
     await lose("t-2", Cause.PERSON)
     summary = await world.desk.summary(LedgerFilter(run_id=world.run_id))
     assert summary.causes == {Cause.GRADER: 4, Cause.PERSON: 1}
-    assert [(one.client_id, one.client_version, one.kind, one.task_id, one.cause, one.episodes) for one in summary.lost] == [
+    assert [
+        (one.client_id, one.client_version, one.kind, one.task_id, one.cause, one.episodes) for one in summary.lost
+    ] == [
         ("c-1", "0", "train", "t-1", Cause.GRADER, 3),
         ("c-2", "2", "eval", "t-2", Cause.GRADER, 1),
         ("c-1", "0", "train", "t-2", Cause.PERSON, 1),
