@@ -28,10 +28,13 @@ from swarm.client.tasks import Task, each
 from swarm.client.wire import Patience
 from swarm.client.workflow import Workflow, load_module, workflow_of
 from swarm.protocol.episodes import (
+    Cause,
     EpisodeClaim,
     EpisodeGrant,
     EpisodeReceipt,
     EpisodeResult,
+    EpisodeState,
+    LedgerEntry,
     WeightsVersion,
 )
 from swarm.protocol.teams import EpisodePreparation
@@ -74,8 +77,26 @@ class _Desk:
         self.result = result
         return EpisodeReceipt(episode_id=episode_id, status="pooled")
 
-    async def abort(self, episode_id: str, lease: str, reason: str) -> object:
-        return None
+    async def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> LedgerEntry:
+        return LedgerEntry(
+            episode_id=episode_id,
+            run_id="rehearsal",
+            kind="train",
+            task_id="rehearsal",
+            mix=None,
+            client_id="rehearsal",
+            client_version="0",
+            config_version=1,
+            group_id=None,
+            slot=None,
+            state=EpisodeState.DROPPED,
+            cause=cause,
+            claimed_step=0,
+            claimed_at=0.0,
+        )
+
+    async def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry:
+        raise TypeError("a rehearsal keeps no ledger")
 
     async def renew(self, episode_id: str, lease: str) -> object:
         return None

@@ -91,9 +91,9 @@ async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attem
                 else:
                     hand_in(episode, outcome)
                     attempt.reward = episode.reward
-            except Exception:  # noqa: BLE001 - whatever the rollout raised is what the command shows
+            except Exception as error:  # noqa: BLE001 - whatever the rollout raised is what the command shows
                 attempt.failure = sendable(traceback.format_exc())
                 if episode.receipt is None:
-                    episode.abort(attempt.failure)
+                    episode.abort(attempt.failure, cause=episode.blame(error))
         attempt.trace = await swarm.trace(episode.id, text=True)
     return attempt

@@ -10,18 +10,21 @@ from statistics import fmean
 from pydantic import BaseModel
 
 from foundation.streams import one_line
-from swarm.protocol.episodes import DropReason, EpisodeState, EpisodeTrace
+from swarm.protocol.episodes import Cause, DropReason, EpisodeState, EpisodeTrace
 from swarm.protocol.mismatch import MISMATCH, STALENESS, outgrown
 from swarm.protocol.status import RunReport
 from swarm.protocol.summary import LastFailure, LedgerCount, LedgerSummary
 
 RECENT_STEPS = 10
+TASKS_NAMED = 3
+_LOST = 0.1
+"""From this share of episodes on a fate or a loss is worth a word."""
 _FLAT = 0.5
 """From this share of groups without differences on it is worth a word."""
 
 ADVICE: dict[DropReason, str] = {
     DropReason.EVAL: "evaluations are never trained",
-    DropReason.ABORTED: "the client gave up: read its last traceback below, mend the agent, start it again",
+    DropReason.ABORTED: "the client gave up; who lost them is told below",
     DropReason.EXPIRED: "the client fell silent or took too long: raise idle_limit_s or max_episode_s, or renew the lease",
     DropReason.SERVER_RESTARTED: "open when the server was restarted; their slots were offered again",
     DropReason.STALE: "sampled by weights too old when their turn came: raise max_staleness, lower the concurrency, or make "
@@ -37,6 +40,21 @@ ADVICE: dict[DropReason, str] = {
     DropReason.QUARANTINED: "the version of the client was quarantined: `swarm run quarantine VERSION --lift` takes it back",
     DropReason.RUN_ENDED: "the run ended before their turn came",
     DropReason.SUPERSEDED: "the run went back to an earlier checkpoint",
+    DropReason.TAINTED: "a call of them failed on the server's side: their slots were offered again, unless the client says why "
+    "they count (`despite`)",
+}
+CAUSE_ADVICE: dict[Cause, str] = {
+    Cause.SERVER: "it was restarted, its engine failed, or it closed them itself: look at its log; the rollout is not to blame, "
+    "and the tasks were offered again",
+    Cause.NETWORK: "client and server could not reach each other: look at what is between them; the tasks were offered again",
+    Cause.CLIENT: "it crashed, was killed or fell silent: look at its log and its memory; a task over which it died three times "
+    "is set aside",
+    Cause.ROLLOUT: "the agent raised an exception, gave up, or never called the model: read its last traceback below, mend the "
+    "agent, start it again",
+    Cause.GRADER: "it raised an exception, gave no number, exited with an error or ran out of time: mend the grader; the agent "
+    "is not to blame",
+    Cause.LIMIT: "they took longer than max_episode_s or max_call_s: raise the limit, or make episodes shorter",
+    Cause.PERSON: "a person declined them or stopped the client; the tasks were offered again",
 }
 FORK_ADVICE = {
     "answer_edited": "the agent sends its model's answers back changed; send them as they came",
@@ -65,8 +83,20 @@ class Fate(BaseModel):
     advice: str | None = None
 
 
+class Loss(BaseModel):
+    """So many attempts were lost by this, evaluations included."""
+
+    cause: Cause
+    episodes: int
+    share: float
+    """Of all episodes."""
+    tasks: list[str] = []
+    """Those that lost most by it; a few."""
+    advice: str
+
+
 class ClientRecord(BaseModel):
-    """One client in one version of its code. failed: aborted, expired, or ended without a call."""
+    """One client in one version of its code. failed: lost by its rollout, grader or limits, or by itself."""
 
     client_id: str
     client_version: str
@@ -89,6 +119,8 @@ class Diagnosis(BaseModel):
     """In steps that none holds yet."""
     fates: list[Fate]
     """What became of the train episodes, most frequent first."""
+    losses: list[Loss] = []
+    """Who lost attempts that did not end with a reward, most first."""
     zero_variance_share: float | None
     """Mean over the last steps: share of groups whose rewards were all equal."""
     reward_first: float | None
@@ -124,6 +156,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         trained=_sum(count for count in train if count.state == EpisodeState.TRAINED),
         in_step=_sum(count for count in train if count.state == EpisodeState.IN_STEP),
         fates=_fates(train),
+        losses=_losses(evidence.summary),
         zero_variance_share=fmean(flat) if flat else None,
         reward_first=fmean(rewards[:compared]) if compared else None,
         reward_last=fmean(rewards[-compared:]) if compared else None,
@@ -152,6 +185,22 @@ def _fates(counts: Sequence[LedgerCount]) -> list[Fate]:
     ]
 
 
+def _losses(summary: LedgerSummary) -> list[Loss]:
+    total = max(1, _sum(summary.counts))
+    return [
+        Loss(cause=cause, episodes=n, share=n / total, tasks=_tasks_lost(summary, cause), advice=CAUSE_ADVICE[cause])
+        for cause, n in sorted(summary.causes.items(), key=lambda item: -item[1])
+    ]
+
+
+def _tasks_lost(summary: LedgerSummary, cause: Cause) -> list[str]:
+    found: Counter[str] = Counter()
+    for lost in summary.lost:
+        if lost.cause is cause:
+            found[lost.task_id] += lost.episodes
+    return [task for task, _ in found.most_common(TASKS_NAMED)]
+
+
 def client_records(summary: LedgerSummary) -> list[ClientRecord]:
     """Clients by version, those with most failures first."""
     by_client: defaultdict[tuple[str, str], list[LedgerCount]] = defaultdict(list)
@@ -166,7 +215,7 @@ def client_records(summary: LedgerSummary) -> list[ClientRecord]:
                 client_id=key[0],
                 client_version=key[1],
                 episodes=_sum(own),
-                failed=_sum(count for count in own if count.reason in _FAILURES),
+                failed=_sum(count for count in own if _failed(count)),
                 reward_mean=sum(count.reward_sum for count in own) / rewarded if rewarded else None,
                 last_failure=last.get(key),
             )
@@ -175,6 +224,12 @@ def client_records(summary: LedgerSummary) -> list[ClientRecord]:
 
 
 _FAILURES = (DropReason.ABORTED, DropReason.EXPIRED, DropReason.NO_CALLS)
+_OTHERS = (Cause.SERVER, Cause.NETWORK, Cause.PERSON)
+
+
+def _failed(count: LedgerCount) -> bool:
+    """Whether client, rollout or grader are to blame. (An older server named no cause.)"""
+    return count.reason in _FAILURES if count.cause is None else count.cause not in _OTHERS
 
 
 def _findings(made: Diagnosis, run: RunReport | None) -> Iterable[str]:
@@ -188,8 +243,11 @@ def _findings(made: Diagnosis, run: RunReport | None) -> Iterable[str]:
     if not made.step:
         yield "no step was made yet, so nothing can have been learnt"
     for fate in made.fates:
-        if fate.advice and fate.episodes >= 0.1 * made.episodes:
+        if fate.advice and fate.episodes >= _LOST * made.episodes:
             yield f"{fate.episodes} of {made.episodes} train episodes were dropped as {fate.name}: {fate.advice}"
+    for loss in made.losses:
+        if loss.share >= _LOST:
+            yield f"{loss.episodes} attempts were lost by the {loss.cause}: {loss.advice}"
     if made.zero_variance_share is not None and made.zero_variance_share >= _FLAT:
         yield (
             f"{made.zero_variance_share:.0%} of the groups in the last steps had equal rewards: "
@@ -250,6 +308,9 @@ def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
     ] or ["  none for training yet"]
     if made.zero_variance_share is not None:
         lines.append(f"  groups with equal rewards in the last steps: {made.zero_variance_share:.0%}")
+    if made.losses:
+        lines += ["", "Attempts without a reward, by who lost them"]
+        lines += [line for loss in made.losses for line in _loss_lines(loss)]
     forks = ", ".join(f"{count} {cause}" for cause, count in made.forks.items()) or "none"
     lines += ["", f"Forks in the newest {made.traces_read} traces ({made.calls_read} calls): {forks}"]
     lines += ["", "Clients"]
@@ -260,6 +321,13 @@ def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
         failure = client.last_failure
         lines += _failure_lines(failure, whole=detail or (failure is not None and failure.claimed_at == newest))
     return "\n".join(lines)
+
+
+def _loss_lines(loss: Loss) -> list[str]:
+    lines = [f"  {loss.episodes:>7}  {loss.share:>4.0%}  {loss.cause:<24} {loss.advice}"]
+    if loss.tasks:
+        lines.append(f"{'':>17}most at task {', '.join(one_line(task) for task in loss.tasks)}")
+    return lines
 
 
 def _failure_lines(failure: LastFailure | None, *, whole: bool) -> list[str]:

@@ -43,6 +43,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     abort = commands.add_parser("abort", help="give an episode up; its slot is offered again")
     _grant_argument(abort)
     abort.add_argument("--reason", required=True)
+    abort.add_argument(
+        "--cause", help="who lost it: server, network, client, rollout (default), grader, limit or person"
+    )
     abort.set_defaults(run=abort_episode)
     renew = commands.add_parser("renew", help="extend a lease while the agent makes no calls")
     _grant_argument(renew)
@@ -133,9 +136,13 @@ def end_episode(args: argparse.Namespace) -> int:
 
 def abort_episode(args: argparse.Namespace) -> int:
     """Abort an episode."""
+    from swarm.cli.documents import choice
+    from swarm.protocol.episodes import Cause
+
+    cause = choice(Cause, "--cause", args.cause)
     episode_id, document = _held(args)
     with connection.connect(args) as swarm:
-        print(swarm.abort(episode_id, document["lease"], args.reason).model_dump_json())
+        print(swarm.abort(episode_id, document["lease"], args.reason, cause).model_dump_json())
     return 0
 
 

@@ -25,6 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("--client-id", "CLIENT", "of this client"),
         ("--task-id", "TASK", "of this task"),
         ("--reason", "REASON", "dropped for this reason"),
+        ("--cause", "CAUSE", "lost by server, network, client, rollout, grader, limit or person"),
         ("--state", "STATE", "running, prepared, ended, in_step, trained or dropped"),
     ):
         parser.add_argument(option, metavar=metavar, help=text)
@@ -48,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def show_ledger(args: argparse.Namespace) -> int:
     """Print one line per episode, or their sum."""
     from swarm.cli.documents import choice
-    from swarm.protocol.episodes import DropReason, EpisodeState
+    from swarm.protocol.episodes import Cause, DropReason, EpisodeState
 
     wanted = {
         "run_id": args.run_id,
@@ -57,6 +58,7 @@ def show_ledger(args: argparse.Namespace) -> int:
         "task_id": args.task_id,
         "kind": args.kind,
         "reason": choice(DropReason, "--reason", args.reason),
+        "cause": choice(Cause, "--cause", args.cause),
         "state": choice(EpisodeState, "--state", args.state),
     }
     for option, value, least in (("--limit", args.limit, 1), ("--step", args.step, 0)):

@@ -74,7 +74,8 @@ def _wants_colour(choice: str) -> bool:
 def entry_line(entry: LedgerEntry) -> str:
     """One episode in one line."""
     fate = entry.state if entry.step is None else f"{entry.state} at step {entry.step}"
-    why = "" if entry.reason is None else f" ({entry.reason})"
+    by = "" if entry.cause is None else f", lost by {entry.cause}"
+    why = "" if entry.reason is None else f" ({entry.reason}{by})"
     reward = "-" if entry.reward is None else f"{entry.reward:g}"
     return f"{entry.episode_id}  {entry.kind}  task {one_line(entry.task_id)}  reward {reward}  {entry.calls} calls  {fate}{why}"
 

@@ -3,6 +3,7 @@
 Start at `SwarmClient`; `swarm.client.sync` has its twin for plain scripts.
 """
 
+from swarm.client.causes import grading
 from swarm.client.client import SwarmClient
 from swarm.client.crew import CrewReport
 from swarm.client.episode import Episode
@@ -12,6 +13,7 @@ from swarm.client.errors import (
     EngineFailed,
     EpisodeUnfinished,
     Forbidden,
+    GraderFailed,
     IdempotencyConflict,
     InvalidSpec,
     LeaseLost,
@@ -36,10 +38,12 @@ from swarm.client.partners import Partner
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream
 from swarm.client.team import Team, team
 from swarm.client.wire import Patience
+from swarm.protocol.episodes import Cause
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.protocol.runspec import RunSpec
 
 __all__ = [
+    "Cause",
     "ConfigConflict",
     "CrewReport",
     "Draining",
@@ -48,6 +52,7 @@ __all__ = [
     "EpisodeUnfinished",
     "ErrorCode",
     "Forbidden",
+    "GraderFailed",
     "IdempotencyConflict",
     "InvalidSpec",
     "LeaseLost",
@@ -78,5 +83,6 @@ __all__ = [
     "TryLater",
     "Unauthorized",
     "WorkflowFault",
+    "grading",
     "team",
 ]

@@ -24,6 +24,7 @@ from swarm.client.ordinals import Ordinals
 from swarm.client.tasks import Rollout, TaskStream
 from swarm.client.wire import Patience, Wire
 from swarm.protocol.episodes import (
+    Cause,
     DropReason,
     EpisodeAbort,
     EpisodeClaim,
@@ -213,12 +214,15 @@ class SwarmClient:
         kind: EpisodeKind | None = None,
         reason: DropReason | None = None,
         state: EpisodeState | None = None,
+        cause: Cause | None = None,
         after: str | None = None,
     ) -> AsyncIterator[LedgerEntry]:
         """What became of each episode, in the order of the claims; page after page. after: the `next` of a page."""
         wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
         while True:
-            page = await self._ledger_page({**wanted, "reason": reason, "state": state, "after": after}, LEDGER_PAGE)
+            page = await self._ledger_page(
+                {**wanted, "reason": reason, "state": state, "cause": cause, "after": after}, LEDGER_PAGE
+            )
             for entry in page.entries:
                 yield entry
             if page.next is None:
@@ -235,20 +239,24 @@ class SwarmClient:
         kind: EpisodeKind | None = None,
         reason: DropReason | None = None,
         state: EpisodeState | None = None,
+        cause: Cause | None = None,
         after: str | None = None,
         limit: int = 100,
     ) -> LedgerPage:
         """One page of `ledger`, of at most 1000 episodes; its `next` is the following page's `after`."""
         wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
-        return await self._ledger_page({**wanted, "reason": reason, "state": state, "after": after}, limit)
+        return await self._ledger_page(
+            {**wanted, "reason": reason, "state": state, "cause": cause, "after": after}, limit
+        )
 
     async def _ledger_page(self, wanted: dict[str, Any], limit: int) -> LedgerPage:
         params = _given({**wanted, "limit": limit})
         return read(LedgerPage, await self._wire.request("GET", f"{API}/ledger", params=params))
 
-    async def entry(self, episode_id: str) -> LedgerEntry:
-        """Status and fate of one episode."""
-        return read(LedgerEntry, await self._wire.request("GET", f"{API}/episodes/{episode_id}"))
+    async def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry:
+        """Status and fate of one episode, and who lost it."""
+        raw = await self._wire.request("GET", f"{API}/episodes/{episode_id}", patience=patience)
+        return read(LedgerEntry, raw)
 
     async def summary(
         self,
@@ -260,10 +268,11 @@ class SwarmClient:
         kind: EpisodeKind | None = None,
         reason: DropReason | None = None,
         state: EpisodeState | None = None,
+        cause: Cause | None = None,
     ) -> LedgerSummary:
-        """What became of many episodes, added up by reason, client and version."""
+        """What became of many episodes, added up by reason, cause, client and version."""
         wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
-        params = _given({**wanted, "reason": reason, "state": state})
+        params = _given({**wanted, "reason": reason, "state": state, "cause": cause})
         raw = await self._wire.request("GET", f"{API}/ledger/summary", params=params)
         return read(LedgerSummary, raw)
 
@@ -300,10 +309,13 @@ class SwarmClient:
             result = result.model_copy(update={"idempotency_key": f"end-{episode_id}"})
         return read(EpisodeReceipt, await self._post(f"{API}/episodes/{episode_id}:end", result))
 
-    async def abort(self, episode_id: str, lease: str, reason: str) -> LedgerEntry:
-        """Drop an episode; its slot is offered again. Raises: LeaseLost."""
-        path = f"{API}/episodes/{episode_id}:abort"
-        raw = await self._post(path, EpisodeAbort(lease=lease, reason=sendable(reason)), patience=ABORT_PATIENCE)
+    async def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> LedgerEntry:
+        """Drop an episode; its slot is offered again. cause: who lost it; None means the rollout. Raises: LeaseLost.
+
+        The entry has the server's own word on the cause: it knows of failures of its own.
+        """
+        abort = EpisodeAbort(lease=lease, reason=sendable(reason), cause=cause)
+        raw = await self._post(f"{API}/episodes/{episode_id}:abort", abort, patience=ABORT_PATIENCE)
         return read(LedgerEntry, raw)
 
     async def prepare(self, episode_id: str, preparation: EpisodePreparation) -> TeamReceipt:
@@ -385,11 +397,13 @@ class SwarmClient:
     ) -> CrewReport:
         """Run `rollout` on every task, many at a time, until the stream or the run ends.
 
-        episodes_per_task: None: the run's group_size (train) or 1 (eval). Goes on where this client_id stopped. A crashing
-        rollout costs one episode and is tried again `retries` times. max_episode_s, max_call_s: longest episode, and longest
+        episodes_per_task: None: the run's group_size (train) or 1 (eval). Goes on where this client_id stopped. What rollout,
+        grader or a limit loses is tried again `retries` times, also by a client that was restarted; then the task is set aside,
+        as it is when this client died over it three times. What server, network or a person lost is tried again without limit.
+        max_episode_s, max_call_s: longest episode, and longest
         single LLM call, before the server ends it. progress: None: a bar when stderr is a terminal. A client that was given no
         patience waits for its turn as long as the server says later, and two minutes for room on its disk.
-        Raises: RolloutsFailing when they all crash; Refusal, ServerUnreachable.
+        Raises: RolloutsFailing when everything fails, task after task; Refusal, ServerUnreachable.
         """
         crew = Crew(
             self._enduring(),

@@ -14,17 +14,17 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sized
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swarm.client.episode import Episode
 from swarm.client.errors import (
-    EpisodeUnfinished,
     IdempotencyConflict,
     InvalidSpec,
     LeaseLost,
+    NoReward,
     NotFound,
     OverLimit,
     RolloutsFailing,
@@ -33,14 +33,21 @@ from swarm.client.errors import (
 from swarm.client.lanes import Lanes
 from swarm.client.progress import ProgressLine, terminal
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each, rolled_out
-from swarm.protocol.episodes import EpisodeKind, EpisodeState, LedgerEntry
+from swarm.client.tries import TaskRecord, Tries
+from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeState, LedgerEntry
 from swarm.protocol.errors import SwarmError
 
 if TYPE_CHECKING:
     from swarm.client.client import SwarmClient
 
-LEAST_FAILING_UNITS = 3
-"""This many episodes, or a group of them, given up in a row: the fault is in the rollout."""
+FAILING_AT_FIRST = 3
+"""So many different tasks are set aside before any episode has ended: the fault is in the rollout."""
+FAILING_LATER = 10
+"""So many in a row, where others have ended before."""
+SKIPPED_AT_ONCE = 100
+"""So many tasks of a stream are passed over before those that are played are waited for."""
+_Which = tuple[str | None, str]
+"""A task by family and id."""
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +63,15 @@ class CrewReport:
     resumed: int = 0
     """Episodes that an earlier process of this client had ended."""
     crashed: int = 0
+    """Attempts that rollout or grader lost."""
     lost: int = 0
+    """Attempts that anything else lost."""
+    causes: dict[Cause, int] = field(default_factory=dict)
+    """Both, by who lost them."""
     given_up: int = 0
+    """Episodes that will never be ended, since their task is set aside."""
+    set_aside: int = 0
+    """Tasks whose tries are used up."""
     run_over: bool = False
 
 
@@ -65,17 +79,15 @@ class CrewReport:
 class _History:
     """What the server knows of this client from before."""
 
-    ended: Counter[tuple[str | None, str]] = field(default_factory=Counter)
-    """By family and task."""
-    orphans: defaultdict[tuple[str | None, str], list[tuple[LedgerEntry, int]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    """Open episodes of a process that is gone, with the ordinal of their claim; by family and task too."""
+    ended: Counter[_Which] = field(default_factory=Counter)
+    orphans: defaultdict[_Which, list[tuple[LedgerEntry, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Open episodes of a process that is gone, with the ordinal of their claim."""
+    records: defaultdict[_Which, TaskRecord] = field(default_factory=lambda: defaultdict(TaskRecord))
+    """What this version of the client has lost."""
 
 
 class _Fate(Enum):
     ENDED = auto()
-    CRASHED = auto()
     LOST = auto()
     OVER = auto()
 
@@ -117,7 +129,16 @@ class Crew:
         self._permits = asyncio.Semaphore(concurrency)
         self._ordinals = swarm.ordinals
         self._history = _History()
-        self._failing = 0
+        self._aside: set[_Which] = set()
+        """Tasks whose tries are used up, and of which nothing has ended since."""
+        self._failing: set[_Which] = set()
+        """Those set aside since an episode of any task ended."""
+        self._skipped = 0
+        """Tasks in a row that were passed over."""
+        self._playing: set[Episode] = set()
+        self._units = 0
+        self._unit_over = asyncio.Event()
+        self._cancelled_by = Cause.PERSON
         self._last_crash = ""
         self._report = CrewReport()
 
@@ -138,7 +159,11 @@ class Crew:
         )
         try:
             async with asyncio.TaskGroup() as group:
-                await self._feed(group, tasks, size, line)
+                try:
+                    await self._feed(group, tasks, size, line)
+                except Exception:  # what is open is given back by a client that failed, and no person
+                    self._stop_as_client()
+                    raise
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors.exceptions[0].__cause__
         finally:
@@ -155,6 +180,9 @@ class Crew:
         me = self._swarm.client_id
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
             which = (entry.mix, entry.task_id)
+            mine = (self._numbered(entry.task_id, entry.mix), claims[which]) not in played
+            if entry.client_version == self._swarm.client_version and mine:
+                found.records[which].entries.append(entry)
             claim = (self._numbered(entry.task_id, entry.mix), claims[which])
             if entry.state is EpisodeState.RUNNING and claim not in played and claim not in self._ordinals.played:
                 found.orphans[which].append((entry, claims[which]))
@@ -180,7 +208,7 @@ class Crew:
             except OverLimit:
                 return
             try:
-                await self._swarm.abort(grant.episode_id, grant.lease, "the client was restarted")
+                await self._swarm.abort(grant.episode_id, grant.lease, "the client was restarted", Cause.CLIENT)
             except SwarmError as error:  # nothing depends on it, so there is little patience with it
                 log.info("episode %s of the process before will run out by itself: %s", entry.episode_id, error)
 
@@ -196,46 +224,96 @@ class Crew:
                 self._history.ended[family, task.id] -= done
                 self._report.resumed += done
                 line.resumed(done)
-            begin = partial(self._begin, group, task, size, line)
+            if done < size and (family, task.id) in self._aside:
+                self._report.given_up += size - done
+                await self._pass_over()
+                continue
+            tries = self._history.records.pop((family, task.id), TaskRecord()).tries()
+            begin = partial(self._begin, group, task, tries, line)
             if done < size:
+                self._skipped = 0
                 await lanes.enter(family, begin, size - done, may_be_passed=bool(task.mix))
             if self._report.run_over:
                 return
 
-    async def _begin(self, group: asyncio.TaskGroup, task: Task, size: int, line: ProgressLine) -> asyncio.Event | None:
+    async def _pass_over(self) -> None:
+        """Past a task that was set aside. Raises: RolloutsFailing where all are, and none is played that might still end."""
+        self._skipped += 1
+        while self._skipped >= SKIPPED_AT_ONCE and self._aside:
+            if not self._units:
+                raise RolloutsFailing(f"all tasks of the stream are set aside, {self._why_aside()}")
+            self._unit_over.clear()
+            await self._unit_over.wait()
+
+    async def _begin(
+        self, group: asyncio.TaskGroup, task: Task, tries: Tries, line: ProgressLine
+    ) -> asyncio.Event | None:
         """One more episode of a task, once there is a place for it; set when it has claimed. None: the run is over."""
         await self._permits.acquire()
         if self._report.run_over:
             self._permits.release()
             return None
         claimed = asyncio.Event()
-        group.create_task(self._unit(task, claimed, size, line))
+        self._units += 1
+        group.create_task(self._unit(task, replace(tries), claimed, line))
         return claimed
 
-    async def _unit(self, task: Task, claimed: asyncio.Event, size: int, line: ProgressLine) -> None:
-        """One episode that shall end, whatever number of attempts it takes."""
+    async def _unit(self, task: Task, tries: Tries, claimed: asyncio.Event, line: ProgressLine) -> None:
+        """One episode that shall end, whatever number of attempts it takes; or its task is set aside."""
+        which, tried = (self._family(task), task.id), False
         try:
-            for attempt in range(self._retries + 1):
-                fate = await self._attempt(task, claimed, line)
+            while not tries.used_up(self._retries) and which not in self._aside:
+                if tries.pause_s:
+                    await self._swarm.clock.sleep(tries.pause_s)
+                fate, cause = await self._attempt(task, claimed, line)
                 if fate is _Fate.ENDED:
-                    self._failing = 0
-                if fate in (_Fate.ENDED, _Fate.OVER) or self._report.run_over:
+                    self._failing.clear()
+                    self._aside.discard(which)
+                if fate is not _Fate.LOST or self._report.run_over:
                     return
-                log.info("episode of task %s: attempt %d of %d failed", task.id, attempt + 1, self._retries + 1)
+                tries.lost(cause)
+                tried = True
+                log.info("an attempt at task %s was lost (%s)", task.id, cause)
             self._report.given_up += 1
-            self._failing += fate is _Fate.CRASHED
-            if self._failing >= max(LEAST_FAILING_UNITS, size):
-                raise RolloutsFailing(
-                    f"{self._failing} episodes in a row crashed in all of their {self._retries + 1} attempts, the last "
-                    f"with {self._last_crash}; mend the rollout (its traceback is in the log and in the ledger)"
-                )
+            if tries.used_up(self._retries):
+                self._set_aside(which, failed=tried and tries.charged > self._retries)
+        except Exception:
+            self._stop_as_client()
+            raise
         finally:
             claimed.set()
             self._permits.release()
+            self._units -= 1
+            self._unit_over.set()
+
+    def _set_aside(self, which: _Which, *, failed: bool) -> None:
+        """No more attempts at a task. failed: its rollout did, just now. Raises: RolloutsFailing where nothing else happens."""
+        if which not in self._aside:
+            self._aside.add(which)
+            self._report.set_aside += 1
+            log.warning("task %s is set aside: its tries are used up", which[1])
+        if not failed:
+            return
+        self._failing.add(which)
+        if len(self._failing) >= (FAILING_LATER if self._report.ended else FAILING_AT_FIRST):
+            raise RolloutsFailing(f"{len(self._failing)} tasks in a row were set aside, {self._why_aside()}")
+
+    def _why_aside(self) -> str:
+        return (
+            f"each after {self._retries + 1} lost attempts, the last with {self._last_crash or 'no word of why'}; mend the "
+            "rollout (its traceback is in the log and in the ledger)"
+        )
+
+    def _stop_as_client(self) -> None:
+        """What is cancelled from now on was lost by this client, which ends with an error."""
+        self._cancelled_by = Cause.CLIENT
+        for episode in self._playing:
+            episode.if_cancelled = Cause.CLIENT
 
     # -- one attempt --------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, task: Task, claimed: asyncio.Event, line: ProgressLine) -> _Fate:
+    async def _attempt(self, task: Task, claimed: asyncio.Event, line: ProgressLine) -> tuple[_Fate, Cause]:
+        """What became of it, and who lost it, where it was lost."""
         family = self._family(task)
         async with AsyncExitStack() as stack:
             try:
@@ -245,13 +323,15 @@ class Crew:
                     self._ordinals.played.add((numbered, ordinal))
                     stack.callback(self._ordinals.played.discard, (numbered, ordinal))
                     episode = self._episode(task.id, ordinal, family)
+                    self._playing.add(episode)
+                    stack.callback(self._playing.discard, episode)
                     await stack.enter_async_context(episode)
                     self._ordinals.made(numbered, ordinal)
             except (OverLimit, NotFound) as error:
                 if isinstance(error, NotFound):  # the server works on another run by now, or never knew this one:
                     await self._swarm.run(self._run_id)  # then it is not found here either
                 self._report.run_over = True
-                return _Fate.OVER
+                return _Fate.OVER, Cause.SERVER
             claimed.set()
             fate = await self._play(episode, task)
             try:
@@ -262,9 +342,20 @@ class Crew:
             except InvalidSpec as error:
                 log.warning("the result of episode %s was refused: %s", episode.id, error)
                 self._last_crash = f"a result that was refused: {error}"
-                fate = _Fate.CRASHED
-            self._count(fate, episode, line)
-            return fate
+                fate = _Fate.LOST
+        if fate is _Fate.ENDED and episode.receipt is not None and episode.receipt.dropped is not None:
+            log.warning("episode %s was dropped as it ended: %s", episode.id, episode.receipt.dropped)
+            self._last_crash = f"an end that does not count: {episode.receipt.dropped}"
+            fate = _Fate.LOST
+        cause = await self._cause_of(episode) if fate is _Fate.LOST else Cause.ROLLOUT
+        self._count(fate, cause, episode, line)
+        return fate, cause
+
+    async def _cause_of(self, episode: Episode) -> Cause:
+        """Who lost it. An episode that vanished without a word was this client's to watch over."""
+        if episode.receipt is not None and episode.receipt.dropped is not None:
+            return Cause.SERVER if episode.receipt.dropped is DropReason.TAINTED else Cause.ROLLOUT
+        return await episode.find_cause() or Cause.CLIENT
 
     async def _play(self, episode: Episode, task: Task) -> _Fate:
         """The rollout itself. It is cancelled when the lease is lost; its exceptions cost this episode alone."""
@@ -281,7 +372,9 @@ class Crew:
             if current is not None and current.cancelling():
                 raise
             self._last_crash = "asyncio.CancelledError, which it raised itself"
-            return _given_up(episode, "the lease was lost or the rollout cancelled itself")
+            if episode.lost.is_set():
+                return _given_up(episode, "the lease was lost", Cause.CLIENT)
+            return _given_up(episode, "the rollout cancelled itself", Cause.ROLLOUT)
         except TeamOver as error:
             log.warning("no further episodes: %s", error)
             self._report.run_over = True
@@ -289,18 +382,21 @@ class Crew:
         except Exception as error:
             log.exception("the rollout of task %s crashed (episode %s)", task.id, episode.id)
             self._last_crash = traceback.format_exception_only(error)[-1].strip()
-            return _given_up(episode, traceback.format_exc(), error)
+            return _given_up(episode, traceback.format_exc(), episode.blame(error))
         return _Fate.ENDED
 
-    def _count(self, fate: _Fate, episode: Episode, line: ProgressLine) -> None:
+    def _count(self, fate: _Fate, cause: Cause, episode: Episode, line: ProgressLine) -> None:
+        report = self._report
         if fate is _Fate.ENDED:
-            self._report.ended += 1
+            report.ended += 1
             line.ended(episode.reward)
-        elif fate is _Fate.CRASHED:
-            self._report.crashed += 1
-            line.crashed()
         elif fate is _Fate.LOST:
-            self._report.lost += 1
+            report.causes[cause] = report.causes.get(cause, 0) + 1
+            if cause in (Cause.ROLLOUT, Cause.GRADER):
+                report.crashed += 1
+                line.crashed()
+            else:
+                report.lost += 1
 
     def _family(self, task: Task) -> str | None:
         return task.mix or self._mix
@@ -311,7 +407,7 @@ class Crew:
         return f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{family}{task_id}"
 
     def _episode(self, task_id: str, ordinal: int, mix: str | None) -> Episode:
-        return self._swarm.episode(
+        episode = self._swarm.episode(
             task_id=task_id,
             run_id=self._run_id,
             mix=mix,
@@ -322,34 +418,30 @@ class Crew:
             sampling=self._sampling,
             idempotency_key=f"{self._numbered(task_id, mix)}/{ordinal}",
         )
+        episode.if_cancelled = self._cancelled_by
+        return episode
 
 
-def _given_up(episode: Episode, reason: str | None = None, error: Exception | None = None) -> _Fate:
+def _given_up(episode: Episode, reason: str | None = None, cause: Cause | None = None) -> _Fate:
     """What a rollout that did not come to its end leaves: nothing, unless its result is stored already.
 
     reason: None where the rollout has given its own.
     """
     if episode.receipt is not None:
         return _Fate.ENDED
-    if reason is not None:
-        episode.abort(reason)
-    return _Fate.LOST if episode.lost.is_set() and not _broke_its_team(episode, error) else _Fate.CRASHED
-
-
-def _broke_its_team(episode: Episode, error: Exception | None) -> bool:
-    """Whether its team gave it up when the rollout crashed, or said so: the swarm's own errors are no crash."""
-    own = error is not None and (isinstance(error, EpisodeUnfinished) or not isinstance(error, SwarmError))
-    return episode.in_team and (own or episode.aborted)
+    if reason is not None and not episode.in_team:
+        episode.abort(reason, cause=cause)
+    return _Fate.LOST
 
 
 def hand_in(episode: Episode, outcome: Outcome | float | None) -> None:
-    """Give the rollout's answer to its episode. Raises: TypeError where it is none."""
+    """Give the rollout's answer to its episode. Raises: TypeError where there is none, NoReward where it is no reward."""
     if outcome is None:
         if not episode.ended:
             raise TypeError("the rollout returned None without calling episode.end; return an Outcome")
     elif isinstance(outcome, Outcome):
         episode.end(reward=outcome.reward, success=outcome.success, metrics=outcome.metrics)
     elif isinstance(outcome, int | float):
-        episode.end(reward=float(outcome))
+        episode.end(reward=outcome)
     else:
-        raise TypeError(f"the rollout must return an Outcome or a number, not {type(outcome).__name__}")
+        raise NoReward(f"the rollout must return an Outcome or a number, not {type(outcome).__name__}")

@@ -9,13 +9,17 @@ from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from foundation.clock import Clock
 from foundation.logs import redact
+from foundation.strict import explain
 from swarm.client.answers import to_its_answer
-from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NotFound
+from swarm.client.causes import cause_of
+from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NoReward, NotFound
 from swarm.client.messages import require_finite_metadata, with_text_keys, written
 from swarm.client.wire import Patience
-from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult
+from swarm.protocol.episodes import Cause, EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult, LedgerEntry
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.teams import EpisodePreparation
 
@@ -41,7 +45,9 @@ class EpisodeDesk(Protocol):
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt: ...
 
-    async def abort(self, episode_id: str, lease: str, reason: str) -> object: ...
+    async def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> LedgerEntry: ...
+
+    async def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry: ...
 
     async def renew(self, episode_id: str, lease: str) -> object: ...
 
@@ -78,6 +84,12 @@ class Episode:
         """Called once when a renewal finds the lease gone."""
         self.in_team = False
         """Set by a team that it belongs to, which alone prepares, commits and aborts it."""
+        self.cause: Cause | None = None
+        """Who lost it: as stated or guessed here, until the server's ledger has said so."""
+        self.settled = False
+        """Whether `cause` is the ledger's."""
+        self.if_cancelled = Cause.PERSON
+        """Who loses it when its task is cancelled from outside."""
         self.desk = desk
         self._clock = clock
         self._grant: EpisodeGrant | None = None
@@ -123,7 +135,7 @@ class Episode:
     ) -> Ending:
         """Hand the result in. Sent when the block is left, or at once when awaited; then `receipt` is there.
 
-        Raises: ValueError for a reward that is no finite number, InvalidSpec for metadata that is no JSON.
+        Raises: NoReward (a ValueError) for a reward that is no finite number, InvalidSpec for metadata that is no JSON.
         """
         self._result = self.result_of(
             reward=reward, success=success, metrics=metrics, agent_rewards=agent_rewards, metadata=metadata
@@ -142,28 +154,33 @@ class Episode:
         """What `end` would hand in, checked and kept nowhere. Raises: what `end` raises."""
         if self._result is not None or self._abort_reason is not None:
             raise RuntimeError(f"episode {self.id} was ended already")
-        result = EpisodeResult(
-            lease=self.grant.lease,
-            reward=reward,
-            success=success,
-            metrics=dict(metrics or {}),
-            agent_rewards=None if agent_rewards is None else dict(agent_rewards),
-            metadata=with_text_keys(metadata),
-            idempotency_key=f"end-{self.id}",
-        )
+        try:
+            result = EpisodeResult(
+                lease=self.grant.lease,
+                reward=reward,
+                success=success,
+                metrics=dict(metrics or {}),
+                agent_rewards=None if agent_rewards is None else dict(agent_rewards),
+                metadata=with_text_keys(metadata),
+                idempotency_key=f"end-{self.id}",
+            )
+        except ValidationError as error:
+            faults = "; ".join(str(fault) for fault in explain(error, EpisodeResult))
+            raise NoReward(f"episode {self.id} cannot be ended so: {faults}") from error
         require_finite_metadata(result.metadata)
         written(result)  # what cannot be sent is refused here, to whoever said it
         return result
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, *, cause: Cause | None = None) -> None:
         """Give the episode up when the block is left: its calls are dropped, its slot is offered again.
 
-        A result that was handed in but not sent yet is withdrawn.
+        cause: who lost it; None means the rollout. A result that was handed in but not sent yet is withdrawn.
         """
         if self.receipt is not None:
             raise RuntimeError(f"episode {self.id} was ended already; its result is stored")
         self._result = None
         self._abort_reason = redact(reason)[-REASON_CHARS:]
+        self.cause = cause or Cause.ROLLOUT
 
     @property
     def ended(self) -> bool:
@@ -180,14 +197,17 @@ class Episode:
         """As handed in; None before."""
         return self._result
 
-    async def let_go(self, receipt: EpisodeReceipt | None = None, given_up: str | None = None) -> None:
+    async def let_go(
+        self, receipt: EpisodeReceipt | None = None, given_up: str | None = None, cause: Cause | None = None
+    ) -> None:
         """It is decided elsewhere (by a team): stop renewing; leaving the block sends nothing more.
 
-        given_up: why, where whoever plays it said so.
+        given_up: why, where whoever plays it said so. cause: who lost it, where it was lost.
         """
         self.in_team = True
         if given_up is not None and self.receipt is None:
             self.abort(given_up)
+        self.cause = cause
         if receipt is not None:
             self.receipt = receipt
         else:
@@ -214,7 +234,7 @@ class Episode:
             await to_its_answer(self._granted(), self._clock)
         except asyncio.CancelledError:
             if self._grant is not None:
-                self._abort_reason = "the client stopped before it began"
+                self._abort_reason, self.cause = "the client stopped before it began", self.if_cancelled
                 await self._abort_quietly()
             raise
 
@@ -228,6 +248,7 @@ class Episode:
             if self.receipt is not None or self.in_team:
                 return
             if error is not None:
+                self.cause = self.cause or self.blame(error)
                 self._abort_reason = redact(f"{type(error).__name__}: {error}")[:REASON_CHARS]
                 await self._abort_quietly()
             elif self._abort_reason is not None:
@@ -235,11 +256,23 @@ class Episode:
             elif self._result is not None:
                 await self._send_or_abort()
             else:
-                self._abort_reason = "the client left the episode without a reward"
+                self._abort_reason, self.cause = "the client left the episode without a reward", Cause.ROLLOUT
                 await self._abort_quietly()
                 raise EpisodeUnfinished(f"episode {self.id} was left without a reward: call ep.end(reward=...)")
         finally:
             await self._stop_renewing()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where its agent and its client send their requests."""
+        return self.base_url, self.desk.url
+
+    def blame(self, error: BaseException) -> Cause:
+        """Who lost the episode, if this error ended it."""
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            return self.if_cancelled if task is not None and task.cancelling() else Cause.ROLLOUT
+        return cause_of(error, self.addresses)
 
     async def _send(self) -> EpisodeReceipt:
         if self._result is None:
@@ -255,9 +288,19 @@ class Episode:
         try:
             await self._send()
         except InvalidSpec as error:
-            self._abort_reason = f"the result was refused: {error}"[:REASON_CHARS]
+            self._abort_reason, self.cause = f"the result was refused: {error}"[:REASON_CHARS], Cause.GRADER
             await self._abort_quietly()
             raise
+
+    async def find_cause(self) -> Cause | None:
+        """Who lost it, in the words of the server's ledger; this client's own where the ledger has none yet.
+
+        Raises: Refusal, ServerUnreachable.
+        """
+        if not self.settled:
+            with contextlib.suppress(NotFound):
+                self.cause = (await self.desk.entry(self.id)).cause or self.cause
+        return self.cause
 
     async def _handed_in(self, result: EpisodeResult) -> EpisodeReceipt:
         self.receipt = await self.desk.end(self.id, result)
@@ -266,8 +309,9 @@ class Episode:
     async def _abort_quietly(self) -> None:
         """An abort that cannot be delivered must not hide why it was sent; the lease runs out by itself."""
         try:
-            abort = self.desk.abort(self.id, self.grant.lease, self._abort_reason or "")
-            await to_its_answer(abort, self._clock)
+            abort = self.desk.abort(self.id, self.grant.lease, self._abort_reason or "", self.cause)
+            entry = await to_its_answer(abort, self._clock)
+            self.cause, self.settled = entry.cause or self.cause, True
         except (LeaseLost, NotFound):
             self.lost.set()
         except SwarmError as error:

@@ -4,6 +4,8 @@ SwarmError
 ├── ServerUnreachable            nothing answers at the url, for as long as patience lasted
 ├── NotASwarmServer              something answers, but not in this protocol
 ├── EpisodeUnfinished            an episode's block was left without a reward
+├── GraderFailed                 the agent is not to blame: its grader failed, or gave no number
+│   └── NoReward                 a result that no episode can be ended with
 ├── TeamAborted                  the team was decided against, on every server
 ├── TeamUndecided                the decider cannot be reached; the servers settle it among themselves
 ├── RolloutsFailing              rollouts crash again and again; the last traceback is in the text
@@ -16,17 +18,22 @@ SwarmError
     ├── LeaseLost · ServerBusy · EngineFailed · StorageFull · ServerFault
     ├── Unauthorized · Forbidden · NotFound · InvalidSpec
     └── IdempotencyConflict · ConfigConflict
+
+`cause` says who lost an attempt that such an error ended; None where the error does not tell.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from swarm.protocol.episodes import Cause
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 
 
 class ServerUnreachable(SwarmError):
     """Nothing answers at the url."""
+
+    cause = Cause.NETWORK
 
     def __init__(self, message: str, url: str = "") -> None:
         super().__init__(message)
@@ -36,9 +43,21 @@ class ServerUnreachable(SwarmError):
 class NotASwarmServer(SwarmError):
     """The answer is none that this protocol knows."""
 
+    cause = Cause.NETWORK
+
 
 class EpisodeUnfinished(SwarmError):
     """The block of an episode was left without `end` or `abort`; the episode was aborted."""
+
+
+class GraderFailed(SwarmError):
+    """The grader raised an exception, gave no number, or ran out of time. A rollout raises it, or scores within `grading()`."""
+
+    cause = Cause.GRADER
+
+
+class NoReward(GraderFailed, ValueError):
+    """What was handed in is no result: the reward is no finite number, say."""
 
 
 class TeamAborted(SwarmError):
@@ -59,6 +78,8 @@ class WorkflowFault(SwarmError):
 
 class TryLater(Refusal):
     """The server cannot now, but will."""
+
+    cause = Cause.SERVER
 
     @property
     def retry_after_s(self) -> float:
@@ -85,6 +106,8 @@ class LeaseLost(Refusal):
 class OverLimit(Refusal):
     """The run has reached its limit, or the request is over one."""
 
+    cause = Cause.SERVER
+
 
 class TeamOver(OverLimit):
     """The run of a member is over, or none goes on there: no further team with it can be had. A crew stops at it."""
@@ -97,13 +120,19 @@ class ServerBusy(Refusal):
 class EngineFailed(Refusal):
     """The engine has failed for good; look at the server's log."""
 
+    cause = Cause.SERVER
+
 
 class StorageFull(Refusal):
     """The server's disk is full; nothing was stored."""
 
+    cause = Cause.SERVER
+
 
 class ServerFault(Refusal):
     """The server failed on this request alone; look at its log."""
+
+    cause = Cause.SERVER
 
 
 class Unauthorized(Refusal):
@@ -120,6 +149,8 @@ class NotFound(Refusal):
 
 class InvalidSpec(Refusal):
     """A field is wrong; `fields["errors"]` names each."""
+
+    cause = Cause.GRADER
 
 
 class IdempotencyConflict(Refusal):

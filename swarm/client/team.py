@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from foundation.logs import redact
+from swarm.client.causes import cause_of
 from swarm.client.client import SwarmClient
 from swarm.client.episode import REASON_CHARS, Episode
 from swarm.client.errors import (
@@ -26,7 +27,7 @@ from swarm.client.errors import (
     TeamUndecided,
 )
 from swarm.client.wire import Patience
-from swarm.protocol.episodes import EpisodeKind, EpisodeReceipt
+from swarm.protocol.episodes import Cause, EpisodeKind, EpisodeReceipt
 from swarm.protocol.errors import ErrorCode, SwarmError
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 
@@ -56,6 +57,7 @@ class Team:
         self._patience_s = patience_s
         self._held = [name for name, episode in members.items() if episode.claimed]
         self._abort_reason: str | None = None
+        self._abort_cause = Cause.ROLLOUT
         self._asked_to_commit = False
 
     def __getitem__(self, member: str) -> Episode:
@@ -81,9 +83,12 @@ class Team:
         for name, reward in rewards.items():
             self.members[name].end(reward=reward, **told)
 
-    def abort(self, reason: str) -> None:
-        """Give the team up when the block is left: nothing of it counts. Results that were handed in are withdrawn."""
-        self._abort_reason = reason
+    def abort(self, reason: str, *, cause: Cause | None = None) -> None:
+        """Give the team up when the block is left: nothing of it counts. Results that were handed in are withdrawn.
+
+        cause: who lost it; None means the rollout.
+        """
+        self._abort_reason, self._abort_cause = reason, cause or Cause.ROLLOUT
 
     # -- the block ----------------------------------------------------------------------------------------------------
 
@@ -96,7 +101,7 @@ class Team:
             for name in sorted(waiting, key=lambda name: (self.members[name].desk.url, name)):
                 await self._claim(name)
         except BaseException as error:
-            await self._abort(f"another member could not be had: {type(error).__name__}: {error}")
+            await self._abort(f"another member could not be had: {type(error).__name__}: {error}", self._blame(error))
             raise
         for episode in self.members.values():
             episode.in_team = True
@@ -107,11 +112,12 @@ class Team:
     ) -> None:
         unfinished = [name for name, episode in self.members.items() if not episode.ended]
         if error is not None:
-            await self._abort(f"{type(error).__name__}: {error}")
+            cause = await self._found_cause(error) if self._abort_reason is None else self._abort_cause
+            await self._abort(f"{type(error).__name__}: {error}", cause)
         elif self._abort_reason is not None:
-            await self._abort(self._abort_reason, given_up=True)
+            await self._abort(self._abort_reason, self._abort_cause, given_up=True)
         elif unfinished:
-            await self._abort("the client left the team without rewards", given_up=True)
+            await self._abort("the client left the team without rewards", Cause.ROLLOUT, given_up=True)
             raise EpisodeUnfinished(f"the team was left without rewards for {', '.join(unfinished)}: call ep.end")
         else:
             await self._conclude()
@@ -136,11 +142,11 @@ class Team:
             self._asked_to_commit = True
             await self._commit(self._decider)
         except (LeaseLost, NotFound) as lost:
-            await self._abort(f"a member was lost: {lost}")
+            await self._abort(f"a member was lost: {lost}", await self._lost_by() or Cause.CLIENT)
             raise TeamAborted(f"the team counts on no server: {lost}") from lost
         except BaseException as error:
             if not self._asked_to_commit:
-                await self._abort(f"{type(error).__name__}: {error}")
+                await self._abort(f"{type(error).__name__}: {error}", self._blame(error))
                 raise
             await self._let_go()  # the decider may have heard it: its word stands, and nobody else's
             if isinstance(error, ServerUnreachable):
@@ -181,7 +187,7 @@ class Team:
             elif isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _abort(self, reason: str, *, given_up: bool = False) -> None:
+    async def _abort(self, reason: str, cause: Cause, *, given_up: bool = False) -> None:
         """Only while no commit can have been heard, or after it was refused. The decider first, then it stands.
 
         given_up: the caller's own will, and nothing that happened to the team.
@@ -190,16 +196,41 @@ class Team:
         for name in sorted(self._held, key=lambda name: name != self._decider):
             episode = self.members[name]
             try:
-                await episode.desk.abort(episode.id, episode.grant.lease, words)
+                await episode.desk.abort(episode.id, episode.grant.lease, words, cause)
             except (LeaseLost, NotFound):  # it is gone already
                 continue
             except SwarmError as error:
                 log.warning("could not abort episode %s, it will be settled without us: %s", episode.id, error)
-        await self._let_go(words if given_up else None)
+        await self._let_go(words if given_up else None, cause)
 
-    async def _let_go(self, given_up: str | None = None) -> None:
+    async def _let_go(self, given_up: str | None = None, cause: Cause | None = None) -> None:
         for name in self._held:
-            await self.members[name].let_go(given_up=given_up)
+            await self.members[name].let_go(given_up=given_up, cause=cause)
+
+    def _blame(self, error: BaseException) -> Cause:
+        """Who lost the team, if this error ended it: it may be about a request to any member's server."""
+        if isinstance(error, asyncio.CancelledError):
+            return next(iter(self.members.values())).blame(error)
+        held = [self.members[name] for name in self._held]
+        return cause_of(error, [address for episode in held for address in episode.addresses])
+
+    async def _found_cause(self, error: BaseException) -> Cause:
+        """As `_blame`, but an agent that failed when a member was gone already did not lose the team."""
+        cause = self._blame(error)
+        return await self._lost_by() or cause if cause is Cause.ROLLOUT else cause
+
+    async def _lost_by(self) -> Cause | None:
+        """Who lost a member that is gone, as its own server has it; None where none is."""
+        for name in self._held:
+            episode = self.members[name]
+            try:
+                cause = (await episode.desk.entry(episode.id, TELL_PATIENCE)).cause
+            except SwarmError as error:
+                log.info("who lost episode %s is not known: %s", episode.id, error)
+                continue
+            if cause is not None:
+                return cause
+        return None
 
 
 def team(

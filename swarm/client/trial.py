@@ -26,6 +26,7 @@ from foundation import logs
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from foundation.strict import explain
+from swarm.client.causes import CHARGED
 from swarm.client.client import CREW_PATIENCE, SwarmClient
 from swarm.client.crew import CrewReport
 from swarm.client.errors import WorkflowFault
@@ -33,6 +34,7 @@ from swarm.client.partners import Partner
 from swarm.client.tasks import Task, each
 from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.blueprint import TrialBlueprint
+from swarm.protocol.episodes import Cause
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, PoolStatus, RunReport
@@ -95,7 +97,7 @@ class Trial:
             **self._shared(),
         )
         missing = len(tasks) * heldout.episodes - report.ended - report.resumed
-        if missing:
+        if missing > report.given_up or not report.ended + report.resumed:
             raise TrialFailed(f"{missing} held-out episodes {when} training could not be had (run at step {run.step})")
         self._say(f"{when}_ended", step=run.step, report=report)
 
@@ -121,16 +123,29 @@ class Trial:
 
     async def _require_evaluation_before(self) -> None:
         """The weights of step 0 are gone: their evaluation must be there. Raises: TrialFailed."""
-        wanted = len(await self._heldout_tasks()) * self._blueprint.heldout.episodes
-        ended = 0
-        for progress in await self._swarm.tasks(run_id=self._blueprint.run_id, client_id=self._swarm.client_id):
-            if progress.kind == "eval" and progress.step == 0:
-                ended += progress.ended
-        if ended < wanted:
+        of_each, run_id, me = self._blueprint.heldout.episodes, self._blueprint.run_id, self._swarm.client_id
+        missing = {task.id: of_each for task in await self._heldout_tasks()}
+        wanted = sum(missing.values())
+        for progress in await self._swarm.tasks(run_id=run_id, client_id=me):
+            if progress.kind == "eval" and progress.step == 0 and progress.task_id in missing:
+                missing[progress.task_id] -= progress.ended
+        if all(left == of_each for left in missing.values()) or not await self._set_aside(
+            [task_id for task_id, left in missing.items() if left > 0]
+        ):
             raise TrialFailed(
-                f"{wanted - ended} of {wanted} held-out episodes before training are missing and the run has moved on; "
+                f"{sum(missing.values())} of {wanted} held-out episodes before training are missing and the run has moved on; "
                 f"start the trial again with a new run"
             )
+
+    async def _set_aside(self, task_ids: Sequence[str]) -> bool:
+        """Whether all of these held-out tasks were tried, and lost by themselves: what is missing of them never comes."""
+        for task_id in task_ids:
+            found = await self._swarm.summary(
+                run_id=self._blueprint.run_id, client_id=self._swarm.client_id, task_id=task_id, kind="eval"
+            )
+            if not found.causes.keys() & {*CHARGED, Cause.CLIENT}:
+                return False
+        return True
 
     async def _heldout_tasks(self) -> list[Task]:
         blueprint = self._blueprint

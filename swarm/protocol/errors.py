@@ -8,7 +8,9 @@ SwarmError
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
+
+from swarm.protocol.episodes import Cause
 
 
 class ErrorCode(StrEnum):
@@ -49,7 +51,9 @@ HTTP_STATUS: dict[ErrorCode, int] = {
 
 
 class SwarmError(Exception):
-    """Anything that this product raises on purpose."""
+    """Anything that this product raises on purpose. cause: who lost an attempt that it ended; None where it does not tell."""
+
+    cause: ClassVar[Cause | None] = None
 
 
 class Refusal(SwarmError):

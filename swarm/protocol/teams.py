@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, field_validator
 
 from foundation.strict import StrictModel
-from swarm.protocol.episodes import Finite, Reward
+from swarm.protocol.episodes import Cause, Finite, Reward
 from swarm.protocol.quantities import NotBoolean
 
 TeamOutcome = Literal["committed", "aborted"]
@@ -78,3 +78,5 @@ class TeamDecision(BaseModel):
 
     episode_id: str
     decision: Literal["undecided", "committed", "aborted"]
+    cause: Cause | None = None
+    """Who lost the decider's episode, where it is known."""

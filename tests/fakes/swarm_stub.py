@@ -26,8 +26,11 @@ class StubEpisode:
     state: str = "running"
     reason: str | None = None
     detail: str | None = None
+    cause: str | None = None
     reward: float | None = None
     end_key: str | None = None
+    claimed_at: float = 0.0
+    ended_at: float | None = None
 
     @property
     def lease(self) -> str:
@@ -43,9 +46,11 @@ class StubEpisode:
             "state": self.state,
             "reason": self.reason,
             "detail": self.detail,
+            "cause": self.cause,
             "claimed_step": 0,
             "reward": self.reward,
-            "claimed_at": 0.0,
+            "claimed_at": self.claimed_at,
+            "ended_at": self.ended_at,
         }
 
 
@@ -57,6 +62,7 @@ class SwarmStub:
     lose: path parts of requests whose answer gets lost after they were handled, once each.
     hold: requests with this path part wait for its event before they are handled.
     train_limit: so many train episodes end, then the run is over.
+    dropped: reasons that ends are dropped for, one per end. Time is counted in requests.
     """
 
     group_size: int = 2
@@ -69,6 +75,7 @@ class SwarmStub:
     episodes: dict[str, StubEpisode] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     on_claim: Callable[[], None] | None = None
+    dropped: list[str] = field(default_factory=list)
     page_size: int = 3
 
     def transport(self) -> httpx.AsyncBaseTransport:
@@ -81,6 +88,12 @@ class SwarmStub:
 
     def by_state(self) -> Counter[str]:
         return Counter(episode.reason or episode.state for episode in self.episodes.values())
+
+    def drop(self, episode_id: str, cause: str, reason: str = "expired", detail: str | None = None) -> None:
+        """Close an open episode."""
+        episode = self.episodes[episode_id]
+        episode.state, episode.reason, episode.detail, episode.cause = "dropped", reason, detail, cause
+        episode.ended_at = float(len(self.requests))
 
     # -- HTTP ---------------------------------------------------------------------------------------------------------
 
@@ -114,8 +127,10 @@ class SwarmStub:
             return self._end(path, body)
         if path.endswith(":abort"):
             episode = self._held(path, body)
-            episode.state, episode.reason, episode.detail = "dropped", "aborted", body["reason"]
+            self.drop(episode.episode_id, body.get("cause") or "rollout", "aborted", body["reason"])
             return episode.entry()
+        if request.method == "GET" and "/episodes/" in path:
+            return self.episodes[path.split("/")[-1]].entry()
         if path.endswith(":renew"):
             self._held(path, body)
             return {"expires_at": 1.0}
@@ -150,6 +165,7 @@ class SwarmStub:
         held = [one for one in mates if one.state != "dropped"]
         number = len(self.episodes)
         episode = StubEpisode(f"ep-{number}", body, f"g-{body['task_id']}", len(held))
+        episode.claimed_at = float(len(self.requests))
         self.episodes[episode.episode_id] = episode
         return _grant(episode)
 
@@ -159,7 +175,12 @@ class SwarmStub:
             return {"episode_id": known.episode_id, "status": "already_ended"}
         episode = self._held(path, body)
         episode.state, episode.reward, episode.end_key = "ended", body["reward"], body["idempotency_key"]
-        return {"episode_id": episode.episode_id, "status": "pooled"}
+        episode.ended_at = float(len(self.requests))
+        if not self.dropped:
+            return {"episode_id": episode.episode_id, "status": "pooled"}
+        reason = self.dropped.pop(0)
+        self.drop(episode.episode_id, "server" if reason == "tainted" else "rollout", reason)
+        return {"episode_id": episode.episode_id, "status": "pooled", "dropped": reason}
 
     def _held(self, path: str, body: dict[str, Any]) -> StubEpisode:
         episode = self.episodes.get(path.split("/")[-1].partition(":")[0])

@@ -13,7 +13,7 @@ from swarm.client.join.model import ask_once, message_of, shown
 from swarm.client.join.person import choose
 from swarm.client.join.sitting import Sitting
 from swarm.client.tasks import Outcome, Rollout, Task, rolled_out
-from swarm.protocol.episodes import EpisodeTrace, RecordedCall
+from swarm.protocol.episodes import Cause, EpisodeTrace, RecordedCall
 
 BETTER, WORSE, TIE = 1.0, 0.0, 0.5
 _QUESTION = "Which is better? [a] [b] [t]ie [n]either [s]kip [q]uit: "
@@ -44,7 +44,7 @@ async def _judged(sitting: Sitting, task: Task, rollout: Rollout, pair: tuple[Ep
     verdict = await choose(person, _QUESTION, "abtns")
     if verdict == "s":
         for episode in pair:
-            episode.abort("the judge skipped this pair")
+            episode.abort("the judge skipped this pair", cause=Cause.PERSON)
         return
     rewards = {"t": (TIE, TIE), "n": (WORSE, WORSE), "a": (BETTER, WORSE), "b": (WORSE, BETTER)}[verdict]
     for place, index in enumerate(order):

@@ -55,8 +55,10 @@ class Model:
             document: dict[str, Any] = answer.json()
         except (httpx.TransportError, json.JSONDecodeError) as error:
             raise ModelRefused(502, {"error": {"message": f"no answer from the server: {error}"}}) from error
-        if not answer.is_success:
-            raise ModelRefused(answer.status_code, document)
+        try:
+            answer.raise_for_status()
+        except httpx.HTTPStatusError as error:
+            raise ModelRefused(answer.status_code, document) from error
         return document
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from foundation.streams import printable
-from swarm.protocol.episodes import MOST_REWARD
+from swarm.protocol.episodes import MOST_REWARD, Cause
 from swarm.protocol.errors import SwarmError
 
 LEAVE = "/quit"
@@ -24,6 +24,8 @@ _CHUNK = 65_536
 
 class PersonLeft(SwarmError):
     """The person is done, in the middle of whatever was going on."""
+
+    cause = Cause.PERSON
 
 
 class Person(Protocol):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from subprocess import CalledProcessError
 from typing import Any, cast
 
+from swarm.client.causes import cause_of
 from swarm.client.crew import hand_in
 from swarm.client.episode import Episode
 from swarm.client.join.model import Model, ModelRefused, ask_once, message_of, shown, text_of
@@ -21,7 +22,7 @@ from swarm.client.join.person import Person, choose, reward_of
 from swarm.client.join.seat import Seat
 from swarm.client.join.sitting import Sitting
 from swarm.client.tasks import Rollout, Task, rolled_out
-from swarm.protocol.episodes import POLICY_MODEL
+from swarm.protocol.episodes import POLICY_MODEL, Cause
 from swarm.protocol.errors import SwarmError
 
 _QUESTION = "[Enter] accept, [e]dit, [w]rite another, [m]ore: draft again, [q]uit: "
@@ -206,6 +207,11 @@ async def _played(
             if hand.fault.done():
                 hand.fault.result()
             hand_in(cast(Episode, seated), await playing)
+        except Exception as error:
+            cause = cause_of(error, [seat.base_url])
+            if cause in (Cause.SERVER, Cause.NETWORK):  # the seat passes on how the model failed the agent
+                episode.abort(f"{type(error).__name__}: {error}", cause=cause)
+            raise
         finally:
             playing.cancel()
             await asyncio.gather(playing, return_exceptions=True)

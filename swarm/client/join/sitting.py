@@ -15,7 +15,7 @@ from swarm.client.episode import Episode
 from swarm.client.errors import Draining
 from swarm.client.join.person import Person
 from swarm.client.tasks import Task
-from swarm.protocol.episodes import EpisodeKind
+from swarm.protocol.episodes import Cause, EpisodeKind
 from swarm.protocol.errors import SwarmError
 
 T = TypeVar("T")
@@ -30,6 +30,8 @@ PAUSES_S = (0.2, 3.0)
 
 class TooLate(SwarmError):
     """The person took longer than the episode may: it was given up, and its slot is on offer again."""
+
+    cause = Cause.LIMIT
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,11 +100,11 @@ class Sitting:
             mate = held.pop(episode.grant.group_id, None)
             if mate is not None:
                 for spare in held.values():
-                    spare.abort("its group had one slot left; a pair needs two")
+                    spare.abort("its group had one slot left; a pair needs two", cause=Cause.PERSON)
                 return mate, episode
             held[episode.grant.group_id] = episode
         for spare in held.values():
-            spare.abort("no two slots of one group were free")
+            spare.abort("no two slots of one group were free", cause=Cause.PERSON)
         return None
 
     async def in_time(self, work: Coroutine[Any, Any, T]) -> T:

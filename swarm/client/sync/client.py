@@ -18,6 +18,7 @@ from swarm.client.sync.threads import DaemonThread, begin_in_thread
 from swarm.client.tasks import Outcome, Rollout, Task
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import (
+    Cause,
     DropReason,
     EpisodeClaim,
     EpisodeGrant,
@@ -132,6 +133,7 @@ class SwarmClient:
         kind: EpisodeKind | None = None,
         reason: DropReason | None = None,
         state: EpisodeState | None = None,
+        cause: Cause | None = None,
         after: str | None = None,
     ) -> Iterator[LedgerEntry]:
         pages = self.inner.ledger(
@@ -142,6 +144,7 @@ class SwarmClient:
             kind=kind,
             reason=reason,
             state=state,
+            cause=cause,
             after=after,
         )
 
@@ -161,6 +164,7 @@ class SwarmClient:
         kind: EpisodeKind | None = None,
         reason: DropReason | None = None,
         state: EpisodeState | None = None,
+        cause: Cause | None = None,
         after: str | None = None,
         limit: int = 100,
     ) -> LedgerPage:
@@ -173,13 +177,14 @@ class SwarmClient:
                 kind=kind,
                 reason=reason,
                 state=state,
+                cause=cause,
                 after=after,
                 limit=limit,
             )
         )
 
-    def entry(self, episode_id: str) -> LedgerEntry:
-        return self.thread.call(self.inner.entry(episode_id))
+    def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry:
+        return self.thread.call(self.inner.entry(episode_id, patience))
 
     def summary(
         self,
@@ -191,10 +196,18 @@ class SwarmClient:
         kind: EpisodeKind | None = None,
         reason: DropReason | None = None,
         state: EpisodeState | None = None,
+        cause: Cause | None = None,
     ) -> LedgerSummary:
         return self.thread.call(
             self.inner.summary(
-                run_id=run_id, step=step, client_id=client_id, task_id=task_id, kind=kind, reason=reason, state=state
+                run_id=run_id,
+                step=step,
+                client_id=client_id,
+                task_id=task_id,
+                kind=kind,
+                reason=reason,
+                state=state,
+                cause=cause,
             )
         )
 
@@ -212,8 +225,8 @@ class SwarmClient:
     def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         return self.thread.call(self.inner.end(episode_id, result))
 
-    def abort(self, episode_id: str, lease: str, reason: str) -> LedgerEntry:
-        return self.thread.call(self.inner.abort(episode_id, lease, reason))
+    def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> LedgerEntry:
+        return self.thread.call(self.inner.abort(episode_id, lease, reason, cause))
 
     def prepare(self, episode_id: str, preparation: EpisodePreparation) -> TeamReceipt:
         return self.thread.call(self.inner.prepare(episode_id, preparation))

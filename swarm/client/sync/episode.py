@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from swarm.client import episode as episodes
 from swarm.client.sync.loop import LoopThread
-from swarm.protocol.episodes import EpisodeGrant, EpisodeReceipt
+from swarm.protocol.episodes import Cause, EpisodeGrant, EpisodeReceipt
 
 
 class Episode:
@@ -73,6 +73,6 @@ class Episode:
 
         return self.thread.call(send())
 
-    def abort(self, reason: str) -> None:
-        """Give the episode up when the block is left."""
-        self.inner.abort(reason)
+    def abort(self, reason: str, *, cause: Cause | None = None) -> None:
+        """Give the episode up when the block is left. cause: who lost it; None means the rollout."""
+        self.inner.abort(reason, cause=cause)

@@ -11,7 +11,7 @@ from swarm.client.sync.episode import Episode
 from swarm.client.sync.loop import LoopThread
 from swarm.client.team import Team as AsynchronousTeam
 from swarm.client.team import team as asynchronous_team
-from swarm.protocol.episodes import EpisodeKind
+from swarm.protocol.episodes import Cause, EpisodeKind
 
 
 class Team:
@@ -56,9 +56,9 @@ class Team:
 
         self._thread.call(hand_in())
 
-    def abort(self, reason: str) -> None:
-        """Give the team up when the block is left: nothing of it counts. Results that were handed in are withdrawn."""
-        self._inner.abort(reason)
+    def abort(self, reason: str, *, cause: Cause | None = None) -> None:
+        """Give the team up when the block is left: nothing of it counts. cause: who lost it; None means the rollout."""
+        self._inner.abort(reason, cause=cause)
 
 
 def team(

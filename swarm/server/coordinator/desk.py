@@ -17,6 +17,7 @@ from foundation.clock import Clock
 from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import (
+    Cause,
     DropReason,
     EpisodeAbort,
     EpisodeClaim,
@@ -270,7 +271,8 @@ class Desk:
     def _abandon(self, claim: EpisodeClaim, granted: GrantedLease) -> None:
         """The claimant went away just as it was granted: give the slot back, unless a repetition can still ask for it."""
         if claim.idempotency_key is None and self._book.episodes.is_open(granted.episode_id):
-            self._book.episodes.abort(granted.episode_id, granted.lease, "the claimant went away before the answer")
+            words = "the claimant went away before the answer"
+            self._book.episodes.abort(granted.episode_id, granted.lease, words, Cause.CLIENT)
             self.clerk.turn()
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
@@ -286,10 +288,14 @@ class Desk:
     async def abort(self, episode_id: str, abort: EpisodeAbort) -> LedgerEntry:
         """Drop the episode and offer its slot again. Codes: not_found, lease_lost."""
         if self._book.teams.is_prepared(episode_id):
-            return await self.clerk.carry_out(lambda book: book.teams.abort(episode_id, abort.lease, abort.reason))
+            return await self.clerk.carry_out(
+                lambda book: book.teams.abort(episode_id, abort.lease, abort.reason, abort.cause)
+            )
         if not self._book.episodes.is_open(episode_id):
             return late_abort(await self._closed(episode_id), episode_id, abort.lease)
-        return await self.clerk.carry_out(lambda book: book.episodes.abort(episode_id, abort.lease, abort.reason))
+        return await self.clerk.carry_out(
+            lambda book: book.episodes.abort(episode_id, abort.lease, abort.reason, abort.cause)
+        )
 
     async def renew(self, episode_id: str, renewal: EpisodeRenewal) -> float:
         """Extend the lease; returns expires_at (Unix time). Codes: not_found, lease_lost."""
@@ -367,6 +373,7 @@ class Desk:
         reason: DropReason | None = None,
         state: EpisodeState | None = None,
         mix: str | None = None,
+        cause: Cause | None = None,
         after: str | None = None,
         limit: int = 100,
     ) -> LedgerPage:
@@ -382,6 +389,7 @@ class Desk:
             reason=reason,
             state=state,
             mix=mix,
+            cause=cause,
         )
         if after is not None and (not after.isdecimal() or len(after) > PAGE_DIGITS):
             raise Refusal(ErrorCode.NOT_FOUND, f"no page after {after[:80]!r}; pass the `next` of the page before")
@@ -401,6 +409,12 @@ class Desk:
             await self._require_run(wanted.run_id)
         await self.clerk.settled()
         return await self.clerk.search(lambda reader: reader.summary(wanted))
+
+    async def lost(self, run_id: str) -> dict[Cause, int]:
+        """Attempts of the run that each cause lost; all causes. For a run that is there."""
+        await self.clerk.settled()
+        found = await self.clerk.search(lambda reader: reader.lost(run_id))
+        return {cause: found.get(cause, 0) for cause in Cause}
 
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None

@@ -17,6 +17,7 @@ import orjson
 from foundation.ids import derived_seed
 from foundation.strict import FieldError
 from swarm.protocol.episodes import (
+    Cause,
     DropReason,
     EpisodeClaim,
     EpisodeReceipt,
@@ -243,19 +244,19 @@ class EpisodeBook:
             state.changes.append(PutCalls(row.seq, body))
         group = state.groups.get(row.group_id) if row.group_id else None
         if row.kind == "eval":
-            state.close(live, DropReason.EVAL)
+            state.close(live, DropReason.EVAL, cause=None)
         elif not live.calls:
-            state.close(live, DropReason.NO_CALLS, "ended without any recorded call")
+            state.close(live, DropReason.NO_CALLS, "ended without any recorded call", cause=Cause.ROLLOUT)
         else:
             assert group is not None
             state.leave(live)
             state.enter_pool(row, group)
-        return EpisodeReceipt(episode_id=episode_id, status="pooled")
+        return EpisodeReceipt(episode_id=episode_id, status="pooled", dropped=dropped_at_end(row))
 
-    def abort(self, episode_id: str, lease: str, words: str) -> LedgerEntry:
-        """Only for ids that `is_open`; others are judged by `late_abort`."""
+    def abort(self, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
+        """cause: as the client states it. Only for ids that `is_open`; others are judged by `late_abort`."""
         live = self.held(episode_id, lease)
-        self._state.close(live, DropReason.ABORTED, words)
+        self._state.close(live, DropReason.ABORTED, words, cause=blamed(live.row, cause))
         return live.row.entry()
 
     def renew(self, episode_id: str, lease: str) -> float:
@@ -282,12 +283,13 @@ class EpisodeBook:
                 state.deadlines.add(live.look_at(now), name)
 
     def _expire(self, live: LiveEpisode, now: float) -> None:
+        cause = Cause.LIMIT
         if live.ends_at <= now:
             detail = "took longer than its max_episode_s"
         elif live.open_since:
             detail = f"a call took longer than its max_call_s of {live.max_call_s:g} s"
         else:
-            detail = f"no call and no renewal for {live.idle_limit_s:g} s"
+            cause, detail = Cause.CLIENT, f"no call and no renewal for {live.idle_limit_s:g} s"
         try:
             body = encode(live.calls)
         except Unwritable as error:
@@ -296,7 +298,7 @@ class EpisodeBook:
             if live.calls:
                 self._state.changes.append(PutCalls(live.row.seq, body))
         self._state.log.append(f"episode {live.row.episode_id} of {live.row.client_id} expired: {detail}")
-        self._state.close(live, DropReason.EXPIRED, detail)
+        self._state.close(live, DropReason.EXPIRED, detail, cause=cause)
 
     def is_open(self, episode_id: str) -> bool:
         return episode_id in self._state.live
@@ -321,7 +323,8 @@ class EpisodeBook:
         try:
             return encode(live.calls)
         except Unwritable as error:
-            self._state.close(live, DropReason.ABORTED, f"its calls cannot be kept: {error}")
+            detail = f"its calls cannot be kept: {error}"
+            self._state.close(live, DropReason.ABORTED, detail, cause=Cause.SERVER)
             raise lost(live.row, live.row.episode_id) from error
 
     def row(self, episode_id: str) -> EpisodeRow | None:
@@ -400,6 +403,22 @@ def result_digest(result: EpisodeResult) -> str:
         raise invalid_spec([FieldError(field="metadata", problem=problem)]) from error
 
 
+def blamed(row: EpisodeRow, stated: Cause | None) -> Cause:
+    """Who lost an episode that its client gave up. stated: the client's word; None means the rollout.
+
+    Where a call failed on the server's side, agent and client could not do better: the server lost it.
+    """
+    cause = stated or Cause.ROLLOUT
+    if row.tainted and cause in (Cause.ROLLOUT, Cause.CLIENT, Cause.NETWORK):
+        return Cause.SERVER
+    return cause
+
+
+def dropped_at_end(row: EpisodeRow) -> DropReason | None:
+    """Why an episode was dropped as it ended; None where its reward counted then."""
+    return row.reason if row.reason in (DropReason.NO_CALLS, DropReason.TAINTED) else None
+
+
 def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:
     """Why a request for an episode that is not open is refused."""
     if row is None:
@@ -420,7 +439,7 @@ def late_end(row: EpisodeRow | None, episode_id: str, result: EpisodeResult) -> 
     if row is None or row.end_digest is None or not held_it(row, result.lease):
         raise lost(row, episode_id)
     if row.end_digest == result_digest(result):
-        return EpisodeReceipt(episode_id=episode_id, status="already_ended")
+        return EpisodeReceipt(episode_id=episode_id, status="already_ended", dropped=dropped_at_end(row))
     if result.idempotency_key is not None and result.idempotency_key == row.end_key:
         raise Refusal(
             ErrorCode.IDEMPOTENCY_CONFLICT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from swarm.protocol.episodes import DropReason
+from swarm.protocol.episodes import Cause, DropReason
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec
 from swarm.server.coordinator import mix as mixes
@@ -67,7 +67,7 @@ class Interventions:
         row.stop_requested_at, row.released = None, False
         give_up(state, detail, reason=DropReason.SUPERSEDED)
         for live in list(state.live.values()):
-            state.close(live, DropReason.SUPERSEDED, detail)
+            state.close(live, DropReason.SUPERSEDED, detail, cause=Cause.SERVER)
         for group in state.groups:
             state.drop_group(group, DropReason.SUPERSEDED, detail)
         for waiting in [prepared.row for prepared in state.prepared.values()]:  # for another server's decision

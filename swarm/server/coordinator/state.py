@@ -168,7 +168,7 @@ class BookState:
         state.number_evals(snapshot.eval_ordinals)
         # Only now, with every slot accounted for, may closing one episode decide about its group.
         for lost in [taken for taken in state.live.values() if taken.row.episode_id not in live]:
-            state.close(lost, DropReason.SERVER_RESTARTED)
+            state.close(lost, DropReason.SERVER_RESTARTED, cause=Cause.SERVER)
         state.settle_all()
         return state
 
@@ -261,9 +261,7 @@ class BookState:
 
     # -- transitions ------------------------------------------------------------------------------------------------
 
-    def close(
-        self, live: LiveEpisode, reason: DropReason, detail: str | None = None, *, cause: Cause | None = None
-    ) -> None:
+    def close(self, live: LiveEpisode, reason: DropReason, detail: str | None = None, *, cause: Cause | None) -> None:
         """Close an open episode as dropped; a slot it held is offered again. cause: None for an evaluation that ended."""
         live.entry()  # counts the tokens of its calls
         row = live.row

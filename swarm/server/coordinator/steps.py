@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from swarm.engine.seam import StepOutcome, TrainingRefused
-from swarm.protocol.episodes import DropReason, EpisodeState
+from swarm.protocol.episodes import Cause, DropReason, EpisodeState
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec
 from swarm.server.coordinator import mix as mixes
@@ -332,7 +332,7 @@ class StepBook:
             self._end_training(why)
             give_up(state, why)
             for live in list(state.live.values()):
-                state.close(live, DropReason.RUN_ENDED, why)
+                state.close(live, DropReason.RUN_ENDED, why, cause=Cause.SERVER)
             run.row.released = True
             state.changes.append(PutRun(run.row))
         state.situation.opened_run = None
@@ -342,7 +342,7 @@ class StepBook:
     def _end_training(self, why: str) -> None:
         state = self._state
         for live in [live for live in state.live.values() if live.row.kind == "train"]:
-            state.close(live, DropReason.RUN_ENDED, why)
+            state.close(live, DropReason.RUN_ENDED, why, cause=Cause.SERVER)
         give_up(state, why, kind="train")
         for group in state.groups:
             state.drop_group(group, DropReason.RUN_ENDED, why)

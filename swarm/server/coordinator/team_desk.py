@@ -45,8 +45,8 @@ class TeamDesk:
         """
         if self._clerk.book.teams.knows(episode_id):
             return self._clerk.book.teams.decision(episode_id)
-        _, team = await self._closed(episode_id)
-        return late_decision(team, episode_id)
+        row, team = await self._closed(episode_id)
+        return late_decision(team, episode_id, row.cause if row is not None else None)
 
     async def _closed(self, episode_id: str) -> tuple[EpisodeRow | None, TeamRow | None]:
         """The rows of an episode that is neither open nor prepared, as they are on disk."""

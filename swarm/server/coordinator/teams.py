@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import orjson
 
-from swarm.protocol.episodes import DropReason, EpisodeKind, EpisodeResult, EpisodeState, LedgerEntry
+from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeResult, EpisodeState, LedgerEntry
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.teams import EpisodePreparation, EpisodeResolution, TeamDecision, TeamOutcome, TeamReceipt
 from swarm.server.coordinator.batches import count_tokens
 from swarm.server.coordinator.calls import refuse_misspelt_agents
-from swarm.server.coordinator.episodes import EpisodeBook, held_it, lost, result_digest
+from swarm.server.coordinator.episodes import EpisodeBook, blamed, held_it, lost, result_digest
 from swarm.server.coordinator.leases import digest
 from swarm.server.coordinator.prepared import Prepared
 from swarm.server.coordinator.state import BookState
@@ -82,10 +82,11 @@ class TeamBook:
         decide(self._state, prepared, "committed", how="client")
         return TeamReceipt(episode_id=episode_id, status="committed")
 
-    def abort(self, episode_id: str, lease: str, words: str) -> LedgerEntry:
-        """The client gives the team up. Only for ids that are prepared. Codes: lease_lost."""
+    def abort(self, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
+        """The client gives the team up, for the cause it states. Only for ids that are prepared. Codes: lease_lost."""
         prepared = self._prepared(episode_id, lease)
-        decide(self._state, prepared, "aborted", how="client", detail=words)
+        cause = blamed(prepared.row, cause)
+        decide(self._state, prepared, "aborted", how="client", detail=words, cause=cause)
         return prepared.row.entry()
 
     def renew(self, episode_id: str, lease: str) -> float:
@@ -99,7 +100,7 @@ class TeamBook:
         """An operator decides. Only for ids that are prepared."""
         prepared = self._state.prepared[episode_id]
         detail = f"resolved by an operator: {resolution.reason}"
-        decide(self._state, prepared, resolution.outcome, how="operator", detail=detail)
+        decide(self._state, prepared, resolution.outcome, how="operator", detail=detail, cause=Cause.SERVER)
         return TeamReceipt(episode_id=episode_id, status=resolution.outcome)
 
     def decision(self, episode_id: str) -> TeamDecision:
@@ -110,7 +111,8 @@ class TeamBook:
         """What the decider answered. Nothing when it came by another way meanwhile."""
         prepared = self._state.prepared.get(episode_id)
         if prepared is not None and not prepared.team.decides and decision.decision != "undecided":
-            decide(self._state, prepared, decision.decision, how="decider", detail="its decider says so")
+            detail, cause = "its decider says so", decision.cause or Cause.CLIENT
+            decide(self._state, prepared, decision.decision, how="decider", detail=detail, cause=cause)
 
     def in_doubt(self) -> list[str]:
         """Episodes that must ask their deciders."""
@@ -128,7 +130,7 @@ class TeamBook:
                 state.team_deadlines.add(prepared.silent_at, name)
             elif prepared.team.decides:
                 detail = f"its client was silent for {prepared.team.patience_s:g} s and had not committed"
-                decide(state, prepared, "aborted", how="silence", detail=detail)
+                decide(state, prepared, "aborted", how="silence", detail=detail, cause=Cause.CLIENT)
                 state.log.append(f"team of episode {name} aborted: {detail}")
             else:
                 prepared.in_doubt = state.doubted = True
@@ -150,8 +152,9 @@ def decide(
     how: str,
     detail: str | None = None,
     reason: DropReason = DropReason.TEAM_ABORTED,
+    cause: Cause | None = None,
 ) -> None:
-    """The end of a prepared episode: into the pool with its reward, or dropped."""
+    """The end of a prepared episode: into the pool with its reward, or dropped. cause: who lost it, if it is aborted."""
     row, team = prepared.row, prepared.team
     del state.prepared[row.episode_id]
     team.outcome, team.how = outcome, how
@@ -161,7 +164,7 @@ def decide(
     row.detail = detail if outcome == "aborted" or how != "client" else None
     superseded = row.reason is DropReason.SUPERSEDED
     if outcome == "aborted":
-        row.state, row.reason = EpisodeState.DROPPED, reason
+        row.state, row.reason, row.cause = EpisodeState.DROPPED, reason, cause
         if superseded:  # its group is gone, and its number among the evaluations is another's by now
             state.changes.append(PutEpisode(row))
         else:
@@ -174,6 +177,7 @@ def decide(
         return
     row.state = EpisodeState.DROPPED
     if superseded:
+        row.cause = Cause.SERVER
         row.detail = "its run had been restored when its team's decision came"
         state.changes.append(PutEpisode(row))
         return
@@ -181,8 +185,10 @@ def decide(
         row.reason = DropReason.EVAL
     elif not row.calls:
         row.reason, row.detail = DropReason.NO_CALLS, "committed without any recorded call"
+        row.cause = Cause.ROLLOUT
     else:
         row.reason, row.detail = DropReason.RUN_ENDED, "its run had ended when its team's decision came"
+        row.cause = Cause.SERVER
     state.drop(row)
 
 
@@ -192,7 +198,7 @@ def give_up(
     """The run or its branch ends: what would be decided here is decided now. What waits for another server goes on waiting."""
     for prepared in list(state.prepared.values()):
         if prepared.team.decides and kind in (None, prepared.row.kind):
-            decide(state, prepared, "aborted", how="run_ended", detail=why, reason=reason)
+            decide(state, prepared, "aborted", how="run_ended", detail=why, reason=reason, cause=Cause.SERVER)
 
 
 def preparation_digest(wish: EpisodePreparation) -> str:
@@ -227,13 +233,14 @@ def late_resolve(
     return TeamReceipt(episode_id=episode_id, status=resolution.outcome)
 
 
-def late_decision(team: TeamRow | None, episode_id: str) -> TeamDecision:
+def late_decision(team: TeamRow | None, episode_id: str, cause: Cause | None = None) -> TeamDecision:
     """No record at the decider means abort: an episode that is neither open nor prepared will never be committed.
 
-    Nor will one that is not on disk at all.
+    Nor will one that is not on disk at all. cause: who lost the decider's episode.
     """
-    committed = team is not None and team.outcome == "committed"
-    return TeamDecision(episode_id=episode_id, decision="committed" if committed else "aborted")
+    if team is not None and team.outcome == "committed":
+        return TeamDecision(episode_id=episode_id, decision="committed")
+    return TeamDecision(episode_id=episode_id, decision="aborted", cause=cause)
 
 
 def _take_result(row: EpisodeRow, team: TeamRow) -> None:

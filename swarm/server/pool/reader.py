@@ -185,12 +185,16 @@ class PoolReader:
         """The rows that `ledger` would give, added up."""
         return summary.summarise(self._db, *_matching(wanted))
 
+    def lost(self, run_id: str) -> dict[Cause, int]:
+        """How many episodes of the run each cause lost."""
+        return {Cause(cause): episodes for cause, episodes in self._db.execute(schema.LOST_BY_CAUSE, (run_id,))}
+
     def tasks(self, run_id: str, client_id: str | None, mix: str | None) -> list[TaskProgress]:
         rows = self._db.execute(schema.TASK_PROGRESS, {"run_id": run_id, "client_id": client_id, "mix": mix})
         return [TaskProgress(**dict(zip(_PROGRESS_COLUMNS, row, strict=True))) for row in rows]
 
     def _episodes(self, where: str, values: Sequence[Any], limit: int = -1) -> list[EpisodeRow]:
-        query = f"SELECT {schema.EPISODE_COLUMNS} FROM episodes WHERE {where} ORDER BY seq LIMIT ?"
+        query = f"SELECT {schema.EPISODE_COLUMNS}, {schema.CAUSE} FROM episodes WHERE {where} ORDER BY seq LIMIT ?"
         return [_episode(row) for row in self._db.execute(query, (*values, limit))]
 
     def _number(self, query: str, *values: Any) -> int:
@@ -212,18 +216,22 @@ def _matching(wanted: LedgerFilter) -> tuple[str, list[Any]]:
         if value is not None:
             terms.append(f"{column} = ?")
             values.append(value)
+    if wanted.cause is not None:
+        terms.append(f"({schema.CAUSE}) IS NOT NULL AND ({schema.CAUSE}) = ?")
+        values.append(wanted.cause)
     if wanted.step is not None:
         terms.append("state IN ('in_step', 'trained')")
     return " AND ".join(terms), values
 
 
 def _episode(row: tuple[Any, ...]) -> EpisodeRow:
-    columns = dict(zip(schema.EPISODE_COLUMNS.split(", "), row, strict=True))
+    columns = dict(zip([*schema.EPISODE_COLUMNS.split(", "), "cause"], row, strict=True))
     body = orjson.loads(columns.pop("body"))
     columns["state"] = EpisodeState(columns["state"])
     columns["reason"] = DropReason(columns["reason"]) if columns["reason"] else None
     fields = dict(zip(schema.EPISODE_BODY, body, strict=False))  # an older server wrote fewer
-    fields["cause"] = Cause(fields["cause"]) if fields.get("cause") else None
+    cause = columns.pop("cause")
+    fields["cause"] = Cause(cause) if cause else None
     return EpisodeRow(**columns, **fields)
 
 

@@ -416,3 +416,4 @@ class LedgerFilter:
     reason: DropReason | None = None
     state: EpisodeState | None = None
     mix: str | None = None
+    cause: Cause | None = None

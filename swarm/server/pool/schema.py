@@ -132,7 +132,7 @@ DELETE FROM calls WHERE seq < :traces_from AND EXISTS (
 TASK_PROGRESS = """
 SELECT task_id, mix, kind, CASE kind WHEN 'eval' THEN claimed_step END AS eval_step, count(*)
 FROM episodes
-WHERE run_id = :run_id AND reward IS NOT NULL AND (reason IS NULL OR reason NOT IN ('no_calls', 'superseded', 'run_ended'))
+WHERE run_id = :run_id AND reward IS NOT NULL AND (reason IS NULL OR reason NOT IN ('no_calls', 'tainted', 'superseded', 'run_ended'))
   AND (:client_id IS NULL OR client_id = :client_id) AND (:mix IS NULL OR mix = :mix)
 GROUP BY task_id, mix, kind, eval_step ORDER BY min(seq)
 """
@@ -163,6 +163,19 @@ def of_body(name: str) -> str:
     """SQL for a field of an episode's body."""
     return f"json_extract(CAST(body AS TEXT), '$[{EPISODE_BODY.index(name)}]')"
 
+
+_OLD_CAUSE = """CASE WHEN reason = 'server_restarted' THEN 'server' WHEN reason = 'no_calls' THEN 'rollout'
+    WHEN reason IN ('run_ended', 'superseded') AND reward IS NULL THEN 'server' END"""
+"""Who lost an episode of an older server, which wrote no cause. Its aborted and expired ones stay without: they may have any."""
+CAUSE = f"CASE WHEN state = 'dropped' AND reason != 'eval' THEN coalesce({of_body('cause')}, {_OLD_CAUSE}) END"
+"""SQL for who lost an episode; NULL where nobody did."""
+BY_CAUSE = f"""
+CREATE INDEX IF NOT EXISTS episodes_lost ON episodes (run_id, ({CAUSE})) WHERE ({CAUSE}) IS NOT NULL;
+"""
+"""Only of what was lost, so that it costs nothing where nothing is."""
+LOST_BY_CAUSE = f"""
+SELECT {CAUSE}, count(*) FROM episodes WHERE run_id = ? AND ({CAUSE}) IS NOT NULL GROUP BY 1
+"""
 
 HELD_OUT = f"""
 SELECT claimed_step, avg(reward), count(*) FROM episodes

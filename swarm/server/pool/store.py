@@ -75,14 +75,16 @@ class PoolStore:
         db.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if found == schema.SCHEMA_VERSION:
-            db.executescript(schema.ADDED)
+            db.executescript(schema.ADDED + schema.BY_CAUSE)
             return
         if found != 0 or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise PoolUnreadable(
                 f"{self.path} is a pool of version {found}, this server reads version {schema.SCHEMA_VERSION}; "
                 "start it with another state directory"
             )
-        db.executescript(f"BEGIN;{schema.SCHEMA}{schema.ADDED}PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;")
+        db.executescript(
+            f"BEGIN;{schema.SCHEMA}{schema.ADDED}{schema.BY_CAUSE}PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;"
+        )
 
     def close(self) -> None:
         self.read.close()

@@ -1,28 +1,54 @@
-"""Episodes added up in SQL: how many of each fate, client and version, the last failure of each, and the newest ones."""
+"""Episodes added up in SQL: how many of each fate, client and version, who lost them, the last failure, and the newest ones."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Sized
 from typing import Any
 
-from swarm.protocol.summary import LastFailure, LedgerCount, LedgerSummary
-from swarm.server.pool.schema import of_body
+from swarm.protocol.episodes import Cause
+from swarm.protocol.summary import LastFailure, LedgerCount, LedgerSummary, LostAttempts
+from swarm.server.pool.schema import CAUSE, of_body
 
 RECENT = 50
+MOST_LOST = 1_000
 _VERSION = of_body("client_version")
-_FATE = f"client_id, {_VERSION} AS client_version, kind, mix, state, reason"
 _TELLING = f"seq + {1 << 60} * (instr(coalesce(detail, ''), 'Traceback') > 0)"
 """Failures in order of what they tell."""
-_SUMS = ("episodes", "reward_sum", "rewarded", "sampled_tokens", "last_claim_at")
-_COUNTED = ("client_id", "client_version", "kind", "mix", "state", "reason", *_SUMS)
+_KEYS = {
+    "client_id": "client_id",
+    "client_version": _VERSION,
+    "kind": "kind",
+    "mix": "mix",
+    "state": "state",
+    "reason": "reason",
+    "cause": CAUSE,
+    "tainted": f"coalesce({of_body('tainted')}, 0)",
+}
+_SUMS = {
+    "episodes": "count(*)",
+    "reward_sum": "total(reward)",
+    "rewarded": "count(reward)",
+    "sampled_tokens": "sum(sampled_tokens)",
+    "last_claim_at": "max(claimed_at)",
+}
+_LOST = {
+    "client_id": "client_id",
+    "client_version": _VERSION,
+    "kind": "kind",
+    "mix": "mix",
+    "task_id": "task_id",
+    "cause": CAUSE,
+}
+_FAILED = ("client_id", "client_version", "episode_id", "reason", "detail", "claimed_at")
 
 
 def summarise(db: sqlite3.Connection, where: str, values: Sequence[Any]) -> LedgerSummary:
     """The episodes for which the condition `where` holds."""
     counts = db.execute(
-        f"SELECT {_FATE}, count(*), total(reward), count(reward), sum(sampled_tokens), max(claimed_at) "
-        f"FROM episodes WHERE {where} GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY min(seq)",
+        f"SELECT {', '.join((*_KEYS.values(), *_SUMS.values()))} FROM episodes WHERE {where} "
+        f"GROUP BY {_numbers(_KEYS)} ORDER BY min(seq)",
         values,
     ).fetchall()
     # With a lone max() SQLite takes the other columns from the row that has it: the last failure that brought a traceback,
@@ -38,9 +64,34 @@ def summarise(db: sqlite3.Connection, where: str, values: Sequence[Any]) -> Ledg
         f"SELECT episode_id FROM episodes WHERE ({where}) AND sampled_tokens > 0 ORDER BY seq DESC LIMIT {RECENT}",
         values,
     ).fetchall()
-    failed = ("client_id", "client_version", "episode_id", "reason", "detail", "claimed_at")
+    found = [LedgerCount.model_validate(dict(zip((*_KEYS, *_SUMS), row, strict=True))) for row in counts]
     return LedgerSummary(
-        counts=[LedgerCount.model_validate(dict(zip(_COUNTED, row, strict=True))) for row in counts],
-        failures=[LastFailure.model_validate(dict(zip(failed, row[:-1], strict=True))) for row in failures],
+        counts=found,
+        causes=_causes(found),
+        lost=_lost(db, where, values),
+        failures=[LastFailure.model_validate(dict(zip(_FAILED, row[:-1], strict=True))) for row in failures],
         recent=[row[0] for row in recent],
     )
+
+
+def _causes(counts: Sequence[LedgerCount]) -> dict[Cause, int]:
+    """The most first."""
+    found: Counter[Cause] = Counter()
+    for count in counts:
+        if count.cause is not None:
+            found[count.cause] += count.episodes
+    return dict(found.most_common())
+
+
+def _lost(db: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[LostAttempts]:
+    rows = db.execute(
+        f"SELECT {', '.join(_LOST.values())}, count(*) FROM episodes WHERE ({where}) AND ({CAUSE}) IS NOT NULL "
+        f"GROUP BY {_numbers(_LOST)} ORDER BY count(*) DESC, min(seq) LIMIT {MOST_LOST}",
+        values,
+    )
+    return [LostAttempts.model_validate(dict(zip((*_LOST, "episodes"), row, strict=True))) for row in rows]
+
+
+def _numbers(columns: Sized) -> str:
+    """Of the first columns of a query, as GROUP BY takes them."""
+    return ", ".join(str(number + 1) for number in range(len(columns)))

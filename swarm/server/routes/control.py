@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from foundation.strict import FieldError, StrictModel
 from swarm.protocol.episodes import (
+    Cause,
     DropReason,
     EpisodeAbort,
     EpisodeClaim,
@@ -83,6 +84,7 @@ class SummaryQuery(StrictModel):
     kind: EpisodeKind | None = None
     reason: DropReason | None = None
     state: EpisodeState | None = None
+    cause: Cause | None = None
 
 
 class TraceQuery(StrictModel):
@@ -215,7 +217,7 @@ class ControlRoutes:
             _get(
                 "/swarm/v1/ledger/summary",
                 self.summary,
-                "The same, added up by reason",
+                "The same, added up by reason and cause",
                 LedgerSummary,
                 SummaryQuery,
                 unknown,

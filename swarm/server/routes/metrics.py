@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from swarm.protocol.episodes import Cause
 from swarm.protocol.status import Phase, ServerStatus, StepMetrics
 from swarm.server.coordinator.desk import Desk
 from swarm.server.keys import ControlTokens
@@ -43,18 +44,20 @@ class MetricsRoutes:
         if status.run_id is not None and status.step:
             newest = (await self.desk.report(status.run_id, since_step=status.step - 1)).steps[-1:]
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Snapshot(status, newest))
+        lost = await self.desk.lost(status.run_id) if status.run_id is not None else {}
+        registry.register(_Snapshot(status, newest, lost))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 class _Snapshot(Collector):
     """One reading of the server as Prometheus families."""
 
-    def __init__(self, status: ServerStatus, newest: list[StepMetrics]) -> None:
+    def __init__(self, status: ServerStatus, newest: list[StepMetrics], lost: dict[Cause, int]) -> None:
         self._status = status
         self._newest = newest
+        self._lost = lost
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         status, pool = self._status, self._status.pool
         phase = GaugeMetricFamily("swarm_phase", "1 for the phase the server is in", labels=["phase"])
         for each in Phase:
@@ -68,6 +71,12 @@ class _Snapshot(Collector):
         yield _gauge("swarm_groups_needed", "Groups that one step takes", pool.groups_needed)
         yield _gauge("swarm_tokens_per_second", "Sampled tokens per second", status.engine.tokens_per_s)
         yield _gauge("swarm_engine_failures", "Crashes of the engine's children in a row", status.engine.failures)
+        lost = CounterMetricFamily(
+            "swarm_attempts_lost", "Episodes of the current run, by who lost them", labels=["cause"]
+        )
+        for cause, episodes in self._lost.items():
+            lost.add_metric([cause.value], episodes)
+        yield lost
         by_step = GaugeMetricFamily("swarm_step_metric", "The newest step, see docs/metrics.md", labels=["name"])
         for step in self._newest:
             for name, value in step.values.items():

@@ -1,0 +1,246 @@
+"""Who lost an attempt, by the error that ended it: whatever the agent's library is, and however deep the error is wrapped."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from foundation.clock import ManualClock
+from swarm.client import Cause, Episode, EpisodeUnfinished, GraderFailed, SwarmClient, grading, sync
+from swarm.client.causes import cause_of
+from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NoReward, ServerUnreachable, TeamOver
+from swarm.client.join import PersonLeft, TooLate
+from swarm.protocol.errors import ErrorCode
+from tests.fakes.swarm_stub import SwarmStub
+
+pytestmark = pytest.mark.anyio
+
+OURS = "http://127.0.0.1:8642"
+ADDRESSES = (f"{OURS}/v1", OURS)
+CALL = httpx.Request("POST", f"{OURS}/v1/chat/completions")
+ELSEWHERE = httpx.Request("POST", "http://127.0.0.1:9000/v1/chat/completions")
+
+
+@dataclass
+class LikeOpenAi(Exception):
+    """openai and anthropic: the httpx request, and for statuses the response too."""
+
+    request: httpx.Request
+    response: httpx.Response | None = None
+    status_code: int | None = None
+
+
+@dataclass
+class Prepared:
+    """As requests has it: the url is text."""
+
+    url: str
+
+
+@dataclass
+class LikeRequests(OSError):
+    request: Prepared
+    response: Any = None
+
+
+@dataclass
+class LikeAiohttp(OSError):
+    host: str
+    port: int
+    ssl: bool = False
+
+
+@dataclass
+class LikeUrllib(OSError):
+    url: str
+    code: int
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def status_error(request: httpx.Request, status: int) -> httpx.HTTPStatusError:
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+
+
+def wrapped(error: Exception) -> Exception:
+    """As frameworks do it: another error, raised while the first is handled, which it hides."""
+    try:
+        try:
+            raise error
+        except Exception:
+            raise RuntimeError("the agent's framework failed") from None
+    except RuntimeError as outer:
+        return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (httpx.ConnectError("refused", request=CALL), Cause.NETWORK),
+        (httpx.ReadError("reset", request=CALL), Cause.NETWORK),
+        (httpx.ReadTimeout("slow", request=CALL), Cause.NETWORK),
+        (wrapped(httpx.ConnectError("refused", request=CALL)), Cause.NETWORK),
+        (ExceptionGroup("both", [ValueError(), httpx.ReadError("reset", request=CALL)]), Cause.NETWORK),
+        (LikeOpenAi(CALL), Cause.NETWORK),
+        (LikeRequests(Prepared(f"{OURS}/v1/completions")), Cause.NETWORK),
+        (LikeRequests(Prepared("http://localhost:8642/v1/completions")), Cause.NETWORK),
+        (LikeAiohttp("127.0.0.1", 8642), Cause.NETWORK),
+        (ServerUnreachable("nobody there"), Cause.NETWORK),
+        (status_error(CALL, 503), Cause.SERVER),
+        (LikeOpenAi(CALL, httpx.Response(500), 500), Cause.SERVER),
+        (LikeOpenAi(CALL, None, 502), Cause.SERVER),
+        (LikeUrllib(f"{OURS}/v1/completions", 503), Cause.SERVER),
+        (EngineFailed(ErrorCode.ENGINE_FAILED, "it failed"), Cause.SERVER),
+        (TeamOver(ErrorCode.OVER_LIMIT, "over"), Cause.SERVER),
+        (status_error(CALL, 400), Cause.ROLLOUT),
+        (LikeOpenAi(CALL, httpx.Response(200), 200), Cause.ROLLOUT),
+        (httpx.ConnectError("refused", request=ELSEWHERE), Cause.ROLLOUT),
+        (status_error(ELSEWHERE, 503), Cause.ROLLOUT),
+        (LikeAiohttp("127.0.0.1", 9000), Cause.ROLLOUT),
+        (httpx.ConnectError("of no request"), Cause.ROLLOUT),
+        (httpx.UnsupportedProtocol("ftp", request=CALL), Cause.ROLLOUT),
+        (httpx.DecodingError("no gzip", request=CALL), Cause.ROLLOUT),
+        (ConnectionResetError("of something"), Cause.ROLLOUT),
+        (KeyError("answer"), Cause.ROLLOUT),
+        (EpisodeUnfinished("no reward"), Cause.ROLLOUT),
+        (LeaseLost(ErrorCode.LEASE_LOST, "gone"), Cause.ROLLOUT),
+        (GraderFailed("the judge is away"), Cause.GRADER),
+        (wrapped(GraderFailed("the judge is away")), Cause.GRADER),
+        (NoReward("nan"), Cause.GRADER),
+        (InvalidSpec(ErrorCode.INVALID_SPEC, "an integer exceeds 64 bits"), Cause.GRADER),
+        (PersonLeft("bye"), Cause.PERSON),
+        (KeyboardInterrupt(), Cause.PERSON),
+        (TooLate("nobody waits longer"), Cause.LIMIT),
+    ],
+)
+def test_an_error_tells_who_lost_the_attempt(error: BaseException, cause: Cause) -> None:
+    assert cause_of(error, ADDRESSES) is cause
+
+
+def test_what_a_grader_raises_is_the_graders_failure_unless_it_is_ours() -> None:
+    with pytest.raises(GraderFailed, match="ZeroDivisionError") as failed, grading():
+        raise ZeroDivisionError
+    assert cause_of(failed.value, ADDRESSES) is Cause.GRADER
+    with pytest.raises(GraderFailed) as failed, grading():
+        raise httpx.ConnectError("refused", request=ELSEWHERE)
+    assert cause_of(failed.value, ADDRESSES) is Cause.GRADER
+    with pytest.raises(GraderFailed) as failed, grading():
+        raise httpx.ConnectError("refused", request=CALL)
+    assert cause_of(failed.value, ADDRESSES) is Cause.NETWORK
+    with pytest.raises(KeyboardInterrupt), grading():
+        raise KeyboardInterrupt
+
+
+def test_an_error_that_is_its_own_cause_is_looked_at_once() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__context__ = other, one
+    assert cause_of(one, ADDRESSES) is Cause.ROLLOUT
+
+
+# -- as they are sent -------------------------------------------------------------------------------------------------
+
+
+async def ended_with(error: BaseException | None) -> str | None:
+    """The cause that the server hears of, when a block ends so."""
+    stub = SwarmStub()
+    async with SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as swarm:
+        with pytest.raises((BaseException,)):
+            async with swarm.episode(task_id="t"):
+                if error is not None:
+                    raise error
+    return stub.episodes["ep-0"].cause
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (None, "rollout"),
+        (ValueError(), "rollout"),
+        (GraderFailed("no number"), "grader"),
+        (KeyboardInterrupt(), "person"),
+        (asyncio.CancelledError(), "rollout"),
+        (httpx.ConnectError("refused", request=httpx.Request("POST", "http://stub/v1/completions")), "network"),
+    ],
+)
+async def test_a_block_that_ends_without_a_reward_states_its_cause(error: BaseException | None, cause: str) -> None:
+    assert await ended_with(error) == cause
+
+
+async def test_an_episode_whose_task_is_cancelled_from_outside_was_stopped_by_a_person() -> None:
+    stub, begun = SwarmStub(), asyncio.Event()
+
+    async def play(swarm: SwarmClient) -> None:
+        async with swarm.episode(task_id="t"):
+            begun.set()
+            await asyncio.Event().wait()
+
+    async with SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as swarm:
+        playing = asyncio.create_task(play(swarm))
+        await begun.wait()
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+    assert stub.episodes["ep-0"].cause == "person"
+
+
+async def test_a_stated_cause_stands_whatever_is_raised_after_it() -> None:
+    stub = SwarmStub()
+    async with SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as swarm:
+        with pytest.raises(ValueError, match="afterwards"):
+            async with swarm.episode(task_id="t") as episode:
+                episode.abort("the judge is away", cause=Cause.GRADER)
+                raise ValueError("afterwards")
+        async with swarm.episode(task_id="t") as episode:
+            episode.abort("I gave up")
+    assert [one.cause for one in stub.episodes.values()] == ["grader", "rollout"]
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "much", None, True])
+async def test_a_reward_that_is_no_number_is_the_graders_failure(reward: Any) -> None:
+    stub = SwarmStub()
+    async with SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as swarm:
+        with pytest.raises(NoReward) as refused:
+            async with swarm.episode(task_id="t") as episode:
+                episode.end(reward=reward)
+    assert isinstance(refused.value, ValueError)
+    assert stub.episodes["ep-0"].cause == "grader"
+
+
+async def test_the_servers_word_on_a_cause_is_the_one_that_counts() -> None:
+    stub = SwarmStub()
+    async with SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as swarm:
+        async with swarm.episode(task_id="t") as episode:
+            stub.drop(episode.id, "limit")
+            episode.abort("whatever")
+        assert await episode.find_cause() is Cause.LIMIT
+
+
+def test_the_synchronous_twin_states_causes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = SwarmStub()
+
+    def play(episode: sync.Episode) -> None:
+        with episode:
+            episode.abort("the judge is away", cause=Cause.GRADER)
+
+    inner = SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock())
+    with sync.SwarmClient("http://stub") as swarm:
+        monkeypatch.setattr(swarm, "inner", inner)
+        play(swarm.episode(task_id="t"))
+        with pytest.raises(KeyboardInterrupt), swarm.episode(task_id="t"):
+            raise KeyboardInterrupt
+        swarm.thread.call(inner.close())
+    assert [one.cause for one in stub.episodes.values()] == ["grader", "person"]
+
+
+async def test_an_unfinished_episode_is_an_episode_of_the_rollout() -> None:
+    async def play(episode: Episode) -> None:
+        async with episode:
+            pass
+
+    stub = SwarmStub()
+    async with SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as swarm:
+        with pytest.raises(EpisodeUnfinished):
+            await play(swarm.episode(task_id="t"))
+    assert stub.episodes["ep-0"].cause == "rollout"
