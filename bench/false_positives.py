@@ -11,6 +11,11 @@ go through the whole executor (a simulated server, an injected clock). Seeds are
     then       four levels of one factor, then three of another at the level that goes on, on fresh seeds
     border     two arms that differ by exactly the margin: called equivalent in at most 5 %
 
+Then, with `--lossy` studies of each setting (bench/planted_attrition.py), null studies of which attempts at episodes are lost: at
+random, in all arms alike (`random_flagged`: how often the sentinel's difference test takes a verdict; its limit on the share that an
+arm may lose is scored apart), or the wrong answers of one arm (`selective_caught`). Bars: `null_supported_rate` at most 5 % in each setting,
+`random_flagged` at most 5 %, a tenth of one arm's attempts over a background of up to 5 % caught at least 95 %.
+
 The noise differs from study to study. Bars: null studies `supported` at most 5 %; studies with the planned effect `supported`
 at least 80 %, those refused as underpowered counted as missed; 95 % intervals cover the truth 93 to 97 %. A rate fails its bar only when its
 exact binomial interval excludes it. Exit code 1 when one does.
@@ -32,6 +37,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import stats
 
+from bench import planted_attrition
 from bench.command import run
 from bench.made_up_studies import Ending, Laboratory, World, instrument, simulate
 from foundation.arguments import count, whole
@@ -226,12 +232,21 @@ async def measure(studies: int, seed: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=count, default=2000, help="default %(default)s; one of each kind at least")
+    parser.add_argument(
+        "--studies", type=whole(0), default=2000, help="default %(default)s; one of each kind at least; 0: none"
+    )
+    parser.add_argument("--lossy", type=count, default=300, help="of each setting; default %(default)s")
+    parser.add_argument("--only", choices=("designs", "attrition"), default=None, help="by default both")
     parser.add_argument("--seed", type=whole(0), default=None, help="drawn when not given, and printed")
     args = parser.parse_args()
     seed = secrets.randbits(31) if args.seed is None else args.seed
-    print(json.dumps({"seed": seed, "studies": args.studies}), flush=True)
-    return asyncio.run(measure(args.studies, seed))
+    print(json.dumps({"seed": seed, "studies": args.studies, "lossy": args.lossy}), flush=True)
+    missed = 0
+    if args.only != "attrition":
+        missed += asyncio.run(measure(args.studies, seed))
+    if args.only != "designs":
+        missed += asyncio.run(planted_attrition.measure(args.lossy, np.random.default_rng(seed)))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

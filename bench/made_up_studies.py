@@ -24,11 +24,12 @@ from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import decide
 from researcher.analysis.metrics import finals
 from researcher.analysis.race import due
+from researcher.analysis.sightings import SentinelFinding
 from researcher.conduct import Conduct
 from researcher.executor.blueprint import Setup
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
-from researcher.models import Plan, StudyStatus, TrialRecord, TrialStatus, VerdictRecord
+from researcher.models import Attrition, Plan, StudyStatus, TrialEvidence, TrialRecord, TrialStatus, VerdictRecord
 from researcher.planner.instruments import InstrumentFolder, read_instrument
 from researcher.store.store import Store
 from researcher.view import StudyPicture
@@ -53,6 +54,10 @@ class World:
         noise = np.random.default_rng(derived_seed(self.seed, arm, seed)).normal(0.0, self.sigma)
         return self.means.get(arm, 0.0) + float(noise)
 
+    def attrition(self, arm: str, seed: int) -> Attrition | None:
+        """Attempts at the trial's episodes, and what lost them; None where that is not recorded."""
+        return None
+
     def difference(self, baselines: Sequence[str], treatments: Sequence[str]) -> float:
         sides = [math.fsum(self.means.get(arm, 0.0) for arm in arms) / len(arms) for arms in (baselines, treatments)]
         return sides[1] - sides[0]
@@ -65,6 +70,10 @@ class Ending:
     verdicts: tuple[VerdictRecord, ...]
     action: str
     trials: int
+    records: tuple[TrialRecord, ...] = ()
+    """Of made-up trials."""
+    findings: tuple[SentinelFinding, ...] = ()
+    """Of all sentinels, on made-up trials."""
 
 
 def simulate(plan: Plan, world: World) -> Ending:
@@ -79,8 +88,14 @@ def simulate(plan: Plan, world: World) -> Ending:
             break
         stage = next(each for each in plan.stages if each.id == decision.to)
         seeds = decision.seeds or stage.seeds
-    verdicts = conclude(plan, [*trials.values()]).verdicts
-    return Ending(verdicts=verdicts, action=decision.action, trials=len(trials))
+    found = conclude(plan, [*trials.values()])
+    return Ending(
+        verdicts=found.verdicts,
+        action=decision.action,
+        trials=len(trials),
+        records=tuple(trials.values()),
+        findings=found.findings,
+    )
 
 
 class Laboratory:
@@ -149,6 +164,7 @@ class _NoView:
 
 
 def _trial(world: World, stage: str, arm: str, seed: int) -> TrialRecord:
+    lost = world.attrition(arm, seed)
     return TrialRecord.model_construct(
         key=f"{arm}/{seed}",
         study_id="made-up",
@@ -158,5 +174,5 @@ def _trial(world: World, stage: str, arm: str, seed: int) -> TrialRecord:
         status=TrialStatus.DONE,
         finals={METRIC: world.reward(arm, seed)},
         series={},
-        evidence=None,
+        evidence=None if lost is None else TrialEvidence(attrition=lost),
     )

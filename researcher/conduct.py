@@ -27,7 +27,7 @@ from researcher.report.errors import RecordsDisagree
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget, StoreError
 from researcher.store.store import Store
-from researcher.view import StudyPicture, TrialLine, View
+from researcher.view import StudyPicture, TrialLine, View, losses_text
 
 _log = logging.getLogger(__name__)
 _COPY_EVERY_S = 10.0
@@ -218,6 +218,8 @@ class Conduct:
     def _see(self, progress: Progress, picture: StudyPicture) -> None:
         line = picture.trials[progress.key]
         line.status, line.step, line.note = progress.status, progress.step, progress.note
+        if progress.status is TrialStatus.DONE:
+            line.note = _note(self._store.trial(picture.study_id, progress.key))
         line.curve = [value for _, value in progress.curve]
         picture.left_s = progress.left_s
         self._view.show(picture)
@@ -327,8 +329,13 @@ def _line(trial: TrialRecord, steps: int) -> TrialLine:
         step=len(curve),
         steps=steps,
         curve=curve,
-        note=trial.reason or "",
+        note=_note(trial),
     )
+
+
+def _note(trial: TrialRecord) -> str:
+    found = trial.evidence.attrition if trial.evidence is not None else None
+    return trial.reason or (losses_text(found) if found is not None else "")
 
 
 def _next_of(plan: Plan, stage: Stage) -> str:

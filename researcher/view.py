@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foundation.streams import one_line, silence
+from researcher.models import KINDS, Attrition, TrialRecord, together
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -79,6 +80,28 @@ def duration(seconds: float | None) -> str:
         return f"{whole} s"
     minutes = round(whole / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def losses_by_arm(trials: Iterable[TrialRecord]) -> dict[str, Attrition]:
+    """Attempts at episodes of trials that recorded them, and what lost them."""
+    found: dict[str, list[Attrition]] = {}
+    for trial in trials:
+        if trial.evidence is not None and trial.evidence.attrition is not None:
+            found.setdefault(trial.arm, []).append(trial.evidence.attrition)
+    return {arm: together(parts) for arm, parts in found.items()}
+
+
+def losses_text(found: Attrition) -> str:
+    """`12 of 268 training attempts lost (rollout 10, server 2), 1 task set aside`; nothing where none was lost."""
+    said = []
+    for kind in KINDS:
+        own = found.of(kind)
+        if own.lost:
+            causes = ", ".join(f"{cause} {count}" for cause, count in own.lost.items())
+            aside = f", {own.set_aside} task{'s' if own.set_aside > 1 else ''} set aside" if own.set_aside else ""
+            name = "training" if kind == "train" else "held-out"
+            said.append(f"{sum(own.lost.values())} of {own.attempts} {name} attempts lost ({causes}){aside}")
+    return "; ".join(said)
 
 
 class LiveView:

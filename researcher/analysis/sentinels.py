@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from researcher.analysis.attrition import attrition
 from researcher.analysis.contention import contention, shared_machine
 from researcher.analysis.sightings import SentinelFinding, Severity, Unchecked, finding, points, series, unchecked
 from researcher.models import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor, Plan, TrialRecord, TrialStatus
@@ -249,6 +250,7 @@ SENTINELS: dict[str, Sentinel] = {
     "shared_machine": shared_machine,
     "mixed_code": _mixed_code,
     "mixed_types": _mixed_types,
+    "attrition": attrition,
     "sampled_by_other_weights": _each(_other_weights, "warning"),
     "collapse": _each(_collapse, "warning"),
     "no_signal": _each(_no_signal, "warning"),

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel
 
-from researcher.models import TrialRecord
+from researcher.models import Hypothesis, TrialRecord
 
 Severity = Literal["invalid", "warning", "unchecked"]
 
@@ -21,7 +21,14 @@ class SentinelFinding(BaseModel):
     text: str
     arms: tuple[str, ...] = ()
     trials: tuple[str, ...] = ()
+    hypotheses: tuple[str, ...] = ()
+    """Those whose verdict it takes, where these are not all that speak of one of its arms."""
     value: float | None = None
+
+    def takes(self, hypothesis: Hypothesis) -> bool:
+        """Whether it makes the verdict on a hypothesis invalid."""
+        named = hypothesis.id in self.hypotheses if self.hypotheses else bool(hypothesis.sides & set(self.arms))
+        return self.severity == "invalid" and named
 
 
 class Unchecked(Exception):

@@ -24,8 +24,7 @@ def verdict(
 ) -> VerdictRecord:
     """The verdict on one hypothesis."""
     measured = effect if isinstance(effect, Effect) else None
-    arms = hypothesis.sides
-    fired = [f for f in findings if f.severity == "invalid" and arms & set(f.arms)]
+    fired = [finding for finding in findings if finding.takes(hypothesis)]
     if fired:
         reason = "; ".join(f"{finding.name}: {finding.text}" for finding in fired)
         return _record(hypothesis, Verdict.INVALID, reason, measured)

@@ -28,7 +28,7 @@ from researcher.models import (
 from researcher.ownership import living_owner
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
-from researcher.view import duration, sparkline
+from researcher.view import duration, losses_by_arm, losses_text, sparkline
 
 _SHORTEST_HASH = 8
 _SHOWN_TOPIC = 120
@@ -197,6 +197,7 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
         "decisions": told("decision"),
         "models": next(iter(told(MODELS_KEPT, MODELS_NOT_KEPT)[-1:]), None),
         "trials": [trial.model_dump(mode="json", exclude={"series", "evidence"}) for trial in trials],
+        "attrition": {arm: found.model_dump(mode="json") for arm, found in losses_by_arm(trials).items()},
         "verdicts": [record.model_dump(mode="json") for record in home.store.verdicts(study.id)],
     }
 
@@ -204,7 +205,9 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
 def _as_lines(home: Home, study: StudyRecord) -> list[str]:
     worker = worker_of(home, study.id)
     lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", one_line(study.topic)]
-    lines += [_trial_line(trial) for trial in home.store.trials(study.id)]
+    trials = home.store.trials(study.id)
+    lines += [_trial_line(trial) for trial in trials]
+    lines += [f"{arm}: {said}" for arm, found in losses_by_arm(trials).items() if (said := losses_text(found))]
     for kind in ("amended", "repaired", "decision"):
         lines += [event_text(event) for event in home.store.events(study.id, limit=100_000, kind=kind)]
     for record in home.store.verdicts(study.id):

@@ -9,15 +9,37 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foundation.logs import redact
 from researcher.executor.errors import EvidenceMissing
 from researcher.executor.sampling import sample
-from researcher.models import HostedModel, SampledEpisode, TrialEvidence
+from researcher.models import (
+    COUNTED,
+    LONGEST_TRACEBACK,
+    Attrition,
+    EpisodeAttempts,
+    HostedModel,
+    SampledEpisode,
+    TrialEvidence,
+    together,
+)
 from swarm.client import SwarmClient
 from swarm.client.trial import client_id
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.blueprint import TrialBlueprint
-from swarm.protocol.episodes import DropReason, LedgerEntry
+from swarm.protocol.episodes import Cause, DropReason, EpisodeState, LedgerEntry
 from swarm.protocol.status import RunReport, StepMetrics
+
+_OPEN = (EpisodeState.RUNNING, EpisodeState.PREPARED)
+_UNSTATED = {
+    DropReason.ABORTED: Cause.ROLLOUT,
+    DropReason.TEAM_ABORTED: Cause.ROLLOUT,
+    DropReason.NO_CALLS: Cause.ROLLOUT,
+    DropReason.EXPIRED: Cause.CLIENT,
+    DropReason.SERVER_RESTARTED: Cause.SERVER,
+    DropReason.RUN_ENDED: Cause.SERVER,
+    DropReason.SUPERSEDED: Cause.SERVER,
+}
+"""Who lost an attempt of which an older server did not say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +91,7 @@ async def collect_whole(swarm: SwarmClient, others: Mapping[str, SwarmClient], b
     series, evidence, tokens = dict(whole.series), whole.evidence, whole.sampled_tokens
     roles, changes = {}, list(evidence.changes or [])
     joined = Counter(evidence.joined)
+    lost = [evidence.attrition] if evidence.attrition is not None else []
     for role, run in blueprint.partners.items():
         try:
             own = await collect(others[role], blueprint.model_copy(update={"run_id": run.run_id}))
@@ -78,9 +101,15 @@ async def collect_whole(swarm: SwarmClient, others: Mapping[str, SwarmClient], b
         roles[role] = own.evidence.spec or {}
         changes += own.evidence.changes or []
         joined += Counter(own.evidence.joined)
+        lost += [own.evidence.attrition] if own.evidence.attrition is not None else []
         tokens += own.sampled_tokens
     if roles:
-        found = {"roles": roles, "changes": changes, "joined": dict(joined) or None}
+        found = {
+            "roles": roles,
+            "changes": changes,
+            "joined": dict(joined) or None,
+            "attrition": together(lost),
+        }
         evidence = evidence.model_copy(update=found)
     return Collected(
         series=series,
@@ -159,6 +188,7 @@ def _evidence(
         heldout_tasks=_tasks(own, "eval"),
         model=hosted,
         joined=_joined(entries, client_id(blueprint.trial_key)),
+        attrition=attrition(own),
     )
 
 
@@ -170,3 +200,52 @@ def _joined(entries: list[LedgerEntry], mine: str) -> dict[str, int] | None:
     """Episodes of other clients whose rewards had a part in a step, if any."""
     counted = (entry for entry in entries if entry.step is not None or entry.reason is DropReason.ZERO_VARIANCE)
     return dict(Counter(entry.client_id for entry in counted if entry.client_id != mine)) or None
+
+
+# -- what was lost --------------------------------------------------------------------------------------------------
+
+
+def attrition(own: list[LedgerEntry]) -> Attrition:
+    """Attempts at episodes, and what lost them.
+
+    own: closed and open entries of the trial's own client in one run. People who join are not the arm's doing; what an earlier
+    attempt at the trial lost is in the ledger of another run, and had no part in the numbers of this one.
+    """
+    closed = [entry for entry in own if entry.state not in _OPEN]
+    first: dict[Cause, str] = {}
+    for entry in sorted(closed, key=lambda entry: (entry.ended_at or entry.claimed_at, entry.episode_id)):
+        cause = lost_to(entry)
+        if cause is not None and cause not in first and entry.detail:
+            first[cause] = redact(entry.detail)[:LONGEST_TRACEBACK]
+    train, evaluated = ([entry for entry in closed if entry.kind == kind] for kind in ("train", "eval"))
+    return Attrition(train=_attempts(train), eval=_attempts(evaluated), first=first)
+
+
+def lost_to(entry: LedgerEntry) -> Cause | None:
+    """Who lost a closed attempt; None: it ended with a reward that counts."""
+    if entry.cause is not None:
+        return entry.cause
+    if entry.reward is not None and entry.reason is not DropReason.NO_CALLS:
+        return None
+    return None if entry.reason is None else _UNSTATED.get(entry.reason)
+
+
+def _attempts(entries: list[LedgerEntry]) -> EpisodeAttempts:
+    causes = Counter(lost_to(entry) for entry in entries)
+    return EpisodeAttempts(
+        attempts=len(entries),
+        lost={cause: causes[cause] for cause in Cause if causes[cause]},
+        set_aside=_set_aside(entries),
+    )
+
+
+def _set_aside(entries: list[LedgerEntry]) -> int:
+    """Tasks none of whose attempts ended, without those that the end of the run cut short and those that no cause of their own lost."""
+    by_task: dict[str, list[LedgerEntry]] = defaultdict(list)
+    for entry in entries:
+        by_task[entry.task_id].append(entry)
+    return sum(
+        all(lost_to(entry) is not None and entry.reason is not DropReason.RUN_ENDED for entry in tried)
+        and any(lost_to(entry) in COUNTED for entry in tried)
+        for tried in by_task.values()
+    )

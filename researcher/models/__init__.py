@@ -3,6 +3,16 @@
 One noun per module; everything is imported from here.
 """
 
+from researcher.models.attrition import (
+    COUNTED,
+    ENDED,
+    KINDS,
+    LONGEST_TRACEBACK,
+    Attrition,
+    EpisodeAttempts,
+    Kind,
+    together,
+)
 from researcher.models.conclusions import Claim, Effect, Finding, Verdict, VerdictRecord
 from researcher.models.instruments import (
     LEARNING_RATE,
@@ -57,8 +67,12 @@ from researcher.models.records import (
 from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
+    "COUNTED",
+    "ENDED",
+    "KINDS",
     "LEARNING_RATE",
     "LONGEST_TOPIC",
+    "LONGEST_TRACEBACK",
     "MODELS_KEPT",
     "MODELS_NOT_KEPT",
     "OVER_BUDGET",
@@ -69,6 +83,7 @@ __all__ = [
     "STUDY_STEPS",
     "Arm",
     "AttemptRecord",
+    "Attrition",
     "Branch",
     "Budget",
     "BudgetState",
@@ -76,6 +91,7 @@ __all__ = [
     "Condition",
     "Direction",
     "Effect",
+    "EpisodeAttempts",
     "Event",
     "Factor",
     "Finding",
@@ -83,6 +99,7 @@ __all__ = [
     "Hypothesis",
     "Instrument",
     "InstrumentDefaults",
+    "Kind",
     "Known",
     "LeaseInfo",
     "LlmCall",
@@ -107,5 +124,6 @@ __all__ = [
     "TrialStatus",
     "Verdict",
     "VerdictRecord",
+    "together",
     "trial_key",
 ]

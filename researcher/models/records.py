@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from researcher.models.attrition import Attrition
 from researcher.models.conclusions import Finding, VerdictRecord
 from researcher.models.plans import Plan
 from researcher.models.repairs import RepairRecord
@@ -91,6 +92,8 @@ class TrialEvidence(BaseModel):
     """Versions of the instrument's code that made the episodes, and how many each; None: the plan's own alone."""
     joined: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
     """Other clients whose episodes were trained, and how many each; None: nobody joined."""
+    attrition: Annotated[Attrition | None, Field(exclude_if=lambda found: found is None)] = None
+    """Attempts at episodes, and what lost them. None: recorded before that was counted."""
 
 
 class SampledCall(BaseModel):
@@ -257,6 +260,8 @@ class StudyData:
     """Stages after which each hypothesis has a verdict on record. None: not asked."""
     attempts: Mapping[str, Sequence[AttemptRecord]] | None = None
     """By the trial's key, the first one first. None: not asked."""
+    attrition: Mapping[str, Mapping[tuple[str, str, str], int]] | None = None
+    """Rows of `trial_attrition`: attempts at episodes by the trial's key, then arm, kind and cause. None: not asked."""
     budgets: Mapping[str, float] | None = None
     """Limits by kind (`wall_s`, `trials`), as spending was held to. None: not asked."""
     stage_times: Mapping[str, tuple[float | None, float | None]] | None = None

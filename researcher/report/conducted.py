@@ -32,6 +32,7 @@ _CLOCK_S = 60.0
 def conducted(records: Records) -> Iterator[Difference]:
     """Everything here."""
     yield from _attempts(records)
+    yield from _attrition(records)
     yield from _budgets(records)
     yield from _stage_times(records)
 
@@ -57,6 +58,24 @@ def _attempts(records: Records) -> Iterator[Difference]:
             yield from _held(subject, trial, tried[-1].spec)
         for attempt in tried:
             yield from _as_planned(records, trial, attempt, plan_hash)
+
+
+def _attrition(records: Records) -> Iterator[Difference]:
+    """Rows of attempts at episodes against the trial's own evidence, which sentinel and report read."""
+    recorded = records.data.attrition
+    if recorded is None:
+        return
+    for trial in records.data.trials:
+        found = trial.evidence.attrition if trial.evidence is not None else None
+        then = recorded.get(trial.key, {})
+        now = {} if found is None else {(trial.arm, kind, cause): count for kind, cause, count in found.rows()}
+        for row in sorted(then.keys() | now.keys()):
+            if then.get(row) != now.get(row):
+                problem = "its attempts at episodes in SQL are not those of its evidence"
+                told = {"reported": then.get(row), "recomputed": now.get(row)}
+                yield Difference(
+                    claim=f"trial_attrition {trial.key}", expression=" ".join(row), **told, problem=problem
+                )
 
 
 def _held(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Iterator[Difference]:

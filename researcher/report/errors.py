@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class RecordsDisagree(ValueError):
     """A stored number is not what the records behind it give; the text names trial and metric."""
+
+
+class UnknownName(ValueError):
+    """An expression names what this study does not have."""

@@ -29,6 +29,7 @@ from researcher.models import (
 from researcher.report.claims import Ledger, Style, decimals_of
 from researcher.report.drawing import Interval, Line, effects, learning_curves, sparkline
 from researcher.report.expressions import call
+from researcher.report.losses import Losses, losses
 from researcher.report.outcomes import Ending, ending_of, outcome_of, rule_of
 from researcher.report.parts import (
     ArmPart,
@@ -66,6 +67,7 @@ class Page:
     arms: list[ArmPart]
     trials: list[TrialPart]
     failed: list[TrialPart]
+    losses: Losses
     noise: list[tuple[Metric, Claims]]
     sentinels: list[SentinelPart]
     path: list[StepPart]
@@ -158,6 +160,7 @@ def page(records: Records) -> Page:
         arms=[_arm(ledger, arm, metrics) for arm in plan.arms],
         trials=trials,
         failed=[part for part in trials if part.trial.status is TrialStatus.FAILED],
+        losses=losses(ledger, records),
         noise=[(metric, _noise(ledger, metric)) for metric in decided],
         sentinels=_sentinels(ledger, records),
         path=[_step(ledger, decision.after, records) for decision in records.path],

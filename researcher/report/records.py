@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
+from researcher.analysis.attrition import LossTest, loss_tests
 from researcher.analysis.conclusions import Conclusions, conclude
 from researcher.analysis.decide import Decision, decide
 from researcher.analysis.metrics import MetricMissing, finals
@@ -61,6 +62,11 @@ class Records:
     def findings(self) -> list[SentinelFinding]:
         """Of the sentinels: these look at series and evidence, never at finals."""
         return inspect(self.plan, self.data.trials)
+
+    @cached_property
+    def loss_tests(self) -> list[LossTest]:
+        """Of attempts at episodes that were lost, as the sentinel `attrition` makes them."""
+        return loss_tests(self.plan, self.done)
 
     @cached_property
     def path(self) -> tuple[Decision, ...]:

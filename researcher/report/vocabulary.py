@@ -26,6 +26,8 @@ from researcher.analysis.power import (
 from researcher.analysis.race import in_the_running
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, seeds_of
 from researcher.models import Effect, Hypothesis, Known, Metric, Stage, StageKind, TrialRecord, TrialStatus, Verdict
+from researcher.report.errors import UnknownName
+from researcher.report.loss_words import LossWords
 from researcher.report.records import ENDED, Records, fingerprint
 
 Value = float | int | str | None
@@ -35,11 +37,7 @@ _VERDICTS = [verdict.value for verdict in Verdict]
 _STATES = [*(status.value for status in TrialStatus), "open"]
 
 
-class UnknownName(ValueError):
-    """An expression names what this study does not have."""
-
-
-class Vocabulary:
+class Vocabulary(LossWords):
     """All words, over one study."""
 
     def __init__(self, records: Records) -> None:
@@ -378,7 +376,7 @@ class Vocabulary:
             return None
 
 
-WORDS = frozenset(name for name in vars(Vocabulary) if not name.startswith("_"))
+WORDS = frozenset(name for name in dir(Vocabulary) if not name.startswith("_"))
 
 
 def _or_none(compute: Callable[[], float | int]) -> float | int | None:

@@ -99,7 +99,7 @@ def wording() -> str:
 def _markdown() -> Environment:
     made = _environment(autoescape=False)
     made.filters["t"] = quoted
-    made.globals |= {"n": _plain_claim, "code": _code}
+    made.globals |= {"n": _plain_claim, "code": _code, "block": _block}
     return made
 
 
@@ -107,7 +107,7 @@ def _markdown() -> Environment:
 def _html() -> Environment:
     made = _environment(autoescape=True)
     made.filters["t"] = _short
-    made.globals |= {"n": _marked_claim, "code": _html_code, "drawing": Markup}
+    made.globals |= {"n": _marked_claim, "code": _html_code, "drawing": Markup, "block": _html_block}
     return made
 
 
@@ -159,6 +159,21 @@ def _code(name: str) -> str:
 
 def _html_code(name: str) -> Markup:
     return Markup("<code>") + escape(_UNSEEN.sub(_named, name)) + Markup("</code>")
+
+
+def _block(text: str) -> str:
+    """Lines as they were written, as an indented code block, which nothing in them can end."""
+    return "\n".join(f"    {line}" for line in _lines(text))
+
+
+def _html_block(text: str) -> Markup:
+    return Markup("<pre>") + escape("\n".join(_lines(text))) + Markup("</pre>")
+
+
+def _lines(text: str) -> list[str]:
+    return [
+        _UNSEEN.sub(_named, line.replace("\t", "    ")).rstrip() for line in redact(text).strip("\r\n").splitlines()
+    ]
 
 
 def _short(text: str) -> str:

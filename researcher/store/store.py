@@ -70,6 +70,8 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             trials = self.trials(study_id, plan_version=plan.version)
         with readable("the rows of attempts"):
             attempts = self.attempts_of_study(study_id)
+        with readable("the rows of trial_attrition"):
+            attrition = self.attrition(study_id)
         with readable("the rows of budgets and stages"):
             budgets = {budget.kind: budget.limit for budget in self.budget(study_id)}
             stage_times = self.stage_times(study_id)
@@ -95,6 +97,7 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             altered=altered,
             decided=decided,
             attempts=attempts,
+            attrition=attrition,
             budgets=budgets,
             stage_times=stage_times,
             findings=tuple(findings),

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Dialect, Float, ForeignKey, ForeignKeyC
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_REVISION = "0006"
+SCHEMA_REVISION = "0007"
 """The newest migration that this code knows."""
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
@@ -168,6 +168,25 @@ class MetricRow(Base):
     name: Mapped[str]
     step: Mapped[int | None]
     value: Mapped[float]
+
+
+class AttritionRow(Base):
+    """How many attempts at episodes of one kind (`train`, `eval`) a cause lost; cause `none`: they ended with a reward."""
+
+    __tablename__ = "trial_attrition"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["study_id", "trial_key"], ["trials.study_id", "trials.key"], name="trial_attrition_trial"
+        ),
+        Index("trial_attrition_arm", "study_id", "arm"),
+    )
+
+    study_id: Mapped[str] = mapped_column(primary_key=True)
+    trial_key: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    cause: Mapped[str] = mapped_column(primary_key=True)
+    arm: Mapped[str]
+    attempts: Mapped[int]
 
 
 class VerdictRow(Base):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from researcher.models import Plan, TrialRecord
+from researcher.models import KINDS, Plan, TrialRecord
+from swarm.protocol.episodes import Cause
 
 _LONGEST_REASON = 5000
 
@@ -38,11 +39,26 @@ def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any])
     return tags
 
 
+def losses_of(trial: TrialRecord) -> dict[str, float]:
+    """Attempts at episodes and how many each cause lost, training and held-out together; nothing where that was not recorded."""
+    found = trial.evidence.attrition if trial.evidence is not None else None
+    if found is None:
+        return {}
+    counts = [found.of(kind) for kind in KINDS]
+    return {
+        "attempts": float(sum(each.attempts for each in counts)),
+        **{f"lost_{cause}": float(sum(each.lost.get(cause, 0) for each in counts)) for cause in Cause},
+        "tasks_set_aside": float(sum(each.set_aside for each in counts)),
+    }
+
+
 def points_of(trial: TrialRecord, started: float) -> Iterator[tuple[str, float, int, int]]:
     """Name, value, time in ms, step. Times are spread over the trial, and equal whenever it is sent again."""
     began, ended = int(started * 1000), int((trial.ended_at or started) * 1000)
     for name, value in trial.finals.items():
         yield f"final.{name}", value, ended, 0
+    for name, value in losses_of(trial).items():
+        yield name, value, ended, 0
     for name, line in trial.series.items():
         for index, (step, value) in enumerate(line, start=1):
             yield name, value, began + (ended - began) * index // len(line), step

@@ -13,10 +13,18 @@ from typing import Any, Literal
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from researcher.models import AttemptRecord, SampledEpisode, TrialEvidence, TrialRecord, TrialStatus, trial_key
+from researcher.models import (
+    AttemptRecord,
+    Attrition,
+    SampledEpisode,
+    TrialEvidence,
+    TrialRecord,
+    TrialStatus,
+    trial_key,
+)
 from researcher.store.errors import NotFound, WrongState
 from researcher.store.sessions import Sessions
-from researcher.store.tables import AttemptRow, EpisodeRow, MetricRow, PlanRow, TrialRow
+from researcher.store.tables import AttemptRow, AttritionRow, EpisodeRow, MetricRow, PlanRow, TrialRow
 
 Point = tuple[str, int, float]
 """A metric's name, its step (or an episode's index), its value."""
@@ -208,12 +216,21 @@ class Trials(Sessions):
             points += [(name, step, value) for name, line in series.items() for step, value in line]
             _add_metrics(session, trial, points)
             _keep_episodes(session, study_id, key, episodes)
+            _keep_attrition(session, trial, evidence.attrition if evidence is not None else None)
             now = self._clock.now()
             attempt.outcome, attempt.ended_at, attempt.heartbeat_at = "done", now, now
             trial.status, trial.reason, trial.ended_at = TrialStatus.DONE, None, now
             trial.evidence = None if evidence is None else evidence.model_dump(mode="json")
             self._journal(session, study_id, "trial_done", trial=key, attempt=attempt.number)
             self._tell(session, study_id, "trial", key)
+
+    def attrition(self, study_id: str) -> dict[str, dict[tuple[str, str, str], int]]:
+        """Attempts at episodes by the trial's key, then arm, kind (`train`, `eval`) and cause (`none`: they ended with a reward)."""
+        found: dict[str, dict[tuple[str, str, str], int]] = defaultdict(dict)
+        with self._reading() as session:
+            for row in session.scalars(select(AttritionRow).where(AttritionRow.study_id == study_id)):
+                found[row.trial_key][row.arm, row.kind, row.cause] = row.attempts
+        return dict(found)
 
     def sampled_episodes(self, study_id: str, key: str) -> list[SampledEpisode]:
         """What was kept of a finished trial's episodes, in the order in which it was given."""
@@ -292,6 +309,13 @@ def _keep_episodes(session: Session, study_id: str, key: str, episodes: Sequence
     for position, episode in enumerate(episodes):
         detail = episode.model_dump(mode="json")
         session.add(EpisodeRow(study_id=study_id, trial_key=key, id=episode.id, position=position, detail=detail))
+
+
+def _keep_attrition(session: Session, trial: TrialRow, found: Attrition | None) -> None:
+    of_trial = {"study_id": trial.study_id, "trial_key": trial.key}
+    session.execute(delete(AttritionRow).filter_by(**of_trial))
+    for kind, cause, attempts in found.rows() if found is not None else ():
+        session.add(AttritionRow(**of_trial, arm=trial.arm, kind=kind, cause=cause, attempts=attempts))
 
 
 def _metrics(

@@ -21,7 +21,7 @@ from researcher.store.errors import NotFound
 from researcher.store.outbox import Message
 from researcher.store.sink import CopyFailed, CopySink
 from researcher.store.store import Store
-from researcher.store.trial_card import params_of, tags_of
+from researcher.store.trial_card import losses_of, params_of, tags_of
 
 PROJECT = "swarm-researcher"
 _PATIENCE_S = 30.0
@@ -87,7 +87,7 @@ class WandbSink(CopySink):
         run.define_metric("eval_*", step_metric=_EPISODE)
         for row in _rows(trial)[run.starting_step :]:  # a run that is resumed has the rows before
             run.log(row)
-        run.summary.update({f"final.{name}": value for name, value in trial.finals.items()})
+        run.summary.update({f"final.{name}": value for name, value in trial.finals.items()} | losses_of(trial))
         run.finish(exit_code=1 if trial.status is TrialStatus.FAILED else 0)
 
     def _send_study(self, wandb: Any, study: StudyRecord) -> None:

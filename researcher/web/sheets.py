@@ -19,9 +19,12 @@ from researcher.commands.home import Home
 from researcher.commands.look import carrier, event_text, unattended, when
 from researcher.gates import open_gate
 from researcher.models import (
+    KINDS,
     AttemptRecord,
+    EpisodeAttempts,
     Event,
     Hypothesis,
+    Kind,
     Plan,
     Stage,
     StudyRecord,
@@ -34,8 +37,9 @@ from researcher.ownership import living_owner
 from researcher.planner.gate import Answer, Gate
 from researcher.store.errors import NotFound
 from researcher.store.journal import Journal
-from researcher.view import duration
+from researcher.view import duration, losses_by_arm, losses_text
 from researcher.web import curves
+from swarm.protocol.episodes import Cause
 
 _FRESH_S = 1.0
 _PAGE = 50
@@ -119,6 +123,17 @@ class SentinelPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossPart:
+    """Attempts of one arm's finished trials at episodes of one kind."""
+
+    arm: str
+    kind: Kind
+    counts: EpisodeAttempts
+    first: dict[Cause, str]
+    """Of the whole arm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudySheet:
     """All of one study's page. plan: None while it is being made."""
 
@@ -134,6 +149,7 @@ class StudySheet:
     trials: list[TrialPart]
     arms: dict[str, int]
     """Colours by arm, in the plan's order."""
+    losses: list[LossPart]
     curves: str
     spending: list[SpendingPart]
     sentinels: list[SentinelPart]
@@ -252,6 +268,7 @@ class Sheets:
             ],
             trials=[_trial(trial, attempts.get(trial.key, []), plan, arms) for trial in trials],
             arms=arms,
+            losses=_losses(trials),
             curves=curves.large(trials, arms, 0 if plan is None else plan.steps),
             spending=self._spending(study_id),
             sentinels=self._watch(study_id, plan, trials),
@@ -336,6 +353,18 @@ def _trial(trial: TrialRecord, attempts: Sequence[AttemptRecord], plan: Plan | N
         colour=arms[trial.arm] % curves.COLOURS,
         finals=[(name, trial.finals[name]) for name in wanted if name in trial.finals],
     )
+
+
+def _losses(trials: Sequence[TrialRecord]) -> list[LossPart]:
+    """Of the arms of which any finished trial lost an attempt."""
+    found = losses_by_arm(trials)
+    if not any(losses_text(each) for each in found.values()):
+        return []
+    return [
+        LossPart(arm=arm, kind=kind, counts=each.of(kind), first={c: redact(words) for c, words in each.first.items()})
+        for arm, each in found.items()
+        for kind in KINDS
+    ]
 
 
 def _inspected(plan: Plan, trials: Sequence[TrialRecord]) -> list[SentinelFinding]:

@@ -37,6 +37,7 @@ SENTINELS = (
     "shared_machine",
     "mixed_code",
     "mixed_types",
+    "attrition",
     "sampled_by_other_weights",
     "collapse",
     "no_signal",

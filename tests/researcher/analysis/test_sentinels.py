@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from researcher.analysis.sentinels import PLANNED, SENTINELS, inspect
-from researcher.models import Arm, Factor, HostedModel, Metric, Plan, PlanRole, TrialEvidence, TrialRecord
+from researcher.models import Arm, Attrition, Factor, HostedModel, Metric, Plan, PlanRole, TrialEvidence, TrialRecord
 from tests.fakes.study import SENTINELS as ALL
 from tests.fakes.study import done_trial, study_plan, trials_with
 
@@ -18,6 +18,7 @@ WELL = TrialEvidence(
     parameters={},
     train_tasks=["a", "b"],
     heldout_tasks=["c"],
+    attrition=Attrition(),
 )
 
 

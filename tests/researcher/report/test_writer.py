@@ -35,6 +35,7 @@ SECTIONS = [
     "Answer",
     "Plan",
     "What was run",
+    "What failed",
     "Effects",
     "Noise floor",
     "Learning curves",

@@ -404,6 +404,7 @@ def test_the_public_surface_is_this() -> None:
         "meet", "current_run_id", "episode", "run_tasks", "prepare", "commit", "resolve",
     }  # fmt: skip
     assert set(swarm.client.__all__) == {
+        "Cause", "GraderFailed", "grading",
         "ConfigConflict", "CrewReport", "Draining", "EngineFailed", "Episode", "EpisodeUnfinished", "ErrorCode", "Forbidden",
         "IdempotencyConflict", "InvalidSpec", "LeaseLost", "MixFull", "NotASwarmServer", "NotFound", "NotRolling", "Outcome",
         "OverLimit", "Partner", "Patience", "Refusal", "Rollout", "RolloutsFailing", "RunSpec", "ServerBusy", "ServerFault", "ServerUnreachable",

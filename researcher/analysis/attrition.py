@@ -1,0 +1,221 @@
+"""The sentinel of attempts that were lost: where a side loses more of them, what is left of it is no fair sample.
+
+Two rules. Difference: the shares that rollout, grader, client or limit lost differ between the two sides of a comparison, by a
+test whose unit is the trial. Share: an arm lost so much that nobody can say what its rewards stand for, though all arms did.
+What server, network or a person lost is left out of both: it says nothing about what an arm does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from foundation.ids import derived_seed
+from researcher.analysis.effects import holm_p_values
+from researcher.analysis.samples import judged_stage, seeds_of
+from researcher.analysis.sightings import SentinelFinding, finding, unchecked
+from researcher.models import KINDS, EpisodeAttempts, Hypothesis, Kind, Plan, TrialRecord, TrialStatus
+
+ALPHA = 0.05
+"""Level of the difference tests of a study, all together: over its hypotheses, both kinds of episodes and all looks."""
+MOST_LOST = 0.40
+"""Share of an arm's attempts above which its rewards mean nothing, whatever the other arms lost."""
+RESAMPLES = 9999
+"""Permutations that are drawn where there are more than can be counted."""
+_WORDS: dict[Kind, str] = {"train": "training", "eval": "held-out"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTest:
+    """Whether the two sides of a hypothesis lost different shares of their attempts at episodes of one kind."""
+
+    hypothesis: str
+    kind: Kind
+    baseline: float
+    """Share lost of all attempts of that side's trials."""
+    treatment: float
+    method: Literal["permutation", "welch"]
+    """welch: there are too few trials for a permutation to reach the level."""
+    p_value: float
+    p_adjusted: float
+    """After Holm, over all tests of the study."""
+    level: float
+    trials: tuple[TrialRecord, ...]
+
+    @property
+    def differs(self) -> bool:
+        return self.p_adjusted <= self.level
+
+
+def attrition(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
+    """Findings for the hypotheses whose trials lost too many attempts, or more on one side than on the other."""
+    found = [_difference(name, test) for test in loss_tests(plan, done) if test.differs]
+    found += [each for kind in KINDS if (each := _too_many(name, plan, done, kind)) is not None]
+    compared = {trial.key: trial for one in plan.hypotheses for trial in _judged(plan, one, done)}
+    blind = [trial for trial in compared.values() if trial.evidence is None or trial.evidence.attrition is None]
+    return [*found, unchecked(name, blind)] if blind else found
+
+
+def loss_tests(plan: Plan, trials: Sequence[TrialRecord]) -> list[LossTest]:
+    """One for each hypothesis and kind of which at least two trials a side are done and any attempt was lost.
+
+    Whether any was lost does not depend on which side lost it, so that tests that cannot find anything need no share of the level.
+    """
+    pairs = [
+        (hypothesis, kind, sides)
+        for hypothesis in plan.hypotheses
+        for kind in KINDS
+        if (sides := _sides(plan, hypothesis, trials, kind)) is not None
+    ]
+    found = [_tested(plan, hypothesis, kind, sides, trials, len(pairs)) for hypothesis, kind, sides in pairs]
+    adjusted = holm_p_values([test.p_value for test in found])
+    return [replace(test, p_adjusted=p) for test, p in zip(found, adjusted, strict=True)]
+
+
+def arm_share(trials: Iterable[TrialRecord], kind: Kind) -> float | None:
+    """The share that rollout, grader, client or limit lost of these trials' attempts; None where nothing was tried or counted."""
+    counts = [own for trial in trials if (own := _counts(trial, kind)) is not None]
+    eligible = sum(own.eligible for own in counts)
+    return sum(own.counted for own in counts) / eligible if eligible else None
+
+
+# -- the difference rule --------------------------------------------------------------------------------------------
+
+_Side = list[EpisodeAttempts]
+"""By trial."""
+
+
+def _sides(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], kind: Kind) -> tuple[_Side, _Side] | None:
+    judged = _judged(plan, hypothesis, trials)
+    baseline, treatment = (
+        [own for trial in judged if trial.arm in arms and (own := _counts(trial, kind)) is not None and own.eligible]
+        for arms in (hypothesis.baselines, hypothesis.treatments)
+    )
+    if min(len(baseline), len(treatment)) < 2 or not any(own.counted for own in (*baseline, *treatment)):
+        return None
+    return baseline, treatment
+
+
+def _tested(
+    plan: Plan,
+    hypothesis: Hypothesis,
+    kind: Kind,
+    sides: tuple[_Side, _Side],
+    trials: Sequence[TrialRecord],
+    tests: int,
+) -> LossTest:
+    level = _level(plan, hypothesis, trials)
+    ways = math.comb(sum(map(len, sides)), len(sides[0]))
+    permutes = 2 / min(ways, RESAMPLES + 1) <= level / tests
+    p_value = _by_permutation(*sides) if permutes else _by_welch(*sides)
+    baseline, treatment = (sum(own.counted for own in side) / sum(own.eligible for own in side) for side in sides)
+    return LossTest(
+        hypothesis=hypothesis.id,
+        kind=kind,
+        baseline=baseline,
+        treatment=treatment,
+        method="permutation" if permutes else "welch",
+        p_value=p_value,
+        p_adjusted=p_value,
+        level=level,
+        trials=tuple(_judged(plan, hypothesis, trials)),
+    )
+
+
+def _by_permutation(baseline: _Side, treatment: _Side) -> float:
+    """Of trials between the sides, on the difference of their mean shares.
+
+    Trials are not paired by seed: of six pairs no p-value would be below 0.03. What a seed does to both arms makes the test
+    err less often, not more.
+    """
+    shares = [tuple(own.counted / own.eligible for own in side) for side in (treatment, baseline)]
+    return 1.0 if len({*shares[0], *shares[1]}) == 1 else _permuted(*shares)
+
+
+@lru_cache(maxsize=1024)
+def _permuted(treatment: tuple[float, ...], baseline: tuple[float, ...]) -> float:
+    """Kept: decisions, verdicts and reports ask for the same again and again."""
+    from scipy import stats
+
+    seed = derived_seed("attrition", *treatment, "against", *baseline)
+    samples = (np.array(treatment), np.array(baseline))
+    found = stats.permutation_test(samples, _mean_difference, n_resamples=RESAMPLES, vectorized=True, rng=seed)
+    return float(found.pvalue)
+
+
+def _mean_difference(treatment: np.ndarray, baseline: np.ndarray, axis: int = -1) -> Any:
+    return np.mean(treatment, axis=axis) - np.mean(baseline, axis=axis)
+
+
+def _by_welch(baseline: _Side, treatment: _Side) -> float:
+    """Welch's t-test on the arcsine of the root of each trial's share (Anscombe 1948), whose variance hardly depends on the share.
+
+    The variance of a side is never taken to be below what drawing its attempts alone brings: a few trials that agree by luck
+    show nothing.
+    """
+    from scipy import stats
+
+    means, spreads = [], []
+    for side in (treatment, baseline):
+        lost, tried = (np.array([float(getattr(own, name)) for own in side]) for name in ("counted", "eligible"))
+        angles = np.arcsin(np.sqrt((lost + 0.375) / (tried + 0.75)))
+        means.append(float(np.mean(angles)))
+        spreads.append(math.sqrt(max(float(np.var(angles, ddof=1)), float(np.mean(1 / (4 * tried + 2))))))
+    sizes = (len(treatment), len(baseline))
+    found = stats.ttest_ind_from_stats(means[0], spreads[0], sizes[0], means[1], spreads[1], sizes[1], equal_var=False)
+    return float(found.pvalue)
+
+
+def _level(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
+    """At a look of a sequential design the part of `ALPHA` that the look has of the plan's own alpha: all looks together spend it."""
+    spends = judged_stage(plan, hypothesis, trials).spends
+    whole = math.fsum(stage.spends for stage in plan.stages if stage.spends is not None)
+    return ALPHA if spends is None else ALPHA * spends / whole
+
+
+def _difference(name: str, test: LossTest) -> SentinelFinding:
+    text = (
+        f"attempts at {_WORDS[test.kind]} episodes were lost more often on one side of the comparison than on the other: "
+        "the rewards that are left are no fair sample"
+    )
+    hits = [(trial, abs(test.treatment - test.baseline)) for trial in test.trials]
+    return finding(name, "invalid", text, hits).model_copy(update={"hypotheses": (test.hypothesis,)})
+
+
+# -- the share rule -------------------------------------------------------------------------------------------------
+
+
+def _too_many(name: str, plan: Plan, done: Sequence[TrialRecord], kind: Kind) -> SentinelFinding | None:
+    hits: dict[str, tuple[TrialRecord, float]] = {}
+    concerned = []
+    for hypothesis in plan.hypotheses:
+        judged = _judged(plan, hypothesis, done)
+        by_arm = {arm: [trial for trial in judged if trial.arm == arm] for arm in sorted(hypothesis.sides)}
+        shares = {arm: arm_share(own, kind) for arm, own in by_arm.items()}
+        heavy = {arm: share for arm, share in shares.items() if share is not None and share > MOST_LOST}
+        if heavy:
+            concerned.append(hypothesis.id)
+            hits |= {trial.key: (trial, share) for arm, share in heavy.items() for trial in by_arm[arm]}
+    if not hits:
+        return None
+    text = f"so many attempts at {_WORDS[kind]} episodes were lost that the rewards of those that are left mean little"
+    return finding(name, "invalid", text, [*hits.values()]).model_copy(update={"hypotheses": tuple(concerned)})
+
+
+# -- counts ---------------------------------------------------------------------------------------------------------
+
+
+def _judged(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The finished trials that its verdict rests on."""
+    within = seeds_of(judged_stage(plan, hypothesis, trials), trials)
+    return [trial for trial in within if trial.arm in hypothesis.sides and trial.status is TrialStatus.DONE]
+
+
+def _counts(trial: TrialRecord, kind: Kind) -> EpisodeAttempts | None:
+    found = trial.evidence.attrition if trial.evidence is not None else None
+    return None if found is None else found.of(kind)

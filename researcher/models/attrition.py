@@ -1,0 +1,81 @@
+"""Attempts at a trial's episodes, and who or what lost those that did not end with a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import BaseModel
+
+from swarm.protocol.episodes import Cause
+
+Kind = Literal["train", "eval"]
+KINDS: tuple[Kind, ...] = ("train", "eval")
+COUNTED = (Cause.ROLLOUT, Cause.GRADER, Cause.CLIENT, Cause.LIMIT)
+"""Causes that may depend on the arm: what an agent does, how it is scored, how long it takes. The others lost attempts
+whatever was tried in them."""
+ENDED = "none"
+"""The cause, in SQL, of attempts that nothing lost: they ended with a reward."""
+LONGEST_TRACEBACK = 2000
+"""Characters."""
+
+
+class EpisodeAttempts(BaseModel):
+    """Attempts at episodes of one kind: one for each episode that was claimed and closed."""
+
+    attempts: int = 0
+    lost: dict[Cause, int] = {}
+    """By cause; causes that lost none are left out."""
+    set_aside: int = 0
+    """Tasks whose attempts were lost, one after the other, until nobody tried again."""
+
+    @property
+    def eligible(self) -> int:
+        """Attempts without those that server, network or a person lost: these say nothing about the arm."""
+        return self.attempts - sum(count for cause, count in self.lost.items() if cause not in COUNTED)
+
+    @property
+    def counted(self) -> int:
+        """Attempts that rollout, grader, client or limit lost."""
+        return sum(count for cause, count in self.lost.items() if cause in COUNTED)
+
+    @property
+    def ended(self) -> int:
+        return self.attempts - sum(self.lost.values())
+
+
+class Attrition(BaseModel):
+    """Of the attempt at a trial that counts: what its own client tried, on the servers of all its models together."""
+
+    train: EpisodeAttempts = EpisodeAttempts()
+    eval: EpisodeAttempts = EpisodeAttempts()
+    first: dict[Cause, str] = {}
+    """What was said of the first attempt that each cause lost (a traceback, where there was one), without secrets."""
+
+    def of(self, kind: Kind) -> EpisodeAttempts:
+        return self.train if kind == "train" else self.eval
+
+    def rows(self) -> Iterator[tuple[str, str, int]]:
+        """Kind, cause or `ENDED`, attempts, as SQL has them."""
+        for kind in KINDS:
+            own = self.of(kind)
+            yield kind, ENDED, own.ended
+            yield from ((kind, cause.value, own.lost[cause]) for cause in Cause if own.lost.get(cause))
+
+
+def together(parts: list[Attrition]) -> Attrition:
+    """The sum; of the first words those of the first part that has some."""
+    return Attrition(
+        train=_sum([part.train for part in parts]),
+        eval=_sum([part.eval for part in parts]),
+        first={cause: words for part in reversed(parts) for cause, words in part.first.items()},
+    )
+
+
+def _sum(parts: list[EpisodeAttempts]) -> EpisodeAttempts:
+    lost = {cause: sum(part.lost.get(cause, 0) for part in parts) for cause in Cause}
+    return EpisodeAttempts(
+        attempts=sum(part.attempts for part in parts),
+        lost={cause: count for cause, count in lost.items() if count},
+        set_aside=sum(part.set_aside for part in parts),
+    )

@@ -1,0 +1,87 @@
+"""Words of the expression language for attempts at episodes, and what lost them.
+
+Counts are of finished trials, in the attempt at a trial that counts; they are None where a finished trial recorded none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from researcher.analysis.attrition import ALPHA, MOST_LOST, arm_share
+from researcher.models import KINDS, EpisodeAttempts, Kind, Plan, TrialRecord, TrialStatus
+from researcher.report.errors import UnknownName
+from researcher.report.records import Records
+from swarm.protocol.episodes import Cause
+
+_CAUSES = [cause.value for cause in Cause]
+
+
+class LossWords:
+    """Part of `Vocabulary`."""
+
+    _records: Records
+    _plan: Plan
+
+    def episodes_tried(self, *, arm: str | None = None, kind: str | None = None) -> int | None:
+        """Attempts at episodes: of training (`train`), held-out ones (`eval`), or both."""
+        counts = self._counts(arm, kind)
+        return None if counts is None else sum(each.attempts for each in counts)
+
+    def episodes_lost(self, cause: str | None = None, *, arm: str | None = None, kind: str | None = None) -> int | None:
+        """Attempts that a cause lost (`swarm.protocol.episodes.Cause`), or any."""
+        if cause is not None and cause not in _CAUSES:
+            raise UnknownName(f"nothing is lost to {cause!r}; there are {_CAUSES}")
+        counts = self._counts(arm, kind)
+        if counts is None:
+            return None
+        return sum(count for each in counts for of, count in each.lost.items() if cause in (None, of.value))
+
+    def tasks_set_aside(self, *, arm: str | None = None, kind: str | None = None) -> int | None:
+        """Tasks whose attempts were lost, one after the other, until nobody tried again."""
+        counts = self._counts(arm, kind)
+        return None if counts is None else sum(each.set_aside for each in counts)
+
+    def lost_share(self, *, arm: str, kind: str) -> float | None:
+        """Of an arm's attempts without those that server, network or a person lost: the share that the other causes lost."""
+        asked = _kind(kind)
+        return None if self._counts(arm, kind) is None else arm_share(self._done(arm), asked)
+
+    def loss_test(self, hypothesis: str, kind: str) -> Mapping[str, float | int | str | None] | None:
+        """Fields of researcher.analysis.attrition.LossTest; None where nothing was lost or too few trials are done."""
+        asked = _kind(kind)
+        if hypothesis not in {each.id for each in self._plan.hypotheses}:
+            raise UnknownName(f"the plan has no hypothesis {hypothesis!r}")
+        for test in self._records.loss_tests:
+            if (test.hypothesis, test.kind) == (hypothesis, asked):
+                names = ("baseline", "treatment", "method", "p_value", "p_adjusted", "level")
+                return {name: getattr(test, name) for name in names}
+        return None
+
+    def attrition_alpha(self) -> float:
+        """Level of the difference tests of a study, all together."""
+        return ALPHA
+
+    def attrition_limit(self) -> float:
+        """Share of an arm's attempts above which the sentinel takes its verdict, whatever the other arms lost."""
+        return MOST_LOST
+
+    def _counts(self, arm: str | None, kind: str | None) -> list[EpisodeAttempts] | None:
+        found = [trial.evidence.attrition if trial.evidence else None for trial in self._done(arm)]
+        whole = [each for each in found if each is not None]
+        if len(whole) < len(found):
+            return None
+        kinds = KINDS if kind is None else (_kind(kind),)
+        return [each.of(one) for each in whole for one in kinds]
+
+    def _done(self, arm: str | None) -> list[TrialRecord]:
+        if arm is not None and arm not in {each.name for each in self._plan.arms}:
+            raise UnknownName(f"the plan has no arm {arm!r}")
+        trials = self._records.data.trials
+        return [trial for trial in trials if trial.status is TrialStatus.DONE and arm in (None, trial.arm)]
+
+
+def _kind(name: str) -> Kind:
+    for kind in KINDS:
+        if kind == name:
+            return kind
+    raise UnknownName(f"no episodes are {name!r}; there are {list(KINDS)}")
