@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_bad_task_is_set_aside_and_the_run_goes_on_to_its_limit_at_max_staleness_0(
-    echo_server: ServerProcess,  # noqa: F811 - the fixture
+    echo_server: ServerProcess,
 ) -> None:
     spec = RunSpec.model_validate(
         {

@@ -10,6 +10,9 @@ from swarm.protocol.runspec import BatchSpec
 from swarm.protocol.status import MixStatus
 from swarm.server.pool.rows import EpisodeRow, GroupRow
 
+EMPTY_PATIENCE_S = 3.0
+"""How long a group of which nothing has ended keeps its place once all its episodes are lost. Who tries again comes at once; a task
+that is set aside holds nobody up."""
 GroupKey = tuple[str, str | None, str, int]
 """task_id, mix, client_version, config_version: what group-mates share."""
 
@@ -83,8 +86,10 @@ class Group:
         """When the partial policy applies; None while nothing was ended or lost, or an episode still runs."""
         if not self.open or self.running:
             return None
-        since = self.last_end if self.ended else self.last_loss
-        return None if since is None else since + self.rules.group_patience_s
+        if self.ended:
+            return None if self.last_end is None else self.last_end + self.rules.group_patience_s
+        patience_s = min(self.rules.group_patience_s, EMPTY_PATIENCE_S)
+        return None if self.last_loss is None else self.last_loss + patience_s
 
     def worth_training(self) -> bool:
         """What the partial policy says of the group as it stands."""

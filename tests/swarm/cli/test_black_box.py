@@ -104,3 +104,15 @@ def test_results_that_cannot_be_read_are_refused(option: list[str], swarm: Swarm
     (tmp_path / "g.json").write_text('{"episode_id": "e", "lease": "l"}')
     code, _, err = swarm("episode", "end", str(tmp_path / "g.json"), "--reward", "1", *option)
     assert (code, err.count("\n")) == (2, 1)
+
+
+def test_an_abort_states_its_cause(server: ServerProcess, swarm: Swarm, tmp_path: Path) -> None:
+    with SwarmClient(server.url) as client:
+        client.start_run(spec())
+    grant = tmp_path / "grant.json"
+    for cause, stated in (("grader", ["--cause", "grader"]), ("rollout", [])):
+        grant.write_text(swarm("episode", "claim", "--task", "t")[1])
+        code, out, err = swarm("episode", "abort", str(grant), "--reason", "no", *stated)
+        assert (code, json.loads(out)["cause"]) == (0, cause), err
+    code, _, err = swarm("episode", "abort", str(grant), "--reason", "no", "--cause", "grade")
+    assert (code, "did you mean grader?" in err) == (2, True)

@@ -9,10 +9,10 @@ import pytest
 
 from bench.serving import ServerProcess
 from swarm.cli import diagnosis
-from swarm.cli.diagnosis import ADVICE, Evidence
+from swarm.cli.diagnosis import ADVICE, CAUSE_ADVICE, Evidence
 from swarm.client.sync import SwarmClient
-from swarm.protocol.episodes import DropReason, EpisodeState
-from swarm.protocol.summary import LedgerCount, LedgerSummary
+from swarm.protocol.episodes import Cause, DropReason, EpisodeState
+from swarm.protocol.summary import LedgerCount, LedgerSummary, LostAttempts
 from swarm.server.gateway.echo import ForkCause
 from tests.swarm.cli.conftest import Swarm
 
@@ -29,6 +29,10 @@ def test_the_ledger_is_filtered(history: dict[str, Any], swarm: Swarm) -> None:
     assert len(ids("--client-id", "bad")) == 3
     assert history["flat"] in ids("--task-id", "flat", "--state", "dropped")
     assert ids("--client-id", "bad", "--reason", "expired") == set()
+    assert len(ids("--cause", "rollout")) == 3
+    assert ids("--cause", "server") == set()
+    assert swarm("ledger", "--cause", "graders")[0] == 2
+    assert "(aborted, lost by rollout)" in swarm("ledger", "--client-id", "bad")[1]
     assert "KeyError: 'answer'" in swarm("ledger", "--client-id", "bad", "--detail")[1]
     assert swarm("ledger", "--run-id", "run-x") == (1, "", "swarm ledger: no run 'run-x' on this server\n")
 
@@ -61,6 +65,8 @@ def test_the_summary_answers_why_it_did_not_learn(history: dict[str, Any], swarm
     assert "50% of the groups in the last steps had equal rewards" in out
     assert "answer_edited" in out
     assert "send them as they came" in out
+    assert f"3 attempts were lost by the rollout: {CAUSE_ADVICE[Cause.ROLLOUT]}" in out
+    assert "most at task sum" in out
     assert "client bad version v2: 3 of 3 episodes failed" in out
     assert "Traceback (most recent call last):" in out
     assert "good version v1: 4 episodes" in out
@@ -118,4 +124,23 @@ def test_the_summary_says_when_new_weights_do_not_reach_the_sampler(
 
 def test_there_is_advice_for_every_reason_and_every_cause_of_a_fork() -> None:
     assert set(ADVICE) == set(DropReason)
+    assert set(CAUSE_ADVICE) == set(Cause)
     assert set(diagnosis.FORK_ADVICE) == {str(cause) for cause in ForkCause}
+
+
+@pytest.mark.parametrize("cause", [Cause.SERVER, Cause.NETWORK, Cause.PERSON])
+def test_what_others_lost_is_never_laid_at_the_rollouts_door(cause: Cause) -> None:
+    count = LedgerCount(
+        client_id="c", client_version="0", kind="train", mix=None, state=EpisodeState.DROPPED, reason=DropReason.ABORTED,
+        cause=cause, episodes=9, reward_sum=0.0, rewarded=0, sampled_tokens=9, last_claim_at=1.0,
+    )  # fmt: skip
+    lost = LostAttempts(
+        client_id="c", client_version="0", kind="train", mix=None, task_id="t-7", cause=cause, episodes=9
+    )
+    summary = LedgerSummary(counts=[count], causes={cause: 9}, lost=[lost], failures=[], recent=[])
+    made = diagnosis.diagnose(Evidence(summary=summary, run=None, traces=[]))
+    said = diagnosis.diagnosis_text(made)
+    assert f"9 attempts were lost by the {cause}" in said
+    assert "most at task t-7" in said
+    assert "mend" not in said
+    assert "c version 0: 9 episodes, reward -, 0 failed" in said

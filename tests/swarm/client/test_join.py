@@ -92,7 +92,8 @@ async def test_the_better_answer_gets_the_reward_and_both_are_trained_as_one_gro
 async def test_a_tie_teaches_nothing_and_a_skip_gives_the_slots_back(echo_server: ServerProcess) -> None:
     async with sitting(echo_server, "s", "t") as seat:
         await judge(seat, TASK)
-        assert {entry.detail for entry in await entries(seat, reason="aborted")} == {"the judge skipped this pair"}
+        skipped = {(entry.detail, entry.cause) for entry in await entries(seat, reason="aborted")}
+        assert skipped == {("the judge skipped this pair", "person")}
         await judge(seat, TASK)
         await at_step(seat, 1)
         assert [entry.reward for entry in await entries(seat, reason="zero_variance")] == [0.5, 0.5]
@@ -193,7 +194,8 @@ async def test_who_leaves_loses_this_pair_alone(echo_server: ServerProcess) -> N
         await judge(seat, TASK)
         with pytest.raises(PersonLeft):
             await judge(seat, Task(id="t-2", query="Repeat bye"))
-        assert [entry.reason for entry in await entries(seat, task_id="t-2")] == ["aborted", "aborted"]
+        left = [(entry.reason, entry.cause) for entry in await entries(seat, task_id="t-2")]
+        assert left == [("aborted", "person")] * 2
         await at_step(seat, 1)
 
 
@@ -204,7 +206,8 @@ async def test_a_slow_person_holds_nobody_up_longer_than_the_limit(echo_server: 
     async with sitting(echo_server, stays=True, max_episode_s=1.0) as seat:
         with pytest.raises(TooLate):
             await judge(seat, TASK)
-        assert all("TooLate" in str(entry.detail) for entry in await entries(seat, reason="aborted"))
+        late = await entries(seat, reason="aborted")
+        assert all("TooLate" in str(entry.detail) and entry.cause == "limit" for entry in late)
         assert seat.tally.given_up == 2
         async with seat.swarm.episode(task_id="other", run_id=seat.run_id, wait_s=60.0) as free:
             free.abort("there was room")
@@ -219,7 +222,8 @@ async def test_a_person_whose_machine_is_gone_is_noticed_by_the_idle_limit(echo_
                 await seat.swarm.status((await seat.swarm.status()).revision, 0.5)
         judging.cancel()
         await asyncio.gather(judging, return_exceptions=True)
-        assert (await seat.swarm.entry(grant.episode_id)).reason == "expired"
+        gone = await seat.swarm.entry(grant.episode_id)
+        assert (gone.reason, gone.cause) == ("expired", "client")
 
 
 # -- playing the agent ------------------------------------------------------------------------------------------------
@@ -444,7 +448,7 @@ async def test_leaving_in_the_middle_of_a_turn_aborts_the_episode_and_stops_the_
         with pytest.raises(PersonLeft):
             await play(seat, TASK, agent)
         (entry,) = await entries(seat)
-        assert (entry.reason, entry.detail) == ("aborted", "PersonLeft: the person left")
+        assert (entry.reason, entry.detail, entry.cause) == ("aborted", "PersonLeft: the person left", "person")
         assert seat.tally.given_up == 1
 
 

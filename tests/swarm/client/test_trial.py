@@ -73,6 +73,26 @@ async def test_a_run_that_nobody_plays_for_any_more_ends_its_trial_and_says_what
     assert 100 < clock.monotonic() < 300
 
 
+async def test_a_held_out_task_that_is_set_aside_costs_itself_alone_and_a_trial_goes_on_without_it() -> None:
+    stub, fails = SwarmStub(train_limit=4), {"heldout-1"}
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        if task.id in fails:
+            raise KeyError("answer")
+        return 1.0
+
+    out = io.StringIO()
+    blueprint = BLUEPRINT.model_copy(update={"heldout": HeldOut(tasks=3, episodes=1, temperature=1.0)})
+    async with SwarmClient(
+        "http://stub", client_id="c", client_version="v1", transport=stub.transport(), clock=ManualClock()
+    ) as swarm:
+        trial = Trial(blueprint, swarm, Workflow(tasks, rollout), out)
+        await trial.carry_out()
+    assert '"event": "done"' in out.getvalue()
+    assert '"set_aside": 1' in out.getvalue()
+    assert '"causes": {"rollout": 3}' in out.getvalue()
+
+
 def test_a_log_level_that_is_none_is_refused_and_an_empty_one_is_the_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -216,7 +216,7 @@ async def test_a_stream_of_nothing_but_tasks_that_were_set_aside_ends_the_crew_i
         return (Task(f"t-{number % 2}", "") for number in itertools.count())
 
     async with client(SwarmStub()) as swarm:
-        with pytest.raises(RolloutsFailing, match="set aside.*the judge is away"):
+        with pytest.raises(RolloutsFailing, match=r"set aside.*the judge is away"):
             await swarm.run_tasks(stream(), rollout)
 
 

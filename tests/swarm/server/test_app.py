@@ -457,7 +457,16 @@ def _dangling(document: dict[str, Any]) -> set[str]:
 async def test_metrics_are_prometheus_text(served: Served) -> None:
     run_id = await served.start_run()
     await served.claim(run_id)
+    lost = await served.claim(run_id)
+    abort = {"lease": lost["lease"], "reason": "no", "cause": "grader"}
+    await served.http.post(f"/swarm/v1/episodes/{lost['episode_id']}:abort", json=abort)
     text = (await served.http.get("/metrics")).text
+    assert 'swarm_attempts_lost_total{cause="grader"} 1.0' in text
+    assert 'swarm_attempts_lost_total{cause="server"} 0.0' in text
+    summary = (await served.http.get("/swarm/v1/ledger/summary", params={"cause": "grader"})).json()
+    assert summary["causes"] == {"grader": 1}
+    assert len((await served.http.get("/swarm/v1/ledger", params={"cause": "grader"})).json()["entries"]) == 1
+    assert (await served.http.get("/swarm/v1/ledger", params={"cause": "graders"})).status_code == 422
     assert "swarm_episodes_running 1.0" in text
     assert 'swarm_phase{phase="rolling"} 1.0' in text
 
