@@ -87,7 +87,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def _served(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Served]:
+def served_by(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Served]:
+    """A server over the engine, in the loop."""
     # The protocol by its number: where it is left out, asyncio leaves TCP's delay on, and an answer takes 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
@@ -138,7 +139,7 @@ def _served(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Serve
 def serve(tmp_path: Path) -> Iterator[Callable[[Engine], AbstractContextManager[Served]]]:
     """Serve any engine, in a loop of its own."""
     thread = LoopThread()
-    yield lambda engine: _served(thread, engine, tmp_path)
+    yield lambda engine: served_by(thread, engine, tmp_path)
     thread.close()
 
 
@@ -154,5 +155,5 @@ def served_vllm(
     vllm: VllmInference, vllm_loop: LoopThread, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """A server over real vLLM."""
-    with _served(vllm_loop, SamplingEngine(vllm), tmp_path_factory.mktemp("served")) as running:
+    with served_by(vllm_loop, SamplingEngine(vllm), tmp_path_factory.mktemp("served")) as running:
         yield running
