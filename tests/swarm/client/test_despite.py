@@ -67,7 +67,9 @@ async def test_an_outcome_may_say_despite_what_it_counts(two: list[tuple[Served,
         return Outcome(reward=1.0, despite=words[min(len(receipts), len(words)) - 1])
 
     async with SwarmClient(url(served), client_id="c") as swarm:
-        await swarm.run_tasks([Task(id="t")], rollout, episodes_per_task=1, concurrency=1, progress=False)
+        await swarm.run_tasks(
+            [Task(id="t", query="hello")], rollout, episodes_per_task=1, concurrency=1, progress=False
+        )
         entries = [await swarm.entry(episode.id) for episode in receipts]
     assert entries[0].reason is DropReason.TAINTED
     assert receipts[0].receipt.dropped is DropReason.TAINTED
@@ -80,19 +82,23 @@ async def test_a_team_with_a_tainted_member_is_given_up_as_a_whole(
     (first, engine), (second, _) = two
     clients = [SwarmClient(url(served), client_id="c") for served in (first, second)]
     async with clients[0] as one, clients[1] as other:
-        with pytest.raises(TeamAborted, match="tainted"):
+        held: dict[str, str] = {}
+
+        async def plays(despite: str | None) -> bool:
             async with team(task_id="t", decider=decider, solver=other, planner=one) as members:
+                held.update({name: members[name].id for name in ("solver", "planner")})
                 await asyncio.to_thread(post, members["solver"].base_url, members["solver"].api_key)
                 await one_good_call_and_one_that_fails(members["planner"], engine)
-                members.end(rewards={"planner": 0.0, "solver": 0.0})
-        fates = [await swarm.trace(members[name].id) for swarm, name in ((one, "planner"), (other, "solver"))]
-        assert [trace.entry.cause for trace in fates] == [Cause.SERVER, Cause.SERVER]
-        async with team(task_id="t", decider=decider, solver=other, planner=one) as members:
-            await asyncio.to_thread(post, members["solver"].base_url, members["solver"].api_key)
-            await one_good_call_and_one_that_fails(members["planner"], engine)
-            members.end(rewards={"planner": 0.0, "solver": 0.0}, despite="the planner asked again")
-        assert members.committed
-        assert (await one.trace(members["planner"].id)).entry.despite == "the planner asked again"
+                members.end(rewards={"planner": 0.0, "solver": 0.0}, despite=despite)
+            return members.committed
+
+        with pytest.raises(TeamAborted, match="tainted"):
+            await plays(None)
+        entries = [await one.entry(held["planner"]), await other.entry(held["solver"])]
+        assert [entry.cause for entry in entries] == [Cause.SERVER, Cause.SERVER]
+        assert entries[0].reason is DropReason.TAINTED
+        assert await plays("the planner asked again")
+        assert (await one.entry(held["planner"])).despite == "the planner asked again"
 
 
 def test_plain_scripts_and_the_command_line_say_it_too(
