@@ -69,7 +69,9 @@ class Episode:
 class Served:
     """A running server with an open run."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, stop_calls: Callable[[], object]) -> None:
+        self.stop_calls = stop_calls
+        """As a server does that is shutting down."""
         self.http = httpx.Client(base_url=url, timeout=120)
         self.run_id = self.http.post("/swarm/v1/runs", json={"spec": SPEC}).raise_for_status().json()["run_id"]
         self._episodes: list[Episode] = []
@@ -95,15 +97,16 @@ def served_by(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Ser
     listener.listen()
     clock, ids, closing = SystemClock(), RandomIds(), asyncio.Event()
     server: uvicorn.Server
-    started: Future[None] = Future()
+    started: Future[Gateway] = Future()
 
     async def run() -> None:
         nonlocal server
         desk = Desk.open(state_dir / "pool", engine.info, clock=clock, ids=ids)
         await desk.start()
+        gateway = Gateway(desk, engine, clock, ids)
         app = create_app(
             desk=desk,
-            gateway=Gateway(desk, engine, clock, ids),
+            gateway=gateway,
             info=engine.info,
             keys=Keyring.open(state_dir / "secret"),
             tokens=ControlTokens(admin=None, client=None),
@@ -112,7 +115,7 @@ def served_by(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Ser
         )
         conductor = asyncio.create_task(Conductor(desk, engine, clock=clock, runs_dir=state_dir / "runs").run())
         server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=2))
-        started.set_result(None)
+        started.set_result(gateway)
         try:
             await server.serve(sockets=[listener])
         finally:
@@ -125,7 +128,9 @@ def served_by(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Ser
         wait({started, serving}, timeout=30, return_when=FIRST_COMPLETED)
         if serving.done():
             serving.result()
-        served = Served(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        gateway = started.result()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        served = Served(url, lambda: loop.loop.call_soon_threadsafe(gateway.stop))
         yield served
         served.close()
     finally:
