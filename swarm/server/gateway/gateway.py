@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from foundation.clock import Clock
 from foundation.ids import Ids
 from swarm.engine.seam import Engine, EngineDown, EngineHealth, SampledEvent, SampleRequest
-from swarm.protocol.episodes import POLICY_MODEL, CallFailure, Cause, EpisodeRenewal, RecordedCall
+from swarm.protocol.episodes import POLICY_MODEL, CallFailure, EpisodeRenewal, RecordedCall
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
-from swarm.server.coordinator.calls import CallAttempt, Ending, FailedCall, OpenCall, Outcome
+from swarm.server.coordinator.calls import CallAttempt, Ending, OpenCall, Outcome
 from swarm.server.coordinator.desk import Desk
 from swarm.server.gateway.anthropic_messages import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
@@ -28,6 +26,7 @@ from swarm.server.gateway.completions import Completions
 from swarm.server.gateway.dialect import Dialect, Telling, check_depth
 from swarm.server.gateway.echo import Prompt
 from swarm.server.gateway.errors import answer_of, bad_request, unknown_model
+from swarm.server.gateway.failures import Course, Failures, KeptCall, is_refusal
 from swarm.server.gateway.merged import Over, closing, merged, together, until_over
 from swarm.server.gateway.prompts import Prompts
 from swarm.server.gateway.records import Records, Taking
@@ -35,29 +34,12 @@ from swarm.server.gateway.repeats import Attempt, Repeats, body_hash, is_retry
 from swarm.server.gateway.responses import Responses
 from swarm.server.gateway.sampling import with_defaults
 
-_LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 ENGINE_WAIT_S = 180.0
 """A request that meets a crashed engine waits so long for it to come back, before it fails."""
-CRASH_UNNOTICED_S = 5.0
-"""A client that gave up so shortly before a crash was noticed, with no word from the engine in between, met the crash."""
 _AGAIN_AFTER_S = 0.25
-_MARK_AGAIN_S = 2.0
-_LEFT_AT_MOST = 10_000
-_DETAIL_CHARS = 300
-FailureReason = Literal["engine_down", "engine_hung", "refused", "cut_off"]
-_DOWN: FailureReason = "engine_down"
-_HUNG: FailureReason = "engine_hung"
 _AGENT_HEADER = "x-agent-name"
-
-
-@dataclass(slots=True)
-class _Course:
-    """How a request fares. outage: the engine went away under it, and the client has seen nothing of an answer since."""
-
-    outage: EngineDown | None = None
-    shown: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +52,7 @@ class _Request:
     call: OpenCall
     is_retry: bool
     began: int
-    course: _Course = field(default_factory=_Course)
+    course: Course = field(default_factory=Course)
     attempt: Attempt | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
     takings: list[Taking] = field(default_factory=list)
@@ -78,7 +60,7 @@ class _Request:
     sampling: bool = False
     """The engine was asked to sample."""
     closed: bool = False
-    kept: _Kept | None = None
+    kept: KeptCall | None = None
 
     @property
     def finished(self) -> bool:
@@ -106,26 +88,6 @@ class _Request:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """A call that was recorded, as long as it may yet be found to have failed on our side. at: Unix time."""
-
-    at: float
-    episode_id: str
-    call_ids: frozenset[str]
-    attempt: CallAttempt
-    attempts: list[CallAttempt]
-
-    def failed(self, failure: CallFailure) -> FailedCall:
-        return FailedCall(
-            episode_id=self.episode_id,
-            call_ids=self.call_ids,
-            failure=failure,
-            attempt=self.attempt,
-            attempts=self.attempts,
-        )
-
-
 def agent_behind(wanted: str, hosted: str) -> str | None:
     """The agent in `model@agent`, where a model's name has one behind it. Raises: RequestRefused for another model."""
     if wanted in (POLICY_MODEL, hosted):
@@ -150,12 +112,9 @@ class Gateway:
         self._repeats = Repeats(desk.is_open)
         self._stopping = Ending()
         self._ready = asyncio.Event()
-        self._failed = self._hung = False
-        self._failures = 0
+        self._failed = False
+        self._failures = Failures(desk, clock)
         self._order = itertools.count()
-        self._left: deque[_Kept] = deque(maxlen=_LEFT_AT_MOST)
-        """Calls that their clients broke off since the last sign of life from the engine."""
-        self._marking: set[asyncio.Task[None]] = set()
         engine.subscribe(self._on_health)
 
     def stop(self) -> None:
@@ -246,21 +205,25 @@ class Gateway:
 
         Raises: as `complete`.
         """
-        rules, course, began = self._dialects[dialect], _Course(), next(self._order)
+        rules, course, began = self._dialects[dialect], Course(), next(self._order)
         await self.renew(episode_id, lease)
         agent: str | None = None
+        asked: dict[str, Any] | None = None
         try:
             check_depth(body)
             rules.check(body)
             agent = self._agent(body, headers)
             calls = (await self._desk.trace(episode_id)).calls
             (asked,) = rules.requests(body, calls)
-            count = await self._patiently(course, lambda: self._prompts.count(asked, calls))
+            count = await self._patiently(course, partial(self._prompts.count, asked, calls))
         except BaseException as error:  # whatever it is, a failure is recorded, and the error goes on
-            if not (isinstance(error, SwarmError) and self._why(course, error) is None):
-                request = self._opened(rules, agent, episode_id, lease, body, headers)
-                request.course, request.began, request.attempt = course, began, _count(rules, agent, body)
-                self._broken(request, error)
+            if self._failures.why(course, error) is not None or not is_refusal(error):
+                with suppress(Refusal):  # its episode is over: nobody keeps the record
+                    request = self._opened(rules, agent, episode_id, lease, body, headers)
+                    request.course, request.began, request.attempt = course, began, _count(rules, agent, body)
+                    if asked is not None:
+                        request.asked = [with_defaults(asked, request.call.spec.sampling, request.call.seed)]
+                    self._broken(request, error)
             raise
         attempt = _count(rules, agent, body)
         self._desk.attempted(
@@ -349,7 +312,7 @@ class Gateway:
 
     async def _sample(self, request: _Request, taking: Taking) -> None:
         sampled = await self._patiently(request.course, lambda: self._engine.sample(_sample_request(taking)))
-        self._left.clear()  # the engine lives
+        self._failures.engine_lives()
         taking.take_all(sampled)
 
     async def _events(self, request: _Request, taking: Taking) -> AsyncGenerator[tuple[Taking, SampledEvent], None]:
@@ -360,7 +323,7 @@ class Gateway:
             try:
                 async with closing(self._engine.stream(_sample_request(taking))) as events:
                     async for event in events:
-                        self._left.clear()  # the engine lives
+                        self._failures.engine_lives()
                         taking.take(event)
                         shown = shown or event.data is not None
                         yield taking, event
@@ -371,7 +334,7 @@ class Gateway:
                     raise
                 taking.start_over()
 
-    async def _patiently(self, course: _Course, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _patiently(self, course: Course, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """What the engine answers; where it crashed meanwhile, wait for it and ask again. Nothing was shown yet."""
         give_up_at = self._clock.monotonic() + ENGINE_WAIT_S
         while True:
@@ -399,53 +362,12 @@ class Gateway:
         return not self._failed
 
     def _on_health(self, health: EngineHealth) -> None:
-        self._look_back(health)
+        self._failures.on_health(health)
         self._failed = health.failed_for_good
-        self._hung = not health.samples and (health.hung_since is not None or self._hung)
         if health.ready or health.failed_for_good:
             self._ready.set()
         else:
             self._ready.clear()
-
-    def _look_back(self, health: EngineHealth) -> None:
-        """Clients that gave up on an engine that is found hung, or that died just then, did not go by themselves."""
-        crashed = not health.samples and health.failures > self._failures
-        self._failures = health.failures
-        if health.samples:
-            return
-        if health.hung_since is not None:
-            since, reason = health.hung_since, _HUNG
-        elif crashed:
-            since, reason = self._clock.now() - CRASH_UNNOTICED_S, _DOWN
-        else:
-            return
-        failure = _failure(reason, health.reason or "")
-        left = [one for one in self._left if one.at >= since]
-        self._left.clear()
-        for one in left:
-            self._mark(one.failed(failure))
-
-    def _mark(self, found: FailedCall) -> None:
-        """Of an open episode it is known at once; one that has ended takes a while."""
-        if not self._desk.fail_open(found):
-            task = asyncio.get_running_loop().create_task(self._mark_closed(found))
-            self._marking.add(task)
-            task.add_done_callback(self._marked)
-
-    def _marked(self, task: asyncio.Task[None]) -> None:
-        self._marking.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _LOG.error("a call that failed could not be marked as such", exc_info=error)
-
-    async def _mark_closed(self, found: FailedCall) -> None:
-        while True:
-            try:
-                await self._desk.fail_closed(found)
-                return
-            except Refusal as refusal:
-                if refusal.code is not ErrorCode.STORAGE_FULL:
-                    raise
-                await self._clock.sleep(_MARK_AGAIN_S)
 
     async def _while_open(self, call: OpenCall, work: Callable[[], Awaitable[Answer]]) -> Answer:
         """What `work` gives, which is cancelled when the episode ends or the server stops. Raises: Refusal(lease_lost, not_rolling)."""
@@ -477,7 +399,7 @@ class Gateway:
         request.closed = True
         attempt = request.ended(outcome, next(self._order))
         if self._desk.close_call(request.call, records or None, attempt):
-            request.kept = _Kept(
+            request.kept = KeptCall(
                 at=self._clock.now(),
                 episode_id=request.call.episode_id,
                 call_ids=frozenset(record.call_id for record in records),
@@ -487,18 +409,18 @@ class Gateway:
 
     def _broken(self, request: _Request, error: BaseException) -> None:
         """The client gets no answer, or not all of it: record what was sampled, and whether that is a failure of ours."""
-        failure = self._why(request.course, error, sampling=request.sampling)
+        failure = self._failures.why(request.course, error, sampling=request.sampling)
+        refused = failure is None and is_refusal(error)
         if request.closed:
             if failure is not None and request.kept is not None:
-                self._mark(request.kept.failed(failure))
-            return
-        if failure is None and _is_refusal(error) and not request.course.shown:
+                self._failures.mark(request.kept.failed(failure))
+        elif refused and not request.course.shown:
             request.closed = True
             self._desk.close_call(request.call, None)
-            return
-        self._close(request, self._broken_off(request, failure), "left" if failure is None else "failed")
-        if failure is None and request.kept is not None and not _is_refusal(error):
-            self._left.append(request.kept)
+        else:
+            self._close(request, self._broken_off(request, failure), "left" if failure is None else "failed")
+            if failure is None and request.kept is not None and not refused:
+                self._failures.left(request.kept)
 
     def _broken_off(self, request: _Request, failure: CallFailure | None) -> list[RecordedCall]:
         """The records of a call that has no whole answer: at least one for each prompt that has none."""
@@ -515,19 +437,6 @@ class Gateway:
             for record in self._records.make(taking, complete=False, failure=failure if taking in unfinished else None)
         ]
 
-    def _why(self, course: _Course, error: BaseException, *, sampling: bool = False) -> CallFailure | None:
-        """How the server failed a call that ends with this error. None: its client went away, or asked for what cannot be."""
-        if course.outage is not None and not course.shown:
-            return _failure(_HUNG if self._hung else _DOWN, str(course.outage))
-        if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            return None
-        if isinstance(error, EngineDown) and not course.shown:
-            return _failure(_HUNG if self._hung else _DOWN, str(error))
-        if isinstance(error, SwarmError) and answer_of(error).status < 500:
-            return None
-        words = str(error) if isinstance(error, SwarmError) else f"{type(error).__name__}: {error}"
-        return _failure("cut_off" if course.shown or sampling else "refused", words)
-
 
 def _taking(request: _Request, number: int, prompt: Prompt) -> Taking:
     rules, body = request.dialect, request.asked[number]
@@ -537,16 +446,6 @@ def _taking(request: _Request, number: int, prompt: Prompt) -> Taking:
 
 def _count(rules: Dialect, agent: str | None, body: dict[str, Any]) -> Attempt:
     return Attempt(body_hash(f"{rules.name}/count_tokens", agent, body), None)
-
-
-def _failure(reason: FailureReason, words: str) -> CallFailure:
-    return CallFailure(cause=Cause.SERVER, reason=reason, detail=words.partition("\n")[0][:_DETAIL_CHARS])
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Whether it was refused for its own faults; the end of its episode is none."""
-    lost = isinstance(error, Refusal) and error.code is ErrorCode.LEASE_LOST
-    return isinstance(error, SwarmError) and not lost
 
 
 def _over(request: _Request) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from swarm.cli.trace import tokens_text
+from swarm.cli.trace_page import page
 from swarm.cli.trace_view import Origin, views
 from swarm.client.sync import SwarmClient
-from swarm.protocol.episodes import EpisodeTrace
+from swarm.protocol.episodes import CallFailure, Cause, EpisodeTrace
 from tests.swarm.cli.conftest import Swarm, ask, spec
 
 ANSI = re.compile(r"\x1b\[[\d;]*m")
@@ -43,6 +45,21 @@ def test_an_episode_that_was_not_trained_says_why_no_token_carries_loss(history:
     assert "⟨" in out
     _, out, _ = swarm("trace", history["aborted"])
     assert "KeyError: 'answer'" in out
+
+
+def test_a_call_that_failed_on_the_servers_side_stands_out(history: dict[str, Any], swarm: Swarm) -> None:
+    trace = EpisodeTrace.model_validate_json(swarm("trace", history["trained"], "--json")[1])
+    failure = CallFailure(cause=Cause.SERVER, reason="engine_down", detail="ended by <SIGKILL>")
+    call = trace.calls[-1]
+    broken = {"failure": failure, "complete": False, "sampled_ids": [], "logprobs": [], "versions": []}
+    trace.calls[-1] = call.model_copy(update=broken)
+    trace.untrained[call.call_id] = "tainted"
+    text = tokens_text(trace, colour=False)
+    assert "FAILED on the server's side, engine_down: ended by <SIGKILL>" in text
+    assert "no loss on what it sampled: tainted" in text
+    shown = page(trace)
+    assert 'class="fork failed"' in shown or 'class="failed"' in shown
+    assert "engine_down: ended by &lt;SIGKILL&gt;" in shown
 
 
 def test_messages_and_json_are_there_for_those_who_want_them(history: dict[str, Any], swarm: Swarm) -> None:

@@ -69,7 +69,9 @@ class Episode:
 class Served:
     """A running server with an open run."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, stop_calls: Callable[[], object]) -> None:
+        self.stop_calls = stop_calls
+        """As a server does that is shutting down."""
         self.http = httpx.Client(base_url=url, timeout=120)
         self.run_id = self.http.post("/swarm/v1/runs", json={"spec": SPEC}).raise_for_status().json()["run_id"]
         self._episodes: list[Episode] = []
@@ -87,22 +89,24 @@ class Served:
 
 
 @contextlib.contextmanager
-def _served(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Served]:
+def served_by(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Served]:
+    """A server over the engine, in the loop."""
     # The protocol by its number: where it is left out, asyncio leaves TCP's delay on, and an answer takes 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     clock, ids, closing = SystemClock(), RandomIds(), asyncio.Event()
     server: uvicorn.Server
-    started: Future[None] = Future()
+    started: Future[Gateway] = Future()
 
     async def run() -> None:
         nonlocal server
         desk = Desk.open(state_dir / "pool", engine.info, clock=clock, ids=ids)
         await desk.start()
+        gateway = Gateway(desk, engine, clock, ids)
         app = create_app(
             desk=desk,
-            gateway=Gateway(desk, engine, clock, ids),
+            gateway=gateway,
             info=engine.info,
             keys=Keyring.open(state_dir / "secret"),
             tokens=ControlTokens(admin=None, client=None),
@@ -111,7 +115,7 @@ def _served(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Serve
         )
         conductor = asyncio.create_task(Conductor(desk, engine, clock=clock, runs_dir=state_dir / "runs").run())
         server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=2))
-        started.set_result(None)
+        started.set_result(gateway)
         try:
             await server.serve(sockets=[listener])
         finally:
@@ -124,7 +128,9 @@ def _served(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Serve
         wait({started, serving}, timeout=30, return_when=FIRST_COMPLETED)
         if serving.done():
             serving.result()
-        served = Served(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        gateway = started.result()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        served = Served(url, lambda: loop.loop.call_soon_threadsafe(gateway.stop))
         yield served
         served.close()
     finally:
@@ -138,7 +144,7 @@ def _served(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Serve
 def serve(tmp_path: Path) -> Iterator[Callable[[Engine], AbstractContextManager[Served]]]:
     """Serve any engine, in a loop of its own."""
     thread = LoopThread()
-    yield lambda engine: _served(thread, engine, tmp_path)
+    yield lambda engine: served_by(thread, engine, tmp_path)
     thread.close()
 
 
@@ -154,5 +160,5 @@ def served_vllm(
     vllm: VllmInference, vllm_loop: LoopThread, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """A server over real vLLM."""
-    with _served(vllm_loop, SamplingEngine(vllm), tmp_path_factory.mktemp("served")) as running:
+    with served_by(vllm_loop, SamplingEngine(vllm), tmp_path_factory.mktemp("served")) as running:
         yield running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -123,6 +124,21 @@ def test_an_answer_that_breaks_off_in_the_middle_is_a_failed_call(
     (call,) = episode.trace().calls
     assert call.sampled_ids
     assert episode.end().json()["dropped"] == "tainted"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_stops_cuts_calls_off_and_refuses_later_ones(
+    ailing: Served, engine: AilingEngine, stream: bool
+) -> None:
+    episode = ailing.claim()
+    engine.falls("hung")
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(ask, episode, stream=stream)
+        assert engine.asked.wait(20)
+        ailing.stop_calls()
+        assert answer.result(20).status_code == 503
+    assert ask(episode, stream=stream).status_code == 503
+    assert reasons(episode) == ["cut_off", "refused"]
 
 
 @pytest.mark.parametrize(("path", "stream"), EVERY_WAY)

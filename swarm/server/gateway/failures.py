@@ -1,0 +1,151 @@
+"""Which calls failed on the server's side: seen by how each ended or, where its client gave up, by what becomes of the engine.
+
+Knows neither dialects nor prompts. What a failure means for an episode is the book's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from foundation.clock import Clock
+from swarm.engine.seam import EngineDown, EngineHealth
+from swarm.protocol.episodes import CallFailure, Cause
+from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
+from swarm.server.coordinator.calls import CallAttempt, FailedCall
+from swarm.server.coordinator.desk import Desk
+from swarm.server.gateway.errors import answer_of
+
+CRASH_UNNOTICED_S = 5.0
+"""A client that gave up so shortly before a crash was noticed, with no word from the engine in between, met the crash."""
+_LOG = logging.getLogger(__name__)
+_MARK_AGAIN_S = 2.0
+_LEFT_AT_MOST = 10_000
+_DETAIL_CHARS = 300
+_Reason = Literal["engine_down", "engine_hung", "refused", "cut_off"]
+
+
+@dataclass(slots=True)
+class Course:
+    """How a request fares. outage: the engine went away under it, and the client has seen nothing of an answer since."""
+
+    outage: EngineDown | None = None
+    shown: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCall:
+    """A call that was recorded, as long as it may yet be found to have failed on our side. at: Unix time of its end."""
+
+    at: float
+    episode_id: str
+    call_ids: frozenset[str]
+    attempt: CallAttempt
+    attempts: list[CallAttempt]
+
+    def failed(self, failure: CallFailure) -> FailedCall:
+        return FailedCall(
+            episode_id=self.episode_id,
+            call_ids=self.call_ids,
+            failure=failure,
+            attempt=self.attempt,
+            attempts=self.attempts,
+        )
+
+
+class Failures:
+    """All calls of a gateway. Called from one event loop."""
+
+    def __init__(self, desk: Desk, clock: Clock) -> None:
+        self._desk = desk
+        self._clock = clock
+        self._hung = False
+        self._crashes = 0
+        self._left: deque[KeptCall] = deque(maxlen=_LEFT_AT_MOST)
+        """Calls that their clients gave up since the last sign of life from the engine."""
+        self._marking: set[asyncio.Task[None]] = set()
+
+    def why(self, course: Course, error: BaseException, *, sampling: bool = False) -> CallFailure | None:
+        """How the server failed a call that ends with this error. None: its client went away, or asked for what cannot be.
+
+        sampling: the engine was asked to sample.
+        """
+        if is_refusal(error):
+            return None
+        if isinstance(error, EngineDown) and not course.shown:
+            return self._of_engine(error)
+        if course.outage is not None and not course.shown:
+            return self._of_engine(course.outage)
+        if _is_over(error):
+            return None
+        words = str(error) if isinstance(error, SwarmError) else f"{type(error).__name__}: {error}"
+        return _failure("cut_off" if course.shown or sampling else "refused", words)
+
+    def engine_lives(self) -> None:
+        """It sampled something: who gave up before did so by itself."""
+        self._left.clear()
+
+    def left(self, call: KeptCall) -> None:
+        """Its client gave up, and nothing is known to be wrong."""
+        self._left.append(call)
+
+    def on_health(self, health: EngineHealth) -> None:
+        """Clients that gave up on an engine that is found hung, or that died just then, did not go by themselves."""
+        crashed = not health.samples and health.failures > self._crashes
+        self._crashes = health.failures
+        self._hung = not health.samples and (health.hung_since is not None or self._hung)
+        if health.samples:
+            return
+        if health.hung_since is not None:
+            since, failure = health.hung_since, _failure("engine_hung", health.reason or "")
+        elif crashed:
+            since, failure = self._clock.now() - CRASH_UNNOTICED_S, _failure("engine_down", health.reason or "")
+        else:
+            return
+        left = [call for call in self._left if call.at >= since]
+        self._left.clear()
+        for call in left:
+            self.mark(call.failed(failure))
+
+    def mark(self, found: FailedCall) -> None:
+        """A recorded call failed after all. Of an open episode it is known at once; one that has ended takes a while."""
+        if not self._desk.fail_open(found):
+            task = asyncio.get_running_loop().create_task(self._mark_closed(found))
+            self._marking.add(task)
+            task.add_done_callback(self._marked)
+
+    async def _mark_closed(self, found: FailedCall) -> None:
+        while True:
+            try:
+                await self._desk.fail_closed(found)
+                return
+            except Refusal as refusal:
+                if refusal.code is not ErrorCode.STORAGE_FULL:
+                    raise
+                await self._clock.sleep(_MARK_AGAIN_S)
+
+    def _marked(self, task: asyncio.Task[None]) -> None:
+        self._marking.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("a call that failed could not be marked as such", exc_info=error)
+
+    def _of_engine(self, error: EngineDown) -> CallFailure:
+        return _failure("engine_hung" if self._hung else "engine_down", str(error))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the request was refused for its own faults. The end of its episode is none of these."""
+    return isinstance(error, SwarmError) and not _is_over(error) and answer_of(error).status < 500
+
+
+def _is_over(error: BaseException) -> bool:
+    """Whether nobody waits for the answer any more: the client went away, or its episode is over."""
+    lost = isinstance(error, Refusal) and error.code is ErrorCode.LEASE_LOST
+    return lost or isinstance(error, asyncio.CancelledError | GeneratorExit)
+
+
+def _failure(reason: _Reason, words: str) -> CallFailure:
+    return CallFailure(cause=Cause.SERVER, reason=reason, detail=words.partition("\n")[0][:_DETAIL_CHARS])
