@@ -146,8 +146,9 @@ async def test_a_trainer_that_is_stopped_while_it_starts_is_named_and_started_ag
             world,
             lambda: engine.trainer.process_id not in (None, first) and below(engine.trainer.process_id or 0) != [],
         )
+        limit_s = engine.trainer._supervisor._boots.limit_s(engine.trainer._supervisor._boot)
         stopped = [stop(below(engine.trainer.process_id or 0)[0])]
-        hang = await named_and_over(world, stopped, 2 * LEAST_LIMIT_S)
+        hang = await named_and_over(world, stopped, limit_s)
         assert "was not ready" in hang.reason
         await world.batch()
         await once(world, 1)

@@ -343,7 +343,7 @@ class Supervisor:
                 self._boots.hung(self._boot)
                 words = f"was not ready within {limit_s:.0f} s"
                 await self.restart(silence=Silence(reason=f"{child.command.name} {words}", since=began))
-                raise child.failed(words)
+                raise child.failed("was ended")
             ready.result()
             self._boots.took(self._boot, self._clock.monotonic() - started)
             return await self._until_ended(child, exited)

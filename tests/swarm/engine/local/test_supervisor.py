@@ -17,8 +17,9 @@ from typing import Any, cast
 import pytest
 
 from foundation.clock import SystemClock
+from swarm.engine.limits import Silence
 from swarm.engine.local.connection import Connection
-from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
+from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, HungStatus, Supervisor
 from swarm.engine.local.threads import yielding_threads
 from swarm.engine.local.wire import Answer
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth
@@ -70,6 +71,11 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # it may end between being opened and being read
         return False
+
+
+def below(guardian: int) -> int:
+    """The child of a guardian."""
+    return int(Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()[0])
 
 
 def segment_is_there(name: str) -> bool:
@@ -464,3 +470,38 @@ async def test_a_child_that_cannot_be_noted_is_ended(tmp_path: Path, monkeypatch
         await ChildProcess.start(command(tmp_path, SERVES))
     await until(lambda: not alive(noted[0]))
     assert open_descriptors() <= before + 1  # asyncio's own, of the child that it has not reaped
+
+
+async def test_a_child_that_is_found_hung_is_ended_though_it_hears_no_signal_and_said_to_hang_until_it_is_ready(
+    tmp_path: Path,
+) -> None:
+    seen: list[EngineHealth] = []
+    looks = 0
+
+    async def watch(child: ChildProcess) -> Silence:
+        nonlocal looks
+        looks += 1
+        if looks > 1:
+            await asyncio.Event().wait()
+        os.kill(below(child.guardian_pid), signal.SIGSTOP)
+        return Silence(reason="the child sleeps", since=5.0)
+
+    async with supervised(tmp_path, watch=watch, on_health=seen.append) as supervisor:
+        await supervisor.boot()
+        await until(lambda: supervisor.health.ready and supervisor.health.failures == 1)
+    hung = [health for health in seen if health.hung_since is not None]
+    assert hung
+    assert not any(health.ready for health in hung)
+    assert {health.hung_since for health in hung} == {5.0}
+    assert all("the child sleeps" in (health.reason or "") for health in hung)
+
+
+async def test_a_child_that_finds_a_part_of_itself_hung_says_so_by_its_status(tmp_path: Path) -> None:
+    seen: list[EngineHealth] = []
+    status = HungStatus(status=75, silent_s=40.0)
+    code = "import time; print('up', flush=True); time.sleep(0.2); raise SystemExit(75)"
+    async with supervised(tmp_path, code, hung_status=status, on_health=seen.append) as supervisor:
+        await supervisor.boot()
+        await until(lambda: any(health.hung_since is not None for health in seen))
+    hung = next(health for health in seen if health.hung_since is not None)
+    assert "a part of the child has not answered for 40 s" in (hung.reason or "")
