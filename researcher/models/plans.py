@@ -29,6 +29,8 @@ class Arm(StrictModel):
 
     name: str
     levels: dict[str, Scalar]
+    seed_offset: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
+    """Added to each stage's seeds. Above 0 where another arm runs the same: then they share no seed, and no trial is a copy."""
 
 
 class Hypothesis(StrictModel):
@@ -77,7 +79,7 @@ class StageKind(StrEnum):
 
 
 class Stage(StrictModel):
-    """Which arms run on how many seeds. Seeds are `first_seed … first_seed + seeds - 1`, shared by all arms."""
+    """Which arms run on how many seeds: `first_seed … first_seed + seeds - 1`, shared by all arms but those with a `seed_offset`."""
 
     id: str
     kind: StageKind
@@ -285,6 +287,19 @@ class Plan(StrictModel):
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
+
+    def seed_of(self, arm: str, stage: Stage, place: int) -> int:
+        """The seed of an arm's trial at this place of a stage, counted from 0."""
+        return stage.first_seed + place + self.arm(arm).seed_offset
+
+    @property
+    def last_seed(self) -> int:
+        """The greatest that a trial may have."""
+        return max(self.seed_of(arm, stage, stage.max_seeds - 1) for stage in self.stages for arm in stage.arms)
+
+    def shared_seed(self, arm: str, seed: int) -> int:
+        """The seed that stands at the same place of arms without an offset: trials of one place are set side by side by it."""
+        return seed - self.arm(arm).seed_offset
 
     def levels_of(self, arm: Arm) -> dict[str, Scalar]:
         """What it varies, by target."""

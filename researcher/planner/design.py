@@ -5,7 +5,6 @@ Pure. Everything that decides the study is fixed here and hashed with the plan.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -41,6 +40,7 @@ from researcher.planner.balance import balances
 from researcher.planner.hosting import boots_s, models_of
 from researcher.planner.instruments import InstrumentFolder
 from researcher.planner.layout import laid_out
+from researcher.planner.own_seeds import with_own_seeds
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.planner.seam import PlanOptions
@@ -58,12 +58,6 @@ class Price:
 
     trials: tuple[int, int]
     wall_s: tuple[float, float]
-
-
-def _equal(arms: Sequence[Arm]) -> Iterator[str]:
-    """What is said of arms that are the same but for their names."""
-    if any(one.levels == other.levels for one, other in itertools.combinations(arms, 2)):
-        yield "Arms with equal levels differ by chance alone: this measures the noise, and no difference should be found."
 
 
 def _with_effect(instrument: Instrument, reading: Reading) -> Reading:
@@ -150,7 +144,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
         sentinels=PLANNED,
         budget=Budget(wall_s=budget_s, trials=len(arms) * seeds[1]),
         planner="builtin",
-        assumptions=(*reading.assumptions, *overruled, *_equal(arms)),
+        assumptions=(*reading.assumptions, *overruled),
     )
     return plan.model_copy(update={"trial_s": max(_trial_s(plan, arm, instrument) for arm in arms)})
 
@@ -217,7 +211,8 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int) -> int:
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan, if every arm has a name of its own and is a run that a server would take, and every stage leads somewhere.
+    """The plan, if every arm has a name of its own and is a run that a server would take, and every stage leads somewhere;
+    with seeds of their own for arms that run the same.
 
     Raises: PlanningRefused.
     """
@@ -227,7 +222,6 @@ def checked(plan: Plan) -> Plan:
             f"several arms would be called {shared[0]}, and nothing would tell their trials apart; write their levels otherwise",
             shared,
         )
-    check_seeds(plan.stages)
     for arm in plan.arms:
         levels = plan.levels_of(arm)
         if RUN_PARAMETERS in levels and any(target.startswith(f"{RUN_PARAMETERS}.") for target in levels):
@@ -241,6 +235,8 @@ def checked(plan: Plan) -> Plan:
             except ValidationError as error:
                 problems = "; ".join(str(problem) for problem in explain(error, RunSpec))
                 raise PlanningRefused(f"arm {arm.name} cannot be run: {problems}") from error
+    plan = with_own_seeds(plan)
+    check_seeds(plan)
     stages = {stage.id for stage in plan.stages}
     for stage in stages:
         ends = [branch for branch in plan.branches if branch.stage == stage]

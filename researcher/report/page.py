@@ -124,6 +124,11 @@ class Page:
         models = [trial.evidence.model for trial in self.data.trials if trial.evidence is not None]
         return sorted({model.dtype for model in models if model is not None and model.dtype is not None})
 
+    @property
+    def with_own_seeds(self) -> list[ArmPart]:
+        """Arms that run the same as another one, on seeds of their own."""
+        return [part for part in self.arms if part.arm.seed_offset]
+
     def with_verdict(self, verdict: str) -> list[HypothesisPart]:
         return [part for part in self.hypotheses if part.verdict == verdict]
 
@@ -239,6 +244,8 @@ def _arm(ledger: Ledger, arm: Arm, metrics: Sequence[Metric]) -> ArmPart:
         status: ledger.claim(f"{name}.{status}", call("count_trials", arm=arm.name, status=status), Style.COUNT)
         for status in ("done", "failed", "open")
     }
+    if arm.seed_offset:
+        counts["seed_offset"] = ledger.claim(f"{name}.seed_offset", call("seed_offset", arm.name), Style.COUNT)
     counts["trials"] = ledger.claim(f"{name}.trials", call("count_trials", arm=arm.name), Style.COUNT)
     summaries = {
         metric.name: {
