@@ -14,10 +14,10 @@ from researcher.commands import DONE, FAILED, OUT_OF_BUDGET, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.gates import unanswered_gate
 from researcher.models import (
-    Arm,
     MODELS_KEPT,
     MODELS_NOT_KEPT,
     OVER_BUDGET,
+    Arm,
     Event,
     Known,
     Plan,

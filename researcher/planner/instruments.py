@@ -23,6 +23,7 @@ from foundation.nearest import nearest
 from foundation.paths import visible_files
 from foundation.strict import explain
 from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
+from researcher.models.instruments import OUTCOME_NAME
 from researcher.models.plans import leaf_at, nested
 from researcher.planner.refusals import PlanningRefused
 from swarm.protocol.runspec import RunSpec, merge_patch
@@ -231,8 +232,24 @@ def _wrong_metric(metric: Metric) -> Iterable[str]:
         yield f'metrics.{metric.name}.direction: {metric.kind} needs one; "decrease" where less is better'
     if metric.kind != "steps_to_threshold" and metric.threshold is not None:
         yield f"metrics.{metric.name}.threshold: {metric.kind} has none; only steps_to_threshold does"
-    if not metric.kind.startswith("heldout_") and "when" in metric.model_fields_set:
-        yield f"metrics.{metric.name}.when: {metric.kind} has none; only heldout_accuracy and heldout_reward do"
+    if not (metric.kind.startswith("heldout_") or metric.kind == "outcome") and "when" in metric.model_fields_set:
+        yield f"metrics.{metric.name}.when: {metric.kind} has none; only heldout_accuracy, heldout_reward and outcome do"
+    elif metric.kind != "outcome" and metric.when == "training":
+        yield f"metrics.{metric.name}.when: {metric.kind} is of held-out episodes: before, after or gain"
+    yield from _wrong_outcome(metric)
+
+
+def _wrong_outcome(metric: Metric) -> Iterable[str]:
+    if metric.kind == "outcome":
+        if not re.fullmatch(OUTCOME_NAME, metric.reported_as):
+            yield f"metrics.{metric.name}.source: say its name in Outcome.metrics: letters, digits, _, - and . alone"
+        if "direction" not in metric.model_fields_set:
+            yield f'metrics.{metric.name}.direction: outcome needs one; "decrease" where less is better'
+        return
+    if metric.source is not None:
+        yield f"metrics.{metric.name}.source: {metric.kind} has none; only outcome does"
+    if metric.true:
+        yield f"metrics.{metric.name}.true: {metric.kind} cannot be; only outcome can"
 
 
 def _passed(factor: Factor, task: Mapping[str, Scalar]) -> Scalar:
