@@ -279,6 +279,7 @@ def settings_of(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     for name, level in plan.arm(trial.arm).levels.items():
         for target in _targets(factors, name):
             wanted[target] = hosted_name(str(level)) if target == STUDY_MODEL else level
+    wanted |= plan.shared_out(plan.arm(trial.arm))
     if wanted.get(RUN_PARAMETERS) == "full":
         return {path: value for path, value in wanted.items() if not path.startswith(f"{RUN_PARAMETERS}.")}
     return wanted

@@ -54,6 +54,9 @@ class Factor(StrictModel):
     """The factor that must not be 0 for this one to do anything."""
     needs_any: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
     """Whole numbers of which one must be above its lowest for this one to do anything; else the first is one above, in all arms."""
+    share: Annotated[bool | None, Field(exclude_if=lambda share: share is None)] = None
+    """Of a family's ratio in `batch.mix`: its level is the family's share of the whole, and the others share the rest. None: as its
+    words say (`share`, `fraction`, `percentage`); in a plan, a ratio that counts relative to the others."""
     scale: Literal["linear", "log"] = "linear"
     aliases: tuple[str, ...] = ()
     description: str = ""

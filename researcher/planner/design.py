@@ -44,6 +44,7 @@ from researcher.planner.own_seeds import with_own_seeds
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.planner.seam import PlanOptions
+from researcher.planner.shares import refuse_held_share, with_held_shares, with_mixes_told
 from researcher.planner.stages import ALPHA, POWER, branches, check_seeds, cost, with_most
 from swarm.protocol.runspec import RunSpec, merge_patch
 
@@ -117,6 +118,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
     overruled = tuple(_overruled(reading, options))
     budget_s = options.budget_s or reading.budget_s or DEFAULT_BUDGET_S
     settings = dict(_by_target(reading.settings))
+    refuse_held_share(reading.factors, [factor for factor, _ in reading.settings])
     plan = Plan(
         question=topic.strip(),
         instrument=instrument.name,
@@ -130,7 +132,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
         stages=stages,
         branches=_branches(reading, arms, hypotheses, stages, options),
         steps=int(settings.pop(STUDY_STEPS, defaults.steps)),
-        run=_run(instrument, settings),
+        run=_run(instrument, settings, reading.settings),
         roles=_roles(instrument, settings, model),
         task=_task(instrument, settings),
         heldout_tasks=defaults.heldout_tasks,
@@ -231,11 +233,15 @@ def checked(plan: Plan) -> Plan:
             )
         for role in (None, *plan.roles):
             try:
-                RunSpec.model_validate(plan.run_fields(levels, role))
+                fields = plan.run_fields(levels, role)
+            except ValueError as error:
+                raise PlanningRefused(f"arm {arm.name} cannot be: {error}") from error
+            try:
+                RunSpec.model_validate(fields)
             except ValidationError as error:
                 problems = "; ".join(str(problem) for problem in explain(error, RunSpec))
                 raise PlanningRefused(f"arm {arm.name} cannot be run: {problems}") from error
-    plan = with_own_seeds(plan)
+    plan = with_mixes_told(with_own_seeds(plan))
     check_seeds(plan)
     stages = {stage.id for stage in plan.stages}
     for stage in stages:
@@ -313,12 +319,14 @@ def _by_target(settings: Sequence[tuple[Factor, Scalar]]) -> list[tuple[str, Any
     return [(target, level) for factor, level in settings for target in factor.targets]
 
 
-def _run(instrument: Instrument, settings: dict[str, Any]) -> dict[str, Any]:
+def _run(
+    instrument: Instrument, settings: dict[str, Any], held: Sequence[tuple[Factor, Scalar]] = ()
+) -> dict[str, Any]:
     run: Any = instrument.defaults.run
     for target, level in settings.items():
         if target.startswith("run."):
             run = merge_patch(run, nested(target.removeprefix("run."), level))
-    return dict(run)
+    return with_held_shares(dict(run), held)
 
 
 def _roles(instrument: Instrument, settings: dict[str, Any], model: str) -> dict[str, PlanRole]:

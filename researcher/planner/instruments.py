@@ -26,6 +26,7 @@ from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metr
 from researcher.models.instruments import OUTCOME_NAME
 from researcher.models.plans import leaf_at, nested
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.shares import share_problem, with_shares_told
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 DECLARATION = "study.toml"
@@ -93,6 +94,7 @@ def read_instrument(path: Path) -> InstrumentFolder:
     except ValidationError as error:
         problems = [str(problem) for problem in explain(error, Instrument)]
         raise PlanningRefused(f"{file}: {'; '.join(problems)}", problems) from error
+    instrument = with_shares_told(instrument)
     problems = [*_inconsistencies(instrument), *_wrong_targets(instrument)]
     if not (path / instrument.workflow).is_file():
         problems.append(f"workflow: there is no file {instrument.workflow!r} in the folder")
@@ -123,6 +125,8 @@ def level_problem(factor: Factor, level: Scalar) -> str | None:
         return f"{factor.name} takes numbers, not {level}"
     if factor.type == "int" and level != int(level):
         return f"{factor.name} takes whole numbers, not {level:g}"
+    if factor.share and not 0 < level < 1:
+        return f"{factor.name} is a share, above 0 and below 1, not {level:g}"
     if (factor.low is not None and level < factor.low) or (factor.high is not None and level > factor.high):
         return f"{factor.name} goes from {_bound(factor.low)} to {_bound(factor.high)}; {level:g} lies outside"
     return None
@@ -203,6 +207,8 @@ def _inconsistencies(instrument: Instrument) -> Iterable[str]:
     for metric in instrument.metrics:
         yield from _wrong_metric(metric)
     for factor in instrument.factors:
+        if factor.share and (wrong := share_problem(factor, instrument.defaults.run)):
+            yield f"factors.{factor.name}.share: {wrong}"
         if factor.type == "choice" and not factor.choices:
             yield f"factors.{factor.name}.choices: a choice needs them"
         elif factor.proper and factor.type != "choice":
