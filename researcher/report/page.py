@@ -42,6 +42,7 @@ from researcher.report.parts import (
 )
 from researcher.report.planned import budget_claims, known_part, stage_claims, study_claims
 from researcher.report.records import ENDED, Records
+from researcher.report.samples import SamplePart, samples_of
 
 _CURVE = "reward_mean"
 
@@ -69,6 +70,7 @@ class Page:
     noise: list[tuple[Metric, Claims]]
     sentinels: list[SentinelPart]
     path: list[StepPart]
+    samples: list[SamplePart]
     cost: Claims
     censored: list[CensoredPart]
     metrics: list[Metric]
@@ -166,6 +168,7 @@ def page(records: Records) -> Page:
         noise=[(metric, _noise(ledger, metric)) for metric in decided],
         sentinels=_sentinels(ledger, records),
         path=[_step(ledger, decision.after, records) for decision in records.path],
+        samples=samples_of(plan, records.data),
         cost=_cost(ledger, asked_llm=bool(records.data.llm_calls)),
         censored=_censored(ledger, plan, metrics),
         metrics=metrics,
