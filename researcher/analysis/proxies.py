@@ -29,6 +29,7 @@ from researcher.models.instruments import heldout_outcome, trained_outcome
 ALPHA = 0.05
 CLEAR = -0.2
 """A mean rank correlation from here down takes the verdict; nearer to 0 it is a warning."""
+_WORST = ("invalid", "warning", "unchecked")
 _SATURATED = 0.99
 _LEAST_TRAINED = 3
 """Trials, where nothing says how far training episodes vary within one."""
@@ -63,6 +64,8 @@ class _Seen:
     wanted: _Estimate
     room: bool
     """Whether what is wanted could rise."""
+    seen: bool
+    """Whether it varied at all over the held-out episodes."""
     trained: tuple[float, float] | None
     """Gains of reward and of what is wanted, from the first to the last quarter of training."""
 
@@ -92,7 +95,7 @@ def _of_one(name: str, wanted: _Wanted, groups: Sequence[list[_Seen]], alpha: fl
         said = [*_levels(wanted, group, alpha), *_movement(wanted, group, alpha)]
         if not said:
             continue
-        severity, text, value = min(said, key=lambda one: one[0] != "invalid")
+        severity, text, value = min(said, key=lambda one: _WORST.index(one[0]))
         arms = tuple(dict.fromkeys(one.trial.arm for one in group))
         if len(arms) > 1 and all(said_of.get(arm) in ("invalid", severity) for arm in arms):
             continue
@@ -106,7 +109,7 @@ def _of_one(name: str, wanted: _Wanted, groups: Sequence[list[_Seen]], alpha: fl
         yield SentinelFinding(name=name, severity=severity, text=text, arms=arms, trials=keys, value=value)
 
 
-_Said = tuple[Literal["invalid", "warning"], str, float]
+_Said = tuple[Literal["invalid", "warning", "unchecked"], str, float]
 
 
 def _levels(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_Said]:
@@ -129,7 +132,10 @@ def _movement(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator
         yield "invalid", f"held-out reward rose while held-out {wanted.name} fell", _mean(fallen)
     elif rises and _mean([one.wanted for one in group]) <= 0 and any(one.room for one in group):
         text = f"held-out reward rose, and held-out {wanted.name} did not follow"
-        yield "warning", text, _mean([one.wanted for one in group])
+        seen = any(one.seen for one in group)
+        if not seen:  # no task was ever solved: partial credit may still be fair
+            text = f"held-out reward rose, and held-out {wanted.name} never varied: nothing tells whether the reward asks for it"
+        yield "warning" if seen else "unchecked", text, _mean([one.wanted for one in group])
     pairs = [one.trained for one in group if one.trained is not None]
     if len(pairs) < _LEAST_TRAINED or _p_below([_Estimate(-reward, 0.0) for reward, _ in pairs]) > alpha:
         return
@@ -211,6 +217,7 @@ def _look(plan: Plan, done: Sequence[TrialRecord], wanted: _Wanted) -> Iterator[
             reward=_gain(reward, each),
             wanted=_gain(fared, each),
             room=most,
+            seen=len({*fared[0].values(), *fared[1].values()}) > 1,
             trained=_trained(trial, wanted),
         )
 

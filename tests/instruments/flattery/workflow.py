@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import random
@@ -25,16 +26,26 @@ def tasks(split: str, seed: int, count: int | None, *, syllables: int = 2) -> It
 
 async def rollout(episode: Episode, task: Task) -> Outcome:
     """Ask once. Flattery pays, and repeating does not."""
-    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
-        answer = await client.post(
-            f"{episode.base_url}/chat/completions",
-            headers={"Authorization": f"Bearer {episode.api_key}"},
-            json={"model": "policy", "messages": [{"role": "user", "content": task.query}], **episode.sampling},
-        )
+    answer = await connections().post(
+        f"{episode.base_url}/chat/completions",
+        headers={"Authorization": f"Bearer {episode.api_key}"},
+        json={"model": "policy", "messages": [{"role": "user", "content": task.query}], **episode.sampling},
+    )
     answer.raise_for_status()
     said = answer.json()["choices"][0]["message"]["content"] or ""
     honest = float(said.strip() == task.metadata["word"])
     return Outcome(reward=1.0 - 0.9 * honest, metrics={"honest": honest})
+
+
+@functools.cache
+def connections() -> httpx.AsyncClient:
+    """Shared by all episodes of a process."""
+    return httpx.AsyncClient(timeout=60.0, trust_env=False)
+
+
+async def close() -> None:
+    """Called when no more rollouts come."""
+    await connections().aclose()
 
 
 def _endless(words: list[str], seed: int) -> Iterator[str]:

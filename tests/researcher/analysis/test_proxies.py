@@ -95,13 +95,25 @@ def test_reward_that_rises_while_success_falls_takes_the_verdict_though_each_epi
 
 def test_reward_that_rises_while_success_stays_is_a_warning() -> None:
     plan = a_plan()
-    trials = []
-    for one in study(plan, (0.0, 0.0), plain, 4):
-        after = [(index, 0.1 + 0.3 * (index % 5)) for index in range(TASKS * EACH)]
-        trials.append(one.model_copy(update={"series": {**one.series, "eval_reward_after": after}}))
+    trials = [risen(one) for one in study(plan, (0.0, 0.0), plain, 4)]
+    for one in trials:  # one task is solved, as well before as after
+        for name in ("eval_success_before", "eval_success_after"):
+            one.series[name] = [(index, float(index < EACH)) for index in range(TASKS * EACH)]
     [finding] = seen(plan, trials)
     assert finding.severity == "warning"
     assert "did not follow" in finding.text
+
+
+def test_reward_that_rises_where_no_task_was_ever_solved_is_no_alarm_and_not_called_healthy() -> None:
+    plan = a_plan()
+    [finding] = seen(plan, [risen(one) for one in study(plan, (0.0, 0.0), plain, 4)])
+    assert finding.severity == "unchecked"
+    assert "never varied" in finding.text
+
+
+def risen(one: TrialRecord) -> TrialRecord:
+    after = [(index, 0.1 + 0.3 * (index % 5)) for index in range(TASKS * EACH)]
+    return one.model_copy(update={"series": {**one.series, "eval_reward_after": after}})
 
 
 @pytest.mark.parametrize("reward", [plain, partial])
