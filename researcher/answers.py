@@ -141,13 +141,14 @@ def _note(store: Store, study_id: str, gate: str, answer: Answer) -> None:
 
 
 def _amended(plan: Plan, change: Amendment) -> Plan:
+    from researcher.planner.own_seeds import with_own_seeds
     from researcher.planner.stages import cost, with_seeds  # scipy takes longer to import than most answers take
 
     amended = plan.model_copy(update={"version": plan.version + 1})
     if change.wall_s is not None:
         amended = amended.model_copy(update={"budget": plan.budget.model_copy(update={"wall_s": change.wall_s})})
     if change.seeds is not None:
-        amended = amended.model_copy(update={"stages": with_seeds(plan.stages, change.seeds)})
+        amended = with_own_seeds(amended.model_copy(update={"stages": with_seeds(plan.stages, change.seeds)}))
         trials, _ = cost(amended, {arm.name: 1.0 for arm in plan.arms}, at_most=True)
         amended = amended.model_copy(update={"budget": amended.budget.model_copy(update={"trials": trials})})
     return amended
@@ -159,7 +160,7 @@ def _check(plan: Plan, choices: Mapping[str, Any]) -> None:
     from researcher.planner.instruments import open_instrument
     from researcher.planner.stages import check_seeds
 
-    check_seeds(plan.stages)
+    check_seeds(plan)
     folder = open_instrument(choices.get("instrument") or plan.instrument)
     check_budget(plan, folder.instrument, servers=max(1, len(choices.get("servers", ()))))
 

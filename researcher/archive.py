@@ -5,6 +5,7 @@ trials.jsonl    a TrialRecord each, with series, finals and evidence
 attempts.jsonl  an AttemptRecord each: RunSpec and blueprint
 events.jsonl    the journal        findings.jsonl, claims.jsonl, verdicts.jsonl
 llm_calls.jsonl what a planner LLM was asked, with its raw answers
+episodes.jsonl  a few of each trial's episodes, call by call, with the trial's key
 instrument/     the instrument's folder        report/   the report as it was written
 code/VERSION/   the same as it was mended, where it was while the study ran
 """
@@ -114,6 +115,11 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
         "claims.jsonl": _lines(store.claims(study_id)),
         "findings.jsonl": _lines(store.findings(study_id=study_id)),
         "llm_calls.jsonl": _lines(data.llm_calls),
+        "episodes.jsonl": "".join(
+            f"{json.dumps({'trial': key, **episode.model_dump(mode='json')})}\n"
+            for key, episodes in sorted(data.samples.items())
+            for episode in episodes
+        ).encode(),
     }
     parts |= {f"instrument/{name}": path.read_bytes() for name, path in visible_files(source)}
     for record in data.repairs:

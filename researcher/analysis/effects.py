@@ -88,27 +88,30 @@ def holm_alphas(p_values: Sequence[float], alpha: float) -> list[float]:
 
 
 def method_for(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Literal["welch", "paired"]:
-    """Paired only where the noise floor ran both arms and its trials show that pairing pays; Welch otherwise."""
+    """Paired only where the noise floor ran both arms and its trials show that pairing pays; Welch otherwise, as for arms that
+    share no seeds."""
+    if len({plan.arm(name).seed_offset for name in hypothesis.sides}) > 1:
+        return "welch"
     stage = deciding_stage(plan, hypothesis)
     for floor in plan.stages:
         if floor.kind is StageKind.NOISE_FLOOR and hypothesis.sides <= set(floor.arms):
-            baseline, treatment = _samples(hypothesis, seeds_of(floor, trials))
+            baseline, treatment = _samples(plan, hypothesis, seeds_of(plan, floor, trials))
             if pairing_pays(baseline.values, treatment.values, stage.seeds):
                 return "paired"
     return "welch"
 
 
-def _samples(hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> tuple[Sample, Sample]:
+def _samples(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> tuple[Sample, Sample]:
     return (
-        side(trials, hypothesis.baselines, hypothesis.metric),
-        side(trials, hypothesis.treatments, hypothesis.metric),
+        side(plan, trials, hypothesis.baselines, hypothesis.metric),
+        side(plan, trials, hypothesis.treatments, hypothesis.metric),
     )
 
 
 def _comparison(
     plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], alpha: float, tests: int
 ) -> Comparison:
-    baseline, treatment = _samples(hypothesis, seeds_of(judged_stage(plan, hypothesis, trials), trials))
+    baseline, treatment = _samples(plan, hypothesis, seeds_of(plan, judged_stage(plan, hypothesis, trials), trials))
     for arm, values in ((hypothesis.baseline, baseline.values), (hypothesis.treatment, treatment.values)):
         if len(values) < 2:
             some = "only one finished trial" if values else "no finished trial"
@@ -122,7 +125,7 @@ def _comparison(
 def _effect(
     plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], compared: Comparison, p: float, alpha: float
 ) -> Effect:
-    baseline, treatment = _samples(hypothesis, seeds_of(judged_stage(plan, hypothesis, trials), trials))
+    baseline, treatment = _samples(plan, hypothesis, seeds_of(plan, judged_stage(plan, hypothesis, trials), trials))
     shared = len(_shared(baseline.values, treatment.values))
     low, high = compared.interval(alpha)
     return Effect(

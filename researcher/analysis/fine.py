@@ -26,7 +26,7 @@ def picked(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple[str
     A pick is answered by the mean of its finished trials on all of the stage's least seeds; an arm whose trials all failed
     is answered as failed. An arm is picked once.
     """
-    within = seeds_of(stage, trials)
+    within = seeds_of(plan, stage, trials)
     study = _study(plan, stage)
     arms: list[str] = []
     wanted = min(stage.picks or len(stage.arms), len(stage.arms))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from researcher.models import Metric
+from researcher.models.instruments import heldout_outcome, trained_outcome
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 
@@ -60,9 +61,24 @@ def _final(metric: Metric, series: Series) -> float:
             steps, values = _steps(metric, series, "reward_mean")
             reached = np.flatnonzero(values >= _threshold(metric))
             return float(steps[reached[0]]) if len(reached) else float(steps[-1] + 1)
+        case "outcome":
+            return _outcome(metric, series)
         case "wall_s":
             _, values = _steps(metric, series, "step_s")
             return float(np.sum(values))
+
+
+def _outcome(metric: Metric, series: Series) -> float:
+    """Of what episodes report: the mean over held-out episodes, their gain, or the mean over the steps."""
+    name = metric.reported_as
+    if metric.when == "training":
+        return float(np.mean(_steps(metric, series, trained_outcome(name))[1]))
+    if metric.when == "gain":
+        before, after = (
+            float(np.mean(_values(metric, series, heldout_outcome(name, when))[1])) for when in ("before", "after")
+        )
+        return after - before
+    return float(np.mean(_values(metric, series, heldout_outcome(name, metric.when))[1]))
 
 
 def _heldout(metric: Metric, series: Series) -> float:

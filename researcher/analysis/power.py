@@ -67,7 +67,7 @@ def measured_noise(plan: Plan, trials: Sequence[TrialRecord], metric: str) -> No
     floors = [stage for stage in plan.stages if stage.kind is StageKind.NOISE_FLOOR]
     if not floors:
         raise NotEnoughTrials("the plan has no noise-floor stage")
-    within = [trial for stage in floors for trial in seeds_of(stage, trials)]
+    within = [trial for stage in floors for trial in seeds_of(plan, stage, trials)]
     arms = sorted({arm for stage in floors for arm in stage.arms})
     values = [list(sample(within, arm, metric).values.values()) for arm in arms]
     noise = noise_floor(values, metric=metric, confidence=plan.sigma_confidence)

@@ -38,7 +38,7 @@ def due(plan: Plan, stage: Stage, seeds: int, trials: Sequence[TrialRecord]) -> 
     A fine stage asks for more as its trials end. Raises: NotEnoughTrials as `contenders`.
     """
     arms = contenders(plan, stage, trials)
-    return [(arm, stage.first_seed + seed) for seed in range(seeds) for arm in arms]
+    return [(arm, plan.seed_of(arm, stage, place)) for place in range(seeds) for arm in arms]
 
 
 def in_the_running(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
@@ -61,7 +61,7 @@ def left_behind(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
     exploring = [each for each in plan.stages if each.explores]
     for each in exploring:
         for arm in contenders(plan, each, trials):
-            found = sample(seeds_of(each, trials), arm, hypothesis.metric)
+            found = sample(seeds_of(plan, each, trials), arm, hypothesis.metric)
             if found.open or len(found.values) + found.failed < each.seeds:
                 left = "is not over" if any(trial.stage == each.id for trial in trials) else "was not run"
                 raise NotEnoughTrials(f"stage {each.id!r}, which helps to say which arm is confirmed, {left}")

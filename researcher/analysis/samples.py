@@ -44,12 +44,19 @@ def sample(trials: Sequence[TrialRecord], arm: str, metric: str) -> Sample:
     return Sample(values=values, failed=failed, open=unended)
 
 
-def side(trials: Sequence[TrialRecord], arms: Sequence[str], metric: str) -> Sample:
-    """One side of a hypothesis: an arm's values, or the mean over several arms at each seed that all of them finished."""
+def side(plan: Plan, trials: Sequence[TrialRecord], arms: Sequence[str], metric: str) -> Sample:
+    """One side of a hypothesis: an arm's values, or the mean over several arms at each seed that all of them finished.
+
+    Arms with seeds of their own are set side by side by the place of their seeds (`Plan.shared_seed`).
+    """
     each = [sample(trials, arm, metric) for arm in arms]
-    seeds = set.intersection(*(set(one.values) for one in each))
+    placed = [
+        {plan.shared_seed(arm, seed): value for seed, value in one.values.items()}
+        for arm, one in zip(arms, each, strict=True)
+    ]
+    seeds = set.intersection(*(set(values) for values in placed))
     return Sample(
-        values={seed: sum(one.values[seed] for one in each) / len(each) for seed in sorted(seeds)},
+        values={seed: sum(values[seed] for values in placed) / len(each) for seed in sorted(seeds)},
         failed=sum(one.failed for one in each),
         open=sum(one.open for one in each),
     )
@@ -70,10 +77,10 @@ def judged_stage(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecor
     return next((look for look in reversed(looks) if look.id in begun), looks[0])
 
 
-def seeds_of(stage: Stage, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+def seeds_of(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The trials whose arm and seed belong to `stage`, whichever stage made them."""
     seeds = range(stage.first_seed, stage.first_seed + stage.max_seeds)
-    return [trial for trial in trials if trial.arm in stage.arms and trial.seed in seeds]
+    return [trial for trial in trials if trial.arm in stage.arms and plan.shared_seed(trial.arm, trial.seed) in seeds]
 
 
 def _deciding_stages(plan: Plan, hypothesis: Hypothesis) -> list[Stage]:

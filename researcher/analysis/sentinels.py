@@ -14,7 +14,8 @@ import numpy as np
 
 from researcher.analysis.attrition import attrition
 from researcher.analysis.contention import contention, shared_machine
-from researcher.analysis.sightings import SentinelFinding, Severity, Unchecked, finding, points, series, unchecked
+from researcher.analysis.proxies import reward_against_success
+from researcher.analysis.sightings import SentinelFinding, Severity, Unchecked, ends, finding, points, series, unchecked
 from researcher.models import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor, Plan, TrialRecord, TrialStatus
 from researcher.models.plans import leaf_at
 from swarm.models.catalogue import hosted_name
@@ -256,21 +257,18 @@ SENTINELS: dict[str, Sentinel] = {
     "no_signal": _each(_no_signal, "warning"),
     "heldout_gap": _each(_gap, "warning"),
     "longer_without_reward": _each(_longer, "warning"),
+    "reward_against_success": reward_against_success,
 }
 PLANNED = tuple(name for name in SENTINELS if name != "contention")
 """Those that new plans name; the other is for the verdicts of plans that were frozen with it."""
 
 
-def _quarter(values: np.ndarray) -> int:
-    return max(1, math.ceil(len(values) / 4))
-
-
 def _start(values: np.ndarray) -> float:
-    return float(np.mean(values[: _quarter(values)]))
+    return ends(values)[0]
 
 
 def _end(values: np.ndarray) -> float:
-    return float(np.mean(values[-_quarter(values) :]))
+    return ends(values)[1]
 
 
 # -- plan against evidence ------------------------------------------------------------------------------------------
@@ -283,6 +281,7 @@ def settings_of(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     for name, level in plan.arm(trial.arm).levels.items():
         for target in _targets(factors, name):
             wanted[target] = hosted_name(str(level)) if target == STUDY_MODEL else level
+    wanted |= plan.shared_out(plan.arm(trial.arm))
     if wanted.get(RUN_PARAMETERS) == "full":
         return {path: value for path, value in wanted.items() if not path.startswith(f"{RUN_PARAMETERS}.")}
     return wanted

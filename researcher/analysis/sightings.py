@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -66,3 +67,9 @@ def points(trial: TrialRecord, name: str) -> list[tuple[int, float]]:
 
 def series(trial: TrialRecord, name: str) -> np.ndarray:
     return np.array([value for _, value in points(trial, name)])
+
+
+def ends(values: np.ndarray) -> tuple[float, float]:
+    """Means of the first and of the last quarter."""
+    quarter = max(1, math.ceil(len(values) / 4))
+    return float(np.mean(values[:quarter])), float(np.mean(values[-quarter:]))

@@ -70,7 +70,7 @@ def _by_interval(hypothesis: Hypothesis, effect: Effect) -> tuple[Verdict, str]:
 def _unfinished(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
     """Whether an arm lacks seeds that the plan asks for at the least, or has trials that are still open."""
     stage = judged_stage(plan, hypothesis, trials)
-    within = seeds_of(stage, trials)
+    within = seeds_of(plan, stage, trials)
     for arm in sorted(hypothesis.sides):
         found = sample(within, arm, hypothesis.metric)
         if found.open or len(found.values) + found.failed < stage.seeds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 
 from foundation.paths import user_data_dir
 from researcher.commands import DONE
@@ -12,6 +13,7 @@ from researcher.models import Factor, Instrument
 from researcher.planner.instruments import OWN_STUDIES, InstrumentFolder, available, open_instrument
 from researcher.planner.levels import level_text
 from researcher.planner.matching import example
+from researcher.workshop.reported import check_reported
 
 _MOST_CHOICES = 8
 
@@ -43,14 +45,18 @@ def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
     python = interpreter(folder, user_data_dir())
     names = _task_parameters(folder.instrument)
     (found,) = rehearsed(folder, python, [defaults.task], defaults.heldout_tasks, thorough=True, names=names)
+    reported = asyncio.run(check_reported(folder, python))
     if args.json:
-        say_json({"instrument": folder.instrument.name, "python": python, **found})
+        said = {} if reported is None else {"reported": reported}
+        say_json({"instrument": folder.instrument.name, "python": python, **found, **said})
         return DONE
     say(
         f"{folder.instrument.name}: sound. {found['train']} train and {found['heldout']} held-out tasks drawn, none in both"
     )
     for what, task in zip(("train", "held out"), found["examples"], strict=True):
         say(f"    {what:9} {task['id']}: {task['query']}")
+    if reported is not None:
+        say(f"    reports   {reported}")
     say(f"    ask       {example(folder.instrument)}")
     return DONE
 

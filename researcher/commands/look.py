@@ -17,6 +17,7 @@ from researcher.models import (
     MODELS_KEPT,
     MODELS_NOT_KEPT,
     OVER_BUDGET,
+    Arm,
     Event,
     Known,
     Plan,
@@ -97,7 +98,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"instrument  {plan.instrument} {plan.instrument_version}, {plan.models_text}, {length}",
     ]
     lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
-    lines += [f"arm         {arm.name}: {', '.join(f'{k}={v}' for k, v in arm.levels.items())}" for arm in plan.arms]
+    lines += [f"arm         {_arm_text(arm)}" for arm in plan.arms]
     if plan.held:
         lines.append(f"the same    {', '.join(f'{name}={value}' for name, value in plan.held)}")
     for hypothesis in plan.hypotheses:
@@ -125,6 +126,12 @@ def plan_lines(plan: Plan) -> list[str]:
         )
     lines.append(f"budget      at the most {plan.budget.trials} trials, {duration(plan.budget.wall_s)}")
     return lines
+
+
+def _arm_text(arm: Arm) -> str:
+    """`NAME: FACTOR=LEVEL`, with what its seeds begin at where they are its own."""
+    own = f"; seeds of its own: each stage's plus {arm.seed_offset}" if arm.seed_offset else ""
+    return f"{arm.name}: {', '.join(f'{name}={level}' for name, level in arm.levels.items())}{own}"
 
 
 def _about(seconds: Collection[float]) -> str:

@@ -306,7 +306,7 @@ class AttemptRun:
 
     async def _collect(self, blueprint: TrialBlueprint) -> Collected:
         others = {role: slot.swarm for role, slot in self._beside.items()}
-        return await collect_whole(self._swarm, others, blueprint)
+        return await collect_whole(self._swarm, others, blueprint, self._work.plan.metrics)
 
     async def _until_ended(self, blueprint: TrialBlueprint, job: ClientJob, deadline: float) -> None:
         """Watch until the client is gone. Raises what the watch raises, and then it still lives; ClusterUnreachable."""

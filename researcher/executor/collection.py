@@ -6,10 +6,11 @@ Never from what a client prints, and never a part of it: either the records show
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foundation.logs import redact
+from researcher.executor import outcomes
 from researcher.executor.errors import EvidenceMissing
 from researcher.executor.sampling import sample
 from researcher.models import (
@@ -18,6 +19,7 @@ from researcher.models import (
     Attrition,
     EpisodeAttempts,
     HostedModel,
+    Metric,
     SampledEpisode,
     TrialEvidence,
     together,
@@ -55,17 +57,17 @@ class Collected:
     """Versions of the client's code, and how many episodes each ended."""
 
 
-async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
-    """Everything recorded of a finished trial.
+async def collect(swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequence[Metric] = ()) -> Collected:
+    """Everything recorded of a finished trial. metrics: the plan's, for what episodes have to report.
 
-    Raises: EvidenceMissing when the run is not complete, a step is missing, or evaluation episodes are.
+    Raises: EvidenceMissing when the run is not complete, a step is missing, or evaluation episodes are; or what these report.
     """
     report = await swarm.run(blueprint.run_id)
     if report.status != "complete":
         raise EvidenceMissing(f"the run is {report.status} at step {report.step}: {report.reason or 'no reason given'}")
     entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
     own = [entry for entry in entries if entry.client_id == client_id(blueprint.trial_key)]
-    series = _steps(report) | _evaluations(blueprint, own, report)
+    series = _steps(report) | _evaluations(blueprint, own, report, metrics) | outcomes.trained(metrics, own)
     status = await swarm.status()
     hosted = HostedModel(
         name=hosted_name(status.model),
@@ -82,19 +84,22 @@ async def collect(swarm: SwarmClient, blueprint: TrialBlueprint) -> Collected:
     )
 
 
-async def collect_whole(swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprint: TrialBlueprint) -> Collected:
+async def collect_whole(
+    swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprint: TrialBlueprint, metrics: Sequence[Metric] = ()
+) -> Collected:
     """The same of all models of a trial; others: the servers of further models, by role. Their series: `ROLE/name`.
 
     Raises: EvidenceMissing.
     """
-    whole = await collect(swarm, blueprint)
+    whole = await collect(swarm, blueprint, [metric for metric in metrics if metric.role is None])
     series, evidence, tokens = dict(whole.series), whole.evidence, whole.sampled_tokens
     roles, changes = {}, list(evidence.changes or [])
     joined = Counter(evidence.joined)
     lost = [evidence.attrition] if evidence.attrition is not None else []
     for role, run in blueprint.partners.items():
         try:
-            own = await collect(others[role], blueprint.model_copy(update={"run_id": run.run_id}))
+            asked = [metric for metric in metrics if metric.role == role]
+            own = await collect(others[role], blueprint.model_copy(update={"run_id": run.run_id}), asked)
         except EvidenceMissing as missing:
             raise EvidenceMissing(f"of the {role}: {missing}") from missing
         series |= {f"{role}/{name}": line for name, line in own.series.items()}
@@ -136,16 +141,16 @@ def _steps(report: RunReport) -> dict[str, list[tuple[int, float]]]:
 
 
 def _evaluations(
-    blueprint: TrialBlueprint, own: list[LedgerEntry], report: RunReport
+    blueprint: TrialBlueprint, own: list[LedgerEntry], report: RunReport, metrics: Sequence[Metric]
 ) -> dict[str, list[tuple[int, float]]]:
-    before, after = (_evaluation(blueprint, own, *when) for when in (("before", 0), ("after", report.step)))
+    before, after = (_evaluation(blueprint, own, *when, metrics) for when in (("before", 0), ("after", report.step)))
     return before | after
 
 
 def _evaluation(
-    blueprint: TrialBlueprint, own: list[LedgerEntry], when: str, step: int
+    blueprint: TrialBlueprint, own: list[LedgerEntry], when: str, step: int, metrics: Sequence[Metric]
 ) -> dict[str, list[tuple[int, float]]]:
-    """Held-out rewards and successes under the weights of `step`, in the order of the tasks, equal in every arm.
+    """Held-out rewards, successes and what else episodes report, under the weights of `step`, in the order of the tasks, equal in every arm.
 
     own: episodes of the trial's own client; people who join evaluate what they like.
     """
@@ -163,6 +168,7 @@ def _evaluation(
     rewards = [(index, entry.reward) for index, entry in enumerate(kept)]
     successes = [(index, entry.success) for index, entry in enumerate(kept)]
     series = {f"eval_reward_{when}": [(index, value) for index, value in rewards if value is not None]}
+    series |= outcomes.evaluated(metrics, kept, when)
     known = [(index, float(value)) for index, value in successes if value is not None]
     return {**series, f"eval_success_{when}": known} if known else series
 

@@ -41,16 +41,29 @@ async def sample(swarm: SwarmClient, entries: Sequence[LedgerEntry]) -> tuple[Sa
 
 
 def chosen(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """Spread evenly over training, and over the evaluations before and after it."""
+    """Spread evenly over training, and over the tasks of the evaluations before and after it, which are the same in all arms."""
     played = [entry for entry in entries if entry.reward is not None and entry.calls]
-    train = [entry for entry in played if entry.kind == "train"]
+    train = sorted((entry for entry in played if entry.kind == "train"), key=_in_training)
     evaluated = [entry for entry in played if entry.kind == "eval"]
     steps = sorted({entry.claimed_step for entry in evaluated})
     ends = [
         [entry for entry in evaluated if entry.claimed_step == step] for step in dict.fromkeys(steps[:1] + steps[-1:])
     ]
-    found = [*_spread(train, TRAIN), *(entry for end in ends for entry in _spread(end, EVAL))]
+    found = [*_spread(train, TRAIN), *(entry for end in ends for entry in _spread(_one_a_task(end), EVAL))]
     return sorted(found, key=lambda entry: (entry.claimed_at, entry.episode_id))
+
+
+def _in_training(entry: LedgerEntry) -> tuple[int, str, int, str]:
+    """Not by time: two arms on one seed then show the same tasks, whichever of them answered sooner."""
+    return entry.claimed_step, entry.task_id, entry.slot or 0, entry.episode_id
+
+
+def _one_a_task(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    """The first episode of each task, by the tasks' names."""
+    first: dict[str, LedgerEntry] = {}
+    for entry in sorted(entries, key=lambda entry: (entry.claimed_at, entry.episode_id)):
+        first.setdefault(entry.task_id, entry)
+    return [first[task] for task in sorted(first)]
 
 
 def _spread(entries: Sequence[LedgerEntry], most: int) -> list[LedgerEntry]:

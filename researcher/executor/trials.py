@@ -173,7 +173,7 @@ class Executor:
         """
         if not self._pool.by_turns or not (under_way or planned):
             return
-        due = under_way or _of_first_seed(planned)
+        due = under_way or _of_first_seed(plan, planned)
         if not any(site.takes(plan, trial.arm) for trial in due for site in self._pool.sites()):
             await self._pool.turn_to(plan.model_of(due[0].arm).name)
 
@@ -304,7 +304,7 @@ class Executor:
         """The first trial that this site may take: one that is under way stays on its servers. Where servers take turns, of
         the first seed that is left: later ones wait until the other models have had theirs."""
         trials = [this.trials[key] for key in this.queue]
-        due = {trial.key for trial in (_of_first_seed(trials) if self._pool.by_turns else trials)}
+        due = {trial.key for trial in (_of_first_seed(this.work.plan, trials) if self._pool.by_turns else trials)}
         for key in this.queue:
             if not site.takes(this.work.plan, this.trials[key].arm):
                 continue
@@ -371,10 +371,11 @@ class Executor:
         return any(budget.kind == "trials" for budget in self._store.budget(work.study_id))
 
 
-def _of_first_seed(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Of these, those with the lowest seed."""
-    first = min((trial.seed for trial in trials), default=0)
-    return [trial for trial in trials if trial.seed == first]
+def _of_first_seed(plan: Plan, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Of these, those with the lowest seed; seeds of an arm's own count by their place."""
+    places = [plan.shared_seed(trial.arm, trial.seed) for trial in trials]
+    first = min(places, default=0)
+    return [trial for trial, place in zip(trials, places, strict=True) if place == first]
 
 
 def _is_at(attempt: AttemptRecord, site: Site) -> bool:

@@ -18,6 +18,11 @@ LEARNING_RATE = "run.optimizer.learning_rate"
 """At 0 a run trains nothing, and all else of it is as it would be: a control."""
 
 
+OUTCOME_NAME = r"^[A-Za-z0-9_.-]{1,100}$"
+OutcomeName = Annotated[str, StringConstraints(pattern=OUTCOME_NAME)]
+"""A key of `Outcome.metrics` that a metric can be made of."""
+
+
 class Factor(StrictModel):
     """Something that a study may vary.
 
@@ -49,6 +54,9 @@ class Factor(StrictModel):
     """The factor that must not be 0 for this one to do anything."""
     needs_any: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
     """Whole numbers of which one must be above its lowest for this one to do anything; else the first is one above, in all arms."""
+    share: Annotated[bool | None, Field(exclude_if=lambda share: share is None)] = None
+    """Of a family's ratio in `batch.mix`: its level is the family's share of the whole, and the others share the rest. None: as its
+    words say (`share`, `fraction`, `percentage`); in a plan, a ratio that counts relative to the others."""
     scale: Literal["linear", "log"] = "linear"
     aliases: tuple[str, ...] = ()
     description: str = ""
@@ -63,12 +71,19 @@ class Metric(StrictModel):
     """One number of a trial, computed by `researcher.analysis.metrics` from recorded series, never by a client.
 
     kind: heldout_accuracy, heldout_reward (each with `when` before, after or gain), auc_reward, final_reward,
-    steps_to_threshold (with `threshold`), wall_s.
+    steps_to_threshold (with `threshold`), wall_s; outcome: a number that each episode reports in `Outcome.metrics` (`when` before,
+    after or gain over held-out episodes, or training, the mean over all steps).
     """
 
     name: str
-    kind: Literal["heldout_accuracy", "heldout_reward", "auc_reward", "final_reward", "steps_to_threshold", "wall_s"]
-    when: Literal["before", "after", "gain"] = "after"
+    kind: Literal[
+        "heldout_accuracy", "heldout_reward", "auc_reward", "final_reward", "steps_to_threshold", "wall_s", "outcome"
+    ]
+    when: Literal["before", "after", "gain", "training"] = "after"
+    source: Annotated[OutcomeName | None, Field(exclude_if=lambda source: source is None)] = None
+    """outcome: its name in `Outcome.metrics`; None is the metric's own name."""
+    true: Annotated[bool, Field(exclude_if=lambda true: not true)] = False
+    """outcome: it says what is really wanted. The sentinel `reward_against_success` holds the reward against it."""
     role: Annotated[str | None, Field(exclude_if=lambda role: role is None)] = None
     """Of a further model; None: of the instrument's own."""
     threshold: float | None = None
@@ -80,6 +95,21 @@ class Metric(StrictModel):
     """Standard deviation between seeds at the defaults, as measured; a price estimate, never a substitute for the noise floor."""
     aliases: tuple[str, ...] = ()
     description: str = ""
+
+    @property
+    def reported_as(self) -> str:
+        """Its name in `Outcome.metrics`, of an outcome."""
+        return self.source or self.name
+
+
+def heldout_outcome(name: str, when: str) -> str:
+    """The series of what held-out episodes reported, by episode index. when: before, after."""
+    return f"eval_outcome_{when}.{name}"
+
+
+def trained_outcome(name: str) -> str:
+    """The series of what training episodes reported, the mean of each step."""
+    return f"outcome.{name}"
 
 
 class InstrumentDefaults(StrictModel):

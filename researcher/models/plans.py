@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from foundation.strict import StrictModel
 from researcher.models.conclusions import Verdict
 from researcher.models.instruments import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Direction, Factor, Metric, Scalar
+from researcher.models.shares import family_of, with_shares
 from swarm.protocol.runspec import merge_patch
 
 
@@ -29,6 +30,8 @@ class Arm(StrictModel):
 
     name: str
     levels: dict[str, Scalar]
+    seed_offset: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
+    """Added to each stage's seeds. Above 0 where another arm runs the same: then they share no seed, and no trial is a copy."""
 
 
 class Hypothesis(StrictModel):
@@ -77,7 +80,7 @@ class StageKind(StrEnum):
 
 
 class Stage(StrictModel):
-    """Which arms run on how many seeds. Seeds are `first_seed … first_seed + seeds - 1`, shared by all arms."""
+    """Which arms run on how many seeds: `first_seed … first_seed + seeds - 1`, shared by all arms but those with a `seed_offset`."""
 
     id: str
     kind: StageKind
@@ -260,12 +263,37 @@ class Plan(StrictModel):
             if target.startswith("run.") and not _has_adapters(fields, target, level):
                 fields = merge_patch(fields, nested(target.removeprefix("run."), level))
         if role is None:
-            return dict(fields)
+            return self._with_shares(fields, levels, "run.")
         fields = merge_patch(fields, self.roles[role].run)
         for target, level in levels.items():
             if target.startswith(f"roles.{role}."):
                 fields = merge_patch(fields, nested(target.removeprefix(f"roles.{role}."), level))
-        return dict(fields)
+        return self._with_shares(fields, levels, "run.", f"roles.{role}.")
+
+    def _with_shares(self, fields: Mapping[str, Any], levels: Mapping[str, Scalar], *rooms: str) -> dict[str, Any]:
+        """A RunSpec's fields whose mix gives each family that has a share among these levels just that share."""
+        shared = {target for factor in self.factors if factor.share for target in factor.targets}
+        shares = {
+            family: float(level)
+            for target, level in levels.items()
+            if target in shared and target.startswith(rooms) and (family := family_of(target))
+        }
+        if not shares:
+            return dict(fields)
+        mix = with_shares(fields["batch"]["mix"], shares)
+        return dict(merge_patch(fields, {"batch": {"mix": mix}}))
+
+    def shared_out(self, arm: Arm) -> dict[str, float]:
+        """Ratios of families that follow from the shares of others in this arm, by target."""
+        levels = self.levels_of(arm)
+        found: dict[str, float] = {}
+        for role in (None, *self.roles):
+            room = "run" if role is None else f"roles.{role}"
+            rooms = ("run.",) if role is None else ("run.", f"roles.{role}.")
+            mix = self.run_fields(levels, role).get("batch", {}).get("mix", {})
+            if any(factor.share and target.startswith(rooms) for factor in self.factors for target in factor.targets):
+                found |= {f"{room}.batch.mix.{family}.ratio": float(each["ratio"]) for family, each in mix.items()}
+        return {target: ratio for target, ratio in found.items() if target not in levels}
 
     @property
     def settings(self) -> dict[str, object]:
@@ -276,7 +304,7 @@ class Plan(StrictModel):
     @property
     def held(self) -> list[tuple[str, object]]:
         """What is the same in all arms: settings of the run, by their names in a RunSpec, and of the tasks."""
-        varied = self.levels_of(self.arms[0])
+        varied = self.levels_of(self.arms[0]) | self.shared_out(self.arms[0])
         return [
             (path.removeprefix("run."), value)
             for path, value in self.settings.items()
@@ -285,6 +313,19 @@ class Plan(StrictModel):
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
+
+    def seed_of(self, arm: str, stage: Stage, place: int) -> int:
+        """The seed of an arm's trial at this place of a stage, counted from 0."""
+        return stage.first_seed + place + self.arm(arm).seed_offset
+
+    @property
+    def last_seed(self) -> int:
+        """The greatest that a trial may have."""
+        return max(self.seed_of(arm, stage, stage.max_seeds - 1) for stage in self.stages for arm in stage.arms)
+
+    def shared_seed(self, arm: str, seed: int) -> int:
+        """The seed that stands at the same place of arms without an offset: trials of one place are set side by side by it."""
+        return seed - self.arm(arm).seed_offset
 
     def levels_of(self, arm: Arm) -> dict[str, Scalar]:
         """What it varies, by target."""

@@ -270,6 +270,8 @@ class StudyData:
     """Which the study left behind."""
     llm_calls: tuple[LlmCall, ...] = ()
     """To a planner LLM: for the plan, the instrument and its repairs."""
+    samples: Mapping[str, Sequence[SampledEpisode]] = field(default_factory=dict)
+    """Of finished trials' episodes, by the trial's key, in the order in which they were kept; none of trials of early versions."""
 
 
 class LeaseInfo(BaseModel):

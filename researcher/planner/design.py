@@ -5,7 +5,6 @@ Pure. Everything that decides the study is fixed here and hashed with the plan.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -41,9 +40,11 @@ from researcher.planner.balance import balances
 from researcher.planner.hosting import boots_s, models_of
 from researcher.planner.instruments import InstrumentFolder
 from researcher.planner.layout import laid_out
+from researcher.planner.own_seeds import with_own_seeds
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.planner.seam import PlanOptions
+from researcher.planner.shares import refuse_held_share, with_held_shares, with_mixes_told
 from researcher.planner.stages import ALPHA, POWER, branches, check_seeds, cost, with_most
 from swarm.protocol.runspec import RunSpec, merge_patch
 
@@ -58,12 +59,6 @@ class Price:
 
     trials: tuple[int, int]
     wall_s: tuple[float, float]
-
-
-def _equal(arms: Sequence[Arm]) -> Iterator[str]:
-    """What is said of arms that are the same but for their names."""
-    if any(one.levels == other.levels for one, other in itertools.combinations(arms, 2)):
-        yield "Arms with equal levels differ by chance alone: this measures the noise, and no difference should be found."
 
 
 def _with_effect(instrument: Instrument, reading: Reading) -> Reading:
@@ -123,6 +118,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
     overruled = tuple(_overruled(reading, options))
     budget_s = options.budget_s or reading.budget_s or DEFAULT_BUDGET_S
     settings = dict(_by_target(reading.settings))
+    refuse_held_share(reading.factors, [factor for factor, _ in reading.settings])
     plan = Plan(
         question=topic.strip(),
         instrument=instrument.name,
@@ -136,7 +132,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
         stages=stages,
         branches=_branches(reading, arms, hypotheses, stages, options),
         steps=int(settings.pop(STUDY_STEPS, defaults.steps)),
-        run=_run(instrument, settings),
+        run=_run(instrument, settings, reading.settings),
         roles=_roles(instrument, settings, model),
         task=_task(instrument, settings),
         heldout_tasks=defaults.heldout_tasks,
@@ -150,7 +146,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
         sentinels=PLANNED,
         budget=Budget(wall_s=budget_s, trials=len(arms) * seeds[1]),
         planner="builtin",
-        assumptions=(*reading.assumptions, *overruled, *_equal(arms)),
+        assumptions=(*reading.assumptions, *overruled),
     )
     return plan.model_copy(update={"trial_s": max(_trial_s(plan, arm, instrument) for arm in arms)})
 
@@ -217,7 +213,8 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int) -> int:
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan, if every arm has a name of its own and is a run that a server would take, and every stage leads somewhere.
+    """The plan, if every arm has a name of its own and is a run that a server would take, and every stage leads somewhere;
+    with seeds of their own for arms that run the same.
 
     Raises: PlanningRefused.
     """
@@ -227,7 +224,6 @@ def checked(plan: Plan) -> Plan:
             f"several arms would be called {shared[0]}, and nothing would tell their trials apart; write their levels otherwise",
             shared,
         )
-    check_seeds(plan.stages)
     for arm in plan.arms:
         levels = plan.levels_of(arm)
         if RUN_PARAMETERS in levels and any(target.startswith(f"{RUN_PARAMETERS}.") for target in levels):
@@ -237,10 +233,16 @@ def checked(plan: Plan) -> Plan:
             )
         for role in (None, *plan.roles):
             try:
-                RunSpec.model_validate(plan.run_fields(levels, role))
+                fields = plan.run_fields(levels, role)
+            except ValueError as error:
+                raise PlanningRefused(f"arm {arm.name} cannot be: {error}") from error
+            try:
+                RunSpec.model_validate(fields)
             except ValidationError as error:
                 problems = "; ".join(str(problem) for problem in explain(error, RunSpec))
                 raise PlanningRefused(f"arm {arm.name} cannot be run: {problems}") from error
+    plan = with_mixes_told(with_own_seeds(plan))
+    check_seeds(plan)
     stages = {stage.id for stage in plan.stages}
     for stage in stages:
         ends = [branch for branch in plan.branches if branch.stage == stage]
@@ -317,12 +319,14 @@ def _by_target(settings: Sequence[tuple[Factor, Scalar]]) -> list[tuple[str, Any
     return [(target, level) for factor, level in settings for target in factor.targets]
 
 
-def _run(instrument: Instrument, settings: dict[str, Any]) -> dict[str, Any]:
+def _run(
+    instrument: Instrument, settings: dict[str, Any], held: Sequence[tuple[Factor, Scalar]] = ()
+) -> dict[str, Any]:
     run: Any = instrument.defaults.run
     for target, level in settings.items():
         if target.startswith("run."):
             run = merge_patch(run, nested(target.removeprefix("run."), level))
-    return dict(run)
+    return with_held_shares(dict(run), held)
 
 
 def _roles(instrument: Instrument, settings: dict[str, Any], model: str) -> dict[str, PlanRole]:

@@ -23,8 +23,10 @@ from foundation.nearest import nearest
 from foundation.paths import visible_files
 from foundation.strict import explain
 from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
+from researcher.models.instruments import OUTCOME_NAME
 from researcher.models.plans import leaf_at, nested
 from researcher.planner.refusals import PlanningRefused
+from researcher.planner.shares import share_problem, with_shares_told
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 DECLARATION = "study.toml"
@@ -92,6 +94,7 @@ def read_instrument(path: Path) -> InstrumentFolder:
     except ValidationError as error:
         problems = [str(problem) for problem in explain(error, Instrument)]
         raise PlanningRefused(f"{file}: {'; '.join(problems)}", problems) from error
+    instrument = with_shares_told(instrument)
     problems = [*_inconsistencies(instrument), *_wrong_targets(instrument)]
     if not (path / instrument.workflow).is_file():
         problems.append(f"workflow: there is no file {instrument.workflow!r} in the folder")
@@ -122,6 +125,8 @@ def level_problem(factor: Factor, level: Scalar) -> str | None:
         return f"{factor.name} takes numbers, not {level}"
     if factor.type == "int" and level != int(level):
         return f"{factor.name} takes whole numbers, not {level:g}"
+    if factor.share and not 0 < level < 1:
+        return f"{factor.name} is a share, above 0 and below 1, not {level:g}"
     if (factor.low is not None and level < factor.low) or (factor.high is not None and level > factor.high):
         return f"{factor.name} goes from {_bound(factor.low)} to {_bound(factor.high)}; {level:g} lies outside"
     return None
@@ -202,6 +207,8 @@ def _inconsistencies(instrument: Instrument) -> Iterable[str]:
     for metric in instrument.metrics:
         yield from _wrong_metric(metric)
     for factor in instrument.factors:
+        if factor.share and (wrong := share_problem(factor, instrument.defaults.run)):
+            yield f"factors.{factor.name}.share: {wrong}"
         if factor.type == "choice" and not factor.choices:
             yield f"factors.{factor.name}.choices: a choice needs them"
         elif factor.proper and factor.type != "choice":
@@ -231,8 +238,24 @@ def _wrong_metric(metric: Metric) -> Iterable[str]:
         yield f'metrics.{metric.name}.direction: {metric.kind} needs one; "decrease" where less is better'
     if metric.kind != "steps_to_threshold" and metric.threshold is not None:
         yield f"metrics.{metric.name}.threshold: {metric.kind} has none; only steps_to_threshold does"
-    if not metric.kind.startswith("heldout_") and "when" in metric.model_fields_set:
-        yield f"metrics.{metric.name}.when: {metric.kind} has none; only heldout_accuracy and heldout_reward do"
+    if not (metric.kind.startswith("heldout_") or metric.kind == "outcome") and "when" in metric.model_fields_set:
+        yield f"metrics.{metric.name}.when: {metric.kind} has none; only heldout_accuracy, heldout_reward and outcome do"
+    elif metric.kind != "outcome" and metric.when == "training":
+        yield f"metrics.{metric.name}.when: {metric.kind} is of held-out episodes: before, after or gain"
+    yield from _wrong_outcome(metric)
+
+
+def _wrong_outcome(metric: Metric) -> Iterable[str]:
+    if metric.kind == "outcome":
+        if not re.fullmatch(OUTCOME_NAME, metric.reported_as):
+            yield f"metrics.{metric.name}.source: say its name in Outcome.metrics: letters, digits, _, - and . alone"
+        if "direction" not in metric.model_fields_set:
+            yield f'metrics.{metric.name}.direction: outcome needs one; "decrease" where less is better'
+        return
+    if metric.source is not None:
+        yield f"metrics.{metric.name}.source: {metric.kind} has none; only outcome does"
+    if metric.true:
+        yield f"metrics.{metric.name}.true: {metric.kind} cannot be; only outcome can"
 
 
 def _passed(factor: Factor, task: Mapping[str, Scalar]) -> Scalar:

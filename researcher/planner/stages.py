@@ -173,11 +173,11 @@ def with_seeds(stages: Sequence[Stage], seeds: int) -> tuple[Stage, ...]:
     return with_most([sized(stage) for stage in stages], seeds)
 
 
-def check_seeds(stages: Sequence[Stage]) -> None:
-    """Raises: PlanningRefused where a stage would, at its most, take seeds that no run takes."""
-    over = max(stage.first_seed + stage.max_seeds - 1 for stage in stages) - LAST_SEED
+def check_seeds(plan: Plan) -> None:
+    """Raises: PlanningRefused where an arm would, at the most, take seeds that no run takes."""
+    over = plan.last_seed - LAST_SEED
     if over > 0:
-        first = min(stage.first_seed for stage in stages)
+        first = min(stage.first_seed for stage in plan.stages)
         raise PlanningRefused(
             f"seeds go up to {LAST_SEED}, and from {first} on this plan may need {over} more than there are: give "
             f"--first-seed {max(0, first - over)} or less, or fewer --seeds"

@@ -43,6 +43,7 @@ from researcher.report.parts import (
 )
 from researcher.report.planned import budget_claims, known_part, stage_claims, study_claims
 from researcher.report.records import ENDED, Records
+from researcher.report.samples import SamplePart, samples_of
 
 _CURVE = "reward_mean"
 
@@ -71,6 +72,7 @@ class Page:
     noise: list[tuple[Metric, Claims]]
     sentinels: list[SentinelPart]
     path: list[StepPart]
+    samples: list[SamplePart]
     cost: Claims
     censored: list[CensoredPart]
     metrics: list[Metric]
@@ -126,6 +128,11 @@ class Page:
         models = [trial.evidence.model for trial in self.data.trials if trial.evidence is not None]
         return sorted({model.dtype for model in models if model is not None and model.dtype is not None})
 
+    @property
+    def with_own_seeds(self) -> list[ArmPart]:
+        """Arms that run the same as another one, on seeds of their own."""
+        return [part for part in self.arms if part.arm.seed_offset]
+
     def with_verdict(self, verdict: str) -> list[HypothesisPart]:
         return [part for part in self.hypotheses if part.verdict == verdict]
 
@@ -164,6 +171,7 @@ def page(records: Records) -> Page:
         noise=[(metric, _noise(ledger, metric)) for metric in decided],
         sentinels=_sentinels(ledger, records),
         path=[_step(ledger, decision.after, records) for decision in records.path],
+        samples=samples_of(plan, records.data),
         cost=_cost(ledger, asked_llm=bool(records.data.llm_calls)),
         censored=_censored(ledger, plan, metrics),
         metrics=metrics,
@@ -242,6 +250,8 @@ def _arm(ledger: Ledger, arm: Arm, metrics: Sequence[Metric]) -> ArmPart:
         status: ledger.claim(f"{name}.{status}", call("count_trials", arm=arm.name, status=status), Style.COUNT)
         for status in ("done", "failed", "open")
     }
+    if arm.seed_offset:
+        counts["seed_offset"] = ledger.claim(f"{name}.seed_offset", call("seed_offset", arm.name), Style.COUNT)
     counts["trials"] = ledger.claim(f"{name}.trials", call("count_trials", arm=arm.name), Style.COUNT)
     summaries = {
         metric.name: {

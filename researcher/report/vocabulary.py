@@ -301,6 +301,11 @@ class Vocabulary(LossWords):
         found = levels[factor]
         return str(found).lower() if isinstance(found, bool) else found
 
+    def seed_offset(self, arm: str) -> Value:
+        """By how much an arm's seeds lie above its stages': above 0 where another arm runs the same."""
+        self._arm(arm)
+        return self._plan.arm(arm).seed_offset
+
     def count_hypotheses(self) -> Value:
         return len(self._plan.hypotheses)
 
@@ -361,7 +366,7 @@ class Vocabulary(LossWords):
     def _finals(self, metric: str, arm: str, stage: str | None) -> list[float]:
         self._metric(metric)
         trials = self._trials(arm)
-        within = trials if stage is None else seeds_of(self._stage(stage), trials)
+        within = trials if stage is None else seeds_of(self._plan, self._stage(stage), trials)
         self._records.check(metric, within)
         return [trial.finals[metric] for trial in within if trial.status is TrialStatus.DONE]
 
@@ -369,7 +374,7 @@ class Vocabulary(LossWords):
         self._metric(metric)
         for stage in self._plan.stages:
             if stage.kind is StageKind.NOISE_FLOOR:
-                self._records.check(metric, seeds_of(stage, self._records.data.trials))
+                self._records.check(metric, seeds_of(self._plan, stage, self._records.data.trials))
         try:
             return measured_noise(self._plan, self._records.data.trials, metric)
         except NotEnoughTrials:

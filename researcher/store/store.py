@@ -82,6 +82,8 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             events, repairs = self.events(study_id, limit=100_000), self.repairs(study_id)
         with readable("the rows of llm_calls"):
             llm_calls = self.llm_calls(study_id)
+        with readable("the rows of episodes"):
+            samples = self.samples(study_id)
         study = self.study(study_id)
         return StudyData(
             study_id=study_id,
@@ -102,6 +104,7 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             stage_times=stage_times,
             findings=tuple(findings),
             llm_calls=tuple(llm_calls),
+            samples=samples,
         )
 
     @property

@@ -216,10 +216,12 @@ class Studies(Sessions):
             return {row.id: (row.started_at, row.ended_at) for row in session.scalars(chosen)}
 
     def largest_seed(self) -> int:
-        """That any stage of any study plans, its seeds at the most; -1 where there is none."""
+        """That any arm of any study plans, with its seeds at the most; -1 where there is none."""
         with self._reading() as session:
             largest = session.scalar(select(func.max(StageRow.first_seed + StageRow.max_seeds - 1)))
-            return -1 if largest is None else largest
+            apart = session.scalars(select(PlanRow.canonical).where(PlanRow.canonical.contains('"seed_offset":')))
+            own = [Plan.model_validate_json(canonical).last_seed for canonical in apart]
+            return max([-1 if largest is None else largest, *own])
 
 
 def _newest_version(session: Session, study_id: str) -> int | None:

@@ -239,6 +239,15 @@ class Trials(Sessions):
             rows = session.scalars(chosen.order_by(EpisodeRow.position))
             return [SampledEpisode.model_validate(row.detail) for row in rows]
 
+    def samples(self, study_id: str) -> dict[str, list[SampledEpisode]]:
+        """The same of all trials that have some, by their keys."""
+        with self._reading() as session:
+            chosen = select(EpisodeRow).where(EpisodeRow.study_id == study_id)
+            found: dict[str, list[SampledEpisode]] = {}
+            for row in session.scalars(chosen.order_by(EpisodeRow.trial_key, EpisodeRow.position)):
+                found.setdefault(row.trial_key, []).append(SampledEpisode.model_validate(row.detail))
+            return found
+
     def fail_attempt(self, study_id: str, key: str, reason: str) -> None:
         """This attempt came to nothing; the trial may be tried again, as often as its executor allows."""
         self._end_attempt(study_id, key, "failed", reason)

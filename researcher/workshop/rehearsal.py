@@ -65,6 +65,8 @@ class Played(BaseModel):
     answer: int | str
     reward: float | None = None
     success: bool | None = None
+    metrics: list[str] = []
+    """Names of what it reported beside (`Outcome.metrics`)."""
     asked: list[str] = []
     error: str = ""
     kind: str = ""

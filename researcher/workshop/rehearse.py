@@ -186,8 +186,16 @@ async def _played(
     result = desk.result
     reward = None if result is None else float(result.reward)
     success = None if result is None else result.success
-    asked = list(endpoint.asked)
-    return Played(split=split, task=task.id, answer=name, reward=reward, success=success, asked=asked, **failure)
+    return Played(
+        split=split,
+        task=task.id,
+        answer=name,
+        reward=reward,
+        success=success,
+        metrics=[] if result is None else sorted(result.metrics),
+        asked=list(endpoint.asked),
+        **failure,
+    )
 
 
 def _trace(request: RehearsalRequest) -> str:

@@ -21,6 +21,9 @@ SERIES = {
     "eval_reward_after": [(0, 1.0), (1, 0.5)],
     "eval_success_before": [(0, 0.0), (1, 0.0)],
     "eval_success_after": [(0, 1.0), (1, 0.0)],
+    "eval_outcome_before.true_score": [(0, 0.0), (1, 0.5)],
+    "eval_outcome_after.true_score": [(0, 1.0), (1, 0.5)],
+    "outcome.true_score": [(1, 0.2), (2, 0.4)],
 }
 
 
@@ -35,6 +38,10 @@ SERIES = {
         (metric("heldout_accuracy", when="after"), 0.5),
         (metric("heldout_accuracy", when="before"), 0.0),
         (metric("heldout_reward", when="gain"), 0.5),
+        (metric("outcome", source="true_score"), 0.75),
+        (metric("outcome", source="true_score", when="before"), 0.25),
+        (metric("outcome", source="true_score", when="gain"), 0.5),
+        (metric("outcome", source="true_score", when="training"), 0.3),
     ],
 )
 def test_every_kind_of_metric_is_computed_from_its_series(wanted: Metric, value: float) -> None:
@@ -56,6 +63,7 @@ def test_a_single_step_has_an_area() -> None:
     [
         (metric("auc_reward"), {}, "reward_mean"),
         (metric("wall_s"), {"step_s": []}, "step_s"),
+        (metric("outcome", source="true_score"), {}, r"eval_outcome_after\.true_score"),
         (metric("auc_reward"), {"reward_mean": [(1, 0.0), (3, 0.1)]}, r"missing: \[2\]"),
         (metric("auc_reward"), {"reward_mean": [(1, 0.0), (1, 0.1)]}, "two values"),
         (metric("final_reward"), {"reward_mean": [(1, float("nan"))]}, "not finite"),

@@ -10,6 +10,7 @@ import pytest
 
 from researcher.executor.collection import collect
 from researcher.executor.errors import EvidenceMissing
+from researcher.models import Metric
 from swarm.client import SwarmClient
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint
 from swarm.protocol.episodes import DropReason, EpisodeState, LedgerEntry, LedgerPage
@@ -104,10 +105,10 @@ def server(run: RunReport, entries: list[LedgerEntry]) -> Callable[[httpx.Reques
     return answer
 
 
-async def collected(run: RunReport, entries: list[LedgerEntry]) -> Any:
+async def collected(run: RunReport, entries: list[LedgerEntry], *metrics: Metric) -> Any:
     transport = httpx.MockTransport(server(run, entries))
     async with SwarmClient("http://server", transport=transport) as swarm:
-        return await collect(swarm, BLUEPRINT)
+        return await collect(swarm, BLUEPRINT, metrics)
 
 
 async def test_series_come_from_steps_and_ledger_in_the_order_of_the_tasks() -> None:
@@ -166,3 +167,34 @@ async def test_unknown_successes_are_not_made_up() -> None:
 async def test_a_part_of_a_trial_is_refused(run: RunReport, entries: list[LedgerEntry], says: str) -> None:
     with pytest.raises(EvidenceMissing, match=says):
         await collected(run, entries)
+
+
+HONEST = Metric(name="honesty", kind="outcome", source="honest", direction="increase", margin=0.1)
+
+
+async def test_what_episodes_report_beside_the_reward_is_kept_where_a_metric_asks_for_it() -> None:
+    entries = [entry.model_copy(update={"metrics": {"honest": 0.25, "other": 1.0}}) for entry in whole()]
+    found = await collected(report(), entries, HONEST)
+    assert found.series["eval_outcome_before.honest"] == [(index, 0.25) for index in range(4)]
+    assert found.series["eval_outcome_after.honest"] == [(index, 0.25) for index in range(4)]
+    assert found.series["outcome.honest"] == [(1, 0.25)]
+    assert not [name for name in found.series if "other" in name]
+    assert not [name for name in (await collected(report(), entries)).series if "outcome" in name]
+
+
+async def test_episodes_that_do_not_report_a_declared_metric_are_counted_and_the_remedy_is_named() -> None:
+    entries = [
+        entry.model_copy(update={"metrics": {} if entry.task_id == "b" else {"honest": 1.0}}) for entry in whole()
+    ]
+    with pytest.raises(
+        EvidenceMissing, match=r"2 of 4 held-out episodes report no 'honest': .*metrics=\{'honest': …\}"
+    ):
+        await collected(report(), entries, HONEST)
+
+
+async def test_training_episodes_have_to_report_it_too() -> None:
+    entries = [
+        entry.model_copy(update={"metrics": {"honest": 1.0} if entry.kind == "eval" else {}}) for entry in whole()
+    ]
+    with pytest.raises(EvidenceMissing, match="1 of 1 training episodes report no 'honest'"):
+        await collected(report(), entries, HONEST)

@@ -49,13 +49,21 @@ def a_call(index: int, **changes: Any) -> RecordedCall:
 
 def test_the_sample_reaches_from_the_first_training_episode_to_the_last_and_over_both_evaluations() -> None:
     train = [an_entry(number) for number in range(10, 90)]
-    before = [an_entry(number, kind="eval", claimed_step=0) for number in range(10)]
-    after = [an_entry(number, kind="eval", claimed_step=9) for number in range(90, 100)]
+    before = [an_entry(number, kind="eval", claimed_step=0, task_id=f"t-{number:02}") for number in range(10)]
+    after = [an_entry(number, kind="eval", claimed_step=9, task_id=f"t-{number:02}") for number in range(90, 100)]
     unplayed = [an_entry(200, reward=None), an_entry(201, calls=0)]
     taken = [entry.episode_id for entry in chosen([*after, *train, *before, *unplayed])]
     assert len(taken) == TRAIN + 2 * EVAL
     assert taken == sorted(taken)
     assert {"ep-000", "ep-009", "ep-010", "ep-089", "ep-090", "ep-099"} <= set(taken)
+
+
+def test_held_out_samples_are_of_the_same_tasks_whichever_was_answered_first() -> None:
+    tasks = ["a", "b", "c"]
+    one = [an_entry(number, kind="eval", claimed_step=0, task_id=task) for number, task in enumerate(tasks * 2)]
+    other = [an_entry(number, kind="eval", claimed_step=0, task_id=task) for number, task in enumerate(tasks[::-1] * 2)]
+    assert [entry.task_id for entry in chosen(one)] == ["a", "c"]
+    assert sorted(entry.task_id for entry in chosen(other)) == ["a", "c"]
 
 
 def test_few_episodes_are_all_taken() -> None:

@@ -79,6 +79,11 @@ def test_a_folder_that_is_named_twice_counts_once_and_one_that_is_missing_is_nam
         ),
         ('kind = "wall_s"\ndirection = "decrease"', 'kind = "wall_s"', "direction: wall_s needs one"),
         ('kind = "final_reward"', 'kind = "final_reward"\nwhen = "gain"', "when: final_reward has none"),
+        ('kind = "final_reward"', 'kind = "outcome"', "direction: outcome needs one"),
+        ('kind = "final_reward"', 'kind = "outcome"\ndirection = "increase"\nsource = "a b"', "source"),
+        ('kind = "final_reward"', 'kind = "final_reward"\nsource = "honest"', "source: final_reward has none"),
+        ('kind = "final_reward"', 'kind = "final_reward"\ntrue = true', "true: final_reward cannot be; only outcome"),
+        ('kind = "final_reward"', 'kind = "heldout_reward"\nwhen = "training"', "before, after or gain"),
         ('kind = "final_reward"', 'kind = "final_reward"\nthreshold = 0.5', "threshold: final_reward has none"),
         (
             "trial_s = 30.0",

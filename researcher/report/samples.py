@@ -1,0 +1,136 @@
+"""Sample answers: what an arm's model was asked, what it said, and what that was worth, before and after training.
+
+Records, and no claims: they are printed as they were kept, cut to a bounded size. Of each arm the finished trial that stands at
+the first place among seeds is shown, on tasks that the others show too where there are such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from researcher.models import Plan, SampledEpisode, StudyData, TrialRecord, TrialStatus
+
+EACH = 2
+"""Episodes shown of each of: held out before, in training, held out after."""
+LONGEST = 300
+"""Letters of a question or an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplePart:
+    """One episode. when: `before`, `training` or `after`. success: None where nothing was said of it."""
+
+    arm: str
+    seed: int
+    when: str
+    task: str
+    question: str
+    answer: str
+    reward: str
+    success: str
+
+
+def samples_of(plan: Plan, data: StudyData) -> list[SamplePart]:
+    """Of each arm that has some, in the plan's order; empty for studies whose trials kept none."""
+    shown: dict[str, tuple[TrialRecord, dict[str, list[SampledEpisode]]]] = {}
+    for arm in plan.arms:
+        trials = sorted(
+            (trial for trial in data.trials if trial.arm == arm.name and trial.status is TrialStatus.DONE),
+            key=lambda trial: trial.seed,
+        )
+        kept = next((trial for trial in trials if data.samples.get(trial.key)), None)
+        if kept is not None:
+            shown[arm.name] = kept, _by_time(data.samples[kept.key])
+    whens = ("before", "training", "after")
+    shared = {when: _shared([episodes[when] for _, episodes in shown.values()]) for when in whens}
+    return [
+        _part(trial, when, episode)
+        for trial, episodes in shown.values()
+        for when in whens
+        for episode in _chosen(episodes[when], shared[when])
+    ]
+
+
+def _by_time(episodes: Sequence[SampledEpisode]) -> dict[str, list[SampledEpisode]]:
+    held_out = [episode for episode in episodes if episode.kind == "eval"]
+    first = min((episode.step for episode in held_out), default=0)
+    return {
+        "before": [episode for episode in held_out if episode.step == first],
+        "training": [episode for episode in episodes if episode.kind == "train"],
+        "after": [episode for episode in held_out if episode.step != first],
+    }
+
+
+def _shared(arms: Sequence[Sequence[SampledEpisode]]) -> set[str]:
+    tasks = [{episode.task_id for episode in episodes} for episodes in arms]
+    return set.intersection(*tasks) if tasks else set()
+
+
+def _chosen(episodes: Sequence[SampledEpisode], shared: set[str]) -> list[SampledEpisode]:
+    """Shared tasks before others; of those the first and the last, as they were kept."""
+    ranked = sorted(enumerate(episodes), key=lambda pair: (pair[1].task_id not in shared, pair[0]))
+    common = [pair for pair in ranked if pair[1].task_id in shared]
+    pool = common if len(common) >= EACH else ranked[: max(EACH, len(common))]
+    taken = [pool[0], pool[-1]] if len(pool) > EACH else pool
+    return [episode for _, episode in sorted(taken, key=lambda pair: pair[0])]
+
+
+def _part(trial: TrialRecord, when: str, episode: SampledEpisode) -> SamplePart:
+    first = episode.sampled[0] if episode.sampled else None
+    last = episode.sampled[-1] if episode.sampled else None
+    return SamplePart(
+        arm=trial.arm,
+        seed=trial.seed,
+        when=when,
+        task=_cut(episode.task_id),
+        question=_cut(question_in(first.request)) if first else "",
+        answer=_cut(answer_in(last.answer)) if last else "",
+        reward="none" if episode.reward is None else f"{episode.reward:.3g}",
+        success={True: "yes", False: "no", None: "not said"}[episode.success],
+    )
+
+
+def question_in(request: Any) -> str:
+    """The last that a user says in a recorded request, of whichever dialect; empty where nobody says anything."""
+    if not isinstance(request, Mapping):
+        return _text(request)
+    turns = request.get("messages", request.get("input", request.get("prompt", "")))
+    if not isinstance(turns, list):
+        return _text(turns)
+    asked = [turn for turn in turns if isinstance(turn, Mapping) and turn.get("role") == "user"]
+    return _text(asked[-1].get("content") if asked else turns)
+
+
+def answer_in(answer: Any) -> str:
+    """The text of a recorded answer, of whichever dialect, with the calls of tools in it."""
+    if not isinstance(answer, Mapping):
+        return _text(answer)
+    choices = answer.get("choices")
+    if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+        message = choices[0].get("message", choices[0])
+        return _text(message)
+    return _text(answer.get("output", answer))
+
+
+def _text(value: Any) -> str:
+    return " ".join(part for part in _texts(value) if part.strip())
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Texts of a message or of parts of one: contents, texts, names and arguments of calls; no ids, roles or types."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, Mapping):
+        for name in ("content", "text", "output_text", "cut", "tool_calls", "function", "name", "arguments", "input"):
+            if value.get(name):
+                yield from _texts(value[name])
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} …"
