@@ -19,8 +19,6 @@ from tests.fakes.sampling_engine import SamplingEngine
 from tests.swarm.server.gateway.conftest import Served, _served
 from tests.vllm_fixture import LoopThread
 
-pytestmark = pytest.mark.slow
-
 
 class WitnessedEngine(SamplingEngine):
     """Notes what the engine says that it sampled, before the gateway hears of it."""

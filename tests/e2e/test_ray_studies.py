@@ -11,7 +11,6 @@ from tests.e2e.test_studies import REPEAT, TOPIC, Machine
 from tests.ray_fixture import lacking
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(bool(lacking()), reason=f"needs {', '.join(lacking())}: `make verl`"),
 ]
 

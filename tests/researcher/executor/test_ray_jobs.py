@@ -29,7 +29,6 @@ from tests.ray_fixture import lacking
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.slow,
     pytest.mark.skipif(bool(lacking()), reason=f"needs {', '.join(lacking())}: `make verl`"),
 ]
 

@@ -291,7 +291,6 @@ EVERYWHERE = [
 """Seconds into each part of a step at which the trainer is killed, a step each."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "fields", "kills"),
     [("stored", {}, EVERYWHERE), ("adapted", LORA, [{}, {"train": 0.03, "checkpoint": 0.005}])],

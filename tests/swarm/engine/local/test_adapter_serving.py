@@ -15,7 +15,7 @@ from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec
 from tests.contracts.engine_contract import batch_of, chat, request
 
-pytestmark = [pytest.mark.slow, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 LORA = RunSpec.model_validate(
     {

@@ -28,7 +28,7 @@ from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec
 from tests.contracts.engine_contract import EngineContract, batch_of, chat, request, sampled_group, train_call
 
-pytestmark = [pytest.mark.slow, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 MEAN_TOLERANCE = 0.08
 MAX_TOLERANCE = 1.2

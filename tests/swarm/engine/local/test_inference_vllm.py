@@ -17,8 +17,6 @@ from swarm.engine.seam import RequestRefused, Sampled, SampledEvent, SampleReque
 from swarm.protocol.episodes import WeightsVersion
 from tests.vllm_fixture import LoopThread
 
-pytestmark = pytest.mark.slow
-
 BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "What is 2+3? Answer with a number."}],
     "temperature": 1.0,

@@ -11,8 +11,6 @@ import pytest
 from swarm.protocol.episodes import RecordedCall
 from tests.swarm.server.gateway.conftest import Episode, Served
 
-pytestmark = pytest.mark.slow
-
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"b": {"type": "integer"}, "a": {"type": "integer"}},

@@ -16,8 +16,6 @@ from swarm.protocol.episodes import RecordedCall
 from tests.swarm.server.gateway.conftest import Episode, Served
 from tests.vllm_fixture import LoopThread
 
-pytestmark = pytest.mark.slow
-
 ADD: dict[str, Any] = {
     "type": "function",
     "function": {
