@@ -28,6 +28,8 @@ from tests.fakes.postgres import postgres_server
 from tests.fakes.town import REPEAT, Town
 from tests.fakes.town_clock import TownClock
 
+pytestmark = pytest.mark.campaign
+
 T = TypeVar("T")
 TOPIC = "Does a learning rate of 1e-3 repeat words faster than 1e-5?"
 LATENCY = ("--echo-latency-s", "0.4")

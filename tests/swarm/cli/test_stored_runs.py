@@ -293,7 +293,10 @@ EVERYWHERE = [
 
 @pytest.mark.parametrize(
     ("kind", "fields", "kills"),
-    [("stored", {}, EVERYWHERE), ("adapted", LORA, [{}, {"train": 0.03, "checkpoint": 0.005}])],
+    [
+        pytest.param("stored", {}, EVERYWHERE, marks=pytest.mark.campaign),
+        ("adapted", LORA, [{}, {"train": 0.03, "checkpoint": 0.005}]),
+    ],
     ids=["full", "lora"],
 )
 def test_weights_after_kills_at_any_moment_of_the_update_are_bit_equal_to_an_uninterrupted_runs(

@@ -277,6 +277,7 @@ def test_calls_wait_while_inference_sleeps_and_go_on_where_they_were(
     assert short.choices[0].sampled_ids == vllm_loop.run(vllm.sample(ask())).choices[0].sampled_ids
 
 
+@pytest.mark.campaign
 def test_a_child_that_dies_in_its_sleep_is_started_once_more_and_awake(
     vllm: VllmInference, vllm_loop: LoopThread
 ) -> None:

@@ -160,7 +160,7 @@ async def test_a_trainer_killed_in_a_step_comes_back_and_replays_to_the_same_wei
     assert equal(await exported(trainer, tmp_path / "w"), expected)
 
 
-@pytest.mark.parametrize("between", ["a step", "another run"])
+@pytest.mark.parametrize("between", ["a step", pytest.param("another run", marks=pytest.mark.campaign)])
 async def test_crashes_before_and_after_a_step_or_in_two_runs_are_not_of_one_row(
     tiny_llama: ModelFolder, tmp_path: Path, between: str
 ) -> None:
