@@ -15,6 +15,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.campaign
 def test_a_study_whose_clients_are_ray_jobs_ends_with_a_report_that_recomputes(
     ray_cluster: str, tmp_path: Path
 ) -> None:
