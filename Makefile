@@ -15,7 +15,9 @@ PIP := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 demo: $(VENV)/.ready  ## a whole study on this machine: no API key, no service
 	$(BIN)/researcher start --topic "$(TOPIC)"
 
-PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --durations=15
+# Processes that tests run in.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder --durations=15
 
 test: $(VENV)/.dev-ready  ## every capability, in 20 minutes on two cores; a campaign runs when it is named: pytest PATH::TEST
 	$(PYTEST) -m "not campaign"

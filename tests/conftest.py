@@ -52,9 +52,21 @@ _ENGINES = (
 _RAY = ("tests/e2e/test_ray_studies.py", "tests/researcher/executor/test_ray_jobs.py")
 """Files with tests on the one Ray cluster, which comes last: it idles at a tenth of a core, and nothing else has to run beside it."""
 _LONG_S = {
-    "tests/researcher/executor/test_trials.py": 100,
+    "tests/e2e/test_repairs.py": 20,
+    "tests/e2e/test_studies.py": 60,
+    "tests/researcher/executor/test_keeping.py": 20,
+    "tests/researcher/executor/test_trials.py": 90,
+    "tests/researcher/workshop/test_repairs.py": 35,
+    "tests/swarm/cli/test_stored_runs.py": 40,
+    "tests/swarm/client/test_against_echo.py": 40,
+    "tests/swarm/client/test_join.py": 35,
+    "tests/swarm/engine/local/test_flex.py": 40,
+    "tests/swarm/engine/local/test_learner.py": 35,
+    "tests/swarm/engine/local/test_trainer.py": 60,
+    "tests/swarm/models/test_distillation.py": 25,
+    "tests/swarm/server/gateway/test_dialects.py": 25,
 }
-"""Files that take longer than 20 seconds on two cores: they come before all shorter ones, so that no process ends with one."""
+"""Files that take 20 seconds and more on two cores, about how long: they come before all shorter ones, so that no process ends with one."""
 
 
 def _lane(nodeid: str) -> str:

@@ -291,10 +291,11 @@ EVERYWHERE = [
 """Seconds into each part of a step at which the trainer is killed, a step each."""
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("kind", "fields", "kills"),
     [
-        pytest.param("stored", {}, EVERYWHERE, marks=pytest.mark.campaign),
+        ("stored", {}, EVERYWHERE),
         ("adapted", LORA, [{}, {"train": 0.03, "checkpoint": 0.005}]),
     ],
     ids=["full", "lora"],

@@ -301,6 +301,7 @@ def test_a_child_that_dies_in_its_sleep_is_started_once_more_and_awake(
     assert second == now
 
 
+@pytest.mark.campaign
 def test_other_weights_give_other_logprobs_and_come_back_after_a_crash(
     vllm: VllmInference, vllm_loop: LoopThread, smollm2: Path, tmp_path: Path
 ) -> None:
