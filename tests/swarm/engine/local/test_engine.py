@@ -63,6 +63,7 @@ async def engine(
         logs=home / "logs",
         clock=SystemClock(),
         max_model_len=1024,
+        max_num_seqs=8,
         back_off=BackOff(first_s=0.05, failures=3),
     )
     try:
