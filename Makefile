@@ -10,13 +10,20 @@ BENCHES := boot episode_end run_switch grpo_step tree_training async_overlap gat
 STUDY_PINS := $(wildcard studies/*/requirements.txt)
 PIP := $(BIN)/python -m pip install -qq --no-deps --disable-pip-version-check
 
-.PHONY: demo test check bench setup verl format clean
+.PHONY: demo test test-all check bench setup verl format clean
 
 demo: $(VENV)/.ready  ## a whole study on this machine: no API key, no service
 	$(BIN)/researcher start --topic "$(TOPIC)"
 
-test: $(VENV)/.dev-ready  ## every test that this machine can run
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+# Processes that tests run in.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder --durations=15
+
+test: $(VENV)/.dev-ready  ## every capability, in 20 minutes on two cores; a campaign runs when it is named: pytest PATH::TEST
+	$(PYTEST) -m "not campaign"
+
+test-all: $(VENV)/.dev-ready  ## every test that this machine can run: the slow campaigns as well
+	$(PYTEST)
 
 check: $(VENV)/.dev-ready  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

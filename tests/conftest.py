@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -40,16 +41,32 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 _ENGINES = (
-    "tests/conformance/",
-    "tests/swarm/cli/test_stored_runs.py",
-    "tests/swarm/engine/local/",
+    "tests/conformance/test_conformance.py",
+    "tests/swarm/engine/local/test_engine.py",
+    "tests/swarm/engine/local/test_inference_vllm.py",
     "tests/swarm/engine/verl/",
     "tests/swarm/server/gateway/test_dialects_vllm.py",
     "tests/swarm/server/gateway/test_token_exact.py",
 )
-"""Files and folders whose tests boot vLLM, or train: one after the other."""
+"""Files and folders whose tests boot vLLM: one after the other, because memory has room for one, and four of them share theirs."""
 _RAY = ("tests/e2e/test_ray_studies.py", "tests/researcher/executor/test_ray_jobs.py")
 """Files with tests on the one Ray cluster, which comes last: it idles at a tenth of a core, and nothing else has to run beside it."""
+_LONG_S = {
+    "tests/e2e/test_repairs.py": 20,
+    "tests/e2e/test_studies.py": 60,
+    "tests/researcher/executor/test_keeping.py": 20,
+    "tests/researcher/executor/test_trials.py": 90,
+    "tests/researcher/workshop/test_repairs.py": 35,
+    "tests/swarm/cli/test_stored_runs.py": 40,
+    "tests/swarm/client/test_against_echo.py": 40,
+    "tests/swarm/client/test_join.py": 35,
+    "tests/swarm/engine/local/test_flex.py": 40,
+    "tests/swarm/engine/local/test_learner.py": 35,
+    "tests/swarm/engine/local/test_trainer.py": 60,
+    "tests/swarm/models/test_distillation.py": 25,
+    "tests/swarm/server/gateway/test_dialects.py": 25,
+}
+"""Files that take 20 seconds and more on two cores, about how long: they come before all shorter ones, so that no process ends with one."""
 
 
 def _lane(nodeid: str) -> str:
@@ -57,8 +74,14 @@ def _lane(nodeid: str) -> str:
     return "engines" if file.startswith(_ENGINES) else "ray" if file in _RAY else file
 
 
+def _place(item: pytest.Item) -> float:
+    """Lower comes first; equal ones keep their order."""
+    lane = _lane(item.nodeid)
+    return {"engines": -math.inf, "ray": math.inf}.get(lane, -_LONG_S.get(lane, 0))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: {"engines": 0, "ray": 2}.get(_lane(item.nodeid), 1))
+    items.sort(key=_place)
 
 
 class Lanes(LoadScopeScheduling):

@@ -70,6 +70,7 @@ def test_the_page_shows_three_whole_files() -> None:
     assert [name for name, _ in FILES] == ["last_word/reward.py", "last_word/workflow.py", "last_word/study.toml"]
 
 
+@pytest.mark.campaign
 def test_every_command_of_the_page_works(reader: Reader, tmp_path: Path) -> None:
     """In their order. The server's port is a free one, and what would take a real model is only planned."""
     said: dict[str, str] = {}

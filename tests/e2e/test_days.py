@@ -28,7 +28,7 @@ from tests.fakes.postgres import postgres_server
 from tests.fakes.town import REPEAT, Town
 from tests.fakes.town_clock import TownClock
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.campaign
 
 T = TypeVar("T")
 TOPIC = "Does a learning rate of 1e-3 repeat words faster than 1e-5?"

@@ -11,11 +11,11 @@ from tests.e2e.test_studies import REPEAT, TOPIC, Machine
 from tests.ray_fixture import lacking
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(bool(lacking()), reason=f"needs {', '.join(lacking())}: `make verl`"),
 ]
 
 
+@pytest.mark.campaign
 def test_a_study_whose_clients_are_ray_jobs_ends_with_a_report_that_recomputes(
     ray_cluster: str, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_study_goes_on_with_what_the_llm_mended_and_says_so_everywhere(
     assert again.returncode == 0, again.stdout + again.stderr
 
 
+@pytest.mark.campaign
 def test_without_an_llm_the_study_says_where_to_mend_and_resume_takes_it(desk: Desk, broken: Path) -> None:
     failed = desk.start(str(broken))
     assert failed.returncode == 1
@@ -128,6 +129,7 @@ def test_without_an_llm_the_study_says_where_to_mend_and_resume_takes_it(desk: D
     assert desk.researcher("verify").returncode == 0
 
 
+@pytest.mark.campaign
 def test_an_instrument_that_an_llm_wrote_waits_for_a_person_and_runs_in_a_sandbox(desk: Desk) -> None:
     desk.configure(written())
     waiting = desk.start("new")

@@ -25,7 +25,6 @@ from researcher.ownership import owned_now
 from researcher.schedule.timetable import Timetable, Window
 from researcher.store.store import Store
 from tests.command import LOOKING, looked
-from tests.e2e.killed import MOMENTS
 
 ROOT = Path(__file__).parents[2]
 REPEAT = ROOT / "tests" / "instruments" / "repeat"
@@ -127,7 +126,7 @@ def test_what_a_study_found_is_known_to_the_next_and_its_copies_are_whole(undist
         assert database.execute("SELECT count(*) FROM trace_info").fetchall() == [(6 * 8,)]
 
 
-@pytest.mark.parametrize("moment", list(MOMENTS))
+@pytest.mark.parametrize("moment", ["mid-trial", pytest.param("while-reporting", marks=pytest.mark.campaign)])
 def test_a_study_killed_at_any_moment_resumes_to_the_same_verdict(
     moment: str, machine: Machine, undisturbed: Machine
 ) -> None:
@@ -148,7 +147,7 @@ def _alive(machine: Machine) -> list[Berth]:
     return [berth for lock in locks if (berth := Berth(lock.parent, SystemClock())).alive()]
 
 
-@pytest.mark.parametrize("rest", ["pause", "window"])
+@pytest.mark.parametrize("rest", ["pause", pytest.param("window", marks=pytest.mark.campaign)])
 def test_a_study_whose_researcher_was_killed_holds_no_server_while_it_rests(
     machine: Machine, undisturbed: Machine, rest: str
 ) -> None:
@@ -216,6 +215,7 @@ def test_a_copied_home_is_verified_by_its_own_files(machine: Machine, undisturbe
     assert undisturbed.researcher("verify").returncode == 0
 
 
+@pytest.mark.campaign
 def test_swapping_the_arms_flips_the_sign_and_equal_arms_are_not_supported(
     tmp_path: Path, undisturbed: Machine
 ) -> None:

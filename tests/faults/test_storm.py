@@ -21,6 +21,7 @@ EPISODES = int(os.environ.get("SWARM_STORM_EPISODES", "300"))
 SEED = int(os.environ.get("SWARM_STORM_SEED", str(random.SystemRandom().randrange(10**6))))
 
 
+@pytest.mark.campaign
 async def test_acknowledged_is_trained_plus_ledgered_and_none_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ TEAMS = int(os.environ.get("SWARM_STORM_TEAMS", "40"))
 SEED = int(os.environ.get("SWARM_STORM_SEED", str(random.SystemRandom().randrange(10**6))))
 
 
+@pytest.mark.campaign
 async def test_each_team_counts_on_both_servers_or_on_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\n[storm of {TEAMS} teams, SWARM_STORM_SEED={SEED}]", end=" ")  # noqa: T201

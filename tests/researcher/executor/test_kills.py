@@ -74,6 +74,7 @@ async def quiet(
         await berth.end(grace_s=10)
 
 
+@pytest.mark.campaign
 async def test_killed_at_nine_moments_a_study_has_each_trial_once(
     home: Path, quiet: tuple[Path, dict[str, Any]]
 ) -> None:

@@ -29,7 +29,6 @@ from tests.ray_fixture import lacking
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.slow,
     pytest.mark.skipif(bool(lacking()), reason=f"needs {', '.join(lacking())}: `make verl`"),
 ]
 
@@ -58,6 +57,7 @@ def holding(folder: Path, text: bytes) -> list[Path]:
     return [file for file in folder.rglob("*") if file.is_file() and text in file.read_bytes()]
 
 
+@pytest.mark.campaign
 async def test_killed_around_the_submission_a_study_has_each_client_once(ray_cluster: str, tmp_path: Path) -> None:
     for where in ("submit:after", "record_event:before"):
         code, _ = await drive(tmp_path, ray_cluster, where)
@@ -82,6 +82,7 @@ class Mended(Workshop):
         return self._code
 
 
+@pytest.mark.campaign
 async def test_a_mended_client_takes_the_place_of_the_one_that_failed_in_the_running_run(
     ray_cluster: str, tmp_path: Path
 ) -> None:

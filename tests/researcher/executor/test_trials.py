@@ -187,6 +187,7 @@ async def test_a_client_that_was_killed_goes_on_where_it_stopped(lab: Lab) -> No
     assert lab.client_of(trials[0]).tail("out.log", 100_000).count('"event": "train"') == 2
 
 
+@pytest.mark.campaign
 async def test_a_client_that_stopped_moving_is_killed_from_outside_and_started_again(lab: Lab) -> None:
     trials = lab.trials()[:1]
 
@@ -339,6 +340,7 @@ async def test_a_pause_keeps_a_checkpoint_and_the_trial_goes_on_in_the_same_run(
     assert set(paused[0].series["reward_mean"]) <= set(done[0].series["reward_mean"])
 
 
+@pytest.mark.campaign
 async def test_when_its_window_closes_a_trial_leaves_its_server_free_and_goes_on_in_the_next(
     lab: Lab, tmp_path: Path
 ) -> None:
@@ -379,6 +381,7 @@ async def test_a_trial_whose_run_was_replaced_meanwhile_starts_afresh_and_says_s
     assert "starts afresh" in str(withdrawn["because"])
 
 
+@pytest.mark.campaign
 async def test_a_trial_whose_server_lost_its_state_starts_afresh_and_says_so(lab: Lab) -> None:
     trials, shut = lab.trials()[:1], asyncio.Event()
     async with lab.pool(arguments=SLOW) as pool:
@@ -391,6 +394,7 @@ async def test_a_trial_whose_server_lost_its_state_starts_afresh_and_says_so(lab
     assert "has forgotten run" in str(told(lab, "attempt_withdrawn")[0]["because"])
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
 async def test_a_server_without_room_on_its_disk_halts_a_study_and_counts_against_no_trial(
     lab: Lab, tmp_path: Path
@@ -415,6 +419,7 @@ async def test_a_server_without_room_on_its_disk_halts_a_study_and_counts_agains
     assert told(lab, "attempt_withdrawn")
 
 
+@pytest.mark.campaign
 async def test_a_run_of_the_studys_own_that_finds_no_room_to_stop_is_given_up_in_time(lab: Lab, tmp_path: Path) -> None:
     limits, told_in_time = replace(LIMITS, busy_s=1.0), list[str]()
     with ServerProcess(tmp_path / "a", *SLOW) as server:
@@ -439,6 +444,7 @@ async def test_a_run_of_the_studys_own_that_finds_no_room_to_stop_is_given_up_in
     assert not lab.store.trials(lab.study)[0].status.ended
 
 
+@pytest.mark.campaign
 async def test_a_trial_that_was_interrupted_on_a_server_of_others_goes_on_there(lab: Lab, tmp_path: Path) -> None:
     trials, reached = lab.trials()[:1], asyncio.Event()
     with ServerProcess(tmp_path / "a", *SLOW) as server:
@@ -455,6 +461,7 @@ async def test_a_trial_that_was_interrupted_on_a_server_of_others_goes_on_there(
     assert done.attempt == 1
 
 
+@pytest.mark.campaign
 async def test_trials_that_are_interrupted_together_all_leave_their_servers_free(lab: Lab, tmp_path: Path) -> None:
     trials, reached = lab.trials(), {key: asyncio.Event() for key in (trial.key for trial in lab.trials())}
 
@@ -488,6 +495,7 @@ class AnsweredLate(httpx.AsyncHTTPTransport):
         return answer
 
 
+@pytest.mark.campaign
 async def test_interrupted_while_its_run_is_started_it_leaves_no_run_on_a_server_of_others(
     lab: Lab, tmp_path: Path
 ) -> None:
@@ -524,6 +532,7 @@ async def test_interrupted_it_leaves_no_process_behind_and_goes_on_later_with_th
     assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
 
 
+@pytest.mark.campaign
 async def test_what_is_left_is_not_guessed_from_a_trial_that_was_nearly_over_when_it_was_resumed(lab: Lab) -> None:
     trials = lab.trials()
     reached = asyncio.Event()
@@ -567,6 +576,7 @@ async def test_a_pause_is_heeded_while_a_server_that_someone_else_uses_is_waited
     assert trial.status == TrialStatus.PLANNED
 
 
+@pytest.mark.campaign
 async def test_the_run_that_a_finished_study_left_behind_is_stopped(lab: Lab, tmp_path: Path) -> None:
     from researcher.models import StudyStatus
 

@@ -76,6 +76,7 @@ async def test_a_client_that_fails_by_its_code_is_mended_in_the_running_run_and_
     assert (budget.spent, budget.reserved) == (1, 0)
 
 
+@pytest.mark.campaign
 async def test_a_version_that_was_taken_up_is_for_every_trial_that_begins_afterwards(make: Make) -> None:
     study = make(llm=ScriptedLlm(mended()))
     async with study.pool() as pool:
@@ -199,6 +200,7 @@ async def test_where_the_failed_tasks_cannot_be_drawn_the_others_are_compared(ma
     assert "in other words than before" in study.llm.asked[1]["messages"][-1]["content"]
 
 
+@pytest.mark.campaign
 async def test_repairs_end_with_their_budget_and_the_trial_with_clear_words(make: Make) -> None:
     still_wrong = NINTH_TASK.replace("at == 8", "at == 9")
     worse = NINTH_TASK.replace("at == 8", "at == 10")

@@ -36,6 +36,7 @@ def pi() -> Path:
     return program
 
 
+@pytest.mark.campaign
 def test_a_coding_agent_from_npm_is_trained_unchanged(server: ServerProcess, pi: Path, tmp_path: Path) -> None:
     (tmp_path / "tasks.tsv").write_text("t-1\tblue\tWhich colour has the sky?\n")
     spec = {"batch": {"tasks": 1, "group_size": 2}, "limits": {"steps": 1}, "max_staleness": 0}

@@ -291,10 +291,13 @@ EVERYWHERE = [
 """Seconds into each part of a step at which the trainer is killed, a step each."""
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("kind", "fields", "kills"),
-    [("stored", {}, EVERYWHERE), ("adapted", LORA, [{}, {"train": 0.03, "checkpoint": 0.005}])],
+    [
+        ("stored", {}, EVERYWHERE),
+        ("adapted", LORA, [{}, {"train": 0.03, "checkpoint": 0.005}]),
+    ],
     ids=["full", "lora"],
 )
 def test_weights_after_kills_at_any_moment_of_the_update_are_bit_equal_to_an_uninterrupted_runs(

@@ -60,3 +60,18 @@ def branching_batch(**spec: Any) -> TrainBatch:
         episode("b2", 2.0, call("b2/0", [1, 30, 31, 40], [70, 71, 2]), call("b2/1", [9, 8], [7, 2])),
     )
     return batch(first, second, **spec)
+
+
+def big_batch(step: int, **spec: Any) -> TrainBatch:
+    """Takes a tiny model long enough to be killed in."""
+    groups = [
+        group(
+            f"g{number}",
+            *(
+                episode(f"{number}-{slot}", float(slot % 2), call(f"{number}/{slot}", range(1, 300), [slot, 3] * 120))
+                for slot in range(8)
+            ),
+        )
+        for number in range(4)
+    ]
+    return batch(*groups, step=step, **spec)

@@ -50,6 +50,7 @@ def test_what_the_teacher_said_is_not_asked_again(tiny_llama: ModelFolder, tmp_p
     assert weights_of(tmp_path / "one") == weights_of(tmp_path / "two")
 
 
+@pytest.mark.campaign
 def test_it_comes_nearer_to_its_teacher(tiny_llama: ModelFolder, tmp_path: Path) -> None:
     said: list[str] = []
     long = dataclasses.replace(BRIEF, epochs=20, learning_rate=5e-3, warmup_steps=1)

@@ -231,7 +231,6 @@ def test_asking_for_a_model_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[3]).returncode == 0
 
 
-@pytest.mark.slow
 def test_the_small_model_is_made_from_its_wheel_and_knows_tools(tmp_path: Path, smollm2: Path) -> None:
     from transformers import AutoTokenizer
 

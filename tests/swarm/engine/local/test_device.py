@@ -156,7 +156,6 @@ def test_between_steps_an_offloaded_optimiser_holds_nothing_on_the_gpu(tiny_llam
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
 @pytest.mark.anyio
 @NEEDS_GPU
 @pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM built for CUDA")

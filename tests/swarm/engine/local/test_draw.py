@@ -21,7 +21,7 @@ def noise(rows: int, size: int, seed: int = 0) -> Tensor:
     return torch.empty(rows, noises(size), dtype=torch.float64).exponential_(generator=made)
 
 
-@pytest.mark.parametrize("size", [1, 7, 256, 257, 1003])
+@pytest.mark.parametrize("size", [7, 257, *(pytest.param(size, marks=pytest.mark.campaign) for size in (1, 256, 1003))])
 def test_each_token_is_drawn_as_often_as_it_is_probable(size: int) -> None:
     at_once, times = 20_000, 20
     row = logprobs(1, size)

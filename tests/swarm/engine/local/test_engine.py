@@ -1,4 +1,5 @@
-"""The whole local engine: real vLLM, the real trainer, the real small model. One engine for all tests of this module."""
+"""The whole local engine: real vLLM, the real trainer. One engine for all tests of a model: a tiny one, and in a campaign the real
+small one."""
 
 from __future__ import annotations
 
@@ -24,16 +25,26 @@ from swarm.engine.seam import (
     TrainGroup,
 )
 from swarm.models import resolve
+from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec
 from tests.contracts.engine_contract import EngineContract, batch_of, chat, request, sampled_group, train_call
+from tests.swarm.engine.batches import big_batch
 
-pytestmark = [pytest.mark.slow, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 MEAN_TOLERANCE = 0.08
 MAX_TOLERANCE = 1.2
 """Two bfloat16 implementations of one 30-layer model: measured 0.04 in the mean, 0.26 at the 99th percentile, 0.9 at worst.
 A wrong temperature, position or prompt would show as 0.3 and more in the mean."""
+
+LORA = RunSpec.model_validate(
+    {
+        "parameters": {"rank": 4, "alpha": 16.0},
+        "optimizer": {"learning_rate": 0.02},
+        "batch": {"group_size": 4},
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +52,18 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["tiny_llama", pytest.param("smollm2", marks=pytest.mark.campaign)])
 async def engine(
-    anyio_backend: str, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
+    anyio_backend: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[LocalEngine]:
     home = tmp_path_factory.mktemp("engine")
+    model = request.getfixturevalue(request.param)
     made = LocalEngine(
-        resolve(str(smollm2)),
+        model if isinstance(model, ModelFolder) else resolve(str(model)),
         logs=home / "logs",
         clock=SystemClock(),
         max_model_len=1024,
+        max_num_seqs=8,
         back_off=BackOff(first_s=0.05, failures=3),
     )
     try:
@@ -124,11 +137,12 @@ async def test_a_trainer_killed_mid_step_is_replayed_while_inference_goes_on(
     engine.subscribe(heard.append)
     run = RunContext(run_id="run-killed", branch=0, spec=run_spec, directory=tmp_path)
     await engine.open_run(run)
-    first = await batch_of(engine, run_spec, 1)
+    tiny = engine.info.model == "tiny-llama"
+    first = big_batch(1, **run_spec.model_dump()) if tiny else await batch_of(engine, run_spec, 1)
     expected = await engine.train(first)
     await engine.open_run(run)
     pending = asyncio.create_task(engine.train(first))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.05)
     os.kill(trainer_of(engine), signal.SIGKILL)
     with pytest.raises(TrainerCrashed):
         await pending
@@ -206,10 +220,11 @@ async def test_a_call_over_a_change_of_weights_can_be_trained(
 ) -> None:
     run = RunContext(run_id="run-over", branch=0, spec=run_spec, directory=tmp_path)
     await engine.open_run(run)
+    first = await batch_of(engine, run_spec, 1)
     long = asyncio.create_task(
-        engine.sample(request(chat("Tell a long story.", max_tokens=250, ignore_eos=True, seed=1)))
+        engine.sample(request(chat("Tell a long story.", max_tokens=900, ignore_eos=True, seed=1)))
     )
-    await engine.train(await batch_of(engine, run_spec, 1))
+    await engine.train(first)
     assert not long.done()
     await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=1))
     sampled = await long
@@ -219,3 +234,34 @@ async def test_a_call_over_a_change_of_weights_can_be_trained(
     group.episodes[0].calls[:] = [call]
     outcome = await engine.train(TrainBatch(step=2, spec=run_spec, groups=[group]))
     assert outcome.metrics["logprob_mismatch_mean"] < 2 * MEAN_TOLERANCE
+
+
+@pytest.mark.parametrize("engine", ["tiny_llama"], indirect=True)
+async def test_adapters_are_served_as_they_are_trained_and_hosted_weights_again_after_them(
+    engine: LocalEngine, tmp_path: Path
+) -> None:
+    lora = LORA.computed_in(engine.info.dtype)
+    hosted = await engine.sample(request(chat("Say red", seed=3)))
+    run = RunContext(run_id="run-lora", branch=0, spec=lora, directory=tmp_path / "lora")
+    assert await engine.open_run(run) == 0
+    child = engine.inference.process_id
+    begun = await engine.sample(request(chat("Say red", seed=3)))
+    assert begun.choices[0].logprobs == pytest.approx(hosted.choices[0].logprobs, abs=0.05)
+    for step in (1, 2, 3):
+        outcome = await engine.train(await batch_of(engine, lora, step))
+        assert outcome.metrics["logprob_mismatch_mean"] < 0.03
+        await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=step))
+    assert outcome.metrics["kl_to_start"] > 0.03  # weights that were not served would show
+    assert engine.inference.process_id == child
+    sampled = await engine.sample(request(chat("Say red", seed=3)))
+    assert sampled.choices[0].versions[0].version.step == 3
+    assert sampled.answer["model"] == "tiny-llama"
+
+    full = RunContext(run_id="run-full", branch=0, spec=RunSpec(), directory=tmp_path / "full")
+    await engine.open_run(full)
+    again = await engine.sample(request(chat("Say red", seed=3)))
+    assert again.choices[0].logprobs == pytest.approx(hosted.choices[0].logprobs, abs=0.05)
+    await engine.train(await batch_of(engine, lora.model_copy(update={"parameters": "full"}), 1))
+    child = engine.inference.process_id
+    await engine.serve(WeightsVersion(run_id=full.run_id, branch=0, step=1))
+    assert engine.inference.process_id == child  # in place: inference holds what was trained

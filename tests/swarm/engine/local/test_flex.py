@@ -137,8 +137,8 @@ def test_a_mask_of_blocks_takes_nothing_that_grows_with_the_pairs_of_tokens() ->
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("window", [None, 7, 200])
-@pytest.mark.parametrize("readers", [1, 3, 8])
+@pytest.mark.parametrize("window", [None, 7, pytest.param(200, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("readers", [1, 3, pytest.param(8, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("made", [segment_of, long_segment])
 @torch.no_grad()
 def test_flex_attention_follows_the_rule(
@@ -161,6 +161,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, CompileCounte
         yield flex.kernel.__wrapped__(True), counter
 
 
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("default")
 @torch.no_grad()
 def test_every_form_of_flex_attention_is_compiled(traced: tuple[Any, CompileCounterWithBackend]) -> None:

@@ -17,8 +17,6 @@ from swarm.engine.seam import RequestRefused, Sampled, SampledEvent, SampleReque
 from swarm.protocol.episodes import WeightsVersion
 from tests.vllm_fixture import LoopThread
 
-pytestmark = pytest.mark.slow
-
 BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "What is 2+3? Answer with a number."}],
     "temperature": 1.0,
@@ -279,6 +277,7 @@ def test_calls_wait_while_inference_sleeps_and_go_on_where_they_were(
     assert short.choices[0].sampled_ids == vllm_loop.run(vllm.sample(ask())).choices[0].sampled_ids
 
 
+@pytest.mark.campaign
 def test_a_child_that_dies_in_its_sleep_is_started_once_more_and_awake(
     vllm: VllmInference, vllm_loop: LoopThread
 ) -> None:
@@ -302,6 +301,7 @@ def test_a_child_that_dies_in_its_sleep_is_started_once_more_and_awake(
     assert second == now
 
 
+@pytest.mark.campaign
 def test_other_weights_give_other_logprobs_and_come_back_after_a_crash(
     vllm: VllmInference, vllm_loop: LoopThread, smollm2: Path, tmp_path: Path
 ) -> None:

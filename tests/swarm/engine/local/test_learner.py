@@ -53,7 +53,7 @@ ALGORITHMS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
-@pytest.mark.parametrize("segment_tokens", [4, 1000])
+@pytest.mark.parametrize("segment_tokens", [4, pytest.param(1000, marks=pytest.mark.campaign)])
 def test_tree_training_equals_call_by_call_training(
     tiny_llama: ModelFolder, algorithm: dict[str, Any], segment_tokens: int
 ) -> None:

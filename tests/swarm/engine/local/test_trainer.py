@@ -26,7 +26,7 @@ from swarm.engine.local.weights_room import checksum_of
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth, RunContext, TrainerCrashed, TrainingRefused
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import ComputeType, RunSpec
-from tests.swarm.engine.batches import PROMPT, batch, branching_batch, call, episode, group
+from tests.swarm.engine.batches import PROMPT, batch, big_batch, branching_batch, call, episode, group
 
 pytestmark = pytest.mark.anyio
 
@@ -86,21 +86,6 @@ def child_of(trainer: TrainerHandle) -> int:
     """The trainer itself, below its guardian."""
     guardian = trainer.process_id
     return int(Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()[0])
-
-
-def big_batch(step: int) -> Any:
-    """Takes long enough to be killed in."""
-    groups = [
-        group(
-            f"g{number}",
-            *(
-                episode(f"{number}-{slot}", float(slot % 2), call(f"{number}/{slot}", range(1, 300), [slot, 3] * 120))
-                for slot in range(8)
-            ),
-        )
-        for number in range(4)
-    ]
-    return batch(*groups, step=step)
 
 
 async def test_nothing_is_rounded_on_its_way_to_inference_that_multiplies_in_float32(
@@ -175,7 +160,7 @@ async def test_a_trainer_killed_in_a_step_comes_back_and_replays_to_the_same_wei
     assert equal(await exported(trainer, tmp_path / "w"), expected)
 
 
-@pytest.mark.parametrize("between", ["a step", "another run"])
+@pytest.mark.parametrize("between", ["a step", pytest.param("another run", marks=pytest.mark.campaign)])
 async def test_crashes_before_and_after_a_step_or_in_two_runs_are_not_of_one_row(
     tiny_llama: ModelFolder, tmp_path: Path, between: str
 ) -> None:

@@ -14,7 +14,6 @@ import pytest
 from swarm.engine.verl.settings import VerlSettings
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
     pytest.mark.filterwarnings("default"),  # verl's and hydra's own
 ]

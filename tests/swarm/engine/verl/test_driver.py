@@ -19,7 +19,6 @@ from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.anyio,
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
 ]

@@ -26,7 +26,7 @@ from tests.swarm.engine.batches import branching_batch
 from tests.swarm.engine.plain_grpo import PlainGrpo
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.campaign,  # its boot alone takes a minute
     pytest.mark.anyio,
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
 ]

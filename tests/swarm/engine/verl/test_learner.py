@@ -20,7 +20,6 @@ from tests.swarm.engine.batches import batch, branching_batch, call, episode, gr
 from tests.swarm.engine.plain_grpo import PlainGrpo
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
     pytest.mark.filterwarnings("default"),  # verl's and hydra's own
 ]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
     pytest.mark.filterwarnings("default"),  # vLLM's own
 ]

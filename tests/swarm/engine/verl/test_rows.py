@@ -11,7 +11,6 @@ from swarm.engine.verl.timelines import Row, merged
 from tests.swarm.engine.batches import call
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
     pytest.mark.filterwarnings("default"),  # verl's own
 ]

@@ -37,7 +37,6 @@ def _rank(rank: int, meeting: str, failure: Exception | None, said: multiprocess
         group.destroy_process_group()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "outcome"),
     [

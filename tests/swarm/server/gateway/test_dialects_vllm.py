@@ -11,7 +11,8 @@ import pytest
 from swarm.protocol.episodes import RecordedCall
 from tests.swarm.server.gateway.conftest import Episode, Served
 
-pytestmark = pytest.mark.slow
+WAYS = [pytest.param(False, marks=pytest.mark.campaign), True]
+"""Whole, and streamed."""
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -52,7 +53,7 @@ def say(episode: Episode, stream: bool, **fields: Any) -> Any:
         return events.get_final_message()
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", WAYS)
 def test_responses_with_a_tool(served_vllm: Served, stream: bool) -> None:
     episode = served_vllm.claim()
     first = respond(episode, stream, input="What is 17 + 25? Use the tool.", tools=[ADD], tool_choice="required")
@@ -75,7 +76,7 @@ def test_responses_with_a_tool(served_vllm: Served, stream: bool) -> None:
     assert second.usage.output_tokens == len(recorded[1].sampled_ids)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", WAYS)
 def test_messages_with_a_tool(served_vllm: Served, stream: bool) -> None:
     episode = served_vllm.claim()
     messages: list[Any] = [{"role": "user", "content": "What is 17 + 25? Use the tool."}]
@@ -98,7 +99,7 @@ def test_messages_with_a_tool(served_vllm: Served, stream: bool) -> None:
     assert second.usage.output_tokens == len(recorded[1].sampled_ids)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", WAYS)
 def test_texts_go_on_from_the_ids_that_were_sampled(served_vllm: Served, stream: bool) -> None:
     episode, text = served_vllm.claim(), "Numbers in words: one, two, three,"
     for _ in range(3):
@@ -124,7 +125,7 @@ def test_texts_go_on_from_the_ids_that_were_sampled(served_vllm: Served, stream:
                 assert call.prompt_ids[: len(kept)] == kept
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", WAYS)
 def test_several_texts_and_a_schema(served_vllm: Served, stream: bool) -> None:
     episode = served_vllm.claim()
     schema = {"response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}}

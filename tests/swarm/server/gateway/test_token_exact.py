@@ -16,7 +16,8 @@ from swarm.protocol.episodes import RecordedCall
 from tests.swarm.server.gateway.conftest import Episode, Served
 from tests.vllm_fixture import LoopThread
 
-pytestmark = pytest.mark.slow
+WAYS = [pytest.param(False, marks=pytest.mark.campaign), True]
+"""Whole, and streamed."""
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -78,8 +79,8 @@ def without_space(text: str) -> str:
     return "".join(text.replace("�", "").split())
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("turns", [2, 4])
+@pytest.mark.parametrize("stream", WAYS)
+@pytest.mark.parametrize("turns", [pytest.param(2, marks=pytest.mark.campaign), 4])
 def test_an_echo_that_was_stripped_keeps_the_sampled_ids(
     served_vllm: Served, vllm: VllmInference, vllm_loop: LoopThread, turns: int, stream: bool
 ) -> None:
@@ -95,7 +96,7 @@ def test_an_echo_that_was_stripped_keeps_the_sampled_ids(
     assert_exact(calls, vllm, vllm_loop)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", WAYS)
 def test_a_tool_call_with_reordered_arguments_keeps_the_sampled_ids(
     served_vllm: Served, vllm: VllmInference, vllm_loop: LoopThread, stream: bool
 ) -> None:
