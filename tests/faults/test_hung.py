@@ -163,9 +163,9 @@ async def test_inference_that_is_stopped_is_named_and_served_again_whichever_pro
 
     def process(name: str) -> int:
         """vLLM's API server, or its engine core, which it started."""
-        pids = below(engine.inference.process_id or 0)
-        core = [pid for pid in pids if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return core[0] if name == "core" else pids[0]
+        server = below(engine.inference.process_id or 0)[0]
+        others = [pid for pid in below(server) if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return others[0] if name == "core" else server
 
     async with serving(tmp_path / "state", engine) as world:
         await begin(world, 3)
