@@ -181,7 +181,8 @@ class Crew:
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
             which = (entry.mix, entry.task_id)
             mine = (self._numbered(entry.task_id, entry.mix), claims[which]) not in played
-            if entry.client_version == self._swarm.client_version and mine:
+            at_stake = self._kind == "train" or entry.claimed_step == step
+            if entry.client_version == self._swarm.client_version and mine and at_stake:
                 found.records[which].entries.append(entry)
             claim = (self._numbered(entry.task_id, entry.mix), claims[which])
             if entry.state is EpisodeState.RUNNING and claim not in played and claim not in self._ordinals.played:
@@ -295,7 +296,7 @@ class Crew:
         if not failed:
             return
         self._failing.add(which)
-        if len(self._failing) >= (FAILING_LATER if self._report.ended else FAILING_AT_FIRST):
+        if len(self._failing) >= (FAILING_LATER if self._report.ended or self._report.resumed else FAILING_AT_FIRST):
             raise RolloutsFailing(f"{len(self._failing)} tasks in a row were set aside, {self._why_aside()}")
 
     def _why_aside(self) -> str:
@@ -371,9 +372,9 @@ class Crew:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
-            self._last_crash = "asyncio.CancelledError, which it raised itself"
             if episode.lost.is_set():
                 return _given_up(episode, "the lease was lost", Cause.CLIENT)
+            self._last_crash = "asyncio.CancelledError, which it raised itself"
             return _given_up(episode, "the rollout cancelled itself", Cause.ROLLOUT)
         except TeamOver as error:
             log.warning("no further episodes: %s", error)

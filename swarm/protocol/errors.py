@@ -8,9 +8,10 @@ SwarmError
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from swarm.protocol.episodes import Cause
+if TYPE_CHECKING:
+    from swarm.protocol.episodes import Cause
 
 
 class ErrorCode(StrEnum):

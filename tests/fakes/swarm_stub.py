@@ -30,6 +30,7 @@ class StubEpisode:
     reward: float | None = None
     end_key: str | None = None
     claimed_at: float = 0.0
+    claimed_step: int = 0
     ended_at: float | None = None
 
     @property
@@ -47,7 +48,7 @@ class StubEpisode:
             "reason": self.reason,
             "detail": self.detail,
             "cause": self.cause,
-            "claimed_step": 0,
+            "claimed_step": self.claimed_step,
             "reward": self.reward,
             "claimed_at": self.claimed_at,
             "ended_at": self.ended_at,
@@ -165,7 +166,7 @@ class SwarmStub:
         held = [one for one in mates if one.state != "dropped"]
         number = len(self.episodes)
         episode = StubEpisode(f"ep-{number}", body, f"g-{body['task_id']}", len(held))
-        episode.claimed_at = float(len(self.requests))
+        episode.claimed_at, episode.claimed_step = float(len(self.requests)), self.step
         self.episodes[episode.episode_id] = episode
         return _grant(episode)
 

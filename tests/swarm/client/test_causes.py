@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.client import Cause, EpisodeUnfinished, GraderFailed, SwarmClient, grading, sync
+from swarm.client import Cause, EpisodeUnfinished, GraderFailed, SwarmClient, grading, sync, team
 from swarm.client.causes import cause_of
 from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NoReward, ServerUnreachable, TeamOver
 from swarm.client.join import PersonLeft, TooLate
@@ -240,3 +240,37 @@ def test_the_synchronous_twin_states_causes_too(monkeypatch: pytest.MonkeyPatch)
             raise KeyboardInterrupt
         swarm.thread.call(inner.close())
     assert [one.cause for one in stub.episodes.values()] == ["grader", "person"]
+
+
+# -- teams ------------------------------------------------------------------------------------------------------------
+
+
+async def team_that_ended_with(error: Exception, *, lost_beside: str | None = None) -> list[str | None]:
+    """The causes on the servers of both members. lost_beside: who lost the second before the error came."""
+    stub, beside = SwarmStub(), SwarmStub()
+
+    async def play(one: SwarmClient, other: SwarmClient) -> None:
+        async with team(task_id="t", planner=one, solver=other):
+            if lost_beside is not None:
+                beside.drop("ep-0", lost_beside, "server_restarted")
+            raise error
+
+    async with (
+        SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as one,
+        SwarmClient("http://beside", transport=beside.transport(), clock=ManualClock()) as other,
+    ):
+        with pytest.raises(type(error)):
+            await play(one, other)
+    return [each.episodes["ep-0"].cause for each in (stub, beside)]
+
+
+async def test_a_team_is_lost_by_one_cause_on_all_its_servers() -> None:
+    assert await team_that_ended_with(KeyError("answer")) == ["rollout", "rollout"]
+    assert await team_that_ended_with(GraderFailed("the judge is away")) == ["grader", "grader"]
+    unreached = httpx.ConnectError("refused", request=httpx.Request("POST", "http://beside/v1/completions"))
+    assert await team_that_ended_with(unreached) == ["network", "network"]
+
+
+async def test_an_agent_that_fails_since_a_member_is_gone_did_not_lose_the_team() -> None:
+    forbidden = status_error(httpx.Request("POST", "http://beside/v1/completions"), 403)
+    assert await team_that_ended_with(forbidden, lost_beside="server") == ["server", "server"]

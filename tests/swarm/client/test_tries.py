@@ -294,3 +294,14 @@ async def test_what_a_restarted_client_gives_back_was_lost_by_the_client(monkeyp
     async with SwarmClient("http://stub", client_id="c-1", transport=stub.transport(), clock=RushedClock()) as swarm:
         await swarm.run_tasks(tasks(1), right, episodes_per_task=1)
     assert [one.cause for one in stub.episodes.values()] == ["client", None]
+
+
+async def test_an_evaluation_of_other_weights_tries_a_task_anew() -> None:
+    stub = SwarmStub()
+    rollout = Losing(stub, Cause.GRADER, 1)
+    async with client(stub, clock=RushedClock()) as swarm:
+        before = await swarm.run_tasks(tasks(2), rollout, kind="eval", retries=0)
+        stub.step = 5
+        after = await swarm.run_tasks(tasks(2), rollout, kind="eval", retries=0)
+    assert (before.set_aside, after.set_aside) == (1, 0)
+    assert rollout.played["t-1"] == 2
