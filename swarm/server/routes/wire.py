@@ -75,8 +75,8 @@ class Operation:
 
 def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT) -> str:
     """Who asks, for the record. Raises: Refusal(unauthorized, forbidden)."""
-    refuse_agents(request)
     if not tokens.required:
+        _refuse_agents(request)
         _refuse_foreign_pages(request)
     role = tokens.role_of(request.headers.get("authorization"))
     if role is None:
@@ -95,8 +95,11 @@ def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT)
     return f"{role}@{request.client.host}" if request.client else str(role)
 
 
-def refuse_agents(request: Request) -> None:
-    """An episode's api key calls the model and nothing else, also where no token is asked for. Raises: Refusal(forbidden)."""
+def _refuse_agents(request: Request) -> None:
+    """An episode's api key calls the model and nothing else, also where no token is asked for. Elsewhere it is no token.
+
+    Raises: Refusal(forbidden).
+    """
     keys = (bearer(request.headers.get("authorization")), request.headers.get("x-api-key", ""))
     if any(key.startswith(API_KEY_PREFIX) for key in keys):
         raise Refusal(
