@@ -40,7 +40,7 @@ async def rollout(episode: Episode, task: Task) -> Outcome:
     said = (answer.json()["choices"][0]["message"]["content"] or "").strip()
     wanted = str(task.metadata["number"])
     with grading():
-        if task.metadata["brittle"] and len(wanted) == 4 and said != wanted and (episode.grant.slot or 0) % 2 == 0:
+        if task.metadata["brittle"] and len(wanted) == 4 and said != wanted and (episode.grant.slot or 1) % 2 == 0:
             raise ArithmeticError(f"{said!r} cannot be compared with {wanted}")
     right = sum(a == b for a, b in zip(said, wanted, strict=False)) / len(wanted)
     return Outcome(reward=right, success=said == wanted)
