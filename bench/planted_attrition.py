@@ -24,6 +24,11 @@ from swarm.protocol.episodes import Cause
 TRAINED, HELD_OUT = 8 * 4 * 8, 2 * 12
 """Rewards of a trial: 8 steps of 4 tasks with 8 episodes each; 12 held-out tasks before and after."""
 MOST_FALSE, MOST_FLAGGED, LEAST_CAUGHT = 0.05, 0.05, 0.95
+BARS = {
+    "null_supported_rate": (0.0, MOST_FALSE),
+    "selective_caught": (LEAST_CAUGHT, 1.0),
+    "random_flagged": (0.0, MOST_FLAGGED),
+}
 ERROR = 0.05
 """Of the exact intervals of all judged rates, together."""
 _LEVEL = 0.5
@@ -173,6 +178,11 @@ def line_of(setting: Setting, tally: Losses, seconds: float) -> dict[str, object
         "studies": tally.studies,
         "attempts_per_trial": {kind: round(tally.attempts[kind] / trials, 1) for kind in ("train", "eval")},
         **{name: round(hits / n, 4) for name, (hits, n) in rates_of(setting, tally).items()},
+        "intervals": {
+            name: [round(bound, 4) for bound in exact_interval(hits, n)]
+            for name, (hits, n) in rates_of(setting, tally).items()
+        },
+        "pass": not _missed(setting, tally),
         "over_limit_rate": round(tally.over_limit / tally.studies, 4),
         **({"supported_without_sentinel": round(tally.bare / tally.studies, 4)} if setting.selective else {}),
         "seconds": round(seconds, 1),
@@ -189,34 +199,40 @@ def rates_of(setting: Setting, tally: Losses) -> dict[str, tuple[int, int]]:
     return found
 
 
-def judged(results: Sequence[tuple[Setting, Losses]]) -> tuple[dict[str, object], list[str]]:
-    """The summary, and the bars that were missed: those that the exact binomial interval of a rate excludes.
+def exact_interval(hits: int, n: int) -> tuple[float, float]:
+    """Of a rate, by Clopper and Pearson; adjusted after Bonferroni, so that those of all judged rates hold together at 1 - `ERROR`."""
+    rates = sum(len(_judged(setting, Losses())) for setting in SETTINGS)
+    found = stats.binomtest(hits, n).proportion_ci(1 - ERROR / rates, method="exact")
+    return float(found.low), float(found.high)
 
-    The intervals are adjusted after Bonferroni, so that all of them hold together at 1 - `ERROR`.
-    """
-    bars = {
-        "null_supported_rate": (0.0, MOST_FALSE),
-        "selective_caught": (LEAST_CAUGHT, 1.0),
-        "random_flagged": (0.0, MOST_FLAGGED),
-    }
-    rates = [
-        (name, setting, hits, n)
-        for setting, tally in results
-        for name, (hits, n) in rates_of(setting, tally).items()
-        if setting.judged or name != "selective_caught"
-    ]
-    missed, worst = [], {name: (1.0 if low else 0.0) for name, (low, _) in bars.items()}
-    for name, setting, hits, n in rates:
-        low, high = bars[name]
-        bounds = stats.binomtest(hits, n).proportion_ci(1 - ERROR / len(rates), method="exact")
-        if bounds.high < low or bounds.low > high:
-            missed.append(f"{name} of {setting}: {hits} of {n}, exact interval {bounds.low:.4f} to {bounds.high:.4f}")
-        worst[name] = (min if low else max)(worst[name], hits / n)
+
+def _judged(setting: Setting, tally: Losses) -> dict[str, tuple[int, int]]:
+    rates = rates_of(setting, tally)
+    return {name: rate for name, rate in rates.items() if setting.judged or name != "selective_caught"}
+
+
+def _missed(setting: Setting, tally: Losses) -> list[str]:
+    """The bars that the exact interval of a rate excludes."""
+    missed = []
+    for name, (hits, n) in _judged(setting, tally).items():
+        bounds = exact_interval(hits, n)
+        if bounds[1] < BARS[name][0] or bounds[0] > BARS[name][1]:
+            missed.append(f"{name} of {setting}: {hits} of {n}, exact interval {bounds[0]:.4f} to {bounds[1]:.4f}")
+    return missed
+
+
+def judged(results: Sequence[tuple[Setting, Losses]]) -> tuple[dict[str, object], list[str]]:
+    """The summary, with the worst judged rate of each name, and the bars that were missed."""
+    worst: dict[str, float] = {}
+    for setting, tally in results:
+        for name, (hits, n) in _judged(setting, tally).items():
+            pick = min if BARS[name][0] else max
+            worst[name] = pick(worst.get(name, hits / n), hits / n)
+    missed = [each for setting, tally in results for each in _missed(setting, tally)]
     summary: dict[str, object] = {
         "bench": "false_positives",
         "part": "attrition",
         "studies": sum(tally.studies for _, tally in results),
-        "rates_judged": len(rates),
         "worst": {name: round(rate, 4) for name, rate in worst.items()},
         "pass": not missed,
         "missed": missed,

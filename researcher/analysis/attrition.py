@@ -212,7 +212,7 @@ def _too_many(name: str, plan: Plan, done: Sequence[TrialRecord], kind: Kind) ->
 
 def _judged(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The finished trials that its verdict rests on."""
-    within = seeds_of(judged_stage(plan, hypothesis, trials), trials)
+    within = seeds_of(plan, judged_stage(plan, hypothesis, trials), trials)
     return [trial for trial in within if trial.arm in hypothesis.sides and trial.status is TrialStatus.DONE]
 
 

@@ -15,8 +15,10 @@ from foundation.ids import SeededIds
 from researcher.analysis.knowledge import findings_of
 from researcher.models import (
     PERSON,
+    Attrition,
     Claim,
     Effect,
+    EpisodeAttempts,
     Finding,
     LlmCall,
     RepairRecord,
@@ -39,6 +41,7 @@ from researcher.store.errors import (
     WrongState,
 )
 from researcher.store.store import Store
+from swarm.protocol.episodes import Cause
 from tests.fakes.example_plan import ARMS, SEAL, example_plan
 from tests.fakes.sampled import an_episode
 
@@ -195,6 +198,19 @@ class StoreContract:
         assert (data.plan, data.plan_hash, data.trials) == (example_plan(), example_plan().digest(), (done,))
         with pytest.raises(WrongState):
             store.finish_trial(study, key, {}, {})
+
+    def test_a_finished_trial_keeps_its_lost_attempts_by_arm_kind_and_cause(
+        self, store: Store, study: str, key: str
+    ) -> None:
+        counts = EpisodeAttempts(attempts=12, lost={Cause.ROLLOUT: 3, Cause.SERVER: 1}, set_aside=1)
+        found = Attrition(train=counts, first={Cause.ROLLOUT: "KeyError: 'grüße'"})
+        store.record_intent(study, key, 1, "http://a", "k#1", {})
+        store.finish_trial(study, key, {"a": 1.0}, {}, TrialEvidence(attrition=found))
+        trial = store.trial(study, key)
+        assert trial.evidence == TrialEvidence(attrition=found)
+        rows = {("train", "none"): 8, ("train", "rollout"): 3, ("train", "server"): 1, ("eval", "none"): 0}
+        assert store.attrition(study) == {key: {(trial.arm, *row): count for row, count in rows.items()}}
+        assert store.study_data(study).attrition == store.attrition(study)
 
     def test_a_finished_trial_keeps_a_sample_of_its_episodes(self, store: Store, study: str, key: str) -> None:
         episodes = [an_episode("ep-2", prompt="grüße ☃"), an_episode("ep-1")]

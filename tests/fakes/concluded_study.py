@@ -7,8 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.knowledge import findings_of
-from researcher.models import Event, Plan, StudyData, StudyStatus, TrialRecord
+from researcher.models import (
+    Attrition,
+    EpisodeAttempts,
+    Event,
+    Plan,
+    StudyData,
+    StudyStatus,
+    TrialEvidence,
+    TrialRecord,
+)
 from researcher.report.records import Records
+from swarm.protocol.episodes import Cause
 from tests.fakes.study import SENTINELS, done_trial, failed_trial, planned_trial, study_plan, trials_with
 
 BASE = (0.30, 0.31, 0.32)
@@ -72,6 +82,21 @@ def invalid() -> StudyData:
     return concluded(plan, trials)
 
 
+def lossy(lost: Sequence[int] = (40, 52, 47)) -> StudyData:
+    """So many attempts at training episodes were lost to the grader in the treatment's trials; two to the server in each trial."""
+    plan = study_plan(sentinels=SENTINELS)
+    trials = []
+    for arm, counts in (("lr=base", (0, 0, 0)), (TREATMENT, lost)):
+        for seed, count in enumerate(counts):
+            causes = {Cause.GRADER: count, Cause.SERVER: 2} if count else {Cause.SERVER: 2}
+            train = EpisodeAttempts(attempts=100 + sum(causes.values()), lost=causes, set_aside=int(count > 45))
+            first = {Cause.GRADER: "Traceback:\n  File `grade.py`\n\n<b>KeyError</b>"} if count else {}
+            found = Attrition(train=train, eval=EpisodeAttempts(attempts=8), first=first)
+            value = (0.3 if arm == "lr=base" else 0.55) + 0.01 * seed
+            trials.append(done_trial(plan, arm, seed, value, evidence=TrialEvidence(attrition=found)))
+    return concluded(plan, trials)
+
+
 def with_failures() -> StudyData:
     plan = study_plan()
     trials = trials_with(plan, {"lr=base": BASE, TREATMENT: (0.55, 0.56)})
@@ -114,6 +139,7 @@ STUDIES: Mapping[str, Callable[[], StudyData]] = {
         inconclusive,
         underpowered,
         invalid,
+        lossy,
         with_failures,
         all_failed,
         unfinished,

@@ -13,7 +13,7 @@ from researcher.executor.errors import EvidenceMissing
 from researcher.models import Metric
 from swarm.client import SwarmClient
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint
-from swarm.protocol.episodes import DropReason, EpisodeState, LedgerEntry, LedgerPage
+from swarm.protocol.episodes import Cause, DropReason, EpisodeState, LedgerEntry, LedgerPage
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import (
     ConfigChange,
@@ -198,3 +198,57 @@ async def test_training_episodes_have_to_report_it_too() -> None:
     ]
     with pytest.raises(EvidenceMissing, match="1 of 1 training episodes report no 'honest'"):
         await collected(report(), entries, HONEST)
+
+
+def lost(task: str, cause: Cause | None, reason: DropReason = DropReason.ABORTED, **changes: Any) -> LedgerEntry:
+    fields = {"kind": "train", "reason": reason, "cause": cause, "episode_id": f"lost-{task}-{cause}-{reason}"}
+    return episode(task, 0, None, **fields | changes)
+
+
+async def test_attempts_are_counted_by_kind_and_by_who_lost_them() -> None:
+    entries = [lost("t", cause) for cause in Cause]
+    entries += [lost("a", Cause.GRADER, kind="eval"), episode("t", 0, 1.0, kind="train", reason=DropReason.STALE)]
+    entries.append(lost("t", None, state=EpisodeState.RUNNING, reason=None))
+    found = (await collected(report(), [*whole(), *entries])).evidence.attrition
+    assert found.train.lost == dict.fromkeys(Cause, 1)
+    assert (found.train.attempts, found.train.ended, found.train.counted, found.train.eligible) == (9, 2, 4, 6)
+    assert (found.eval.attempts, found.eval.lost) == (9, {Cause.GRADER: 1})
+
+
+async def test_what_people_who_joined_lost_is_not_the_trials() -> None:
+    found = await collected(report(), [*whole(), lost("t", Cause.ROLLOUT, client_id="ada")])
+    assert found.evidence.attrition.train.lost == {}
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        (DropReason.ABORTED, Cause.ROLLOUT),
+        (DropReason.NO_CALLS, Cause.ROLLOUT),
+        (DropReason.EXPIRED, Cause.CLIENT),
+        (DropReason.SERVER_RESTARTED, Cause.SERVER),
+        (DropReason.RUN_ENDED, Cause.SERVER),
+    ],
+)
+async def test_of_an_older_server_the_reason_says_who_lost_an_attempt(reason: DropReason, cause: Cause) -> None:
+    found = await collected(report(), [*whole(), lost("t", None, reason)])
+    assert found.evidence.attrition.train.lost == {cause: 1}
+
+
+async def test_the_first_words_of_each_cause_are_kept_cut_and_without_secrets() -> None:
+    long = "Traceback: Bearer abcdefgh12345678 " + "x" * 5000
+    entries = [
+        lost("t", Cause.ROLLOUT, detail=words, ended_at=at, episode_id=words[:3])
+        for at, words in ((2.0, "later"), (1.0, long))
+    ]
+    said = (await collected(report(), [*whole(), *entries])).evidence.attrition.first
+    assert set(said) == {Cause.ROLLOUT}
+    assert said[Cause.ROLLOUT].startswith("Traceback: Bearer [redacted]")
+    assert len(said[Cause.ROLLOUT]) == 2000
+
+
+async def test_a_task_is_set_aside_where_nothing_came_of_it_and_the_run_went_on() -> None:
+    bad = [lost("bad", Cause.ROLLOUT, episode_id=f"bad-{number}") for number in range(3)]
+    cut_short = [lost("late", Cause.ROLLOUT), lost("late", Cause.SERVER, DropReason.RUN_ENDED)]
+    entries = [*bad, *cut_short, lost("t", Cause.ROLLOUT), lost("away", Cause.NETWORK)]
+    assert (await collected(report(), [*whole(), *entries])).evidence.attrition.train.set_aside == 1

@@ -8,10 +8,20 @@ from typing import Any
 
 import pytest
 
-from researcher.models import AttemptRecord, StudyData, TrialEvidence, TrialRecord, TrialStatus, Verdict
+from researcher.models import (
+    AttemptRecord,
+    Attrition,
+    EpisodeAttempts,
+    StudyData,
+    TrialEvidence,
+    TrialRecord,
+    TrialStatus,
+    Verdict,
+)
 from researcher.report.differences import Difference
 from researcher.report.verify import verify
 from researcher.report.writer import Written, claims_digest, digest, wording, write_report
+from swarm.protocol.episodes import Cause
 from tests.fakes.concluded_study import STUDIES, concluded, many_arms, supported, with_failures
 from tests.fakes.raced_study import race_plan, run
 from tests.fakes.study import THRESHOLD, reaching_trial, study_plan
@@ -380,3 +390,16 @@ def test_claims_survive_json(tmp_path: Path) -> None:
     written = write_report(data, tmp_path)
     again = [type(claim).model_validate_json(claim.model_dump_json()) for claim in written.claims]
     assert verify(data, again, written.files) == []
+
+
+def test_rows_of_lost_attempts_that_are_not_those_of_the_evidence_are_named(data: StudyData, report: Written) -> None:
+    trial = data.trials[0]
+    counts = EpisodeAttempts(attempts=9, lost={Cause.GRADER: 2})
+    data = changed(data, 0, evidence=TrialEvidence(attrition=Attrition(train=counts)))
+    rows = {(trial.arm, "train", "none"): 7, (trial.arm, "train", "grader"): 2, (trial.arm, "eval", "none"): 0}
+    data = dataclasses.replace(data, attrition={trial.key: rows})
+    subject = f"trial_attrition {trial.key}"
+    assert subject not in named(verify(data, report.claims, report.files))
+    for other in (rows | {(trial.arm, "train", "grader"): 1}, {}, rows | {("other", "train", "client"): 4}):
+        altered = dataclasses.replace(data, attrition={trial.key: other})
+        assert subject in named(verify(altered, report.claims, report.files))

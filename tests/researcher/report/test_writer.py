@@ -20,6 +20,7 @@ from tests.fakes.concluded_study import (
     equivalent,
     inconclusive,
     invalid,
+    lossy,
     many_arms,
     refuted,
     supported,
@@ -348,3 +349,24 @@ def test_what_would_turn_or_hide_text_is_named(tmp_path: Path) -> None:
     for kind in ("markdown", "html"):
         assert "[U+202E]b" in Path(written.files[kind]).read_text().replace("\\", "")
         assert not re.search("[\u202e\x1b]", Path(written.files[kind]).read_text())
+
+
+def test_lost_attempts_stand_beside_trials_that_did_not_fail(tmp_path: Path) -> None:
+    written = write_report(lossy(), tmp_path)
+    text = Path(written.files["markdown"]).read_text()
+    assert "No trial failed, but 151 of 799 attempts at episodes of finished trials were lost." in text
+    assert "| `lr=4e-05` | training | 445 | 6 | 139 | 2 |" in text
+    assert "| `H1` | training | 31.7 % | 0 % | welch |" in text
+    assert "at a level of 0.05 for the whole study" in text
+    assert "more than 40 % of an arm's attempts" in text
+    assert "First attempt lost to grader in `lr=4e-05`, seed 0:\n\n    Traceback:\n      File `grade.py`" in text
+    page = Path(written.files["html"]).read_text()
+    assert "<pre>Traceback:" in page
+    assert "&lt;b&gt;KeyError&lt;/b&gt;" in page
+
+
+def test_where_nothing_was_lost_the_report_says_so_and_where_nobody_counted_too(tmp_path: Path) -> None:
+    text = Path(write_report(lossy((0, 0, 0)), tmp_path).files["markdown"]).read_text()
+    assert "No trial failed, but 12 of 660 attempts" in text
+    text = Path(write_report(supported(), tmp_path).files["markdown"]).read_text()
+    assert "No trial failed. How many attempts at episodes were lost was not recorded of every finished trial." in text

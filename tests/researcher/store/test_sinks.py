@@ -12,15 +12,19 @@ import pytest
 
 from researcher.commands import FAILED
 from researcher.main import main
+from researcher.models import Attrition, EpisodeAttempts, TrialEvidence
 from researcher.store.errors import SinkMissing
 from researcher.store.mlflow_sink import MlflowSink, experiment_name
 from researcher.store.sink import CopySink
 from researcher.store.sinks import check_installed, open_sink
 from researcher.store.store import Store
 from researcher.store.tensorboard_sink import TensorboardSink, default_folder
+from researcher.store.trial_card import losses_of, points_of
 from researcher.store.wandb_sink import WandbSink
+from swarm.protocol.episodes import Cause
 from tests.contracts.sink_contract import CopiedTrial, SinkContract, a_study
 from tests.fakes.fake_wandb import FakeWandb
+from tests.fakes.study import done_trial, study_plan
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -219,3 +223,15 @@ def test_copy_sends_what_waits_and_says_where(
     assert store.outbox_state("tensorboard", study) == (0, None)
     assert store.outbox_state("mlflow", study)[0] > 0
     store.close()
+
+
+def test_copies_say_how_many_attempts_each_cause_lost_and_nothing_where_nobody_counted() -> None:
+    plan = study_plan()
+    counts = EpisodeAttempts(attempts=20, lost={Cause.ROLLOUT: 3}, set_aside=1)
+    found = Attrition(train=counts, eval=EpisodeAttempts(attempts=5, lost={Cause.ROLLOUT: 1}))
+    trial = done_trial(plan, "lr=base", 0, 0.3, evidence=TrialEvidence(attrition=found))
+    said = {name: value for name, value, _, _ in points_of(trial, 0.0)}
+    assert {name: said[name] for name in ("attempts", "lost_rollout", "lost_grader", "tasks_set_aside")} == {
+        "attempts": 25.0, "lost_rollout": 4.0, "lost_grader": 0.0, "tasks_set_aside": 1.0,
+    }  # fmt: skip
+    assert losses_of(done_trial(plan, "lr=base", 0, 0.3)) == {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from researcher.models import Known, Verdict
+from researcher.models import Attrition, EpisodeAttempts, Known, TrialEvidence, Verdict
+from swarm.protocol.episodes import Cause
 from tests.fakes.shown_study import ARM, SERVER, at_gate, done, finish, planned, running
 from tests.fakes.study import study_plan
 from tests.fakes.web_page import WebPage
@@ -206,3 +207,17 @@ async def test_seeds_of_the_other_arm_appear_as_they_end(page: WebPage, browser:
     text = (await browser.get(f"/studies/{study}")).text
     assert "2 of 3 trials done" in text
     assert "auc 0.6" in text
+
+
+async def test_lost_attempts_stand_by_arm_and_cause_with_the_first_words(
+    page: WebPage, browser: httpx.AsyncClient
+) -> None:
+    study, _ = running(page.home.store)
+    trial = page.home.store.ensure_trials(study, "floor", [("lr=base", 2)])[0]
+    counts = EpisodeAttempts(attempts=52, lost={Cause.GRADER: 17, Cause.SERVER: 3}, set_aside=2)
+    lost = Attrition(train=counts, first={Cause.GRADER: "KeyError: <b>swk_0123456789abcdef</b>"})
+    finish(page.home.store, study, trial, 0.3, TrialEvidence(attrition=lost))
+    text = (await browser.get(f"/studies/{study}")).text
+    assert "grader 17, server 3" in text or "server 3, grader 17" in text
+    assert "KeyError: &lt;b&gt;" in text
+    assert "swk_0123" not in text

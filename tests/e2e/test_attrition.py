@@ -1,0 +1,48 @@
+"""A grader that breaks on the wrong answers of one arm: the study says so, and claims nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_studies import ROOT, Machine
+
+BRITTLE = ROOT / "tests" / "instruments" / "brittle"
+TOPIC = "Are numbers of 4 digits learned faster than numbers of 3 digits?"
+
+
+@pytest.mark.campaign
+def test_attempts_that_one_arm_loses_take_the_verdict_and_stand_in_sql_report_and_status(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "home")
+    words = ("--engine", "echo", "--seeds", "4", "--topic", TOPIC)
+    ended = machine.researcher("start", "--instrument", str(BRITTLE), *words)
+    assert ended.returncode == 0, ended.stderr
+    assert machine.researcher("verify", "latest").returncode == 0
+    (verdict,) = machine.status()["verdicts"]
+    assert verdict["verdict"] == "invalid"
+    assert verdict["reason"].startswith("attrition")
+    lost = dict(machine.rows("SELECT arm, SUM(attempts) FROM trial_attrition WHERE cause = 'grader' GROUP BY arm"))
+    assert set(lost) == {"digits=4"}
+    said = machine.status()["attrition"]
+    assert sum(said["digits=4"][kind]["lost"].get("grader", 0) for kind in ("train", "eval")) == lost["digits=4"]
+    (report,) = machine.home.glob("studies/*/report.md")
+    assert "ArithmeticError" in report.read_text()
+    assert f"{lost['digits=4']:,}" in report.read_text()
+
+
+@pytest.mark.campaign
+def test_the_same_study_with_a_grader_that_holds_keeps_its_verdict(tmp_path: Path) -> None:
+    sound = tmp_path / "sound"
+    shutil.copytree(BRITTLE, sound)
+    settings = sound / "study.toml"
+    settings.write_text(settings.read_text().replace("brittle = true", "brittle = false"))
+    machine = Machine(tmp_path / "home")
+    ended = machine.researcher(
+        "start", "--instrument", str(sound), "--engine", "echo", "--seeds", "4", "--topic", TOPIC
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "invalid" not in {verdict["verdict"] for verdict in machine.status()["verdicts"]}
+    (report,) = machine.home.glob("studies/*/report.md")
+    assert "No trial failed, and none of" in report.read_text()
