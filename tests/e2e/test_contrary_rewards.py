@@ -53,12 +53,15 @@ def test_equal_arms_are_no_copies_of_each_other_and_an_honest_reward_is_left_in_
     study = store.study_data(store.studies()[0].id)
     seeds = {arm.name: {trial.seed for trial in study.trials if trial.arm == arm.name} for arm in study.plan.arms}
     first, second = seeds.values()
-    assert first and second and not first & second
+    assert first
+    assert second
+    assert not first & second
     curves = [tuple(trial.series["reward_mean"]) for trial in study.trials]
     assert len(set(curves)) == len(curves)
     [record] = study.verdicts
     assert record.verdict.value in ("equivalent", "inconclusive", "refuted", "supported")
-    assert record.effect is not None and record.effect.method == "welch"
+    assert record.effect is not None
+    assert record.effect.method == "welch"
     assert "shares no seed with it, and is compared unpaired" in report
     assert "`reward_against_success`: quiet" in report
     store.close()
