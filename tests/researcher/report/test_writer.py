@@ -12,6 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from researcher.models import Branch, Condition, Event, Factor, HostedModel, StudyData, TrialEvidence
+from researcher.planner.own_seeds import with_own_seeds
 from researcher.report.verify import verify
 from researcher.report.writer import TEMPLATES, Written, quoted, write_report
 from tests.fakes.concluded_study import (
@@ -29,7 +30,7 @@ from tests.fakes.concluded_study import (
     with_failures,
 )
 from tests.fakes.raced_study import race_plan, run
-from tests.fakes.study import THRESHOLD, failed_trial, reaching_trial, study_plan, trials_with
+from tests.fakes.study import THRESHOLD, done_trial, failed_trial, reaching_trial, study_plan, trials_with
 
 SECTIONS = [
     "Answer",
@@ -347,3 +348,19 @@ def test_what_would_turn_or_hide_text_is_named(tmp_path: Path) -> None:
     for kind in ("markdown", "html"):
         assert "[U+202E]b" in Path(written.files[kind]).read_text().replace("\\", "")
         assert not re.search("[\u202e\x1b]", Path(written.files[kind]).read_text())
+
+
+def test_seeds_of_an_arms_own_are_said_with_the_plan(tmp_path: Path) -> None:
+    plan = study_plan(sentinels=())
+    same = tuple(arm.model_copy(update={"levels": {"lr": 1e-5}}) for arm in plan.arms)
+    plan = with_own_seeds(plan.model_copy(update={"arms": same}))
+    offset = plan.arms[1].seed_offset
+    trials = trials_with(plan, {"lr=base": (0.3, 0.31, 0.32)})
+    trials += [done_trial(plan, plan.arms[1].name, offset + seed, 0.3 + 0.01 * seed) for seed in range(3)]
+    data = concluded(plan, trials)
+    written = write_report(data, tmp_path)
+    said = "shares no seed with it, and is compared unpaired"
+    assert all(said in Path(written.files[kind]).read_text() for kind in ("markdown", "html"))
+    [claim] = [claim for claim in written.claims if claim.name.endswith(".seed_offset")]
+    assert claim.value == offset > 0
+    assert verify(data, written.claims, written.files, written.seal) == []
