@@ -12,6 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from researcher.models import Branch, Condition, Event, Factor, HostedModel, StudyData, TrialEvidence
+from researcher.planner.own_seeds import with_own_seeds
 from researcher.report.verify import verify
 from researcher.report.writer import TEMPLATES, Written, quoted, write_report
 from tests.fakes.concluded_study import (
@@ -30,7 +31,7 @@ from tests.fakes.concluded_study import (
     with_failures,
 )
 from tests.fakes.raced_study import race_plan, run
-from tests.fakes.study import THRESHOLD, failed_trial, reaching_trial, study_plan, trials_with
+from tests.fakes.study import THRESHOLD, done_trial, failed_trial, reaching_trial, study_plan, trials_with
 
 SECTIONS = [
     "Answer",
@@ -370,3 +371,19 @@ def test_where_nothing_was_lost_the_report_says_so_and_where_nobody_counted_too(
     assert "No trial failed, but 12 of 660 attempts" in text
     text = Path(write_report(supported(), tmp_path).files["markdown"]).read_text()
     assert "No trial failed. How many attempts at episodes were lost was not recorded of every finished trial." in text
+
+
+def test_seeds_of_an_arms_own_are_said_with_the_plan(tmp_path: Path) -> None:
+    plan = study_plan(sentinels=())
+    same = tuple(arm.model_copy(update={"levels": {"lr": 1e-5}}) for arm in plan.arms)
+    plan = with_own_seeds(plan.model_copy(update={"arms": same}))
+    offset = plan.arms[1].seed_offset
+    trials = trials_with(plan, {"lr=base": (0.3, 0.31, 0.32)})
+    trials += [done_trial(plan, plan.arms[1].name, offset + seed, 0.3 + 0.01 * seed) for seed in range(3)]
+    data = concluded(plan, trials)
+    written = write_report(data, tmp_path)
+    said = "shares no seed with it, and is compared unpaired"
+    assert all(said in Path(written.files[kind]).read_text() for kind in ("markdown", "html"))
+    [claim] = [claim for claim in written.claims if claim.name.endswith(".seed_offset")]
+    assert claim.value == offset > 0
+    assert verify(data, written.claims, written.files, written.seal) == []

@@ -18,6 +18,7 @@ from researcher.store.errors import DatabaseRefused
 from researcher.store.journal import Journal
 from researcher.store.store import Store
 from tests.contracts.store_contract import StoreContract
+from tests.fakes.example_plan import example_plan
 from tests.fakes.postgres import fresh_database
 
 
@@ -175,3 +176,16 @@ def test_a_server_that_cannot_be_reached_is_one_line() -> None:
     assert "\n" not in str(refused.value)
     assert "127.0.0.1" in str(refused.value)
     assert "check RESEARCHER_DATABASE_URL" in str(refused.value)
+
+
+def test_the_largest_seed_counts_seeds_of_an_arms_own(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path / 'researcher.db'}")
+    plan = example_plan()
+    first, second = plan.arms
+    apart = plan.model_copy(update={"arms": (first, second.model_copy(update={"seed_offset": 700}))})
+    assert store.largest_seed() == -1
+    store.save_plan(store.create_study("q", {}), plan)
+    assert store.largest_seed() == 4
+    store.save_plan(store.create_study("q", {}), apart)
+    assert store.largest_seed() == 704
+    store.close()
