@@ -42,8 +42,9 @@ def grading() -> Iterator[None]:
 def cause_of(error: BaseException, addresses: Collection[str]) -> Cause:
     """Who lost an attempt that ended with this error. addresses: urls of its servers and of the models that it was given.
 
-    A request to one of them that got no answer was lost by the network, one that was answered 5xx by the server, wherever
-    it stands in the chain of causes or in a group: agents wrap what their libraries raise. All else is the rollout's.
+    A request to one of them that could not be delivered was lost by the network, one that was answered 5xx by the server,
+    wherever it stands in the chain of causes or in a group: agents wrap what their libraries raise. An agent that would not
+    wait for its answer set a limit of its own (the server knows when it was at fault itself). All else is the rollout's.
     """
     if isinstance(error, KeyboardInterrupt):
         return Cause.PERSON
@@ -51,7 +52,9 @@ def cause_of(error: BaseException, addresses: Collection[str]) -> Cause:
     stated = [one.cause for one in chain if isinstance(one, SwarmError)]
     ours = {_port(address) for address in addresses}
     failed = [*(_of_request(one, ours) for one in chain), *(cause for cause in stated if cause in _OURS)]
-    return next((cause for cause in (*failed, *stated) if cause is not None), Cause.ROLLOUT)
+    cause = next((cause for cause in (*failed, *stated) if cause is not None), Cause.ROLLOUT)
+    impatient = not stated and any(type(one).__name__ in _READ_TIMEOUTS for one in chain)
+    return Cause.LIMIT if impatient and cause is Cause.NETWORK else cause
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -105,6 +108,8 @@ def _status(error: BaseException) -> int | None:
 
 
 _STATUSES = ("status_code", "status", "code")
+_READ_TIMEOUTS = ("ReadTimeout", "SocketTimeoutError")
+"""Of httpx, httpcore, requests; of aiohttp. The connection stood, and the answer took longer than the agent would wait."""
 
 
 def _port(url: str) -> tuple[str, int] | None:

@@ -428,10 +428,8 @@ class EpisodeBook:
         if row.tainted and counts and row.despite is None:
             state.drop_tainted(row, why_tainted(marked))
             return
-        if row.reason is DropReason.ABORTED:
+        if row.reason in (DropReason.ABORTED, DropReason.EXPIRED):
             row.cause = blamed(row.cause, tainted=row.tainted)
-        elif row.reason is DropReason.EXPIRED and row.tainted:  # the hung engine spent its time
-            row.cause = Cause.SERVER
         state.changes.append(PutEpisode(row))
 
 
@@ -474,7 +472,7 @@ def blamed(stated: Cause | None, *, tainted: bool) -> Cause:
     Where a call failed on the server's side, agent and client could not do better: the server lost it.
     """
     cause = stated or Cause.ROLLOUT
-    return Cause.SERVER if tainted and cause in (Cause.ROLLOUT, Cause.CLIENT, Cause.NETWORK) else cause
+    return Cause.SERVER if tainted and cause not in (Cause.GRADER, Cause.PERSON) else cause
 
 
 def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:

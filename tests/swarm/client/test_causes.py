@@ -81,7 +81,10 @@ def wrapped(error: Exception) -> Exception:
     [
         (httpx.ConnectError("refused", request=CALL), Cause.NETWORK),
         (httpx.ReadError("reset", request=CALL), Cause.NETWORK),
-        (httpx.ReadTimeout("slow", request=CALL), Cause.NETWORK),
+        (httpx.ConnectTimeout("nobody there", request=CALL), Cause.NETWORK),
+        (httpx.ReadTimeout("slow", request=CALL), Cause.LIMIT),
+        (wrapped(httpx.ReadTimeout("slow", request=CALL)), Cause.LIMIT),
+        (httpx.ReadTimeout("slow", request=ELSEWHERE), Cause.ROLLOUT),
         (wrapped(httpx.ConnectError("refused", request=CALL)), Cause.NETWORK),
         (ExceptionGroup("both", [ValueError(), httpx.ReadError("reset", request=CALL)]), Cause.NETWORK),
         (LikeOpenAi(CALL), Cause.NETWORK),

@@ -60,7 +60,7 @@ async def test_an_abort_is_lost_by_whom_its_client_names_and_else_by_the_rollout
     assert await causes(world) == [stated or Cause.ROLLOUT]
 
 
-@pytest.mark.parametrize("stated", [None, Cause.ROLLOUT, Cause.CLIENT, Cause.NETWORK])
+@pytest.mark.parametrize("stated", [None, Cause.ROLLOUT, Cause.CLIENT, Cause.NETWORK, Cause.LIMIT])
 def test_what_failed_on_the_servers_side_was_lost_by_the_server_whatever_the_client_took_it_for(
     stated: Cause | None,
 ) -> None:
@@ -68,8 +68,8 @@ def test_what_failed_on_the_servers_side_was_lost_by_the_server_whatever_the_cli
     assert blamed(stated, tainted=False) is (stated or Cause.ROLLOUT)
 
 
-@pytest.mark.parametrize("stated", [Cause.GRADER, Cause.LIMIT, Cause.PERSON, Cause.SERVER])
-def test_a_failed_call_excuses_neither_grader_nor_limits_nor_persons(stated: Cause) -> None:
+@pytest.mark.parametrize("stated", [Cause.GRADER, Cause.PERSON, Cause.SERVER])
+def test_a_failed_call_excuses_neither_grader_nor_persons(stated: Cause) -> None:
     assert blamed(stated, tainted=True) is stated
 
 
