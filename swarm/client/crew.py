@@ -353,10 +353,10 @@ class Crew:
         return fate, cause
 
     async def _cause_of(self, episode: Episode) -> Cause:
-        """Who lost it. An episode that vanished without a word was this client's to watch over."""
+        """Who lost it. Where the ledger of an older server names nobody, the lease ran out: that uses up tries."""
         if episode.receipt is not None and episode.receipt.dropped is not None:
             return Cause.SERVER if episode.receipt.dropped is DropReason.TAINTED else Cause.ROLLOUT
-        return await episode.find_cause() or Cause.CLIENT
+        return await episode.find_cause() or Cause.LIMIT
 
     async def _play(self, episode: Episode, task: Task) -> _Fate:
         """The rollout itself. It is cancelled when the lease is lost; its exceptions cost this episode alone."""
@@ -373,7 +373,7 @@ class Crew:
             if current is not None and current.cancelling():
                 raise
             if episode.lost.is_set():
-                return _given_up(episode, "the lease was lost", Cause.CLIENT)
+                return _given_up(episode, "the lease was lost", Cause.LIMIT)
             self._last_crash = "asyncio.CancelledError, which it raised itself"
             return _given_up(episode, "the rollout cancelled itself", Cause.ROLLOUT)
         except TeamOver as error:
