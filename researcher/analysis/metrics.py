@@ -72,7 +72,7 @@ def _outcome(metric: Metric, series: Series) -> float:
     """Of what episodes report: the mean over held-out episodes, their gain, or the mean over the steps."""
     name = metric.reported_as
     if metric.when == "training":
-        return float(np.mean(_steps(metric, series, trained_outcome(name))[1]))
+        return float(np.mean(_values(metric, series, trained_outcome(name))[1]))
     if metric.when == "gain":
         before, after = (
             float(np.mean(_values(metric, series, heldout_outcome(name, when))[1])) for when in ("before", "after")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from researcher.executor.errors import EvidenceMissing
 from researcher.models import Metric
 from researcher.models.instruments import heldout_outcome, trained_outcome
-from swarm.protocol.episodes import LedgerEntry
+from swarm.protocol.episodes import DropReason, LedgerEntry
 
 Points = dict[str, list[tuple[int, float]]]
 
@@ -30,15 +30,19 @@ def evaluated(metrics: Sequence[Metric], kept: Sequence[LedgerEntry], when: str)
 
 
 def trained(metrics: Sequence[Metric], entries: Sequence[LedgerEntry]) -> Points:
-    """By step: the mean over the episodes that it trained.
+    """By step: the mean over the episodes that it trained, or dropped since their group's rewards were equal.
 
     Raises: EvidenceMissing where one of them does not report it.
     """
     names = _names(metrics)
     by_step: Mapping[int, list[LedgerEntry]] = defaultdict(list)
     for entry in entries if names else ():
-        if entry.kind == "train" and entry.step is not None:
+        if entry.kind != "train" or entry.reward is None:
+            continue
+        if entry.step is not None:
             by_step[entry.step].append(entry)
+        elif entry.reason is DropReason.ZERO_VARIANCE:  # played for the step that its weights were about to make
+            by_step[entry.claimed_step + 1].append(entry)
     return {
         trained_outcome(name): [
             (step, math.fsum(_value(entry, name, batch) for entry in batch) / len(batch))
