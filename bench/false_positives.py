@@ -232,9 +232,7 @@ async def measure(studies: int, seed: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--studies", type=whole(0), default=2000, help="default %(default)s; one of each kind at least; 0: none"
-    )
+    parser.add_argument("--studies", type=count, default=2000, help="default %(default)s; one of each kind at least")
     parser.add_argument("--lossy", type=count, default=300, help="of each setting; default %(default)s")
     parser.add_argument("--only", choices=("designs", "attrition"), default=None, help="by default both")
     parser.add_argument("--seed", type=whole(0), default=None, help="drawn when not given, and printed")

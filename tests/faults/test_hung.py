@@ -26,7 +26,7 @@ from tests.fakes.engine import FaultyEngine
 from tests.fakes.training_engine import TrainingEngine
 from tests.swarm.server.coordinator.world import World
 
-pytestmark = [pytest.mark.slow, pytest.mark.campaign, pytest.mark.anyio]
+pytestmark = [pytest.mark.campaign, pytest.mark.anyio]
 _LOG = logging.getLogger(__name__)
 PATIENCE_S = 600.0
 """A start of vLLM on a machine that has a lot else to do."""

@@ -384,7 +384,7 @@ async def test_a_team_key_is_good_for_one_question_only(pair: Pair) -> None:
             wrong = await http.get(url, headers={"Authorization": f"Bearer {ep['solver'].grant.team_key}"})
             agent = await http.get(url, headers={"Authorization": f"Bearer {grant.api_key}"})
         ep.abort("enough")
-    assert right.json() == {"episode_id": grant.episode_id, "decision": "undecided"}
+    assert right.json() == {"episode_id": grant.episode_id, "decision": "undecided", "cause": None}
     assert wrong.status_code == agent.status_code == 401
 
 

@@ -13,7 +13,7 @@ from swarm.engine.local.inference import VllmInference
 from tests.swarm.server.gateway.conftest import Episode, Served
 from tests.vllm_fixture import LoopThread
 
-pytestmark = [pytest.mark.slow, pytest.mark.campaign]
+pytestmark = [pytest.mark.campaign]
 IMPATIENT_S = 2.0
 
 
