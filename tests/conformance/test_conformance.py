@@ -18,7 +18,7 @@ from tests.conformance.rehearsal import Bare, rehearse
 from tests.conformance.relay import served_bare
 from tests.conformance.witness import Seen, Witness
 from tests.fakes.sampling_engine import SamplingEngine
-from tests.swarm.server.gateway.conftest import Served, _served
+from tests.swarm.server.gateway.conftest import Served, served_by
 from tests.vllm_fixture import LoopThread
 
 
@@ -61,7 +61,7 @@ def witness() -> Witness:
 def served(
     vllm: VllmInference, vllm_loop: LoopThread, witness: Witness, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    with _served(vllm_loop, WitnessedEngine(vllm, witness), tmp_path_factory.mktemp("conformance")) as running:
+    with served_by(vllm_loop, WitnessedEngine(vllm, witness), tmp_path_factory.mktemp("conformance")) as running:
         yield running
 
 
