@@ -1,4 +1,4 @@
-"""What a process takes from itself before it runs code that nobody vouches for. It cannot take it back.
+"""Confine this process before it runs untrusted code. There is no way back.
 
 `confine` sets resource limits, drops capabilities, forbids new processes and other sockets than TCP (seccomp), and shuts
 files and ports that are not named (Landlock), each where the system has it. A system that has it and refuses is an error.

@@ -1,8 +1,8 @@
-"""The sentinel of attempts that were lost: where a side loses more of them, what is left of it is no fair sample.
+"""The sentinel for lost attempts: a side that loses more of them is left with a biased sample.
 
-Two rules. Difference: the shares that rollout, grader, client or limit lost differ between the two sides of a comparison, by a
-test whose unit is the trial. Share: an arm lost so much that nobody can say what its rewards stand for, though all arms did.
-What server, network or a person lost is left out of both: it says nothing about what an arm does.
+Two rules. Difference: the two sides of a comparison lost different shares to rollout, grader, client or limit, by a
+test whose unit is the trial. Share: an arm lost too much for its rewards to mean anything, even if every arm did.
+Neither counts what server, network or a person lost: that does not depend on the arm.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _level(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) ->
 def _difference(name: str, test: LossTest) -> SentinelFinding:
     text = (
         f"attempts at {_WORDS[test.kind]} episodes were lost more often on one side of the comparison than on the other: "
-        "the rewards that are left are no fair sample"
+        "the remaining rewards are not a fair sample"
     )
     hits = [(trial, abs(test.treatment - test.baseline)) for trial in test.trials]
     return finding(name, "invalid", text, hits).model_copy(update={"hypotheses": (test.hypothesis,)})
@@ -203,7 +203,7 @@ def _too_many(name: str, plan: Plan, done: Sequence[TrialRecord], kind: Kind) ->
             hits |= {trial.key: (trial, share) for arm, share in heavy.items() for trial in by_arm[arm]}
     if not hits:
         return None
-    text = f"so many attempts at {_WORDS[kind]} episodes were lost that the rewards of those that are left mean little"
+    text = f"too many attempts at {_WORDS[kind]} episodes were lost for the remaining rewards to mean much"
     return finding(name, "invalid", text, [*hits.values()]).model_copy(update={"hypotheses": tuple(concerned)})
 
 

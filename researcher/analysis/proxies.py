@@ -1,4 +1,4 @@
-"""Reward against what is wanted: a reward that is earned by failing makes every number of a study mean something else.
+"""Does the reward pay for the right thing? If failing earns reward, every number of a study means something else.
 
 What is wanted is `success`, and each declared metric that is marked `true`. Two questions, asked of each arm and of all trials
 together. The unit is the trial:
@@ -118,7 +118,7 @@ def _levels(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_
         mean = _mean(found)
         yield (
             "invalid" if mean <= CLEAR else "warning",
-            f"of two episodes of one task the one with more {wanted.name} is paid less: the reward asks for something else",
+            f"within a task, episodes with more {wanted.name} get less reward: the reward asks for something else",
             mean,
         )
 
@@ -134,7 +134,7 @@ def _movement(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator
         text = f"held-out reward rose, and held-out {wanted.name} did not follow"
         seen = any(one.seen for one in group)
         if not seen:  # no task was ever solved: partial credit may still be fair
-            text = f"held-out reward rose, and held-out {wanted.name} never varied: nothing tells whether the reward asks for it"
+            text = f"held-out reward rose, and held-out {wanted.name} never varied: the records cannot show whether the reward asks for it"
         yield "warning" if seen else "unchecked", text, _mean([one.wanted for one in group])
     pairs = [one.trained for one in group if one.trained is not None]
     if len(pairs) < _LEAST_TRAINED or _p_below([_Estimate(-reward, 0.0) for reward, _ in pairs]) > alpha:

@@ -44,7 +44,7 @@ from researcher.planner.own_seeds import with_own_seeds
 from researcher.planner.reading import Reading
 from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
 from researcher.planner.seam import PlanOptions
-from researcher.planner.shares import refuse_held_share, with_held_shares, with_mixes_told
+from researcher.planner.shares import refuse_held_share, with_held_shares, with_mixes_stated
 from researcher.planner.stages import ALPHA, POWER, branches, check_seeds, cost, with_most
 from swarm.protocol.runspec import RunSpec, merge_patch
 
@@ -235,13 +235,13 @@ def checked(plan: Plan) -> Plan:
             try:
                 fields = plan.run_fields(levels, role)
             except ValueError as error:
-                raise PlanningRefused(f"arm {arm.name} cannot be: {error}") from error
+                raise PlanningRefused(f"arm {arm.name} cannot be run: {error}") from error
             try:
                 RunSpec.model_validate(fields)
             except ValidationError as error:
                 problems = "; ".join(str(problem) for problem in explain(error, RunSpec))
                 raise PlanningRefused(f"arm {arm.name} cannot be run: {problems}") from error
-    plan = with_mixes_told(with_own_seeds(plan))
+    plan = with_mixes_stated(with_own_seeds(plan))
     check_seeds(plan)
     stages = {stage.id for stage in plan.stages}
     for stage in stages:

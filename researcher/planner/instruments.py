@@ -26,7 +26,7 @@ from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metr
 from researcher.models.instruments import OUTCOME_NAME
 from researcher.models.plans import leaf_at, nested
 from researcher.planner.refusals import PlanningRefused
-from researcher.planner.shares import share_problem, with_shares_told
+from researcher.planner.shares import share_problem, with_shares_marked
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 DECLARATION = "study.toml"
@@ -94,7 +94,7 @@ def read_instrument(path: Path) -> InstrumentFolder:
     except ValidationError as error:
         problems = [str(problem) for problem in explain(error, Instrument)]
         raise PlanningRefused(f"{file}: {'; '.join(problems)}", problems) from error
-    instrument = with_shares_told(instrument)
+    instrument = with_shares_marked(instrument)
     problems = [*_inconsistencies(instrument), *_wrong_targets(instrument)]
     if not (path / instrument.workflow).is_file():
         problems.append(f"workflow: there is no file {instrument.workflow!r} in the folder")
@@ -241,14 +241,14 @@ def _wrong_metric(metric: Metric) -> Iterable[str]:
     if not (metric.kind.startswith("heldout_") or metric.kind == "outcome") and "when" in metric.model_fields_set:
         yield f"metrics.{metric.name}.when: {metric.kind} has none; only heldout_accuracy, heldout_reward and outcome do"
     elif metric.kind != "outcome" and metric.when == "training":
-        yield f"metrics.{metric.name}.when: {metric.kind} is of held-out episodes: before, after or gain"
+        yield f"metrics.{metric.name}.when: {metric.kind} takes before, after or gain"
     yield from _wrong_outcome(metric)
 
 
 def _wrong_outcome(metric: Metric) -> Iterable[str]:
     if metric.kind == "outcome":
         if not re.fullmatch(OUTCOME_NAME, metric.reported_as):
-            yield f"metrics.{metric.name}.source: say its name in Outcome.metrics: letters, digits, _, - and . alone"
+            yield f"metrics.{metric.name}.source: must be a name in Outcome.metrics: only letters, digits, _, - and ."
         if "direction" not in metric.model_fields_set:
             yield f'metrics.{metric.name}.direction: outcome needs one; "decrease" where less is better'
         return

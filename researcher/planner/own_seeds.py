@@ -16,7 +16,7 @@ from swarm.protocol.runspec import RunSpec
 
 
 def with_own_seeds(plan: Plan) -> Plan:
-    """The plan with an offset for every arm that runs the same as an earlier one; again for a plan whose stages were changed.
+    """The plan with a seed offset for every arm that runs the same as an earlier one. Call it again when stages change.
 
     Raises: pydantic's ValidationError for an arm that no server would take.
     """
@@ -39,8 +39,8 @@ def with_own_seeds(plan: Plan) -> Plan:
 
 def _said_of(arm: str, first: str) -> str:
     return (
-        f"{arm} runs the same as {first}: it has seeds of its own, so that no trial is a copy of another. They differ by chance "
-        "alone: this measures the noise, and no difference should be found."
+        f"{arm} runs the same as {first}, on its own seeds, so that no trial copies another. The two differ only by chance: "
+        "this measures the noise, and no difference should be found."
     )
 
 

@@ -1,4 +1,4 @@
-"""Factors that are a family's share of a mix: told by their words, held to what shares can be, and said in the plan."""
+"""Factors that are a family's share of a mix: recognised by their words, validated, and stated in the plan."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from swarm.protocol.runspec import merge_patch
 _WORDS = ("share", "fraction", "percent", "proportion")
 
 
-def with_shares_told(instrument: Instrument) -> Instrument:
-    """The instrument whose factors say whether they are shares: one that sets a family's ratio is, where a word of it says so."""
-    return instrument.model_copy(update={"factors": tuple(_told(each, instrument) for each in instrument.factors)})
+def with_shares_marked(instrument: Instrument) -> Instrument:
+    """The instrument with its shares marked: a factor that sets a family's ratio is a share if its words say so."""
+    return instrument.model_copy(update={"factors": tuple(_marked(each, instrument) for each in instrument.factors)})
 
 
-def _told(factor: Factor, instrument: Instrument) -> Factor:
+def _marked(factor: Factor, instrument: Instrument) -> Factor:
     family = family_of(factor.target)
     said = " ".join((factor.name, *factor.aliases, factor.description)).casefold()
     if factor.type != "float" or family is None or factor.share is False:
@@ -50,7 +50,7 @@ def refuse_held_share(varied: Sequence[Factor], held: Sequence[Factor]) -> None:
     fixed, moved = [each.name for each in held if each.share], [each.name for each in varied if each.share]
     if fixed and moved:
         raise PlanningRefused(
-            f"{moved[0]} varies what is left for the other families, and {fixed[0]} is set in all arms: leave out one",
+            f"{moved[0]} is varied and {fixed[0]} is set in all arms, but the one changes what is left for the other; drop one",
             fixed,
         )
 
@@ -72,8 +72,8 @@ def with_held_shares(run: dict[str, Any], held: Sequence[tuple[Factor, Scalar]])
         raise PlanningRefused(str(error)) from error
 
 
-def with_mixes_told(plan: Plan) -> Plan:
-    """The plan that says of each arm with a share what all families have."""
+def with_mixes_stated(plan: Plan) -> Plan:
+    """The plan that states the whole mix of each arm with a share."""
     said = []
     for arm in plan.arms:
         if any(factor.share and factor.name in arm.levels for factor in plan.factors):

@@ -71,7 +71,7 @@ def _attrition(records: Records) -> Iterator[Difference]:
         now = {} if found is None else {(trial.arm, kind, cause): count for kind, cause, count in found.rows()}
         for row in sorted(then.keys() | now.keys()):
             if then.get(row) != now.get(row):
-                problem = "its attempts at episodes in SQL are not those of its evidence"
+                problem = "its attempts at episodes in SQL differ from those in its evidence"
                 told = {"reported": then.get(row), "recomputed": now.get(row)}
                 yield Difference(
                     claim=f"trial_attrition {trial.key}", expression=" ".join(row), **told, problem=problem

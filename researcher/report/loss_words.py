@@ -30,7 +30,7 @@ class LossWords:
     def episodes_lost(self, cause: str | None = None, *, arm: str | None = None, kind: str | None = None) -> int | None:
         """Attempts that a cause lost (`swarm.protocol.episodes.Cause`), or any."""
         if cause is not None and cause not in _CAUSES:
-            raise UnknownName(f"nothing is lost to {cause!r}; there are {_CAUSES}")
+            raise UnknownName(f"unknown cause {cause!r}; known: {_CAUSES}")
         counts = self._counts(arm, kind)
         if counts is None:
             return None
@@ -84,4 +84,4 @@ def _kind(name: str) -> Kind:
     for kind in KINDS:
         if kind == name:
             return kind
-    raise UnknownName(f"no episodes are {name!r}; there are {list(KINDS)}")
+    raise UnknownName(f"unknown kind of episode {name!r}; known: {list(KINDS)}")

@@ -20,7 +20,7 @@ async def check_reported(folder: InstrumentFolder, python: str) -> str | None:
     if not names:
         return None
     if instrument.roles:
-        return f"whether its episodes report {', '.join(names)} is seen when they are played: no server stands in for a team"
+        return f"not checked whether its episodes report {', '.join(names)}: a rehearsal cannot stand in for a team"
     request = RehearsalRequest(
         folder=str(folder.path), workflow=instrument.workflow, parameters=instrument.defaults.task, answers=_ANSWERS
     )
@@ -32,7 +32,7 @@ async def check_reported(folder: InstrumentFolder, python: str) -> str | None:
     if not ended:
         why = found.error or next((each.error for each in found.played if each.error), "none came to a reward")
         raise PlanningRefused(
-            f"{instrument.name}: no rehearsed episode ended, so that nothing is known of what they report: "
+            f"{instrument.name}: no rehearsed episode ended, so it is unknown what they report: "
             f"{why.strip().rpartition(chr(10))[2]}"
         )
     for name in names:

@@ -63,7 +63,7 @@ def clean_environment(
     kept = {name: value for name, value in environ.items() if name in _KEPT or name.startswith("LC_")}
     for name in passed:
         if name.startswith(_OURS) or (token and token in environ.get(name, "")):
-            raise UsageError(f"{option} {name}: it may hold what ends an episode, and is passed to nobody")
+            raise UsageError(f"{option} {name}: this variable may hold a token or a lease, so it is not passed on")
         if name not in environ:
             raise UsageError(f"{option} {name}: there is no such variable")
         kept[name] = environ[name]

@@ -18,13 +18,13 @@ from swarm.protocol.summary import LastFailure, LedgerCount, LedgerSummary
 RECENT_STEPS = 10
 TASKS_NAMED = 3
 _LOST = 0.1
-"""From this share of episodes on a fate or a loss is worth a word."""
+"""Report a fate or a loss from this share of episodes."""
 _FLAT = 0.5
 """From this share of groups without differences on it is worth a word."""
 
 ADVICE: dict[DropReason, str] = {
     DropReason.EVAL: "evaluations are never trained",
-    DropReason.ABORTED: "the client gave up; who lost them is told below",
+    DropReason.ABORTED: "the client gave up; see below who lost them",
     DropReason.EXPIRED: "the client fell silent or took too long: raise idle_limit_s or max_episode_s, or renew the lease",
     DropReason.SERVER_RESTARTED: "open when the server was restarted; their slots were offered again",
     DropReason.STALE: "sampled by weights too old when their turn came: raise max_staleness, lower the concurrency, or make "
@@ -36,20 +36,18 @@ ADVICE: dict[DropReason, str] = {
     DropReason.TRUNCATED: "every call was cut off by max_tokens: raise sampling.max_tokens, or set algorithm.train_truncated",
     DropReason.UNREPRODUCIBLE_SAMPLING: "sampled in a way that the trainer cannot recompute: leave out temperature 0, top_p, "
     "top_k, penalties and grammars",
-    DropReason.TAINTED: "a call of it failed on the server's side, so its reward says nothing of the model: read the server's log, "
-    "give the agent's calls a longer time-out, or end with despite where it recovers",
     DropReason.TEAM_ABORTED: "its team was not committed, so none of its episodes counts: read the client's last words",
     DropReason.QUARANTINED: "the version of the client was quarantined: `swarm run quarantine VERSION --lift` takes it back",
     DropReason.RUN_ENDED: "the run ended before their turn came",
     DropReason.SUPERSEDED: "the run went back to an earlier checkpoint",
-    DropReason.TAINTED: "a call of them failed on the server's side: their slots were offered again, unless the client says why "
-    "they count (`despite`)",
+    DropReason.TAINTED: "one of their calls failed on the server's side, so their slots were offered again: read the server's "
+    "log; where the agent recovers, end with `despite`",
 }
 CAUSE_ADVICE: dict[Cause, str] = {
     Cause.SERVER: "it was restarted, its engine failed, or it closed them itself: look at its log; the rollout is not to blame, "
     "and the tasks were offered again",
-    Cause.NETWORK: "client and server could not reach each other: look at what is between them; the tasks were offered again",
-    Cause.CLIENT: "it crashed, was killed or fell silent: look at its log and its memory; a task over which it died three times "
+    Cause.NETWORK: "client and server could not reach each other: check the connection; the tasks were offered again",
+    Cause.CLIENT: "it crashed, was killed or fell silent: look at its log and its memory; a task that it died on three times "
     "is set aside",
     Cause.ROLLOUT: "the agent raised an exception, gave up, or never called the model: read its last traceback below, mend the "
     "agent, start it again",
@@ -86,14 +84,14 @@ class Fate(BaseModel):
 
 
 class Loss(BaseModel):
-    """So many attempts were lost by this, evaluations included."""
+    """How many attempts a cause lost, evaluations included."""
 
     cause: Cause
     episodes: int
     share: float
     """Of all episodes."""
     tasks: list[str] = []
-    """Those that lost most by it; a few."""
+    """The few that lost the most attempts to it."""
     advice: str
 
 
@@ -230,7 +228,7 @@ _OTHERS = (Cause.SERVER, Cause.NETWORK, Cause.PERSON)
 
 
 def _failed(count: LedgerCount) -> bool:
-    """Whether client, rollout or grader are to blame. (An older server named no cause.)"""
+    """Whether client, rollout, grader or a limit is to blame. Older servers name no cause."""
     return count.reason in _FAILURES if count.cause is None else count.cause not in _OTHERS
 
 

@@ -1,4 +1,4 @@
-"""`swarm episode run -- COMMAND`: one episode of a program that nobody vouches for, scored by another one. Its options."""
+"""Options of `swarm episode run -- COMMAND`, which runs an untrusted program for one episode and scores it with another."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     run.add_argument("--timeout", type=number, metavar="S", help="how long the agent may run")
     run.add_argument("--scorer-timeout", type=number, default=SCORER_S, metavar="S", help="default: %(default)g")
     for option, whose in (("--env", "the agent"), ("--scorer-env", "the scorer")):
-        text = f"a variable of this environment that {whose} gets, too; repeatable"
+        text = f"pass this environment variable to {whose}; repeatable"
         run.add_argument(option, action="append", default=[], metavar="NAME", help=text)
     for option, text in (
-        ("--read", "what the agent may read beside the system, its program and this folder"),
-        ("--write", "what the agent may write beside its own home"),
-        ("--hide", "what the agent may not read, wherever it lies"),
+        ("--read", "what the agent may read besides the system, its program and this folder"),
+        ("--write", "what the agent may write besides its own home"),
+        ("--hide", "what the agent may neither read nor write"),
     ):
         run.add_argument(option, action="append", default=[], type=_path, metavar="PATH", help=f"{text}; repeatable")
     run.add_argument(
@@ -49,9 +49,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help="a TCP port it may connect to; repeatable",
     )
-    run.add_argument("--despite", metavar="WHY", help="let it count although calls failed on the server's side")
+    run.add_argument("--despite", metavar="WHY", help="count the episode even if calls failed on the server's side")
     run.add_argument(
-        "--unconfined", action="store_true", help="a clean environment alone: files, processes and ports stay open"
+        "--unconfined", action="store_true", help="only clean the environment; files, processes and ports stay open"
     )
     run.set_defaults(run=run_episode)
 

@@ -43,7 +43,7 @@ _EXIT_CODES = {
 }
 _OF_SERVER = frozenset({DropReason.SERVER_RESTARTED, DropReason.RUN_ENDED, DropReason.SUPERSEDED})
 _MARGIN_S = 30.0
-"""Beyond the limits of agent and scorer, for the server to be told."""
+"""Added to the limits of agent and scorer, so that the result still reaches the server."""
 
 
 @dataclass(slots=True)
@@ -139,12 +139,12 @@ class Runner:
         if not filters_calls() or version < FILES:
             raise SwarmError(
                 "this system cannot confine an agent (it needs Linux 5.13 or newer with Landlock, on x86_64 or aarch64): run "
-                "it as another user or in a container without the server's files, and say --unconfined"
+                "it as another user or in a container without the server's files, and pass --unconfined"
             )
         if open_to_all and version < PORTS:
             raise SwarmError(
-                "the server asks for no token, and this system cannot shut ports (Linux 6.7 or newer can): start the server "
-                "with SWARM_ADMIN_TOKEN, or say --unconfined where the agent may steer it"
+                "the server has no token, and this system cannot block ports (Linux 6.7 or newer can): start the server "
+                "with SWARM_ADMIN_TOKEN, or pass --unconfined if the agent may control it"
             )
 
     # -- the episode ------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Runner:
         attempt.agent = agent.how
         words = f"the agent {agent.how}; it said last: {agent.last_words()}"
         if agent.code is not None and "ermission denied" in agent.last_words() and attempt.confined.get("files"):
-            words += "\n(it may read the system, its program, this folder, and what --read names; it may write its home alone)"
+            words += "\n(it may read the system, its program, this folder and --read paths; it may write only to its home and --write paths)"
         if self._stop.is_set():
             attempt.lose(Cause.PERSON, "stopped from outside")
         elif episode.lost.is_set():
@@ -326,7 +326,7 @@ def _note_entry(attempt: Attempt, entry: LedgerEntry) -> None:
 def score_of(said: bytes) -> dict[str, Any]:
     """The last line of a scorer, a number or a JSON object, as `Episode.end` takes it.
 
-    Raises: ValueError, ValidationError where it is none.
+    Raises: ValueError, ValidationError if it is not a score.
     """
 
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]

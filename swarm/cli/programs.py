@@ -1,4 +1,4 @@
-"""Programs that nobody vouches for, run to their end: with a time limit, their output kept, and every process they started ended.
+"""Run an untrusted program to its end: limit its time, keep its output, and end every process it started.
 
 Linux finds the processes that left their group, too; elsewhere the group alone is ended.
 """
@@ -27,7 +27,7 @@ _WORDS_BYTES = 4_000
 _GRACE_S = 2.0
 """From SIGTERM to SIGKILL."""
 _ENDED_S = 10.0
-"""How long the processes that a program left behind may take to be gone once they were killed."""
+"""How long leftover processes may take to disappear after SIGKILL."""
 _LOOK_S = 0.01
 _READ_BYTES = 2**16
 

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from swarm.client.client import SwarmClient
 
 FAILING_AT_FIRST = 3
-"""So many different tasks are set aside before any episode has ended: the fault is in the rollout."""
+"""Blame the rollout when this many tasks are set aside before any episode has ended."""
 FAILING_LATER = 10
-"""So many in a row, where others have ended before."""
+"""The same in a row, after episodes have ended."""
 SKIPPED_AT_ONCE = 100
-"""So many tasks of a stream are passed over before those that are played are waited for."""
+"""Tasks of a stream to pass over before waiting for those in play."""
 _Which = tuple[str | None, str]
 """A task by family and id."""
 
@@ -301,7 +301,7 @@ class Crew:
 
     def _why_aside(self) -> str:
         return (
-            f"each after {self._retries + 1} lost attempts, the last with {self._last_crash or 'no word of why'}; mend the "
+            f"each after {self._retries + 1} lost attempts, the last with {self._last_crash or 'no reason given'}; mend the "
             "rollout (its traceback is in the log and in the ledger)"
         )
 

@@ -176,7 +176,7 @@ class Episode:
             )
         except ValidationError as error:
             faults = "; ".join(str(fault) for fault in explain(error, EpisodeResult))
-            raise NoReward(f"episode {self.id} cannot be ended so: {faults}") from error
+            raise NoReward(f"episode {self.id} cannot end with this result: {faults}") from error
         require_finite_metadata(result.metadata)
         written(result)  # what cannot be sent is refused here, to whoever said it
         return result

@@ -19,7 +19,7 @@ SwarmError
     ├── Unauthorized · Forbidden · NotFound · InvalidSpec
     └── IdempotencyConflict · ConfigConflict
 
-`cause` says who lost an attempt that such an error ended; None where the error does not tell.
+`cause` says who lost an attempt that such an error ended; None if the error does not say.
 """
 
 from __future__ import annotations

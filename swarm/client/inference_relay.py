@@ -150,7 +150,7 @@ class InferenceRelay:
         first, *lines = head[:-4].split("\r\n")
         line = _LINE.fullmatch(first)
         if line is None or any(char in head.replace("\r\n", "") for char in "\r\n\0"):
-            raise _Refused(400, "bad_request", "this is no HTTP/1.1 request")
+            raise _Refused(400, "bad_request", "not an HTTP/1.1 request")
         headers = [(name.strip().lower(), value.strip()) for name, _, value in (each.partition(":") for each in lines)]
         names = dict(headers)
         self._admit(line[2], names)
@@ -169,7 +169,7 @@ class InferenceRelay:
         path = _unquoted(target.partition("?")[0])
         if not path.startswith("/v1/") or not {".", ".."}.isdisjoint(path.replace("\\", "/").split("/")):
             raise _Refused(
-                403, "forbidden", f"an episode calls the model, at /v1/..., and nothing else: not {path[:200]!r}"
+                403, "forbidden", f"an episode's api key only calls the model, at /v1/..., not {path[:200]!r}"
             )
         scheme, _, token = names.get("authorization", "").partition(" ")
         given = (token.strip() if scheme.lower() == "bearer" else "", names.get("x-api-key", ""))
@@ -218,7 +218,7 @@ async def _body(reader: asyncio.StreamReader, names: Mapping[str, str]) -> bytes
             raise _Refused(413, "over_limit", "the body is larger than 64 MiB")
         return await reader.readexactly(length)
     if names["transfer-encoding"].lower() != "chunked":
-        raise _Refused(501, "bad_request", "of transfer encodings only `chunked` is read here")
+        raise _Refused(501, "bad_request", "unsupported transfer encoding; use `chunked`")
     parts: list[bytes] = []
     while (length := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16)) > 0:
         if sum(map(len, parts)) + length > _BODY_BYTES:

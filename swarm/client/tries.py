@@ -1,4 +1,4 @@
-"""How often a task may still be tried: what its rollout loses is charged to it, what server, network or a person lose is not.
+"""How often a task may still be tried. Losses of its rollout are charged to it; those of server, network or a person are not.
 
 The counts are made from the ledger, so that they outlive the client. Attempts that overlap in time count as one: what kills
 all attempts at a task at one moment has happened to it once.
@@ -24,7 +24,7 @@ class Tries:
     charged: int = 0
     deaths: int = 0
     free: int = 0
-    """Attempts in a row that others than the task are to blame for."""
+    """Attempts in a row that the task is not to blame for."""
 
     def lost(self, cause: Cause) -> None:
         if cause in CHARGED:

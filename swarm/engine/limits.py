@@ -18,9 +18,9 @@ from foundation.futures import within
 LEAST_LIMIT_S = 30.0
 FACTOR = 3.0
 _KEPT = 8
-"""So many of the newest durations of a kind are remembered; the slowest of them counts."""
+"""Newest durations remembered per kind; the slowest of them counts."""
 _GRACE_S = 1.0
-"""An answer that lies there already when the limit is over still counts: this process itself may have stood still."""
+"""An answer that has arrived when the limit is over still counts: this process itself may have been suspended."""
 Result = TypeVar("Result")
 
 
@@ -72,12 +72,12 @@ class Expected:
         return max(LEAST_LIMIT_S, FACTOR * self.expected_s(work)) * float(2 ** self._hangs[work.kind])
 
     def took(self, work: Work, seconds: float) -> None:
-        """It was done in so long."""
+        """Note how long a finished request took."""
         self._rates.setdefault(work.kind, deque(maxlen=_KEPT)).append(seconds / work.amount)
         del self._hangs[work.kind]
 
     def hung(self, work: Work) -> None:
-        """It was not answered within its limit."""
+        """Note a request that was not answered within its limit."""
         self._hangs[work.kind] += 1
 
     async def answer(

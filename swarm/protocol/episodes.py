@@ -97,8 +97,8 @@ class EpisodeResult(StrictModel):
     metrics: dict[str, Finite] = {}
     metadata: dict[str, Any] = {}
     despite: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None = None
-    """Why the episode counts although a call of it failed on the server's side: how the agent recovered. It is `tainted` and
-    not trained otherwise."""
+    """How the agent recovered from a call that failed on the server's side. Without it such an episode is `tainted` and not
+    trained."""
     idempotency_key: IdempotencyKey = None
 
 
@@ -155,7 +155,7 @@ class DropReason(StrEnum):
     """Its client version was quarantined before a batch took it."""
     TEAM_ABORTED = "team_aborted"
     TAINTED = "tainted"
-    """A call of it failed on the server's side, and its client did not say that it counts despite that."""
+    """One of its calls failed on the server's side, and its client did not say `despite`."""
 
 
 class LedgerEntry(BaseModel):
@@ -220,7 +220,7 @@ class RecordedSampling(BaseModel, frozen=True):
 
 
 class CallFailure(BaseModel, frozen=True):
-    """Why a call got no answer, or not all of it, though its client did nothing wrong."""
+    """Why a call got no answer, or only part of one, through no fault of its client."""
 
     cause: Cause
     """`server`, or `network` where the connection broke in the middle."""

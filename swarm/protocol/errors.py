@@ -52,7 +52,7 @@ HTTP_STATUS: dict[ErrorCode, int] = {
 
 
 class SwarmError(Exception):
-    """Anything that this product raises on purpose. cause: who lost an attempt that it ended; None where it does not tell."""
+    """Anything that this product raises on purpose. cause: who lost an attempt that it ended; None if unknown."""
 
     cause: ClassVar[Cause | None] = None
 

@@ -28,7 +28,7 @@ LEAST_TEMPERATURE = 0.01
 
 
 EPISODE_LIMIT_S = 3600.0
-"""Where neither the claim nor the run says how long an episode may take."""
+"""Longest episode, if neither the claim nor the run sets a limit."""
 
 
 class OptimizerSpec(StrictModel):
@@ -152,7 +152,7 @@ class LimitSpec(StrictModel):
     """Sampled tokens over the whole run."""
     drain_limit_s: Positive = 120.0
     max_episode_s: Annotated[Positive, Field(exclude_if=lambda seconds: seconds == EPISODE_LIMIT_S)] = EPISODE_LIMIT_S
-    """How long an episode may take, train or eval, whose claim states no limit of its own."""
+    """Longest episode, train or eval, if its claim sets no limit of its own."""
 
 
 class CheckpointSpec(StrictModel):

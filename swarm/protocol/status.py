@@ -48,12 +48,12 @@ class PoolStatus(BaseModel):
 
 
 class Hang(BaseModel):
-    """A process of the engine did not answer within its limit. It is ended and started anew, and the step under way is made again."""
+    """A process of the engine did not answer within its limit. It is ended and restarted, and the step under way runs again."""
 
     reason: str
-    """Which process, what it was asked, how long it was waited for."""
+    """Which process, what it was asked, and for how long."""
     phase: Phase
-    """What the server was at."""
+    """The server's phase when it was found."""
     since: float
     """Unix time of the last sign of life."""
     found_at: float
@@ -70,7 +70,7 @@ class EngineStatus(BaseModel):
     warm: bool = False
     failures: int = 0
     hang: Hang | None = None
-    """The newest time that a process of the engine gave no sign of life within its limit; it stays when it is over."""
+    """The most recent hang of an engine process; kept after it is over."""
 
     @property
     def computes(self) -> str:
@@ -88,9 +88,9 @@ class WaitingFor(BaseModel):
 
     task_id: str
     client_id: str | None = None
-    """Who plays it; None where nobody has claimed the task's free slots."""
+    """Who plays it; None if nobody has claimed the task's free slots."""
     since: float
-    """Unix time since when it has been waited for."""
+    """Unix time when the wait began."""
 
 
 class ServerStatus(BaseModel):

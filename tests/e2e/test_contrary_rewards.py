@@ -41,7 +41,7 @@ def test_a_study_whose_reward_pays_for_failing_is_invalid_and_shows_what_was_sai
     report, store = started(tmp_path, "flattery", "Do words of 3 syllables learn faster than words of 2 syllables?")
     study = store.study_data(store.studies()[0].id)
     assert [record.verdict.value for record in study.verdicts] == ["invalid"]
-    assert "the one with more honesty is paid less" in study.verdicts[0].reason
+    assert "episodes with more honesty get less reward" in study.verdicts[0].reason
     assert all({"honesty", "honesty_in_training"} <= set(trial.finals) for trial in study.trials)
     assert "## Sample answers" in report
     assert report.count("held out, before") == report.count("held out, after") > 0

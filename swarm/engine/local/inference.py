@@ -47,7 +47,7 @@ _PROBE_EVERY_S = 0.2
 _LOOK_EVERY_S = 5.0
 """While it serves."""
 _CHANGES = 4
-"""A change of weights is so many requests, beside the one that loads them."""
+"""Requests per change of weights, besides the one that loads them."""
 _MAX_SOCKET_PATH = 107
 _SOCKET = "vllm.sock"
 _LONGEST_SOCKET = "x" * 36
@@ -82,7 +82,7 @@ class VllmInference:
         self._changing = False
         work = ModelWork(model_dir=settings.model_dir, device=settings.device)
         self.silence_s = work.silence_s(settings.batched_tokens)
-        """So long may the child give no sign of life: no token, no answer of its engine core."""
+        """Longest silence of the child: no token, and no answer of its engine core."""
         self._supervisor = Supervisor(
             start=self._start,
             ready=self._serve_what_was_published,

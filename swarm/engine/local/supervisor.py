@@ -195,7 +195,7 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HungStatus:
-    """Exit status of a child that found a part of itself hung, which it does after so many seconds."""
+    """Exit status of a child that found one of its parts hung. silent_s: how long it waits before it does."""
 
     status: int
     silent_s: float

@@ -66,8 +66,8 @@ class VllmClient:
         key: str | None = None,
         answer_s: float = LEAST_LIMIT_S,
     ) -> None:
-        """socket: a Unix socket of this machine; None: it listens at `address`, HOST:PORT. answer_s: so long may the engine be busy
-        with what it computes before it hears of anything else."""
+        """socket: a Unix socket of this machine; None: it listens at `address`, HOST:PORT. answer_s: longest time that the
+        engine may compute before it reads another request."""
         self.url = f"http://{address}/"
         self._answer_s = answer_s
         self._streams = EventStreams(

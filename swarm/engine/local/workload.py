@@ -25,7 +25,7 @@ _STEP_OPERATIONS = 8
 """Per parameter and token: the log-probabilities of before, then forward and backward."""
 _PASS_OPERATIONS = 2
 _FIXED_TOKENS = 512
-"""An update of the weights takes as long as so many tokens, whatever was computed before it."""
+"""Cost of a weight update, in tokens, whatever was computed before it."""
 _MOST_SEEN = 8192
 """Tokens that are computed at once, each of which is compared with all others."""
 _DISK_BYTES_PER_S = 50e6

@@ -255,7 +255,7 @@ class EpisodeBook:
         elif row.kind == "eval":
             state.close(live, DropReason.EVAL, cause=None)
         elif row.tainted and all(call.failure is not None for call in live.calls):
-            state.close(live, DropReason.NO_CALLS, "every call of it failed", cause=Cause.SERVER)
+            state.close(live, DropReason.NO_CALLS, "all of its calls failed", cause=Cause.SERVER)
         elif not live.calls:
             state.close(live, DropReason.NO_CALLS, "ended without any recorded call", cause=Cause.ROLLOUT)
         else:

@@ -181,7 +181,7 @@ def decide(
     _take_result(row, team)
     if row.tainted and row.despite is None and not superseded:
         row.state, row.reason, row.cause = EpisodeState.DROPPED, DropReason.TAINTED, Cause.SERVER
-        row.detail = "a call of it failed on the server's side, as was found after it was prepared"
+        row.detail = "one of its calls failed on the server's side, which was found after it was prepared"
         state.drop(row)
         return
     group = state.groups.get(row.group_id) if row.group_id else None

@@ -104,8 +104,7 @@ def _refuse_agents(request: Request) -> None:
     if any(key.startswith(API_KEY_PREFIX) for key in keys):
         raise Refusal(
             ErrorCode.FORBIDDEN,
-            "an episode's api key calls the model, at /v1/..., and nothing else: whoever reports sends its own token, and the "
-            "lease",
+            "an episode's api key only calls the model, at /v1/...; to report, send the lease, and no api key",
         )
 
 

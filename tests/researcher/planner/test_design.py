@@ -35,7 +35,7 @@ async def test_equal_arms_both_run_under_names_of_their_own() -> None:
     plan = await planned("Does a learning rate of 1e-5 learn sums faster than 1e-5?")
     assert [arm.name for arm in plan.arms] == ["learning_rate=1e-5", "learning_rate=1e-5-again"]
     assert plan.arms[0].levels == plan.arms[1].levels
-    assert any("They differ by chance alone" in assumption for assumption in plan.assumptions)
+    assert any("The two differ only by chance" in assumption for assumption in plan.assumptions)
     assert set(plan.stages[-1].arms) == {arm.name for arm in plan.arms}
 
 

@@ -370,7 +370,7 @@ def test_where_nothing_was_lost_the_report_says_so_and_where_nobody_counted_too(
     text = Path(write_report(lossy((0, 0, 0)), tmp_path).files["markdown"]).read_text()
     assert "No trial failed, but 12 of 660 attempts" in text
     text = Path(write_report(supported(), tmp_path).files["markdown"]).read_text()
-    assert "No trial failed. How many attempts at episodes were lost was not recorded of every finished trial." in text
+    assert "No trial failed. Not every finished trial recorded its lost attempts at episodes." in text
 
 
 def test_seeds_of_an_arms_own_are_said_with_the_plan(tmp_path: Path) -> None:

@@ -191,9 +191,9 @@ def _keeping(place: Place) -> str:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (["--env", "SWARM_TOKEN"], "may hold what ends an episode"),
-        (["--env", "COPY"], "may hold what ends an episode"),
-        (["--scorer-env", "SWARM_TOKEN"], "may hold what ends an episode"),
+        (["--env", "SWARM_TOKEN"], "may hold a token or a lease"),
+        (["--env", "COPY"], "may hold a token or a lease"),
+        (["--scorer-env", "SWARM_TOKEN"], "may hold a token or a lease"),
         (["--env", "NO_SUCH_NAME"], "there is no such variable"),
         (["--read", "nowhere"], "there is no 'nowhere'"),
         (["--metadata", "[]"], "must be an object"),
