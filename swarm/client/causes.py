@@ -5,7 +5,7 @@ Errors of HTTP libraries are known by their shape alone, so that none of these l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -23,6 +23,8 @@ MOST_DEATHS = 3
 _OURS = frozenset({Cause.SERVER, Cause.NETWORK})
 _MISUSE = (httpx.LocalProtocolError, httpx.UnsupportedProtocol)
 _PORTS = {"http": 80, "https": 443}
+_Place = tuple[str, int]
+"""Host and port."""
 
 
 @contextmanager
@@ -50,10 +52,10 @@ def cause_of(error: BaseException, addresses: Collection[str]) -> Cause:
         return Cause.PERSON
     chain = list(_chain(error))
     stated = [one.cause for one in chain if isinstance(one, SwarmError)]
-    ours = {_port(address) for address in addresses}
+    ours = {place: scheme for scheme, place in map(_address, addresses)}
     failed = [*(_of_request(one, ours) for one in chain), *(cause for cause in stated if cause in _OURS)]
     cause = next((cause for cause in (*failed, *stated) if cause is not None), Cause.ROLLOUT)
-    impatient = not stated and any(type(one).__name__ in _READ_TIMEOUTS for one in chain)
+    impatient = not stated and any(type(one).__name__ in _AGENTS_LIMITS for one in chain)
     return Cause.LIMIT if impatient and cause is Cause.NETWORK else cause
 
 
@@ -72,14 +74,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             left += one.exceptions
 
 
-def _of_request(error: BaseException, ours: Collection[object]) -> Cause | None:
+def _of_request(error: BaseException, ours: Mapping[_Place | None, str]) -> Cause | None:
     """Who lost a request that this error is about; None where it is about none of ours, or was answered below 500."""
     if isinstance(error, _MISUSE) or (
         isinstance(error, httpx.RequestError) and not isinstance(error, httpx.TransportError)
     ):
         return None
-    place = _asked(error)
-    if place is None or place not in ours:
+    scheme, place = _asked(error)
+    if place is None or place not in ours or scheme not in ("", ours[place]):
         return None
     status = _status(error)
     if status is None:
@@ -87,17 +89,17 @@ def _of_request(error: BaseException, ours: Collection[object]) -> Cause | None:
     return Cause.SERVER if status >= 500 else None
 
 
-def _asked(error: BaseException) -> object:
-    """Where the failed request went: `request.url` (httpx, openai, anthropic, requests), aiohttp's and urllib's ways."""
+def _asked(error: BaseException) -> tuple[str, _Place | None]:
+    """Scheme, where it is known, and place to which the failed request went: `request.url` (httpx, openai, anthropic, requests), aiohttp's and urllib's ways."""
     try:
         request = getattr(error, "request", None) or getattr(error, "request_info", None)
     except RuntimeError:  # httpx: no request was ever made
-        return None
+        return "", None
     url = getattr(request, "url", None) or getattr(error, "url", None)
     if url is not None:
-        return _port(str(url))
+        return _address(str(url))
     host, port = getattr(error, "host", None), getattr(error, "port", None)
-    return _place(host, port) if isinstance(host, str) and isinstance(port, int) else None
+    return "", _place(host, port) if isinstance(host, str) and isinstance(port, int) else None
 
 
 def _status(error: BaseException) -> int | None:
@@ -108,19 +110,21 @@ def _status(error: BaseException) -> int | None:
 
 
 _STATUSES = ("status_code", "status", "code")
-_READ_TIMEOUTS = ("ReadTimeout", "SocketTimeoutError")
-"""Of httpx, httpcore, requests; of aiohttp. The connection stood, and the answer took longer than the agent would wait."""
+_AGENTS_LIMITS = ("ReadTimeout", "SocketTimeoutError", "ReadTimeoutError", "PoolTimeout")
+"""Of httpx, httpcore and requests; of aiohttp; of urllib3. The connection stood, and the answer took longer than the agent would
+wait; or all connections of its own pool were taken."""
 
 
-def _port(url: str) -> tuple[str, int] | None:
+def _address(url: str) -> tuple[str, _Place | None]:
+    """Scheme and place."""
     try:
         parts = urlsplit(url)
         port = parts.port or _PORTS.get(parts.scheme)
     except ValueError:
-        return None
-    return _place(parts.hostname, port) if parts.hostname and port else None
+        return "", None
+    return parts.scheme, _place(parts.hostname, port) if parts.hostname and port else None
 
 
-def _place(host: str, port: int) -> tuple[str, int]:
+def _place(host: str, port: int) -> _Place:
     """All names of this machine are one."""
     return ("localhost" if is_loopback(host) else host.lower(), port)

@@ -355,7 +355,9 @@ class Crew:
     async def _cause_of(self, episode: Episode) -> Cause:
         """Who lost it. Where the ledger of an older server names nobody, the lease ran out: that uses up tries."""
         if episode.receipt is not None and episode.receipt.dropped is not None:
-            return Cause.SERVER if episode.receipt.dropped is DropReason.TAINTED else Cause.ROLLOUT
+            if episode.receipt.dropped is DropReason.TAINTED:
+                return Cause.SERVER
+            return await episode.find_cause() or Cause.ROLLOUT
         return await episode.find_cause() or Cause.LIMIT
 
     async def _play(self, episode: Episode, task: Task) -> _Fate:

@@ -24,6 +24,7 @@ from foundation.addresses import is_loopback
 _HEAD_BYTES = 64 * 2**10
 _BODY_BYTES = 64 * 2**20
 _LINE = re.compile(r"([A-Z]+) (/[!-~]*) HTTP/1\.([01])")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _HOP = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
@@ -152,6 +153,8 @@ class InferenceRelay:
         if line is None or any(char in head.replace("\r\n", "") for char in "\r\n\0"):
             raise _Refused(400, "bad_request", "not an HTTP/1.1 request")
         headers = [(name.strip().lower(), value.strip()) for name, _, value in (each.partition(":") for each in lines)]
+        if not all(_NAME.fullmatch(name) for name, _ in headers):
+            raise _Refused(400, "bad_request", "a header's name is not one that HTTP allows")
         names = dict(headers)
         self._admit(line[2], names)
         if names.get("expect", "").lower() == "100-continue":
@@ -193,7 +196,10 @@ class InferenceRelay:
                     await writer.drain()
                 writer.write(b"0\r\n\r\n" if chunked else b"")
                 await writer.drain()
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:  # what the agent sent
+            writer.write(_refusal(_Refused(400, "bad_request", f"this request cannot be passed on: {error}")))
+            await writer.drain()
+        except httpx.TransportError as error:
             words = f"{type(error).__name__}: {error}".rstrip(": ")
             self.failures.append(words)
             if begun:  # without its end, so that nobody takes it for the whole answer

@@ -22,6 +22,9 @@ Reward = Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=F
 LONGEST_NAME = 1_000
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 """An id that a client chose: it stands in every row and every answer about the episode."""
+_LEFT_OUT = Field(exclude_if=lambda value: value is None)
+"""An older server refuses fields that it does not know."""
+Despite = Annotated[Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None, _LEFT_OUT]
 _EMPTY_IS_NONE = AfterValidator(lambda text: text or None)
 IdempotencyKey = Annotated[str | None, _EMPTY_IS_NONE]
 
@@ -96,7 +99,7 @@ class EpisodeResult(StrictModel):
     success: bool | None = None
     metrics: dict[str, Finite] = {}
     metadata: dict[str, Any] = {}
-    despite: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None = None
+    despite: Despite = None
     """How the agent recovered from a call that failed on the server's side. Without it such an episode is `tainted` and not
     trained."""
     idempotency_key: IdempotencyKey = None
@@ -116,7 +119,7 @@ class EpisodeAbort(StrictModel):
 
     lease: str
     reason: str
-    cause: Cause | None = None
+    cause: Annotated[Cause | None, _LEFT_OUT] = None
 
 
 class EpisodeRenewal(StrictModel):

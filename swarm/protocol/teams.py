@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, field_validator
 
 from foundation.strict import StrictModel
-from swarm.protocol.episodes import LONGEST_NAME, Cause, Finite, Reward
+from swarm.protocol.episodes import Cause, Despite, Finite, Reward
 from swarm.protocol.quantities import NotBoolean
 
 TeamOutcome = Literal["committed", "aborted"]
@@ -43,7 +43,7 @@ class TeamResult(StrictModel):
     success: bool | None = None
     metrics: dict[str, Finite] = {}
     metadata: dict[str, Any] = {}
-    despite: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None = None
+    despite: Despite = None
     """See `EpisodeResult.despite`."""
 
 

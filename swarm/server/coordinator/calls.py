@@ -139,6 +139,11 @@ def with_failure(calls: Sequence[RecordedCall], call_ids: frozenset[str], failur
     return [call.model_copy(update=mark) if call.call_id in call_ids else call for call in calls]
 
 
+def nothing_answered(calls: Sequence[RecordedCall]) -> bool:
+    """Whether every call failed: then there is nothing to train, whatever its client says."""
+    return all(call.failure is not None for call in calls)
+
+
 def why_tainted(calls: Sequence[RecordedCall]) -> str:
     """For the ledger: the first call that failed."""
     for call in calls:

@@ -37,6 +37,7 @@ from swarm.server.coordinator.calls import (
     FailedCall,
     OpenCall,
     is_tainted,
+    nothing_answered,
     refuse_misspelt_agents,
     why_tainted,
     with_failure,
@@ -254,7 +255,7 @@ class EpisodeBook:
             state.close(live, DropReason.TAINTED, why_tainted(live.calls), cause=Cause.SERVER)
         elif row.kind == "eval":
             state.close(live, DropReason.EVAL, cause=None)
-        elif row.tainted and all(call.failure is not None for call in live.calls):
+        elif row.tainted and nothing_answered(live.calls):
             state.close(live, DropReason.NO_CALLS, "all of its calls failed", cause=Cause.SERVER)
         elif not live.calls:
             state.close(live, DropReason.NO_CALLS, "ended without any recorded call", cause=Cause.ROLLOUT)
@@ -398,6 +399,7 @@ class EpisodeBook:
         live.calls.extend(recorded)
         if attempt is not None:
             live.attempts.append(attempt)
+            live.cached_entry = None  # it may have made a failure good
         return True
 
     def fail_open(self, found: FailedCall) -> bool:

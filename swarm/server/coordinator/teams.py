@@ -15,7 +15,7 @@ from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeResul
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.teams import EpisodePreparation, EpisodeResolution, TeamDecision, TeamOutcome, TeamReceipt
 from swarm.server.coordinator.batches import count_tokens
-from swarm.server.coordinator.calls import refuse_misspelt_agents, why_tainted
+from swarm.server.coordinator.calls import nothing_answered, refuse_misspelt_agents, why_tainted
 from swarm.server.coordinator.episodes import EpisodeBook, blamed, held_it, lost, result_digest, store_result
 from swarm.server.coordinator.leases import digest
 from swarm.server.coordinator.prepared import Prepared
@@ -42,7 +42,7 @@ class TeamBook:
     def prepare(self, episode_id: str, wish: EpisodePreparation, sealed_key: str) -> TeamReceipt:
         """Bind an open episode to its team's decision; again for a repetition. Codes: lease_lost, idempotency_conflict.
 
-        One that is tainted is dropped here, before anything is decided, unless its result says `despite`: what the others did
+        One that is tainted is dropped here, before anything is decided, unless a call of it was answered and its result says `despite`: what the others did
         depends on it, so its client must give the whole team up (lease_lost{dropped: tainted}).
         """
         known = self._state.prepared.get(episode_id)
@@ -57,7 +57,7 @@ class TeamBook:
         count_tokens(row, live.calls)
         if live.calls:
             state.changes.append(PutCalls(row.seq, body))
-        if live.entry().tainted and wish.result.despite is None:
+        if live.entry().tainted and (wish.result.despite is None or nothing_answered(live.calls)):
             store_result(row, EpisodeResult(lease="", **wish.result.model_dump()))
             state.close(live, DropReason.TAINTED, why_tainted(live.calls), cause=Cause.SERVER)
             raise lost(row, episode_id)

@@ -85,6 +85,8 @@ def wrapped(error: Exception) -> Exception:
         (httpx.ReadTimeout("slow", request=CALL), Cause.LIMIT),
         (wrapped(httpx.ReadTimeout("slow", request=CALL)), Cause.LIMIT),
         (httpx.ReadTimeout("slow", request=ELSEWHERE), Cause.ROLLOUT),
+        (httpx.PoolTimeout("all taken", request=CALL), Cause.LIMIT),
+        (LikeOpenAi(httpx.Request("POST", f"{OURS.replace('http', 'https')}/v1/completions")), Cause.ROLLOUT),
         (wrapped(httpx.ConnectError("refused", request=CALL)), Cause.NETWORK),
         (ExceptionGroup("both", [ValueError(), httpx.ReadError("reset", request=CALL)]), Cause.NETWORK),
         (LikeOpenAi(CALL), Cause.NETWORK),

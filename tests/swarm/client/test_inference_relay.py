@@ -122,3 +122,14 @@ async def test_nothing_else_goes_through(target: str, headers: dict[str, str], s
     async with relay(handler) as open_:
         answer = await asked(f"http://127.0.0.1:{open_.port}{target}", "GET", headers)
     assert (answer.status_code, reached) == (status, [])
+
+
+async def test_a_request_that_cannot_be_sent_is_the_agents_own_fault_and_no_failure_of_the_network() -> None:
+    open_ = InferenceRelay("http://127.0.0.1:9/v1", KEY)
+    async with open_:
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(open_.base_url).port)
+        writer.write(f"GET /v1/models HTTP/1.1\r\nauthorization: Bearer {KEY}\r\nbad name: x\r\n\r\n".encode())
+        head = await reader.readline()
+        writer.close()
+    assert b" 400 " in head
+    assert open_.failures == []

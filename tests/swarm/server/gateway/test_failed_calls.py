@@ -314,7 +314,7 @@ def test_an_abort_after_a_failed_call_is_the_servers_unless_it_has_another_cause
     ailing: Served, engine: AilingEngine
 ) -> None:
     stated = {None: "server", "rollout": "server", "client": "server", "network": "server", "grader": "grader"}
-    stated |= {"limit": "limit", "person": "person"}
+    stated |= {"limit": "server", "person": "person"}
     engine.falls("faulty")
     for cause, found in stated.items():
         episode = ailing.claim()
