@@ -228,6 +228,26 @@ async def test_an_episode_that_hangs_until_its_client_is_ended_from_outside_was_
     assert Cause.PERSON not in lost
 
 
+BAD_TASK = """
+    if episode.claim.kind == "eval" and task.id == min(other.id for other in tasks("heldout", 0, 8)):
+        raise KeyError(task.id)
+"""
+
+
+async def test_a_held_out_task_that_is_always_lost_costs_no_trial_and_stands_in_its_counts(
+    lab: Lab, tmp_path: Path
+) -> None:
+    async with lab.pool() as pool:
+        [done] = await lab.run(pool, lab.trials()[:1], instrument=broken(tmp_path, BAD_TASK), limits=LIMITS)
+    assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
+    for when in ("before", "after"):
+        assert [index for index, _ in done.series[f"eval_reward_{when}"]] == [1, 2, 3, 4, 5, 6, 7]
+    assert done.evidence is not None
+    assert done.evidence.attrition is not None
+    lost = done.evidence.attrition.eval
+    assert (lost.lost, lost.ended, lost.set_aside) == ({Cause.ROLLOUT: 6}, 14, 1)
+
+
 async def test_a_server_of_ours_that_was_killed_is_started_again_and_goes_on(lab: Lab) -> None:
     trials = lab.trials()[:1]
     server = Berth(lab.home / "server" / "process", SystemClock())
