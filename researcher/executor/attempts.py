@@ -42,6 +42,7 @@ from researcher.executor.slots import Slot
 from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
 from researcher.store.store import Store
 from swarm.client import ServerUnreachable, StorageFull
+from swarm.client.trial import take_back
 from swarm.protocol.blueprint import PartnerRun, TrialBlueprint
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
@@ -50,6 +51,8 @@ from swarm.protocol.status import Phase, RunReport, ServerStatus
 _log = logging.getLogger(__name__)
 _SPARE_ATTEMPT_S, _SPARE_STALL_S = 1200.0, 240.0
 """On top of what a trial takes: an engine that boots again, a machine that others load."""
+_TAKE_BACK_S = 30.0
+"""How long the open episodes of a client that is cut off are asked for; what is left of them runs out by its idle limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,10 @@ Heed = Callable[[], None]
 
 class _Stalled(Exception):
     """The client lives and does nothing."""
+
+
+class _Overdue(AttemptFailed):
+    """The attempt took longer than it may."""
 
 
 class AttemptRun:
@@ -292,8 +299,20 @@ class AttemptRun:
             try:
                 await self._until_ended(blueprint, job, deadline)
             except _Stalled:
-                await job.end(self._limits.grace_s)
                 reason = f"no episode ended for {self._limits.stall_s:.0f} s; "
+                await self._cut_off(blueprint, job, f"{reason}the client was ended from outside")
+            except _Overdue as overdue:
+                await self._cut_off(blueprint, job, str(overdue))
+                raise
+
+    async def _cut_off(self, blueprint: TrialBlueprint, job: ClientJob, why: str) -> None:
+        """End a client that does not do what it shall. What it holds open it has lost itself: no person stopped it."""
+        try:
+            async with asyncio.timeout(_TAKE_BACK_S):
+                await take_back(self._swarm, blueprint, why)
+        except (SwarmError, TimeoutError) as error:
+            _log.warning("open episodes of %s were not taken back: %s", self._trial.key, error)
+        await job.end(0.0)
 
     async def _full(self) -> ServerUnfit | None:
         """What is wrong where a server has no room on its disk: no fault of the trial's, and no other attempt does better there."""
@@ -340,7 +359,7 @@ class AttemptRun:
             if now - moved_at > self._limits.stall_s:
                 raise _Stalled
             if now > deadline:
-                raise AttemptFailed(f"the attempt took longer than its {self._limits.attempt_s:.0f} s")
+                raise _Overdue(f"the attempt took longer than its {self._limits.attempt_s:.0f} s")
             await self._clock.sleep(self._limits.look_s)
             status = await self._swarm.status(since=status.revision, wait_s=self._limits.check_s)
 

@@ -25,7 +25,9 @@ from researcher.models import (
     together,
 )
 from swarm.client import SwarmClient
+from swarm.client.causes import CHARGED
 from swarm.client.trial import client_id
+from swarm.client.tries import Tries, moments
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.blueprint import TrialBlueprint
 from swarm.protocol.episodes import Cause, DropReason, EpisodeState, LedgerEntry
@@ -154,23 +156,55 @@ def _evaluation(
 
     own: episodes of the trial's own client; people who join evaluate what they like.
     """
-    by_task: dict[str, list[LedgerEntry]] = defaultdict(list)
+    tried: dict[str, list[LedgerEntry]] = defaultdict(list)
     for entry in own:
-        if entry.kind == "eval" and entry.reason is DropReason.EVAL and entry.claimed_step == step:
-            by_task[entry.task_id].append(entry)
-    wanted = blueprint.heldout
-    # A client that was killed while it evaluated may have done an episode more than it was asked for.
-    kept = [entry for task in sorted(by_task) for entry in by_task[task][: wanted.episodes]]
-    if len(kept) != wanted.tasks * wanted.episodes:
-        raise EvidenceMissing(
-            f"evaluation {when} training: {len(kept)} of {wanted.tasks * wanted.episodes} episodes are recorded"
-        )
-    rewards = [(index, entry.reward) for index, entry in enumerate(kept)]
-    successes = [(index, entry.success) for index, entry in enumerate(kept)]
+        if entry.kind == "eval" and entry.claimed_step == step:
+            tried[entry.task_id].append(entry)
+    kept = _kept(blueprint, tried, when)
+    rewards = [(index, entry.reward) for index, entry in kept.items()]
+    successes = [(index, entry.success) for index, entry in kept.items()]
     series = {f"eval_reward_{when}": [(index, value) for index, value in rewards if value is not None]}
     series |= outcomes.evaluated(metrics, kept, when)
     known = [(index, float(value)) for index, value in successes if value is not None]
     return {**series, f"eval_success_{when}": known} if known else series
+
+
+def _kept(blueprint: TrialBlueprint, tried: Mapping[str, list[LedgerEntry]], when: str) -> dict[int, LedgerEntry]:
+    """Episodes of one evaluation by index: those of the n-th task begin at n times the episodes of each.
+
+    tried: attempts by task. Tasks that were set aside leave gaps. Raises: EvidenceMissing where any other is missing, or all are.
+    """
+    wanted = blueprint.heldout
+    # A client that was killed while it evaluated may have done an episode more than it was asked for.
+    ended = {
+        task: [entry for entry in entries if entry.reason is DropReason.EVAL][: wanted.episodes]
+        for task, entries in sorted(tried.items())
+    }
+    whole = {task: entries for task, entries in ended.items() if entries}
+    recorded, of = sum(map(len, whole.values())), wanted.tasks * wanted.episodes
+    if recorded == of:
+        ended = whole
+    elif not (
+        whole
+        and len(ended) == wanted.tasks
+        and all(
+            len(entries) == wanted.episodes or _used_up(tried[task], blueprint.retries)
+            for task, entries in ended.items()
+        )
+    ):
+        raise EvidenceMissing(f"evaluation {when} training: {recorded} of {of} episodes are recorded")
+    return {
+        place * wanted.episodes + number: entry
+        for place, entries in enumerate(ended.values())
+        for number, entry in enumerate(entries)
+    }
+
+
+def _used_up(tried: Sequence[LedgerEntry], retries: int) -> bool:
+    """Whether so much of one task was lost by itself that its client gave it up: what is missing of it never comes."""
+    charged = moments(entry for entry in tried if lost_to(entry) in CHARGED)
+    deaths = moments(entry for entry in tried if lost_to(entry) is Cause.CLIENT)
+    return Tries(charged=charged, deaths=deaths).used_up(retries)
 
 
 def _versions(own: list[LedgerEntry]) -> dict[str, int]:

@@ -148,7 +148,7 @@ def diagnose(seen: Symptoms) -> Diagnosis:
     if seen.lost:
         return Diagnosis(cause=Cause.INFRASTRUCTURE, why=f"the client was lost: {seen.lost}")
     code = seen.exit_code
-    if code is not None and (code < 0 or code > 128):
+    if code is not None and (code < 0 or code > 128) and not seen.stalled:  # that one was killed since it stalled
         number = -code if code < 0 else code - 128
         return Diagnosis(cause=Cause.INFRASTRUCTURE, why=f"the client was killed by signal {number}")
     if code == 2:

@@ -63,7 +63,10 @@ class ClientJob(Protocol):
         """Returns when none lives."""
 
     async def end(self, grace_s: float) -> None:
-        """Ask it to end, with all that it started; after `grace_s`, make it. Returns when none lives."""
+        """Ask it to end, with all that it started; after `grace_s`, make it. Returns when none lives.
+
+        0: it is not asked, where the place can do without: Ray asks always.
+        """
 
     async def ending(self) -> Ending:
         """Of the newest client, once it ended."""

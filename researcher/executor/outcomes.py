@@ -18,13 +18,13 @@ from swarm.protocol.episodes import DropReason, LedgerEntry
 Points = dict[str, list[tuple[int, float]]]
 
 
-def evaluated(metrics: Sequence[Metric], kept: Sequence[LedgerEntry], when: str) -> Points:
-    """By index of the held-out episode. kept: one evaluation, in the order of its tasks.
+def evaluated(metrics: Sequence[Metric], kept: Mapping[int, LedgerEntry], when: str) -> Points:
+    """By index of the held-out episode. kept: one evaluation, by the same index.
 
     Raises: EvidenceMissing where an episode does not report it.
     """
     return {
-        heldout_outcome(name, when): [(index, _value(entry, name, kept)) for index, entry in enumerate(kept)]
+        heldout_outcome(name, when): [(index, _value(entry, name, [*kept.values()])) for index, entry in kept.items()]
         for name in _names(metrics)
     }
 

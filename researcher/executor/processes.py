@@ -99,8 +99,8 @@ class Berth:
                 await self._clock.sleep(_WATCH_S)
 
     async def end(self, grace_s: float) -> None:
-        """Ask it to end, with all that it started; after `grace_s`, make it."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        """Ask it to end, with all that it started; after `grace_s`, make it. 0: it is not asked."""
+        for number in (signal.SIGTERM, signal.SIGKILL) if grace_s > 0 else (signal.SIGKILL,):
             while (pid := self.pid()) is None and self.alive():
                 await self._clock.sleep(_STARTING_S)
             if pid is None:

@@ -31,6 +31,7 @@ from swarm.client.errors import (
     TeamOver,
 )
 from swarm.client.lanes import Lanes
+from swarm.client.ordinals import claim_key, numbered
 from swarm.client.progress import ProgressLine, terminal
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each, rolled_out
 from swarm.client.tries import TaskRecord, Tries
@@ -318,16 +319,16 @@ class Crew:
         family = self._family(task)
         async with AsyncExitStack() as stack:
             try:
-                numbered = self._numbered(task.id, family)
-                async with self._ordinals.turn(numbered):
-                    ordinal = self._ordinals.next(numbered)
-                    self._ordinals.played.add((numbered, ordinal))
-                    stack.callback(self._ordinals.played.discard, (numbered, ordinal))
+                which = self._numbered(task.id, family)
+                async with self._ordinals.turn(which):
+                    ordinal = self._ordinals.next(which)
+                    self._ordinals.played.add((which, ordinal))
+                    stack.callback(self._ordinals.played.discard, (which, ordinal))
                     episode = self._episode(task.id, ordinal, family)
                     self._playing.add(episode)
                     stack.callback(self._playing.discard, episode)
                     await stack.enter_async_context(episode)
-                    self._ordinals.made(numbered, ordinal)
+                    self._ordinals.made(which, ordinal)
             except (OverLimit, NotFound) as error:
                 if isinstance(error, NotFound):  # the server works on another run by now, or never knew this one:
                     await self._swarm.run(self._run_id)  # then it is not found here either
@@ -406,8 +407,7 @@ class Crew:
 
     def _numbered(self, task_id: str, mix: str | None) -> str:
         """What numbers its claims by itself."""
-        family = "" if mix is None else f"{mix}:"
-        return f"{self._swarm.client_id}/{self._run_id}/{self._kind}/{family}{task_id}"
+        return numbered(self._swarm.client_id, self._run_id, self._kind, mix, task_id)
 
     def _episode(self, task_id: str, ordinal: int, mix: str | None) -> Episode:
         episode = self._swarm.episode(
@@ -419,7 +419,7 @@ class Crew:
             max_episode_s=self._max_episode_s,
             max_call_s=self._max_call_s,
             sampling=self._sampling,
-            idempotency_key=f"{self._numbered(task_id, mix)}/{ordinal}",
+            idempotency_key=claim_key(self._numbered(task_id, mix), ordinal),
         )
         episode.if_cancelled = self._cancelled_by
         return episode

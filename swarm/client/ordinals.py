@@ -10,6 +10,17 @@ from collections import Counter
 from weakref import WeakValueDictionary
 
 
+def numbered(client_id: str, run_id: str, kind: str, mix: str | None, task_id: str) -> str:
+    """What numbers its claims by itself. With a claim's number after it, the claim's idempotency key (`claim_key`)."""
+    family = "" if mix is None else f"{mix}:"
+    return f"{client_id}/{run_id}/{kind}/{family}{task_id}"
+
+
+def claim_key(task: str, ordinal: int) -> str:
+    """task: as `numbered` names it."""
+    return f"{task}/{ordinal}"
+
+
 class Ordinals:
     """Of one client. A `task` is whatever numbers its claims by itself: a task of one family, kind and run."""
 

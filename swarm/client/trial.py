@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
@@ -30,14 +32,17 @@ from swarm.client.causes import CHARGED
 from swarm.client.client import CREW_PATIENCE, SwarmClient
 from swarm.client.crew import CrewReport
 from swarm.client.errors import WorkflowFault
+from swarm.client.ordinals import claim_key, numbered
 from swarm.client.partners import Partner
 from swarm.client.tasks import Task, each
 from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.blueprint import TrialBlueprint
-from swarm.protocol.episodes import Cause
-from swarm.protocol.errors import SwarmError
+from swarm.protocol.episodes import Cause, EpisodeClaim, EpisodeState
+from swarm.protocol.errors import Refusal, SwarmError
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, PoolStatus, RunReport
+
+log = logging.getLogger(__name__)
 
 SPARE_S = 60.0
 """So much longer than its server's own patience a run may stand still before it is given up."""
@@ -50,6 +55,38 @@ class TrialFailed(SwarmError):
 def client_id(trial_key: str) -> str:
     """Under which the server counts the episodes of this trial, whichever process makes them."""
     return f"trial:{trial_key}"
+
+
+async def take_back(swarm: SwarmClient, blueprint: TrialBlueprint, reason: str) -> None:
+    """Close what the trial's client holds open as lost by that client, which hangs, or takes longer than it may.
+
+    For whoever ends it from outside: what a client gives back by itself when it is stopped counts as lost by a person. swarm:
+    any client of the server. Raises: ServerUnreachable.
+    """
+    me, claims = client_id(blueprint.trial_key), Counter[str]()
+    held: list[EpisodeClaim] = []
+    async for entry in swarm.ledger(run_id=blueprint.run_id, client_id=me):
+        task = numbered(me, entry.run_id, entry.kind, entry.mix, entry.task_id)
+        if entry.state is EpisodeState.RUNNING:
+            held.append(
+                EpisodeClaim(
+                    run_id=entry.run_id,
+                    client_id=me,
+                    client_version=entry.client_version,
+                    kind=entry.kind,
+                    task_id=entry.task_id,
+                    mix=entry.mix,
+                    idle_limit_s=blueprint.idle_limit_s,
+                    idempotency_key=claim_key(task, claims[task]),
+                )
+            )
+        claims[task] += 1
+    for claim in held:
+        try:  # an equal claim is given the lease that is held
+            grant = await swarm.claim(claim)
+            await swarm.abort(grant.episode_id, grant.lease, reason, Cause.CLIENT)
+        except Refusal as error:
+            log.info("an episode of task %s was not taken back: %s", claim.task_id, error)
 
 
 class Trial:

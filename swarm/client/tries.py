@@ -56,7 +56,7 @@ class TaskRecord:
         since = [one for one in self.entries if _ended_at(one) > last_end]
         charged = [one for one in since if one.cause in CHARGED]
         deaths = [one for one in since if one.cause is Cause.CLIENT or one.state is EpisodeState.RUNNING]
-        return Tries(charged=_moments(charged), deaths=_moments(deaths))
+        return Tries(charged=moments(charged), deaths=moments(deaths))
 
 
 def _ended_at(entry: LedgerEntry) -> float:
@@ -65,7 +65,7 @@ def _ended_at(entry: LedgerEntry) -> float:
     return entry.claimed_at if entry.ended_at is None else entry.ended_at
 
 
-def _moments(entries: Iterable[LedgerEntry]) -> int:
+def moments(entries: Iterable[LedgerEntry]) -> int:
     """The fewest moments at which all of these can have been lost, if each was lost while it was open."""
     moments, last = 0, -math.inf
     for entry in sorted(entries, key=_ended_at):

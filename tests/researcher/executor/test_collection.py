@@ -252,3 +252,68 @@ async def test_a_task_is_set_aside_where_nothing_came_of_it_and_the_run_went_on(
     cut_short = [lost("late", Cause.ROLLOUT), lost("late", Cause.SERVER, DropReason.RUN_ENDED)]
     entries = [*bad, *cut_short, lost("t", Cause.ROLLOUT), lost("away", Cause.NETWORK)]
     assert (await collected(report(), [*whole(), *entries])).evidence.attrition.train.set_aside == 1
+
+
+def given_up(task: str, *causes: Cause, step: int = 0) -> list[LedgerEntry]:
+    """Attempts one after the other, each lost to one of these."""
+    return [
+        lost(
+            task,
+            cause,
+            kind="eval",
+            episode_id=f"{task}-{step}-{number}",
+            claimed_at=10.0 + number,
+            ended_at=10.5 + number,
+        ).model_copy(update={"claimed_step": step})
+        for number, cause in enumerate(causes)
+    ]
+
+
+def without(task: str, step: int, left: int = 0) -> list[LedgerEntry]:
+    """A whole trial less what ended of this evaluation of one task; `left`: episodes that did."""
+    those = [entry for entry in whole() if (entry.kind, entry.task_id, entry.claimed_step) == ("eval", task, step)]
+    return [entry for entry in whole() if entry not in those] + those[:left]
+
+
+GRADED, DIED = (Cause.GRADER, Cause.ROLLOUT, Cause.LIMIT), (Cause.CLIENT,) * 3
+
+
+@pytest.mark.parametrize("causes", [GRADED, DIED, (*GRADED, Cause.SERVER), (Cause.NETWORK, *GRADED)])
+@pytest.mark.parametrize("step", [0, STEPS])
+async def test_a_held_out_task_that_was_set_aside_leaves_a_gap_where_it_stands_and_is_counted(
+    step: int, causes: tuple[Cause, ...]
+) -> None:
+    found = await collected(report(), [*given_up("a", *causes, step=step), *without("a", step)])
+    when, other = ("before", "after") if step == 0 else ("after", "before")
+    assert [index for index, _ in found.series[f"eval_reward_{when}"]] == [2, 3]
+    assert [index for index, _ in found.series[f"eval_success_{when}"]] == [2, 3]
+    assert [index for index, _ in found.series[f"eval_reward_{other}"]] == [0, 1, 2, 3]
+    attrition = found.evidence.attrition.eval
+    assert (attrition.ended, attrition.counted) == (6, 3)
+
+
+async def test_of_a_held_out_task_that_was_set_aside_what_ended_counts() -> None:
+    reported = [
+        entry.model_copy(update={"metrics": {"honest": float(entry.task_id == "b")}})
+        for entry in [*given_up("a", *GRADED), *without("a", 0, left=1)]
+    ]
+    found = await collected(report(), reported, HONEST)
+    assert found.series["eval_outcome_before.honest"] == [(0, 0.0), (2, 1.0), (3, 1.0)]
+    assert [index for index, _ in found.series["eval_reward_before"]] == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ([*given_up("a", *GRADED[:2]), *without("a", 0)], "before training: 2 of 4"),
+        ([*given_up("a", Cause.CLIENT), *without("a", 0)], "before training: 2 of 4"),
+        ([*given_up("a", *(Cause.SERVER, Cause.NETWORK, Cause.PERSON) * 3), *without("a", 0)], "2 of 4"),
+        ([*given_up("a", *GRADED, step=STEPS), *without("a", 0)], "before training: 2 of 4"),
+        ([*given_up("a", *GRADED), *given_up("b", *GRADED)], "before training: 0 of 4"),
+    ],
+)
+async def test_held_out_tasks_that_are_missing_otherwise_and_an_evaluation_of_none_are_refused(
+    entries: list[LedgerEntry], says: str
+) -> None:
+    with pytest.raises(EvidenceMissing, match=says):
+        await collected(report(), entries)

@@ -84,6 +84,12 @@ async def test_one_that_will_not_end_is_made_to(berth: Berth) -> None:
     assert not berth.alive()
 
 
+async def test_without_any_grace_it_is_not_asked(berth: Berth) -> None:
+    berth.start(FOR_EVER, os.environ)
+    await berth.end(grace_s=0)
+    assert (berth.alive(), berth.exit_code()) == (False, -signal.SIGKILL)
+
+
 async def test_a_process_is_named_by_its_pid_and_start() -> None:
     assert started_at(os.getpid()) == started_at(os.getpid())
     assert started_at(os.getpid()) != started_at(1)

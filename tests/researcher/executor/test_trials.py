@@ -29,6 +29,7 @@ from researcher.models import Plan, TrialRecord, TrialStatus
 from researcher.store.errors import LeaseSuperseded, OverBudget
 from researcher.store.store import Store
 from swarm.client import SwarmClient
+from swarm.protocol.episodes import Cause
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS
 from tests.fakes.repeat_study import FOLDER, repeat_plan, repeat_setup
@@ -202,6 +203,51 @@ async def test_a_client_that_stopped_moving_is_killed_from_outside_and_started_a
     assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
 
 
+HANGS = """
+    import pathlib
+    mark = pathlib.Path(__file__).with_name(f"client-{__import__('os').getpid()}")
+    mark.touch()
+    if episode.claim.kind == "train" and len(list(mark.parent.glob("client-*"))) == 1:
+        await asyncio.Event().wait()
+"""
+"""In the first client, every training episode."""
+
+
+async def test_an_episode_that_hangs_until_its_client_is_ended_from_outside_was_lost_by_the_client(
+    lab: Lab, tmp_path: Path
+) -> None:
+    folder = broken(tmp_path, HANGS)
+    limits = replace(LIMITS, stall_s=3, client_restarts=1)
+    async with lab.pool() as pool:
+        [done] = await lab.run(pool, lab.trials()[:1], instrument=folder, limits=limits)
+    assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
+    assert done.evidence is not None
+    assert done.evidence.attrition is not None
+    lost = done.evidence.attrition.train.lost
+    assert lost.pop(Cause.CLIENT) > 0
+    assert Cause.PERSON not in lost
+
+
+BAD_TASK = """
+    if episode.claim.kind == "eval" and task.id == min(other.id for other in tasks("heldout", 0, 8)):
+        raise KeyError(task.id)
+"""
+
+
+async def test_a_held_out_task_that_is_always_lost_costs_no_trial_and_stands_in_its_counts(
+    lab: Lab, tmp_path: Path
+) -> None:
+    async with lab.pool() as pool:
+        [done] = await lab.run(pool, lab.trials()[:1], instrument=broken(tmp_path, BAD_TASK), limits=LIMITS)
+    assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
+    for when in ("before", "after"):
+        assert [index for index, _ in done.series[f"eval_reward_{when}"]] == [1, 2, 3, 4, 5, 6, 7]
+    assert done.evidence is not None
+    assert done.evidence.attrition is not None
+    lost = done.evidence.attrition.eval
+    assert (lost.lost, lost.ended, lost.set_aside) == ({Cause.ROLLOUT: 6}, 14, 1)
+
+
 async def test_a_server_of_ours_that_was_killed_is_started_again_and_goes_on(lab: Lab) -> None:
     trials = lab.trials()[:1]
     server = Berth(lab.home / "server" / "process", SystemClock())
@@ -278,11 +324,17 @@ async def test_a_server_that_does_not_answer_is_named_at_once_and_given_up_in_ti
     assert lab.store.server_lease(url) is None
 
 
-async def test_an_attempt_may_not_take_longer_than_its_limit(lab: Lab) -> None:
-    limits = TrialLimits(attempt_s=0.5, grace_s=5, check_s=0.2)
+async def test_an_attempt_may_not_take_longer_than_its_limit_and_its_client_loses_what_is_open(
+    lab: Lab, tmp_path: Path
+) -> None:
+    limits = TrialLimits(attempt_s=10, grace_s=5, check_s=0.2)
     trials = lab.trials()[:1]
-    async with lab.pool(arguments=SLOW) as pool:
-        [failed] = await lab.run(pool, trials, limits=limits, attempts=1)
+    folder = broken(tmp_path, HANGS)
+    async with lab.pool() as pool:
+        [failed] = await lab.run(pool, trials, instrument=folder, limits=limits, attempts=1)
+        [attempt] = lab.store.attempts(lab.study, failed.key)
+        entries = [entry async for entry in pool.servers[0].swarm.ledger(run_id=attempt.run_id)]
+    assert {entry.cause for entry in entries if entry.kind == "train"} == {Cause.CLIENT}
     assert failed.status == TrialStatus.FAILED
     assert "longer than" in str(failed.reason)
     assert not lab.client_of(failed).alive()
