@@ -102,6 +102,7 @@ def test_an_answer_that_lies_there_when_the_limit_is_over_counts(
     cpu_platform: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray.exceptions import GetTimeoutError
+
     from swarm.engine.verl import cluster
 
     waits: list[float] = []
