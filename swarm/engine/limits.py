@@ -19,7 +19,7 @@ LEAST_LIMIT_S = 30.0
 FACTOR = 3.0
 _KEPT = 8
 """Newest durations remembered per kind; the slowest of them counts."""
-_GRACE_S = 1.0
+GRACE_S = 1.0
 """An answer that has arrived when the limit is over still counts: this process itself may have been suspended."""
 Result = TypeVar("Result")
 
@@ -101,7 +101,7 @@ class Expected:
 async def answered(clock: Clock, limit_s: float, asked: asyncio.Future[Result]) -> Result:
     """The answer, within `limit_s`. Raises: Unanswered, with `asked` cancelled; what `asked` raises."""
     try:
-        for seconds in (limit_s, _GRACE_S):
+        for seconds in (limit_s, GRACE_S):
             if await within(clock, seconds, asyncio.shield(asked)):
                 return asked.result()
     finally:

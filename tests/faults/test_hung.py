@@ -96,8 +96,7 @@ async def named_and_over(world: World, stopped: list[float], limit_s: float) -> 
     assert hang is not None
     assert (await world.desk.status()).trouble is not None
     assert hang.found_at - stopped[-1] <= limit_s + NAMED_S
-    await until(world, lambda: world.desk.clerk.situation.engine_ready)
-    await until(world, lambda: world.desk.clerk.situation.opened_run is not None)
+    await until(world, lambda: world.desk.clerk.situation.shown_phase is Phase.ROLLING)
     over = (await world.desk.status()).engine.hang
     assert over is not None
     assert over.over_at is not None

@@ -46,6 +46,8 @@ _IMPORTS_S = 120.0
 _PROBE_EVERY_S = 0.2
 _LOOK_EVERY_S = 5.0
 """While it serves."""
+_OVERRUN = 2
+"""A look that comes so many times as late was kept from it: this process was suspended."""
 _CHANGES = 4
 """Requests per change of weights, besides the one that loads them."""
 _MAX_SOCKET_PATH = 107
@@ -321,7 +323,7 @@ class VllmInference:
     async def _watch(self, _: ChildProcess) -> Silence:
         """Ask the engine core again and again, in one step with what it samples; vLLM's own `/health` answers for a core that is stopped.
 
-        Returns when neither it answered nor a token came for `silence_s`.
+        Returns when neither it answered nor a token came for `silence_s`. Time in which this process itself was suspended says nothing.
         """
         self._lives()
         asked: asyncio.Task[None] | None = None
@@ -329,7 +331,10 @@ class VllmInference:
             while self._changing or self._clock.monotonic() - self._lived_at < self.silence_s:
                 if not self._changing and (asked is None or asked.done()):
                     asked = asyncio.create_task(self._ask_for_life())
+                looked_at = self._clock.monotonic()
                 await self._clock.sleep(_LOOK_EVERY_S)
+                if self._clock.monotonic() - looked_at > _OVERRUN * _LOOK_EVERY_S:
+                    self._lives()
         finally:
             if asked is not None:
                 asked.cancel()

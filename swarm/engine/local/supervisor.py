@@ -195,10 +195,10 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HungStatus:
-    """Exit status of a child that found one of its parts hung. silent_s: how long it waits before it does."""
+    """Exit status of a child that found one of its parts hung. silent_s: how long it waited before it did, asked when it has ended."""
 
     status: int
-    silent_s: float
+    silent_s: Callable[[], float]
 
 
 class Supervisor:
@@ -375,8 +375,9 @@ class Supervisor:
     def _ended_by_itself(self, child: ChildProcess, code: int) -> None:
         hung = self._hung_status
         if hung is not None and code == hung.status:
-            reason = f"a part of the {child.command.name} has not answered for {hung.silent_s:.0f} s"
-            self._found_hung(Silence(reason=reason, since=self._clock.now() - hung.silent_s))
+            silent_s = hung.silent_s()
+            reason = f"a part of the {child.command.name} has not answered for {silent_s:.0f} s"
+            self._found_hung(Silence(reason=reason, since=self._clock.now() - silent_s))
 
     async def _end_child(self) -> None:
         if self._child is not None:

@@ -7,7 +7,7 @@ it is made, and by what it took from then on. Reads headers and configuration on
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -59,8 +59,7 @@ class ModelWork:
         """One optimiser step. first: of its process."""
         spec = batch.spec.optimizer
         tokens = merged_tokens(call for group in batch.groups for one in group.episodes for call in one.calls)
-        compared = 1 + min(tokens, _MOST_SEEN) / (6 * self._hidden)
-        amount = spec.epochs * (tokens * compared + _FIXED_TOKENS * spec.minibatches)
+        amount = spec.epochs * (tokens * self._compared(min(tokens, _MOST_SEEN)) + _FIXED_TOKENS * spec.minibatches)
         computed_s = _STEP_OPERATIONS * self.parameters * amount / (_TRAINED_PER_S[self.device] * self.devices)
         kind = f"{'first ' if first else ''}train{_of(batch.spec)}"
         least_s = 0.0 if self.device == "cpu" else self.start_s
@@ -69,15 +68,15 @@ class ModelWork:
     def open_run(self, spec: RunSpec, directory: Path, at_step: int | None) -> Work:
         """Weights as they are hosted, or those of a checkpoint."""
         if at_step == 0 or not any(directory.glob(_CHECKPOINTS)):
-            return self._moved("reset", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
-        return self._moved("restore", spec, _KEPT_BYTES, _DISK_BYTES_PER_S)
+            return self._stored("reset", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
+        return self._stored("restore", spec, _KEPT_BYTES, _DISK_BYTES_PER_S)
 
     def checkpoint(self, spec: RunSpec) -> Work:
-        return self._moved("checkpoint", spec, _KEPT_BYTES, _DISK_BYTES_PER_S)
+        return self._stored("checkpoint", spec, _KEPT_BYTES, _DISK_BYTES_PER_S)
 
     def export(self, spec: RunSpec) -> Work:
         """Weights on their way to inference."""
-        return self._moved("export", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
+        return self._stored("export", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
 
     def fingerprint(self, spec: RunSpec) -> Work:
         return self._moved("fingerprint", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
@@ -88,12 +87,22 @@ class ModelWork:
 
     def silence_s(self, batched_tokens: int) -> float:
         """How long an inference engine may give no sign of life: while it computes as many prompt tokens as it takes at once."""
-        computed_s = _PASS_OPERATIONS * self.parameters * batched_tokens / _SAMPLED_PER_S[self.device]
+        amount = batched_tokens * self._compared(batched_tokens)
+        computed_s = _PASS_OPERATIONS * self.parameters * amount / _SAMPLED_PER_S[self.device]
         return max(LEAST_LIMIT_S, FACTOR * computed_s)
+
+    def _stored(self, kind: str, spec: RunSpec, per_parameter: int, per_s: float) -> Work:
+        """Files hide behind the system's cache for as long as it has room: the next one may have to wait for a slow disk all the same."""
+        moved = self._moved(kind, spec, per_parameter, per_s)
+        return replace(moved, least_s=moved.amount / _DISK_BYTES_PER_S)
 
     def _moved(self, kind: str, spec: RunSpec, per_parameter: int, per_s: float) -> Work:
         size = per_parameter * self.parameters
         return Work(kind=f"{kind}{_of(spec)}", amount=max(1, size), prior_s=self.start_s + size / per_s)
+
+    def _compared(self, seen: int) -> float:
+        """What a token costs that is compared with so many others, as a multiple of one on its own."""
+        return 1 + seen / (6 * self._hidden)
 
     @cached_property
     def _size(self) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from verl.plugin.platform import get_platform
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 from foundation.paths import packages_root
+from swarm.engine.limits import GRACE_S
 from swarm.engine.seam import EngineError
 from swarm.engine.verl.config import verl_config
 from swarm.engine.verl.replica import Replicas
@@ -164,7 +165,10 @@ class Cluster:
     def _got(self, references: Sequence[Any], limit_s: float | None = None) -> list[Any]:
         """limit_s None: the control process has one for what it asked, and ends the driver."""
         try:
-            return list(ray.get(list(references), timeout=limit_s))
+            try:
+                return list(ray.get(list(references), timeout=limit_s))
+            except GetTimeoutError:
+                return list(ray.get(list(references), timeout=GRACE_S))
         except GetTimeoutError as error:
             raise ClusterHung(f"a part of the cluster has not answered for {limit_s} s") from error
         except RayError as error:

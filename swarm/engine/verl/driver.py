@@ -65,7 +65,7 @@ class DriverHandle:
             on_health=on_health,
             clock=clock,
             boot_s=self._work.boot_s(_IMPORTS_S),
-            hung_status=HungStatus(status=HUNG_STATUS, silent_s=settings.silence_s("cuda") + LOOK_EVERY_S),
+            hung_status=HungStatus(status=HUNG_STATUS, silent_s=self._silent_s),
             stop_grace_s=_STOP_GRACE_S,
             back_off=back_off,
         )
@@ -168,6 +168,10 @@ class DriverHandle:
             raise child.failed("ended while it was starting") from None
         self._work = self._settings.work(greeting.device, start_s=_FIRST_STEP_S)
         await self._on_places(greeting.places)
+
+    def _silent_s(self) -> float:
+        """How long a part of the cluster has given no sign of life when the driver ends for it."""
+        return self._settings.silence_s(self._work.device) + LOOK_EVERY_S
 
     def _command(self, descriptor: int) -> ChildCommand:
         env = child_environment(os.environ) | ON_EVERY_NODE | {"RAY_USAGE_STATS_ENABLED": "0"}

@@ -84,7 +84,10 @@ class Situation:
     def shown_phase(self) -> Phase:
         if self.engine_failed is not None:
             return Phase.FAILED
-        return self.phase if self.engine_ready else Phase.BOOTING
+        if not self.engine_ready:
+            return Phase.BOOTING
+        served = self.opened_run is not None and not self.serve_again
+        return Phase.UPDATING if self.phase is Phase.ROLLING and not served else self.phase
 
 
 @dataclass(slots=True, kw_only=True)

@@ -65,7 +65,9 @@ class Failures:
         self._hung = False
         self._crashes = 0
         self._left: deque[KeptCall] = deque(maxlen=_LEFT_AT_MOST)
-        """Calls that their clients gave up since the last sign of life from the engine."""
+        """The newest calls that their clients gave up."""
+        self._lived_at = 0.0
+        """Unix time at which the engine, or any replica of it, last sampled something."""
         self._marking: set[asyncio.Task[None]] = set()
 
     def why(self, course: Course, error: BaseException, *, sampling: bool = False) -> CallFailure | None:
@@ -85,8 +87,8 @@ class Failures:
         return _failure("cut_off" if course.shown or sampling else "refused", words)
 
     def engine_lives(self) -> None:
-        """It sampled something: who gave up before did so by itself."""
-        self._left.clear()
+        """It sampled something: who gave up before met no crash. Another replica of it may hang all the same."""
+        self._lived_at = self._clock.now()
 
     def left(self, call: KeptCall) -> None:
         """Its client gave up, and nothing is known to be wrong."""
@@ -102,7 +104,8 @@ class Failures:
         if health.hung_since is not None:
             since, failure = health.hung_since, _failure("engine_hung", health.reason or "")
         elif crashed:
-            since, failure = self._clock.now() - CRASH_UNNOTICED_S, _failure("engine_down", health.reason or "")
+            since = max(self._lived_at, self._clock.now() - CRASH_UNNOTICED_S)
+            failure = _failure("engine_down", health.reason or "")
         else:
             return
         left = [call for call in self._left if call.at >= since]

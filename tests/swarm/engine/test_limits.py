@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import struct
 from pathlib import Path
 
 import pytest
@@ -124,3 +127,30 @@ def test_a_large_models_engine_may_be_silent_for_longer(tiny_llama: ModelFolder)
     small = ModelWork(model_dir=tiny_llama.path)
     assert small.silence_s(4096) == LEAST_LIMIT_S
     assert small.silence_s(10**9) > LEAST_LIMIT_S
+
+
+def test_a_long_prompt_is_compared_with_itself_and_takes_longer_than_its_tokens_alone(tmp_path: Path) -> None:
+    shape = [896, 560_000]
+    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * math.prod(shape)]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 896}))
+    half_a_billion = ModelWork(model_dir=tmp_path)
+    alone_s = 2 * math.prod(shape) * 32_768 / 120e9
+    assert half_a_billion.silence_s(32_768) == pytest.approx(3 * 7.1 * alone_s, rel=0.01)
+
+
+def test_files_that_went_into_the_systems_cache_say_nothing_of_a_disk_that_must_take_them(
+    tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    model, spec = ModelWork(model_dir=tiny_llama.path, start_s=1.0), RunSpec()
+    (tmp_path / "step-00000001").mkdir()
+    for asked, per_parameter in (
+        (model.checkpoint(spec), 12),
+        (model.open_run(spec, tmp_path, None), 12),
+        (model.open_run(spec, tmp_path, 0), 4),
+        (model.export(spec), 4),
+    ):
+        expected, slow_disk_s = Expected(), per_parameter * model.parameters / 50e6
+        for _ in range(8):
+            expected.took(asked, 0.0)
+        assert expected.expected_s(asked) == pytest.approx(slow_disk_s)

@@ -138,6 +138,26 @@ async def test_an_engine_core_that_does_not_answer_is_named_ended_and_started_an
     assert inference.health.failures == 1
 
 
+async def test_time_in_which_this_process_itself_was_suspended_is_no_silence_of_the_core(
+    inference: VllmInference, vllm: Vllm, clock: ManualClock, heard: list[EngineHealth]
+) -> None:
+    heard.clear()
+    for _ in range(3):
+        await turns(clock, 10 * LEAST_LIMIT_S)
+        await turns(clock)
+    assert inference.health.ready
+    assert heard == []
+    asked_before = vllm.counted
+    await turns(clock, 5.0)
+    assert vllm.counted > asked_before
+    vllm.stopped = True  # and one that hangs then is found as ever
+    await turns(clock, 10 * LEAST_LIMIT_S)
+    assert inference.health.ready
+    for _ in range(8):
+        await turns(clock, 5.0)
+    assert any(health.hung_since is not None for health in heard)
+
+
 async def test_tokens_are_signs_of_life_where_the_core_has_no_time_for_anything_else(
     inference: VllmInference, vllm: Vllm, clock: ManualClock, heard: list[EngineHealth]
 ) -> None:

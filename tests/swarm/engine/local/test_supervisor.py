@@ -498,10 +498,12 @@ async def test_a_child_that_is_found_hung_is_ended_though_it_hears_no_signal_and
 
 async def test_a_child_that_finds_a_part_of_itself_hung_says_so_by_its_status(tmp_path: Path) -> None:
     seen: list[EngineHealth] = []
-    status = HungStatus(status=75, silent_s=40.0)
+    silent_s = [30.0]
+    status = HungStatus(status=75, silent_s=lambda: silent_s[-1])
     code = "import time; print('up', flush=True); time.sleep(0.2); raise SystemExit(75)"
     async with supervised(tmp_path, code, hung_status=status, on_health=seen.append) as supervisor:
         await supervisor.boot()
+        silent_s.append(40.0)  # what it computes on is known only when it serves
         await until(lambda: any(health.hung_since is not None for health in seen))
     hung = next(health for health in seen if health.hung_since is not None)
     assert "a part of the child has not answered for 40 s" in (hung.reason or "")

@@ -96,3 +96,28 @@ def test_a_rank_that_fails_otherwise_is_lost_whatever_its_error_is(failing: Any)
         failing(ConnectionError("reset by peer")).all_ranks("descend", 0.1, 0.0, 1.0)
     with pytest.raises(ClusterLost, match="a part of the cluster failed"):
         failing(ValueError("a shape")).load_checkpoint(Path("/state"))
+
+
+def test_an_answer_that_lies_there_when_the_limit_is_over_counts(
+    cpu_platform: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import GetTimeoutError
+
+    from swarm.engine.verl import cluster
+
+    waits: list[float] = []
+    answers: list[list[bool] | None] = [None, [True], None, None]
+
+    def get(references: list[Any], timeout: float) -> list[bool]:
+        waits.append(timeout)
+        answer = answers.pop(0)
+        if answer is None:
+            raise GetTimeoutError("late")
+        return answer
+
+    monkeypatch.setattr(cluster.ray, "get", get)
+    one = cluster.Cluster(VerlSettings(model_dir=Path("/m"), model_name="m", max_model_len=64))
+    assert one._got([None], 30.0) == [True]  # this process was suspended, and the part was not
+    with pytest.raises(cluster.ClusterHung, match=r"30\.0 s"):
+        one._got([None], 30.0)
+    assert waits == [30.0, 1.0, 30.0, 1.0]

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import math
+import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
 from foundation.clock import SystemClock
 from swarm.engine.seam import EngineDown, EngineError
+from swarm.engine.verl.driver import DriverHandle
 from swarm.engine.verl.driver_process import _pad_token
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
-from swarm.engine.verl.settings import VerlSettings
+from swarm.engine.verl.settings import LOOK_EVERY_S, VerlSettings
 from swarm.engine.verl.wire import Command, Publish, Reply, Resume
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
@@ -88,3 +94,29 @@ async def test_who_no_longer_waits_for_weights_leaves_sampling_as_it_was_found(
     arrived.set()
     await asyncio.wait_for(resumed.wait(), 5)
     assert [type(each) for each in asked] == [Publish, Resume]
+
+
+async def test_what_hangs_on_processors_was_silent_for_as_long_as_they_are_waited_for(tmp_path: Path) -> None:
+    shape = [896, 560_000]
+    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * math.prod(shape)]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 896}))
+    settings = VerlSettings(model_dir=tmp_path, model_name="m", max_model_len=64)
+    handle = DriverHandle(
+        settings,
+        "0" * 64,
+        log_path=tmp_path / "log",
+        clock=SystemClock(),
+        on_health=lambda _: None,
+        on_places=AsyncMock(),
+    )
+    silent_s = {}
+    for device in ("cpu", "cuda"):
+        greeting = AsyncMock(return_value=Reply(number=1, device=device))
+        handle._connection = cast(Any, SimpleNamespace(greeting=greeting))
+        await handle._ready(cast(Any, None))
+        hung_status = handle._supervisor._hung_status
+        assert hung_status is not None
+        silent_s[device] = hung_status.silent_s()
+    assert silent_s == {device: settings.silence_s(device) + LOOK_EVERY_S for device in ("cpu", "cuda")}
+    assert silent_s["cpu"] > silent_s["cuda"]

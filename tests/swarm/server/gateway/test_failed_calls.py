@@ -173,9 +173,35 @@ def test_calls_given_up_before_the_engine_hung_are_no_failures(ailing: Served, e
     until(lambda: len(episode.trace().calls) == 1)
     engine.ailment = None
     assert ask(other).status_code == 200  # it lives
-    engine.tell(EngineHealth(ready=False, hung_since=time.time() - 100, failures=1, reason="hangs"))
+    engine.tell(EngineHealth(ready=False, hung_since=time.time(), failures=1, reason="hangs"))
     assert reasons(episode) == []
     assert episode.end().json()["dropped"] is None
+
+
+def test_a_token_of_one_replica_says_nothing_of_calls_given_up_on_another_that_hangs(
+    ailing: Served, engine: AilingEngine
+) -> None:
+    episode, other = ailing.claim(), ailing.claim()
+    healthy = time.time()
+    engine.ailment = "hung"
+    gives_up(episode)
+    until(lambda: len(episode.trace().calls) == 1)
+    engine.ailment = None
+    assert ask(other).status_code == 200
+    engine.tell(EngineHealth(ready=False, hung_since=healthy, failures=1, reason="a replica hangs"))
+    assert reasons(episode) == ["engine_hung"]
+    assert reasons(other) == []
+
+
+def test_a_call_given_up_before_the_last_token_did_not_meet_a_crash(ailing: Served, engine: AilingEngine) -> None:
+    episode, other = ailing.claim(), ailing.claim()
+    engine.ailment = "hung"
+    gives_up(episode)
+    until(lambda: len(episode.trace().calls) == 1)
+    engine.ailment = None
+    assert ask(other).status_code == 200
+    engine.tell(EngineHealth(ready=False, failures=1, reason="ended by SIGKILL"))
+    assert reasons(episode) == []
 
 
 def test_a_crash_that_is_noticed_just_after_the_client_left_is_what_it_met(
