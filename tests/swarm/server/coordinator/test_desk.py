@@ -694,13 +694,14 @@ async def test_a_status_with_since_hears_that_weights_are_served_again(
         world.engine.tell(EngineHealth(ready=ready, failures=1))
     await world.passes(1)
     status = await world.desk.status()
-    assert (status.phase, status.weights_version) == (Phase.ROLLING, None)
+    assert (status.phase, status.weights_version) == (Phase.UPDATING, None)
     waiting = asyncio.create_task(world.desk.status(status.revision, 30))
     await world.passes(1)
     back.set()
     await world.pause()
     assert waiting.done()
-    assert (await waiting).weights_version is not None
+    served = await waiting
+    assert (served.phase, served.weights_version) == (Phase.ROLLING, WeightsVersion(run_id=world.run_id, step=0))
 
 
 async def test_subscribers_hear_of_changes_and_log_lines_without_secrets(world: World) -> None:
