@@ -79,7 +79,7 @@ def test_a_reward_that_pays_for_failing_takes_the_verdict(seeds: int) -> None:
     assert all(finding.value is not None and finding.value < 0 for finding in findings)
     record = conclude(plan, trials).verdict("H1")
     assert record.verdict.value == "invalid"
-    assert "paid less" in record.reason
+    assert "get less reward" in record.reason
 
 
 def test_reward_that_rises_while_success_falls_takes_the_verdict_though_each_episode_is_paid_fairly() -> None:

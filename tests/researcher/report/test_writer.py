@@ -358,8 +358,8 @@ def test_lost_attempts_stand_beside_trials_that_did_not_fail(tmp_path: Path) -> 
     assert "No trial failed, but 151 of 799 attempts at episodes of finished trials were lost." in text
     assert "| `lr=4e-05` | training | 445 | 6 | 139 | 2 |" in text
     assert "| `H1` | training | 31.7 % | 0 % | welch |" in text
-    assert "at a level of 0.05 for the whole study" in text
-    assert "more than 40 % of an arm's attempts" in text
+    assert "level 0.05 for the whole study" in text
+    assert "if an arm lost more than 40 % of its attempts" in text
     assert "First attempt lost to grader in `lr=4e-05`, seed 0:\n\n    Traceback:\n      File `grade.py`" in text
     page = Path(written.files["html"]).read_text()
     assert "<pre>Traceback:" in page
