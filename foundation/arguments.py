@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 
@@ -12,6 +13,14 @@ def number(text: str) -> float:
         return float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from error
+
+
+def seconds(text: str) -> float:
+    """A length of time. Raises: ArgumentTypeError."""
+    found = number(text)
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+    return found
 
 
 def whole(first: int, last: int | None = None) -> Callable[[str], int]:

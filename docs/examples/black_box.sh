@@ -26,7 +26,8 @@ while :; do
             EXPECTED=$expected $SWARM episode run --task "$id" --hide "$tasks" --scorer "$scorer" --scorer-env EXPECTED \
                 ${OPTIONS:-} -- "$@" "$question" 3<&- >/dev/null
             case $? in
-                0 | 4 | 5 | 6) ;;               # 4: not now; 5, 6: this attempt is lost, and is offered again
+                0 | 5 | 6) ;;                   # 5, 6: this attempt is lost, and is offered again
+                4) sleep 2 ;;                   # not now: the server is busy, or away
                 3) echo "the run is over" >&2; exit 0 ;;
                 *) exit 1 ;;
             esac

@@ -98,8 +98,8 @@ class _Desk:
     async def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry:
         raise TypeError("a rehearsal keeps no ledger")
 
-    async def renew(self, episode_id: str, lease: str) -> object:
-        return None
+    async def renew(self, episode_id: str, lease: str) -> float:
+        return math.inf
 
     async def prepare(self, episode_id: str, preparation: EpisodePreparation) -> object:
         raise TypeError("a rehearsal has no teams")

@@ -53,7 +53,7 @@ CAUSE_ADVICE: dict[Cause, str] = {
     "agent, start it again",
     Cause.GRADER: "it raised an exception, gave no number, exited with an error or ran out of time: mend the grader; the agent "
     "is not to blame",
-    Cause.LIMIT: "they took longer than max_episode_s or max_call_s: raise the limit, or make episodes shorter",
+    Cause.LIMIT: "they took longer than a limit (max_episode_s, max_call_s, --timeout, or the agent's own for an answer): raise the one that their last words name, or make episodes shorter",
     Cause.PERSON: "a person declined them or stopped the client; the tasks were offered again",
 }
 FORK_ADVICE = {

@@ -7,8 +7,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from foundation.arguments import number
 from foundation.arguments import port as port_number
+from foundation.arguments import seconds
 from foundation.commandline import UsageError
 
 SCORER_S = 60.0
@@ -30,8 +30,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--query", default="", metavar="TEXT", help="the agent's standard input; SWARM_QUERY of the scorer"
     )
     run.add_argument("--metadata", metavar="JSON", help="an object to keep with the episode")
-    run.add_argument("--timeout", type=number, metavar="S", help="how long the agent may run")
-    run.add_argument("--scorer-timeout", type=number, default=SCORER_S, metavar="S", help="default: %(default)g")
+    run.add_argument(
+        "--timeout", type=seconds, metavar="S", help="how long the agent may run (default: the run's max_episode_s)"
+    )
+    run.add_argument("--scorer-timeout", type=seconds, default=SCORER_S, metavar="S", help="default: %(default)g")
     for option, whose in (("--env", "the agent"), ("--scorer-env", "the scorer")):
         text = f"pass this environment variable to {whose}; repeatable"
         run.add_argument(option, action="append", default=[], metavar="NAME", help=text)
@@ -62,9 +64,9 @@ def _add_claim_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--mix")
     run.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else swarm-cli")
     run.add_argument("--client-version", default="0")
-    run.add_argument("--idle-limit-s", type=number, default=240.0, metavar="S")
+    run.add_argument("--idle-limit-s", type=seconds, default=240.0, metavar="S")
     run.add_argument(
-        "--wait-s", type=number, default=30.0, metavar="S", help="for a server that is busy (default %(default)g)"
+        "--wait-s", type=seconds, default=30.0, metavar="S", help="for a server that is busy (default %(default)g)"
     )
 
 

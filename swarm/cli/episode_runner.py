@@ -73,6 +73,12 @@ class Attempt:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+_ROOM = (
+    "(a confined agent may read the system, its program, this folder and --read paths, and write to its home and --write paths; "
+    "an interpreter or a virtual environment below your home needs --read)"
+)
+
+
 class Runner:
     """Holds the lease. Raises: UsageError for options that cannot be followed, before anything is claimed."""
 
@@ -233,14 +239,14 @@ class Runner:
 
         attempt.agent = agent.how
         words = f"the agent {agent.how}; it said last: {agent.last_words()}"
-        if agent.code is not None and "ermission denied" in agent.last_words() and attempt.confined.get("files"):
-            words += "\n(it may read the system, its program, this folder and --read paths; it may write only to its home and --write paths)"
+        if attempt.confined.get("files"):
+            words += f"\n{_ROOM}"
         if self._stop.is_set():
             attempt.lose(Cause.PERSON, "stopped from outside")
         elif episode.lost.is_set():
             attempt.lose(Cause.CLIENT, "the lease was lost")
         elif agent.fault:
-            attempt.lose(Cause.ROLLOUT, f"the agent cannot be started: {agent.fault}")
+            attempt.lose(Cause.ROLLOUT, f"the agent cannot be started: {agent.fault}\n{_ROOM}")
         elif relay.failures and not self._args.despite:
             failed = f"{len(relay.failures)} calls did not reach the server: {relay.failures[0]}"
             attempt.lose(Cause.NETWORK, f"{failed}; the agent {agent.how}")

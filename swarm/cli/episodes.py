@@ -177,11 +177,11 @@ def renew_episode(args: argparse.Namespace) -> int:
 
 def exit_code(error: SwarmError) -> int:
     """What a script should know of a failure."""
-    from swarm.client.errors import LeaseLost, OverLimit, TryLater
+    from swarm.client.errors import LeaseLost, OverLimit, ServerUnreachable, TryLater
 
     if isinstance(error, OverLimit):
         return RUN_OVER
-    if isinstance(error, TryLater):
+    if isinstance(error, TryLater | ServerUnreachable):
         return NOT_NOW
     return LEASE_GONE if isinstance(error, LeaseLost) else FAILED
 

@@ -24,6 +24,8 @@ from swarm.protocol.errors import SwarmError
 from swarm.protocol.teams import EpisodePreparation
 
 RENEWALS_PER_IDLE_LIMIT = 3
+LATE_S = 0.5
+"""So long after a lease must have run out its client asks whether it has."""
 REASON_CHARS = 8_000
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ class EpisodeDesk(Protocol):
 
     async def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry: ...
 
-    async def renew(self, episode_id: str, lease: str) -> object: ...
+    async def renew(self, episode_id: str, lease: str) -> float: ...
 
     async def prepare(self, episode_id: str, preparation: EpisodePreparation) -> object: ...
 
@@ -328,11 +330,13 @@ class Episode:
             log.warning("could not abort episode %s: %s", self.id, error)
 
     async def _renew_while_alive(self) -> None:
-        pause_s = self.claim.idle_limit_s / RENEWALS_PER_IDLE_LIMIT
+        usual_s, ends_at = self.claim.idle_limit_s / RENEWALS_PER_IDLE_LIMIT, self.grant.expires_at
         while True:
-            await self._clock.sleep(pause_s)
+            # Just after `max_episode_s` ran out, where that comes first: whoever plays on holds up the next attempt.
+            left_s = ends_at - self._clock.now() + LATE_S
+            await self._clock.sleep(min(usual_s, left_s) if left_s >= LATE_S else usual_s)
             try:
-                await self.desk.renew(self.id, self.grant.lease)
+                ends_at = await self.desk.renew(self.id, self.grant.lease)
             except (LeaseLost, NotFound) as error:
                 log.warning("episode %s is lost: %s", self.id, error)
                 self.lost.set()

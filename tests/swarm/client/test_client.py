@@ -25,6 +25,7 @@ from swarm.client import (
 from swarm.protocol.episodes import EpisodeClaim
 from swarm.protocol.errors import ErrorCode, Refusal
 from tests.cpu_time import runs_within
+from tests.fakes import swarm_stub
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
 pytestmark = pytest.mark.anyio
@@ -367,6 +368,22 @@ async def test_a_lease_is_renewed_while_its_block_is_alive_and_not_after() -> No
         clock.advance(300)
         await settle()
     assert len(stub.paths(":renew")) == 3
+
+
+async def test_a_client_asks_just_after_its_episode_ran_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at its next usual renewal: until then a rollout that hangs would keep its slot from the next attempt."""
+    stub, clock = SwarmStub(), PatientClock()
+    usual = swarm_stub._grant
+    monkeypatch.setattr(swarm_stub, "_grant", lambda episode: {**usual(episode), "expires_at": clock.now() + 10})
+    async with client(stub, clock=clock) as swarm, swarm.episode(task_id="t", max_episode_s=10) as episode:
+        await settle()
+        clock.advance(10)
+        await settle()
+        assert stub.paths(":renew") == []
+        clock.advance(1)
+        await settle()
+        assert len(stub.paths(":renew")) == 1
+        episode.end(reward=0.0)
 
 
 async def test_an_episode_learns_that_its_lease_is_lost() -> None:
