@@ -14,7 +14,6 @@ from researcher.executor import outcomes
 from researcher.executor.errors import EvidenceMissing
 from researcher.executor.sampling import sample
 from researcher.models import (
-    COUNTED,
     LONGEST_TRACEBACK,
     Attrition,
     EpisodeAttempts,
@@ -30,7 +29,7 @@ from swarm.client.trial import client_id
 from swarm.client.tries import Tries, moments
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.blueprint import TrialBlueprint
-from swarm.protocol.episodes import Cause, DropReason, EpisodeState, LedgerEntry
+from swarm.protocol.episodes import COUNTED, Cause, DropReason, EpisodeState, LedgerEntry
 from swarm.protocol.status import RunReport, StepMetrics
 
 _OPEN = (EpisodeState.RUNNING, EpisodeState.PREPARED)

@@ -4,7 +4,6 @@ One noun per module; everything is imported from here.
 """
 
 from researcher.models.attrition import (
-    COUNTED,
     ENDED,
     KINDS,
     LONGEST_TRACEBACK,
@@ -67,7 +66,6 @@ from researcher.models.records import (
 from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
-    "COUNTED",
     "ENDED",
     "KINDS",
     "LEARNING_RATE",

@@ -7,13 +7,10 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from swarm.protocol.episodes import Cause
+from swarm.protocol.episodes import COUNTED, Cause
 
 Kind = Literal["train", "eval"]
 KINDS: tuple[Kind, ...] = ("train", "eval")
-COUNTED = (Cause.ROLLOUT, Cause.GRADER, Cause.CLIENT, Cause.LIMIT)
-"""Causes that may depend on the arm: what an agent does, how it is scored, how long it takes. The others lost attempts
-whatever was tried in them."""
 ENDED = "none"
 """The cause, in SQL, of attempts that nothing lost: they ended with a reward."""
 LONGEST_TRACEBACK = 2000

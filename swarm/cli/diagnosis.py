@@ -10,7 +10,7 @@ from statistics import fmean
 from pydantic import BaseModel
 
 from foundation.streams import one_line
-from swarm.protocol.episodes import Cause, DropReason, EpisodeState, EpisodeTrace
+from swarm.protocol.episodes import COUNTED, Cause, DropReason, EpisodeState, EpisodeTrace
 from swarm.protocol.mismatch import MISMATCH, STALENESS, outgrown
 from swarm.protocol.status import RunReport
 from swarm.protocol.summary import LastFailure, LedgerCount, LedgerSummary
@@ -224,12 +224,11 @@ def client_records(summary: LedgerSummary) -> list[ClientRecord]:
 
 
 _FAILURES = (DropReason.ABORTED, DropReason.EXPIRED, DropReason.NO_CALLS)
-_OTHERS = (Cause.SERVER, Cause.NETWORK, Cause.PERSON)
 
 
 def _failed(count: LedgerCount) -> bool:
     """Whether client, rollout, grader or a limit is to blame. Older servers name no cause."""
-    return count.reason in _FAILURES if count.cause is None else count.cause not in _OTHERS
+    return count.reason in _FAILURES if count.cause is None else count.cause in COUNTED
 
 
 def _findings(made: Diagnosis, run: RunReport | None) -> Iterable[str]:

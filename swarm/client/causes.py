@@ -13,10 +13,10 @@ import httpx
 
 from foundation.addresses import is_loopback
 from swarm.client.errors import GraderFailed
-from swarm.protocol.episodes import Cause
+from swarm.protocol.episodes import COUNTED, Cause
 from swarm.protocol.errors import SwarmError
 
-CHARGED = frozenset({Cause.ROLLOUT, Cause.GRADER, Cause.LIMIT})
+CHARGED = COUNTED - {Cause.CLIENT}
 """What uses up the tries of an episode. A client's death does after `MOST_DEATHS`; all else is offered again without limit."""
 MOST_DEATHS = 3
 """How often a client may die over one task before the task is set aside."""

@@ -28,7 +28,6 @@ from foundation import logs
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from foundation.strict import explain
-from swarm.client.causes import CHARGED
 from swarm.client.client import CREW_PATIENCE, SwarmClient
 from swarm.client.crew import CrewReport
 from swarm.client.errors import WorkflowFault
@@ -37,7 +36,7 @@ from swarm.client.partners import Partner
 from swarm.client.tasks import Task, each
 from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.blueprint import TrialBlueprint
-from swarm.protocol.episodes import Cause, EpisodeClaim, EpisodeState
+from swarm.protocol.episodes import COUNTED, Cause, EpisodeClaim, EpisodeState
 from swarm.protocol.errors import Refusal, SwarmError
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, PoolStatus, RunReport
@@ -180,7 +179,7 @@ class Trial:
             found = await self._swarm.summary(
                 run_id=self._blueprint.run_id, client_id=self._swarm.client_id, task_id=task_id, kind="eval"
             )
-            if not found.causes.keys() & {*CHARGED, Cause.CLIENT}:
+            if not found.causes.keys() & COUNTED:
                 return False
         return True
 

@@ -90,6 +90,11 @@ class Cause(StrEnum):
     """A person declined the task or stopped the client."""
 
 
+COUNTED = frozenset({Cause.ROLLOUT, Cause.GRADER, Cause.CLIENT, Cause.LIMIT})
+"""Causes that may depend on what is tried: what an agent does, how it is scored, how long it takes. What the others lost is
+offered again without limit, and says nothing of it."""
+
+
 class EpisodeResult(StrictModel):
     """Ends an episode."""
 

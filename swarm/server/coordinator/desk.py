@@ -352,8 +352,7 @@ class Desk:
         """A request that needs no record was answered."""
         live = self._book.state.live.get(episode_id)
         if live is not None:
-            live.attempts.append(attempt)
-            live.cached_entry = None
+            live.attempted(attempt)
 
     def fail_open(self, found: FailedCall) -> bool:
         """A recorded call failed on the server's side after all. False: its episode has ended; then `fail_closed`."""

@@ -398,8 +398,7 @@ class EpisodeBook:
         live.touch(now)
         live.calls.extend(recorded)
         if attempt is not None:
-            live.attempts.append(attempt)
-            live.cached_entry = None  # it may have made a failure good
+            live.attempted(attempt)
         return True
 
     def fail_open(self, found: FailedCall) -> bool:

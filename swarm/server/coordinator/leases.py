@@ -78,6 +78,11 @@ class LiveEpisode:
         """When to look whether it ran out. While a call is open the idle limit stands still: after a whole one at most."""
         return min(self.deadline, now + self.idle_limit_s) if self.open_since else self.deadline
 
+    def attempted(self, attempt: CallAttempt) -> None:
+        """A request is over: it may have tainted the episode, or made a failure good."""
+        self.attempts.append(attempt)
+        self.cached_entry = None
+
     def touch(self, now: float) -> None:
         self.idle_at = now + self.idle_limit_s
 
