@@ -41,8 +41,8 @@ from bench import planted_attrition
 from bench.command import run
 from bench.made_up_studies import Ending, Laboratory, World, instrument, simulate
 from foundation.arguments import count, whole
-from researcher.models import Plan, Verdict
 from researcher.planner.graph import PlanOptions, plan_study
+from researcher.study.plan import Plan, Verdict
 
 CONFIDENCE = 0.99
 """Of the exact binomial interval of each rate."""

@@ -40,7 +40,7 @@ from foundation.arguments import count, number
 from foundation.paths import visible_files
 from foundation.strict import explain
 from researcher.executor.collection import collect_whole
-from researcher.planner.instruments import DECLARATION, InstrumentFolder, read_instrument
+from researcher.instruments.catalogue import DECLARATION, InstrumentFolder, read_instrument
 from swarm.client import RunSpec, SwarmClient
 from swarm.client.trial import client_id, run_blueprint
 from swarm.engine.local.device import compute_type, device_for

@@ -29,9 +29,10 @@ from researcher.conduct import Conduct
 from researcher.executor.blueprint import Setup
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
-from researcher.models import Attrition, Plan, StudyStatus, TrialEvidence, TrialRecord, TrialStatus, VerdictRecord
-from researcher.planner.instruments import InstrumentFolder, read_instrument
+from researcher.instruments.catalogue import InstrumentFolder, read_instrument
+from researcher.models import Attrition, StudyStatus, TrialEvidence, TrialRecord, TrialStatus, VerdictRecord
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from researcher.view import StudyPicture
 
 METRIC = "final_reward"

@@ -17,8 +17,9 @@ from scipy import stats
 
 from bench.made_up_studies import World, instrument, simulate
 from foundation.ids import derived_seed
-from researcher.models import Attrition, EpisodeAttempts, Plan, Verdict
+from researcher.models import Attrition, EpisodeAttempts
 from researcher.planner.graph import PlanOptions, plan_study
+from researcher.study.plan import Plan, Verdict
 from swarm.protocol.episodes import Cause
 
 TRAINED, HELD_OUT = 8 * 4 * 8, 2 * 12

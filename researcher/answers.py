@@ -13,11 +13,12 @@ from typing import Any
 from foundation.locks import locked
 from foundation.paths import user_data_dir
 from researcher.gates import GIVEN, Gates, Halted, open_gate, rejection
-from researcher.models import Plan, StudyStatus
+from researcher.models import StudyStatus
 from researcher.ownership import owned_now
 from researcher.planner.gate import Answer, Gate
 from researcher.store.errors import LeaseHeld, WrongState
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 
 _WORDS = {"approve": "approved", "reject": "rejected"}
 
@@ -141,8 +142,8 @@ def _note(store: Store, study_id: str, gate: str, answer: Answer) -> None:
 
 
 def _amended(plan: Plan, change: Amendment) -> Plan:
-    from researcher.planner.own_seeds import with_own_seeds
-    from researcher.planner.stages import cost, with_seeds  # scipy takes longer to import than most answers take
+    from researcher.design.own_seeds import with_own_seeds
+    from researcher.design.stages import cost, with_seeds  # scipy takes longer to import than most answers take
 
     amended = plan.model_copy(update={"version": plan.version + 1})
     if change.wall_s is not None:
@@ -156,9 +157,9 @@ def _amended(plan: Plan, change: Amendment) -> Plan:
 
 def _check(plan: Plan, choices: Mapping[str, Any]) -> None:
     """Raises: BudgetTooSmall; PlanningRefused where seeds run out, or the instrument is not there any more."""
-    from researcher.planner.design import check_budget
-    from researcher.planner.instruments import open_instrument
-    from researcher.planner.stages import check_seeds
+    from researcher.design.design import check_budget
+    from researcher.design.stages import check_seeds
+    from researcher.instruments.catalogue import open_instrument
 
     check_seeds(plan)
     folder = open_instrument(choices.get("instrument") or plan.instrument)

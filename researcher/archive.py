@@ -26,10 +26,11 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from foundation.paths import visible_files, write_atomically
-from researcher.models import Event, Plan, RepairRecord, TrialRecord, TrialStatus
-from researcher.planner.instruments import InstrumentFolder, folder_digest, read_instrument
+from researcher.instruments.catalogue import InstrumentFolder, folder_digest, read_instrument
+from researcher.models import Event, RepairRecord, TrialRecord, TrialStatus
 from researcher.store.errors import StoreError
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 
 FORMAT = 1
 _HEAD = ("plan_hash", "study_id", "topic")

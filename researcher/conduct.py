@@ -22,11 +22,12 @@ from researcher.analysis.race import due
 from researcher.executor.errors import MendByHand
 from researcher.executor.trials import Executor, Progress
 from researcher.gates import Gates, Halted, WindowClosed, heed
-from researcher.models import OVER_BUDGET, BudgetState, Plan, Stage, StudyStatus, TrialRecord, TrialStatus
+from researcher.models import OVER_BUDGET, BudgetState, StudyStatus, TrialRecord, TrialStatus
 from researcher.report.errors import RecordsDisagree
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget, StoreError
 from researcher.store.store import Store
+from researcher.study.plan import Plan, Stage
 from researcher.view import StudyPicture, TrialLine, View, losses_text
 
 _log = logging.getLogger(__name__)

@@ -25,10 +25,10 @@ from typing import Any
 from foundation.paths import last_bytes
 from researcher.executor.diagnosis import exception_line
 from researcher.executor.processes import child_environ
-from researcher.models import Plan
-from researcher.planner.instruments import InstrumentFolder
-from researcher.planner.refusals import PlanningRefused
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.refusals import PlanningRefused
 from researcher.sandbox.launch import confined
+from researcher.study.plan import Plan
 
 _PIN = re.compile(r"([A-Za-z0-9][\w.\-]*)==([\w.+!]+)")
 _COMPLETE = "complete"

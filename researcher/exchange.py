@@ -13,7 +13,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from foundation.strict import StrictModel, explain
-from researcher.models import Direction, Effect, Finding, Scalar, Verdict
+from researcher.instruments.instrument import Direction, Scalar
+from researcher.models import Effect, Finding
+from researcher.study.plan import Verdict
 
 SCHEMA = 2
 """What is written. The first schema, which has no `seeds`, is read as well."""

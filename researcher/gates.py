@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from researcher.models import Plan, Stage, StudyStatus
+from researcher.models import StudyStatus
 from researcher.planner.gate import Answer
 from researcher.store.store import Store
+from researcher.study.plan import Plan, Stage
 
 APPROVE = ("never", "plan", "stage")
 """At which gates a person is asked: at none, once the plan is made, or before every stage as well."""

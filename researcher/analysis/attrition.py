@@ -19,7 +19,8 @@ from foundation.ids import derived_seed
 from researcher.analysis.effects import holm_p_values
 from researcher.analysis.samples import judged_stage, seeds_of
 from researcher.analysis.sightings import SentinelFinding, finding, unchecked
-from researcher.models import KINDS, EpisodeAttempts, Hypothesis, Kind, Plan, TrialRecord, TrialStatus
+from researcher.models import KINDS, EpisodeAttempts, Kind, TrialRecord, TrialStatus
+from researcher.study.plan import Hypothesis, Plan
 
 ALPHA = 0.05
 """Level of the difference tests of a study, all together: over its hypotheses, both kinds of episodes and all looks."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from researcher.analysis.metrics import never_reached
 from researcher.analysis.samples import judged_stage, seeds_of
-from researcher.models import Hypothesis, Metric, Plan, TrialRecord, TrialStatus
+from researcher.instruments.instrument import Metric
+from researcher.models import TrialRecord, TrialStatus
+from researcher.study.plan import Hypothesis, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

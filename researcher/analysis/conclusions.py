@@ -10,7 +10,8 @@ from researcher.analysis.samples import NotEnoughTrials
 from researcher.analysis.sentinels import inspect
 from researcher.analysis.sightings import SentinelFinding
 from researcher.analysis.verdicts import verdict
-from researcher.models import Effect, Plan, TrialRecord, VerdictRecord
+from researcher.models import Effect, TrialRecord, VerdictRecord
+from researcher.study.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

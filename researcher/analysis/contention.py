@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from researcher.analysis.sightings import SentinelFinding, finding, series, unchecked
-from researcher.models import Plan, TrialRecord
+from researcher.models import TrialRecord
+from researcher.study.plan import Plan
 
 SLOW = 2.0
 _SHARED = "steps of some trials took far longer than those of the same arm: the machine was shared"

@@ -14,7 +14,8 @@ from researcher.analysis.orders import order_holds
 from researcher.analysis.power import hypothesis_power, hypothesis_seeds, seeds_for
 from researcher.analysis.race import contenders, in_the_running
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage
-from researcher.models import Branch, Condition, Effect, Hypothesis, Plan, TrialRecord
+from researcher.models import Effect, TrialRecord
+from researcher.study.plan import Branch, Condition, Hypothesis, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

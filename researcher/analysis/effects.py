@@ -14,7 +14,8 @@ from researcher.analysis.comparisons import Comparison, compare, pairing_pays
 from researcher.analysis.power import may_spend
 from researcher.analysis.race import left_behind
 from researcher.analysis.samples import NotEnoughTrials, Sample, deciding_stage, judged_stage, seeds_of, side
-from researcher.models import Effect, Hypothesis, Plan, StageKind, TrialRecord
+from researcher.models import Effect, TrialRecord
+from researcher.study.plan import Hypothesis, Plan, StageKind
 
 
 def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | NotEnoughTrials]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from foundation.ids import derived_seed
 from researcher.analysis.samples import sample, seeds_of
-from researcher.models import Plan, Stage, TrialRecord
+from researcher.models import TrialRecord
+from researcher.study.plan import Plan, Stage
 
 if TYPE_CHECKING:
     from optuna import Study

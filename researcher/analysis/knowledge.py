@@ -14,19 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from researcher.analysis.rounding import reaches
-from researcher.models import (
-    Direction,
-    Effect,
-    Finding,
-    Hypothesis,
-    Known,
-    Plan,
-    Scalar,
-    TrialRecord,
-    Verdict,
-    VerdictRecord,
-    trial_key,
-)
+from researcher.instruments.instrument import Direction, Scalar
+from researcher.models import Effect, Finding, TrialRecord, VerdictRecord
+from researcher.study.plan import Hypothesis, Known, Plan, Verdict, trial_key
 from swarm.models.catalogue import hosted_name
 
 MOST_KNOWN = 50

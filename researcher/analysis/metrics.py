@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from researcher.models import Metric
-from researcher.models.instruments import heldout_outcome, trained_outcome
+from researcher.instruments.instrument import Metric, heldout_outcome, trained_outcome
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 

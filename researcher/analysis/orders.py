@@ -8,7 +8,8 @@ from researcher.analysis.censoring import Censored, count_censored
 from researcher.analysis.comparisons import compare
 from researcher.analysis.rounding import reaches
 from researcher.analysis.samples import NotEnoughTrials, sample
-from researcher.models import Condition, Plan, Relation, TrialRecord
+from researcher.models import TrialRecord
+from researcher.study.plan import Condition, Plan, Relation
 
 ALPHA = 0.05
 

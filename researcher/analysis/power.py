@@ -15,7 +15,9 @@ import numpy as np
 from researcher.analysis.comparisons import BOOTSTRAP_FROM
 from researcher.analysis.race import family_size, is_raced, most_rung_seeds, rung_seeds, winning_chance
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
-from researcher.models import Hypothesis, Metric, Plan, Stage, StageKind, TrialRecord
+from researcher.instruments.instrument import Metric
+from researcher.models import TrialRecord
+from researcher.study.plan import Hypothesis, Plan, Stage, StageKind
 
 MOST_SEEDS = 10_000
 """Beyond it an exact count says nothing that "too many" does not."""

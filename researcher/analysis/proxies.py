@@ -23,8 +23,9 @@ from typing import Literal
 import numpy as np
 
 from researcher.analysis.sightings import SentinelFinding, Unchecked, ends, points, unchecked
-from researcher.models import Plan, TrialRecord
-from researcher.models.instruments import heldout_outcome, trained_outcome
+from researcher.instruments.instrument import heldout_outcome, trained_outcome
+from researcher.models import TrialRecord
+from researcher.study.plan import Plan
 
 ALPHA = 0.05
 CLEAR = -0.2

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from researcher.analysis.fine import picked
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
-from researcher.models import Hypothesis, Plan, Stage, StageKind, TrialRecord
+from researcher.models import TrialRecord
+from researcher.study.plan import Hypothesis, Plan, Stage, StageKind
 
 
 def contenders(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple[str, ...]:

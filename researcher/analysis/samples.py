@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from researcher.models import Hypothesis, Plan, Stage, StageKind, TrialRecord, TrialStatus
+from researcher.models import TrialRecord, TrialStatus
+from researcher.study.plan import Hypothesis, Plan, Stage, StageKind
 
 
 class NotEnoughTrials(ValueError):

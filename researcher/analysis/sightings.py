@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel
 
-from researcher.models import Hypothesis, TrialRecord
+from researcher.models import TrialRecord
+from researcher.study.plan import Hypothesis
 
 Severity = Literal["invalid", "warning", "unchecked"]
 

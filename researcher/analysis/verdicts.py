@@ -12,7 +12,8 @@ from researcher.analysis.censoring import Censored, censored
 from researcher.analysis.rounding import reaches
 from researcher.analysis.samples import NotEnoughTrials, judged_stage, sample, seeds_of
 from researcher.analysis.sightings import SentinelFinding
-from researcher.models import Effect, Hypothesis, Plan, TrialRecord, Verdict, VerdictRecord
+from researcher.models import Effect, TrialRecord, VerdictRecord
+from researcher.study.plan import Hypothesis, Plan, Verdict
 
 
 def verdict(

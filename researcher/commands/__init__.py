@@ -15,7 +15,7 @@ from foundation.logs import level_of, redact
 from foundation.streams import silence
 from researcher.executor.blueprint import InstrumentChanged
 from researcher.executor.errors import ExecutorError
-from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
+from researcher.refusals import BudgetTooSmall, PlanningRefused
 from researcher.report.errors import RecordsDisagree
 from researcher.store.errors import OverBudget, StoreError
 from swarm.protocol.errors import SwarmError

@@ -20,9 +20,9 @@ from researcher.commands.sitting import setup
 from researcher.executor.blueprint import Code
 from researcher.executor.keeping import Keeping
 from researcher.executor.trials import Executor
+from researcher.instruments.catalogue import InstrumentFolder, open_instrument
 from researcher.models import StudyStatus, TrialRecord, TrialStatus
 from researcher.ownership import owned
-from researcher.planner.instruments import InstrumentFolder, open_instrument
 
 
 def export_command(args: argparse.Namespace) -> int:

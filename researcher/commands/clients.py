@@ -22,8 +22,8 @@ from researcher.executor.jobs import ClientPlace
 from researcher.executor.local_jobs import LocalPlace
 from researcher.executor.ray_cluster import ClusterRefused, RayCluster, check_address, check_installed
 from researcher.executor.ray_jobs import RayPlace
-from researcher.models import Plan
-from researcher.planner.instruments import InstrumentFolder
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.study.plan import Plan
 from researcher.workshop.writing import NEW
 
 LOCAL, RAY = "local", "ray"

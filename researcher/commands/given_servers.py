@@ -7,7 +7,7 @@ import os
 
 from foundation.commandline import UsageError
 from researcher.executor.servers import one_server, server_token
-from researcher.models import Plan
+from researcher.study.plan import Plan
 from swarm.client import Forbidden, NotASwarmServer, Patience, SwarmClient, SwarmError, Unauthorized
 from swarm.models.catalogue import hosted_name, known_names
 from swarm.protocol.status import ServerStatus

@@ -9,8 +9,8 @@ from foundation.paths import user_data_dir
 from researcher.commands import DONE
 from researcher.commands.home import data_dir, say, say_json
 from researcher.environments import install, interpreter, rehearsed
-from researcher.models import Factor, Instrument
-from researcher.planner.instruments import OWN_STUDIES, InstrumentFolder, available, open_instrument
+from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, available, open_instrument
+from researcher.instruments.instrument import Factor, Instrument
 from researcher.planner.levels import level_text
 from researcher.planner.matching import example
 from researcher.workshop.reported import check_reported

@@ -17,10 +17,7 @@ from researcher.models import (
     MODELS_KEPT,
     MODELS_NOT_KEPT,
     OVER_BUDGET,
-    Arm,
     Event,
-    Known,
-    Plan,
     RepairRecord,
     StudyRecord,
     StudyStatus,
@@ -29,6 +26,7 @@ from researcher.models import (
 from researcher.ownership import living_owner
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
+from researcher.study.plan import Arm, Known, Plan
 from researcher.view import duration, losses_by_arm, losses_text, sparkline
 
 _SHORTEST_HASH = 8
@@ -113,9 +111,9 @@ def plan_lines(plan: Plan) -> list[str]:
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
     lines += [f"already known: {known_text(each)}" for each in plan.known]
     if plan.trial_s is not None:
-        from researcher.planner.design import arm_seconds
-        from researcher.planner.hosting import boots_s
-        from researcher.planner.stages import cost  # scipy takes longer to import than most commands take
+        from researcher.design.design import arm_seconds
+        from researcher.design.hosting import boots_s
+        from researcher.design.stages import cost  # scipy takes longer to import than most commands take
 
         each = arm_seconds(plan)
         (few, least_s), (many, most_s) = (cost(plan, each, at_most=at_most) for at_most in (False, True))

@@ -13,12 +13,12 @@ from foundation.commandline import UsageError
 from researcher.commands.clients import NO_SANDBOX, on_ray
 from researcher.commands.home import Home
 from researcher.environments import interpreter
-from researcher.models import Plan
-from researcher.planner.instruments import InstrumentFolder
-from researcher.planner.llm.asking import Asker, Purse
-from researcher.planner.llm.endpoint import OpenAIEndpoint
-from researcher.planner.llm.settings import LlmSettings, llm_settings
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.llm.asking import Asker, Purse
+from researcher.llm.endpoint import OpenAIEndpoint
+from researcher.llm.settings import LlmSettings, llm_settings
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from researcher.workshop.asking import Llm
 from researcher.workshop.checks import Unfit
 from researcher.workshop.repairs import Helpers, RepairLimits, Workshop

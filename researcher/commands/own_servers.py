@@ -11,8 +11,8 @@ from foundation.clock import Clock
 from researcher.commands.home import Home
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
-from researcher.models import Plan
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from swarm.models import resolve
 from swarm.models.catalogue import hosted_name
 

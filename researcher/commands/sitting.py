@@ -27,15 +27,16 @@ from researcher.executor.keeping import Keeping
 from researcher.executor.leftovers import end_left_of
 from researcher.executor.trials import Executor
 from researcher.gates import Gates, Halted, heed
-from researcher.models import Plan, StudyStatus
+from researcher.instruments.catalogue import InstrumentFolder, open_instrument
+from researcher.models import StudyStatus
 from researcher.ownership import owned
 from researcher.planner.gate import Gate
-from researcher.planner.instruments import InstrumentFolder, open_instrument
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.sinks import open_sink
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from researcher.view import View
 
 _NAP_S = 5.0

@@ -29,21 +29,22 @@ from researcher.conduct import Outcome
 from researcher.environments import check_tasks, interpreter
 from researcher.executor.keeping import Keeping
 from researcher.executor.leftovers import end_left_of
-from researcher.models import LONGEST_TOPIC, LlmCall, Plan, StudyStatus
+from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
+from researcher.llm.asking import Purse
+from researcher.llm.endpoint import OpenAIEndpoint
+from researcher.llm.settings import llm_settings
+from researcher.models import LONGEST_TOPIC, LlmCall, StudyStatus
 from researcher.ownership import owned, owned_now
 from researcher.planner.graph import BuiltinPlanner, Planner, PlanOptions, plan_study
-from researcher.planner.instruments import OWN_STUDIES, InstrumentFolder, open_instrument
-from researcher.planner.llm.asking import Purse
-from researcher.planner.llm.endpoint import OpenAIEndpoint
 from researcher.planner.llm.planner import LlmPlanner
-from researcher.planner.llm.settings import llm_settings
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
 from researcher.schedule.daemon import ensure_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.database import default_url
 from researcher.store.errors import DatabaseAway, WrongState
 from researcher.store.outages import waiting
 from researcher.store.sinks import check_installed
+from researcher.study.plan import Plan
 from researcher.view import view_for
 from researcher.workshop.writing import NEW
 

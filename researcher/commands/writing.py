@@ -9,12 +9,13 @@ from dataclasses import replace
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.commands.home import Home
-from researcher.models import LlmCall, Plan
-from researcher.planner.instruments import InstrumentFolder
-from researcher.planner.llm.asking import Asker, Purse
-from researcher.planner.llm.endpoint import Endpoint, OpenAIEndpoint
-from researcher.planner.llm.settings import LlmSettings, llm_settings
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.llm.asking import Asker, Purse
+from researcher.llm.endpoint import Endpoint, OpenAIEndpoint
+from researcher.llm.settings import LlmSettings, llm_settings
+from researcher.models import LlmCall
 from researcher.sandbox.launch import sandbox
+from researcher.study.plan import Plan
 from researcher.workshop.asking import Llm
 from researcher.workshop.writing import write_instrument
 

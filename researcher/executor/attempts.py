@@ -39,8 +39,9 @@ from researcher.executor.jobs import ClientJob, ClientPlace
 from researcher.executor.mending import Mender
 from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
-from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
+from researcher.models import AttemptRecord, TrialRecord, TrialStatus
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from swarm.client import ServerUnreachable, StorageFull
 from swarm.client.trial import take_back
 from swarm.protocol.blueprint import PartnerRun, TrialBlueprint

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Plan, Scalar, TrialRecord
+from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
+from researcher.models import TrialRecord
+from researcher.study.plan import Plan
 from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
 from swarm.protocol.runspec import RunSpec, merge_patch
 

@@ -13,12 +13,12 @@ from foundation.logs import redact
 from researcher.executor import outcomes
 from researcher.executor.errors import EvidenceMissing
 from researcher.executor.sampling import sample
+from researcher.instruments.instrument import Metric
 from researcher.models import (
     LONGEST_TRACEBACK,
     Attrition,
     EpisodeAttempts,
     HostedModel,
-    Metric,
     SampledEpisode,
     TrialEvidence,
     together,

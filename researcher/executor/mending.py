@@ -10,7 +10,8 @@ from typing import Protocol
 
 from researcher.executor.blueprint import Code
 from researcher.executor.diagnosis import Diagnosis
-from researcher.models import Plan, TrialRecord
+from researcher.models import TrialRecord
+from researcher.study.plan import Plan
 from swarm.protocol.blueprint import TrialBlueprint
 
 

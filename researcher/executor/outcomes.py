@@ -11,8 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from researcher.executor.errors import EvidenceMissing
-from researcher.models import Metric
-from researcher.models.instruments import heldout_outcome, trained_outcome
+from researcher.instruments.instrument import Metric, heldout_outcome, trained_outcome
 from swarm.protocol.episodes import DropReason, LedgerEntry
 
 Points = dict[str, list[tuple[int, float]]]

@@ -22,9 +22,9 @@ from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from researcher.executor.errors import NoServersLeft, ServerUnfit
 from researcher.executor.local_server import LocalLimits, LocalProcess, LocalServer
-from researcher.models import Plan
 from researcher.store.errors import DatabaseAway, LeaseHeld, LeaseSuperseded, StorageFailed
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from swarm.client import Patience, ServerUnreachable, SwarmClient
 from swarm.client.wire import checked_token
 from swarm.models.catalogue import hosted_name

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from foundation.clock import Clock
 from researcher.executor.errors import AttemptFailed, RunLost, ServerUnfit
 from researcher.executor.servers import Server
-from researcher.models import PlanModel, StudyStatus
+from researcher.models import StudyStatus
 from researcher.store.errors import NotFound as NoStudy
 from researcher.store.store import Store
+from researcher.study.plan import PlanModel
 from swarm.client import IdempotencyConflict, InvalidSpec, NotFound, OverLimit, Refusal, ServerBusy
 from swarm.client.answers import to_its_answer
 from swarm.protocol.errors import SwarmError

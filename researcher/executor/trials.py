@@ -34,8 +34,9 @@ from researcher.executor.jobs import ClientPlace
 from researcher.executor.local_jobs import LocalPlace
 from researcher.executor.mending import Mender
 from researcher.executor.servers import ServerPool, Site
-from researcher.models import AttemptRecord, Plan, TrialRecord, TrialStatus
+from researcher.models import AttemptRecord, TrialRecord, TrialStatus
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 
 _log = logging.getLogger(__name__)
 

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from researcher.models.instruments import Direction, Scalar
-
-
-class Verdict(StrEnum):
-    INVALID = "invalid"
-    SUPPORTED = "supported"
-    REFUTED = "refuted"
-    EQUIVALENT = "equivalent"
-    INCONCLUSIVE = "inconclusive"
+from researcher.instruments.instrument import Direction, Scalar
+from researcher.study.plan import Verdict
 
 
 class Effect(BaseModel):

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 
 from researcher.models.attrition import Attrition
 from researcher.models.conclusions import Finding, VerdictRecord
-from researcher.models.plans import Plan
 from researcher.models.repairs import RepairRecord
+from researcher.study.plan import Plan
 from swarm.protocol.runspec import ComputeType
 
 OVER_BUDGET = "over_budget"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from researcher.models import Instrument, Metric
+from researcher.instruments.instrument import Instrument, Metric
 from researcher.planner.mentions import mentions, phrases_of
 from researcher.planner.paraphrases import ORDERS
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import phrase, tokens
+from researcher.refusals import PlanningRefused
 from swarm.protocol.runspec import UNCUT
 
 _LOSING = (

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.planner.instruments import InstrumentFolder, open_instrument
+from researcher.design.reading import Reading
+from researcher.instruments.catalogue import InstrumentFolder, open_instrument
 from researcher.planner.matching import read
 from researcher.planner.mentions import keyword_hits, split_models
-from researcher.planner.reading import Reading
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import PlanRequest
 from researcher.planner.sizes import compares_models, model_factor, models_of, sole_model, unknown_model
 from researcher.planner.wording import Token, tokens
 from researcher.planner.written import pieces, without_data
+from researcher.refusals import PlanningRefused
 
 
 def model_and_rest(request: PlanRequest) -> tuple[str | None, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from researcher.models import Direction, Factor, Metric
+from researcher.instruments.instrument import Direction, Factor, Metric
 from researcher.planner.mentions import Mention
 from researcher.planner.modifiers import TASKS, goes, led_by, modifiers, moved_unnamed
 from researcher.planner.wording import (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from researcher.models import Factor
-from researcher.planner.instruments import level_problem
+from researcher.instruments.catalogue import level_problem
+from researcher.instruments.instrument import Factor
 from researcher.planner.levels import LIMITS, Placed
 from researcher.planner.mentions import Mention, is_given
 from researcher.planner.placing import place
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.switches import settle_lone_off
 from researcher.planner.wording import Token, words
+from researcher.refusals import PlanningRefused
 
 _MARKS = words("? . ;")
 _ASKING = words("which what find tune compare choose pick select determine")

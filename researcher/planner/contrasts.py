@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from researcher.models import Metric
+from researcher.instruments.instrument import Metric
 from researcher.planner.mentions import Mention
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import ASKING, BETTER, LESS, MORE, SENTENCE_ENDS, WORSE, Token, words
+from researcher.refusals import PlanningRefused
 
 _DENIALS = words("no not never isn't doesn't")
 _CONTRASTING = words("but yet though although albeit")

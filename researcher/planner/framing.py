@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
 
 _NUMBERING = re.compile(
     r"(?:(?:^\s*|(?<=[.?!;])\s+)(?:\d{1,2}[.)]|step\s+\d{1,2}\s*:)\s+(?=[a-z])"

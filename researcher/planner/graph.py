@@ -17,15 +17,16 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
 
 from researcher.analysis.knowledge import known_to
-from researcher.models import Finding, Plan
+from researcher.design.design import checked, design, fitted
+from researcher.design.reading import Reading
+from researcher.design.sources import pinned
+from researcher.instruments.catalogue import InstrumentFolder, available, read_instrument
+from researcher.models import Finding
 from researcher.planner.choosing import choose, model_and_rest
-from researcher.planner.design import checked, design, fitted
-from researcher.planner.instruments import InstrumentFolder, available, read_instrument
-from researcher.planner.reading import Reading
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.saving import PLANNING_PATIENCE_S, Saver, caught_up, with_saver
 from researcher.planner.seam import Planner, PlannerChoice, PlanOptions, PlanRequest
-from researcher.planner.sources import pinned
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan
 
 __all__ = ["BuiltinPlanner", "PlanOptions", "PlanRequest", "Planner", "PlannerChoice", "plan_study"]
 

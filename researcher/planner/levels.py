@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from researcher.models import Factor, Scalar
-from researcher.planner.instruments import level_problem
+from researcher.instruments.catalogue import level_problem
+from researcher.instruments.instrument import Factor, Scalar
 from researcher.planner.wording import Token, number_text
 
 LIMITS = ("seeds", "min_seeds", "max_seeds", "budget_s")

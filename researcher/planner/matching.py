@@ -10,14 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from researcher.models import RUN_PARAMETERS, STUDY_STEPS, Factor, Instrument, Metric
-from researcher.planner import balance, sequence, sizes, untrained
+from researcher.design import balance
+from researcher.design.reading import Reading
+from researcher.instruments.catalogue import level_problem
+from researcher.instruments.instrument import RUN_PARAMETERS, STUDY_STEPS, Factor, Instrument, Metric
+from researcher.planner import sequence, sizes, untrained
 from researcher.planner.asides import put_plainly, set_aside
 from researcher.planner.claims import Stated, claimed, equality, opposite
 from researcher.planner.clauses import place_by_clause
 from researcher.planner.contrasts import refuse_two_claims
 from researcher.planner.framing import framed
-from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, as_level, level_text
 from researcher.planner.mentions import Mention, is_given, mentions, subjects
 from researcher.planner.notes import Notes, better, settings_of
@@ -25,8 +27,6 @@ from researcher.planner.open_questions import asks_which, favours_none, is_range
 from researcher.planner.opposing import moved_from_default, opposition_of, oriented
 from researcher.planner.outcomes import metric_of, refuse_effect_sizes, refuse_moved, refuse_unmeasured
 from researcher.planner.pointing import pointed
-from researcher.planner.reading import Reading
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import (
     is_english,
     refuse_benchmarks,
@@ -50,6 +50,7 @@ from researcher.planner.told import set_apart, without_beside, without_told
 from researcher.planner.weighing import denied
 from researcher.planner.wording import Token, text_of, tokens, words
 from researcher.planner.written import taken_out
+from researcher.refusals import PlanningRefused
 
 _NUMBER_TYPES = words("float32 float16 bfloat16 fp32 fp16 bf16")
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from researcher.models import Factor, Instrument, Metric, Scalar
+from researcher.instruments.instrument import Factor, Instrument, Metric, Scalar
 from researcher.planner.wording import (
     BENCHMARKS,
     BETTER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from researcher.models import Metric
+from researcher.instruments.instrument import Metric
 from researcher.planner.mentions import Mention
 from researcher.planner.sides import AGAINST, CLAIMING
 from researcher.planner.wording import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from researcher.models import Factor, Metric, Scalar
+from researcher.instruments.instrument import Factor, Metric, Scalar
 from researcher.planner.levels import Placed, level_text, off_level, on_level
 from researcher.planner.mentions import Mention, words_before, words_over
 from researcher.planner.wording import SWITCHED_OFF, Token, words

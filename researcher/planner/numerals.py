@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.models import Factor
+from researcher.instruments.instrument import Factor
 from researcher.planner.mentions import Mention
 from researcher.planner.wording import LESS, MORE, SCALES, Token, key_at, words
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from researcher.models import STUDY_MODEL, Factor, Scalar
+from researcher.instruments.catalogue import level_problem
+from researcher.instruments.instrument import STUDY_MODEL, Factor, Scalar
 from researcher.planner import sizes
-from researcher.planner.instruments import level_problem
 from researcher.planner.levels import Level, Placed, level_text, off_level, on_level, rounded
 from researcher.planner.mentions import Mention, words_before
 from researcher.planner.modifiers import led_by, modifiers, moved_unnamed
 from researcher.planner.notes import Notes
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import told_apart
 from researcher.planner.sides import (
     AGAINST,
@@ -44,6 +43,7 @@ from researcher.planner.wording import (
     sentences,
     words,
 )
+from researcher.refusals import PlanningRefused
 
 _TURNED = words("is are be being was were gets got turned switched set")
 _REMOVING = words("remove removing dropping disabling omitting")

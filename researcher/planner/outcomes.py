@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from researcher.models import STUDY_STEPS, Factor, Instrument, Metric
+from researcher.instruments.instrument import STUDY_STEPS, Factor, Instrument, Metric
 from researcher.planner.levels import Placed
 from researcher.planner.mentions import LENGTHS, SAID, Mention, covered
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.spelling import a_few, nearest_factors, nearest_metrics
 from researcher.planner.weighing import asked_in, rank
 from researcher.planner.wording import (
@@ -25,6 +24,7 @@ from researcher.planner.wording import (
     tokens,
     words,
 )
+from researcher.refusals import PlanningRefused
 
 _MOVED = words("improve hurt affect increase decrease reduce lower raise boost influence harm degrade impact")
 _YIELDING = words("have has show make give produce yield generate get become cause lead write")

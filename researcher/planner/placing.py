@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.models import Factor, Metric, Scalar
-from researcher.planner.instruments import level_problem
+from researcher.instruments.catalogue import level_problem
+from researcher.instruments.instrument import Factor, Metric, Scalar
 from researcher.planner.levels import Level, Placed, as_level, off_level
 from researcher.planner.mentions import Mention
 from researcher.planner.numerals import BRIDGES, LISTING, PLAIN, SEPARATORS, Numerals, factor_of
 from researcher.planner.quantities import VERBS, settle_seeds_and_time, settle_sizes
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.switches import settle_default, settle_switches
 from researcher.planner.wording import (
     ARTICLES,
@@ -27,6 +26,7 @@ from researcher.planner.wording import (
     phrase,
     words,
 )
+from researcher.refusals import PlanningRefused
 
 _OPPOSING = words("than vs versus or against instead")
 _SCENES = words("with at for in using by")

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from researcher.models import STUDY_MODEL, Factor
+from researcher.instruments.instrument import STUDY_MODEL, Factor
 from researcher.planner.levels import Level, level_text
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.sides import AGAINST, BESIDE, Opposition
 from researcher.planner.subject import distinct
 from researcher.planner.wording import ARTICLES, ASKING, COPULAS, MORE, SENTENCE_ENDS, Token, key_at, sentences, words
+from researcher.refusals import PlanningRefused
 
 _BY_ORDER = {"former": 0, "latter": 1, "first": 0, "second": 1}
 _BY_SIZE = words(

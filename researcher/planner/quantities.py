@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from foundation.durations import duration_s
-from researcher.models import Factor, Metric
+from researcher.instruments.instrument import Factor, Metric
 from researcher.planner.levels import Placed
 from researcher.planner.numerals import BRIDGES, LISTING, PLAIN, Numerals, factor_of
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import BETTER, LESS, MORE, SENTENCE_ENDS, WORSE, words
+from researcher.refusals import PlanningRefused
 
 _SECONDS = {
     "second": 1.0,

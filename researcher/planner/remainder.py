@@ -9,12 +9,11 @@ import difflib
 from collections.abc import Sequence
 
 from foundation.durations import duration_s
-from researcher.models import Factor, Instrument, Scalar
-from researcher.planner.instruments import level_problem
+from researcher.instruments.catalogue import level_problem
+from researcher.instruments.instrument import Factor, Instrument, Scalar
 from researcher.planner.levels import Placed, as_level
 from researcher.planner.mentions import COMPARING, Mention, covered
 from researcher.planner.placing import KNOWN_WORDS
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.spelling import a_few, nearest_factors
 from researcher.planner.wording import (
     ARTICLES,
@@ -33,6 +32,7 @@ from researcher.planner.wording import (
     tokens,
     words,
 )
+from researcher.refusals import PlanningRefused
 
 _ANYWHERE = words("grpo rl llm model so was in die es du la test policy")
 _OWNERS = words("critic value teacher embedding head encoder")

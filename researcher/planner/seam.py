@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from researcher.models import Finding, Plan
-from researcher.planner.instruments import InstrumentFolder
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.models import Finding
+from researcher.study.plan import Plan
 
 PlannerChoice = Literal["auto", "llm", "builtin"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from researcher.models import Factor, Metric, Scalar
+from researcher.design.reading import Following
+from researcher.instruments.instrument import Factor, Metric, Scalar
 from researcher.planner.clauses import cut
 from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention
-from researcher.planner.reading import Following
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import BETTER, LESS, MORE, WORSE, Token, words
+from researcher.refusals import PlanningRefused
 
 MOST_LEVELS = 4
 _CUTS = (

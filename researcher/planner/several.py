@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.models import Factor, Instrument, Metric, Scalar
+from researcher.design.reading import Crossed, Following, Reading
+from researcher.instruments.instrument import Factor, Instrument, Metric, Scalar
 from researcher.planner.claims import claimed
 from researcher.planner.levels import Placed, level_text
 from researcher.planner.mentions import Mention
 from researcher.planner.notes import Notes, better, settings_of
-from researcher.planner.reading import Crossed, Following, Reading
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.remainder import unread
 from researcher.planner.sequence import SAID, Step
 from researcher.planner.subject import TOGETHER
 from researcher.planner.wording import Token, phrase
+from researcher.refusals import PlanningRefused
 
 
 def crossed_reading(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.models import Factor
+from researcher.instruments.instrument import Factor
 from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.sides import AGAINST
 from researcher.planner.subject import distinct
 from researcher.planner.wording import ARTICLES, ASKING, LESS, MORE, SENTENCE_ENDS, Token, key_at, sentences, words
+from researcher.refusals import PlanningRefused
 
 _BEYOND = words("beyond above below exceeding")
 _FURTHER = words("more fewer less higher lower above below")

@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from foundation.nearest import nearest
-from researcher.models import STUDY_MODEL, Factor, Instrument
-from researcher.planner.instruments import parameters, size_of
+from researcher.instruments.catalogue import parameters, size_of
+from researcher.instruments.instrument import STUDY_MODEL, Factor, Instrument
 from researcher.planner.levels import Level
 from researcher.planner.mentions import split_models
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.sides import Opposition
+from researcher.refusals import PlanningRefused
 
 ALIKE = 0.02
 """Sizes this near to each other are one, as in `80M` for 81 million."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
 
-from researcher.models import Factor, Instrument, Metric
+from researcher.instruments.instrument import Factor, Instrument, Metric
 from researcher.planner.mentions import COMPARING, Mention, covered, in_passing, phrases_of, things_of
 from researcher.planner.wording import ARTICLES, Token, names_training, phrase, words
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from researcher.models import STUDY_MODEL, Factor, Instrument, Scalar
+from researcher.instruments.instrument import STUDY_MODEL, Factor, Instrument, Scalar
 from researcher.planner.levels import Level, Placed, off_level
 from researcher.planner.mentions import Mention, words_before, words_over
 from researcher.planner.modifiers import modifiers
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.sides import AGAINST, BESIDE, is_set_against
 from researcher.planner.wording import (
     ARTICLES,
@@ -22,6 +21,7 @@ from researcher.planner.wording import (
     sentences,
     words,
 )
+from researcher.refusals import PlanningRefused
 
 _SCENE = words("with at on over for given when under in while keeping holding using")
 """Before a level these make it the scene, not the question, where something else is asked about."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from researcher.models import Factor
+from researcher.instruments.instrument import Factor
 from researcher.planner.levels import Level, Placed, off_level, on_level
 from researcher.planner.mentions import Mention
 from researcher.planner.sides import AGAINST, BESIDE

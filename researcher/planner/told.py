@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
-from researcher.models import STUDY_STEPS, Factor, Metric
+from researcher.instruments.instrument import STUDY_STEPS, Factor, Metric
 from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention
 from researcher.planner.placing import place

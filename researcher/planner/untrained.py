@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from researcher.models import LEARNING_RATE, STUDY_STEPS, Factor, Instrument, Metric, Scalar
-from researcher.planner.instruments import level_problem
+from researcher.instruments.catalogue import level_problem
+from researcher.instruments.instrument import LEARNING_RATE, STUDY_STEPS, Factor, Instrument, Metric, Scalar
 from researcher.planner.levels import Level, Placed, level_text
 from researcher.planner.mentions import Mention, words_over
 from researcher.planner.notes import is_present

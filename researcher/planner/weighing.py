@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from researcher.models import Metric
+from researcher.instruments.instrument import Metric
 from researcher.planner.mentions import Mention
 from researcher.planner.wording import (
     ARTICLES,

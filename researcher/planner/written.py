@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from researcher.models import Factor, Instrument, Scalar
+from researcher.instruments.instrument import Factor, Instrument, Scalar
 from researcher.planner.sizes import levels_out, model_factor
 
 HUB = "hf:"

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from researcher.analysis.power import MOST_SEEDS
-from researcher.models import Claim, Metric
+from researcher.instruments.instrument import Metric
+from researcher.models import Claim
 from researcher.report.expressions import Evaluator
 from researcher.report.records import Records
 from researcher.report.vocabulary import Value

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from researcher.analysis.attrition import ALPHA, MOST_LOST, arm_share
-from researcher.models import KINDS, EpisodeAttempts, Kind, Plan, TrialRecord, TrialStatus
+from researcher.models import KINDS, EpisodeAttempts, Kind, TrialRecord, TrialStatus
 from researcher.report.errors import UnknownName
 from researcher.report.records import Records
+from researcher.study.plan import Plan
 from swarm.protocol.episodes import Cause
 
 _CAUSES = [cause.value for cause in Cause]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from researcher.models import KINDS, Hypothesis, Kind
+from researcher.models import KINDS, Kind
 from researcher.report.claims import Ledger, Style
 from researcher.report.expressions import call
 from researcher.report.parts import Claims
 from researcher.report.records import Records
+from researcher.study.plan import Hypothesis
 from swarm.protocol.episodes import Cause
 
 _TESTED = {

@@ -13,19 +13,8 @@ from researcher.analysis.censoring import censored
 from researcher.analysis.knowledge import trained_models
 from researcher.analysis.race import left_behind
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage
-from researcher.models import (
-    Arm,
-    Claim,
-    Effect,
-    Hypothesis,
-    Known,
-    Metric,
-    Plan,
-    Stage,
-    StudyData,
-    TrialRecord,
-    TrialStatus,
-)
+from researcher.instruments.instrument import Metric
+from researcher.models import Claim, Effect, StudyData, TrialRecord, TrialStatus
 from researcher.report.claims import Ledger, Style, decimals_of
 from researcher.report.drawing import Interval, Line, effects, learning_curves, sparkline
 from researcher.report.expressions import call
@@ -44,6 +33,7 @@ from researcher.report.parts import (
 from researcher.report.planned import budget_claims, known_part, stage_claims, study_claims
 from researcher.report.records import ENDED, Records
 from researcher.report.samples import SamplePart, samples_of
+from researcher.study.plan import Arm, Hypothesis, Known, Plan, Stage
 
 _CURVE = "reward_mean"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from researcher.models import Arm, Claim, Hypothesis, Known, Metric, Stage, TrialRecord
+from researcher.instruments.instrument import Metric
+from researcher.models import Claim, TrialRecord
+from researcher.study.plan import Arm, Hypothesis, Known, Stage
 
 Claims = dict[str, Claim]
 """By the short name that templates use."""

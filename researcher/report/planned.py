@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from researcher.models import Known, Stage
 from researcher.report.claims import Ledger, Style
 from researcher.report.expressions import call
 from researcher.report.parts import Claims, KnownPart
+from researcher.study.plan import Known, Stage
 
 
 def study_claims(ledger: Ledger) -> Claims:

@@ -20,9 +20,10 @@ from researcher.analysis.rounding import same_number
 from researcher.analysis.samples import NotEnoughTrials
 from researcher.analysis.sentinels import inspect
 from researcher.analysis.sightings import SentinelFinding
-from researcher.models import Stage, StageKind, StudyData, TrialRecord, TrialStatus
+from researcher.models import StudyData, TrialRecord, TrialStatus
 from researcher.report.errors import RecordsDisagree
 from researcher.report.rests import rests
+from researcher.study.plan import Stage, StageKind
 
 ENDED = (TrialStatus.DONE, TrialStatus.FAILED)
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from researcher.models import Plan, SampledEpisode, StudyData, TrialRecord, TrialStatus
+from researcher.models import SampledEpisode, StudyData, TrialRecord, TrialStatus
+from researcher.study.plan import Plan
 
 EACH = 2
 """Episodes shown of each of: held out before, in training, held out after."""

@@ -25,10 +25,12 @@ from researcher.analysis.power import (
 )
 from researcher.analysis.race import in_the_running
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, seeds_of
-from researcher.models import Effect, Hypothesis, Known, Metric, Stage, StageKind, TrialRecord, TrialStatus, Verdict
+from researcher.instruments.instrument import Metric
+from researcher.models import Effect, TrialRecord, TrialStatus
 from researcher.report.errors import UnknownName
 from researcher.report.loss_words import LossWords
 from researcher.report.records import ENDED, Records, fingerprint
+from researcher.study.plan import Hypothesis, Known, Stage, StageKind, Verdict
 
 Value = float | int | str | None
 Fields = Mapping[str, Value]

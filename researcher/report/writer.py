@@ -19,10 +19,11 @@ from markupsafe import Markup, escape
 
 from foundation.logs import redact
 from foundation.paths import visible_files, write_atomically
-from researcher.models import Claim, ReportSeal, StudyData, Verdict
+from researcher.models import Claim, ReportSeal, StudyData
 from researcher.report.drawing import standalone
 from researcher.report.page import Page, page
 from researcher.report.records import Records
+from researcher.study.plan import Verdict
 
 TEMPLATES = Path(__file__).parent / "templates"
 _MARKS = re.compile(

@@ -8,10 +8,11 @@ from typing import Any
 
 from sqlalchemy import delete, func, select
 
-from researcher.models import SEAL, Claim, Effect, Event, LlmCall, ReportSeal, Verdict, VerdictRecord
+from researcher.models import SEAL, Claim, Effect, Event, LlmCall, ReportSeal, VerdictRecord
 from researcher.store.reading import readable
 from researcher.store.sessions import Sessions
 from researcher.store.tables import ClaimRow, EventRow, LlmCallRow, PlanRow, ScheduleRow, VerdictRow
+from researcher.study.plan import Verdict
 
 
 class Conclusions(Sessions):

@@ -22,7 +22,7 @@ from foundation.locks import locked
 from foundation.logs import redact
 from foundation.paths import user_data_dir
 from foundation.streams import one_line
-from researcher.models import LONGEST_TOPIC, Plan, StudyRecord, StudyStatus, TrialRecord, TrialStatus
+from researcher.models import LONGEST_TOPIC, StudyRecord, StudyStatus, TrialRecord, TrialStatus
 from researcher.store.database import sqlite_url
 from researcher.store.errors import MlflowAway, NotFound
 from researcher.store.mlflow_traces import send_episodes
@@ -31,6 +31,7 @@ from researcher.store.outbox import Message
 from researcher.store.sink import CopyFailed, CopySink
 from researcher.store.store import Store
 from researcher.store.trial_card import params_of, points_of, tags_of
+from researcher.study.plan import Plan
 
 KEY = "swarm.key"
 """The tag by which a run is found again: `stage:<id>`, `trial:<key>` or `report`."""

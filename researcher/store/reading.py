@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pydantic import ValidationError
 
 from foundation.strict import explain
-from researcher.models import Plan
 from researcher.store.errors import Unreadable
+from researcher.study.plan import Plan
 
 
 @contextmanager

@@ -10,11 +10,12 @@ from pydantic import BaseModel
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from researcher.models import Plan, StudyRecord, StudyStatus
+from researcher.models import StudyRecord, StudyStatus
 from researcher.store.errors import Ambiguous, NotFound, PlanFrozen, PlanTampered
 from researcher.store.reading import readable
 from researcher.store.sessions import Sessions
 from researcher.store.tables import Base, HypothesisRow, PlanRow, StageRow, StudyRow
+from researcher.study.plan import Plan
 
 _NEVER_FROZEN = ": its `researcher start` was cut off before it froze one (then start anew), or is about to"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from researcher.models import KINDS, Plan, TrialRecord
+from researcher.models import KINDS, TrialRecord
+from researcher.study.plan import Plan
 from swarm.protocol.episodes import Cause
 
 _LONGEST_REASON = 5000

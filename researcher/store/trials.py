@@ -13,18 +13,11 @@ from typing import Any, Literal
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from researcher.models import (
-    AttemptRecord,
-    Attrition,
-    SampledEpisode,
-    TrialEvidence,
-    TrialRecord,
-    TrialStatus,
-    trial_key,
-)
+from researcher.models import AttemptRecord, Attrition, SampledEpisode, TrialEvidence, TrialRecord, TrialStatus
 from researcher.store.errors import NotFound, WrongState
 from researcher.store.sessions import Sessions
 from researcher.store.tables import AttemptRow, AttritionRow, EpisodeRow, MetricRow, PlanRow, TrialRow
+from researcher.study.plan import trial_key
 
 Point = tuple[str, int, float]
 """A metric's name, its step (or an episode's index), its value."""

@@ -22,7 +22,7 @@ from researcher.answers import Amendment, amend, answer_gate
 from researcher.commands.home import Home
 from researcher.commands.look import known_text, when
 from researcher.planner.gate import Answer
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
 from researcher.store.errors import Ambiguous, LeaseHeld, NotFound, StoreError, WrongState
 from researcher.web.access import Access
 from researcher.web.guard import Guard, session_cookie

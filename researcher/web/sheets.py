@@ -23,10 +23,7 @@ from researcher.models import (
     AttemptRecord,
     EpisodeAttempts,
     Event,
-    Hypothesis,
     Kind,
-    Plan,
-    Stage,
     StudyRecord,
     StudyStatus,
     TrialRecord,
@@ -37,6 +34,7 @@ from researcher.ownership import living_owner
 from researcher.planner.gate import Answer, Gate
 from researcher.store.errors import NotFound
 from researcher.store.journal import Journal
+from researcher.study.plan import Hypothesis, Plan, Stage
 from researcher.view import duration, losses_by_arm, losses_text
 from researcher.web import curves
 from swarm.protocol.episodes import Cause

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from researcher.planner.llm.asking import Asker
-from researcher.planner.llm.endpoint import LlmRefused, LlmUnusable
+from researcher.llm.asking import Asker
+from researcher.llm.endpoint import LlmRefused, LlmUnusable
 
 PROMPTS = Path(__file__).parent / "prompts"
 _LONGEST = 400_000

@@ -21,7 +21,7 @@ from foundation.confinement import Bounds
 from foundation.logs import redact
 from foundation.paths import last_bytes
 from researcher.executor.diagnosis import Diagnosis
-from researcher.models import Scalar
+from researcher.instruments.instrument import Scalar
 from researcher.sandbox.launch import SPEC, Mode, confined, sandbox
 from researcher.workshop.checks import Unfit
 from researcher.workshop.endpoint import ECHO

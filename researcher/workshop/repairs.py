@@ -25,13 +25,14 @@ from researcher.executor.blueprint import Code
 from researcher.executor.diagnosis import Cause, Diagnosis
 from researcher.executor.errors import MendByHand, Unmended
 from researcher.executor.mending import Case
-from researcher.models import PERSON, Plan, RepairRecord
-from researcher.planner.instruments import DECLARATION, InstrumentFolder
-from researcher.planner.llm.endpoint import LlmError, LlmUnusable
-from researcher.planner.llm.templates import filled
+from researcher.instruments.catalogue import DECLARATION, InstrumentFolder
+from researcher.llm.endpoint import LlmError, LlmUnusable
+from researcher.llm.templates import filled
+from researcher.models import PERSON, RepairRecord
 from researcher.sandbox.launch import sandbox
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from researcher.workshop.asking import PROMPTS, Form, Llm, Messages, Unreadable, ask, object_in, prompt, strict, told
 from researcher.workshop.checks import Unfit, check_changes, check_entries, diff
 from researcher.workshop.rehearsal import Rehearsal, RehearsalRequest, check, check_comparable, compare, rehearse

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from researcher.planner.instruments import InstrumentFolder
-from researcher.planner.refusals import PlanningRefused
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.refusals import PlanningRefused
 from researcher.workshop.checks import Unfit
 from researcher.workshop.rehearsal import RehearsalRequest, rehearse
 

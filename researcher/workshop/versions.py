@@ -10,7 +10,7 @@ from pathlib import Path
 
 from foundation.paths import synchronise, visible_files
 from researcher.executor.blueprint import Code, InstrumentChanged
-from researcher.planner.instruments import folder_digest
+from researcher.instruments.catalogue import folder_digest
 
 
 class Versions:

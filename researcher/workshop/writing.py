@@ -16,10 +16,10 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, ValidationError
 
 from foundation.strict import StrictModel, explain
-from researcher.planner.instruments import DECLARATION, InstrumentFolder, read_instrument
-from researcher.planner.llm.endpoint import LlmUnusable
-from researcher.planner.llm.templates import filled
-from researcher.planner.refusals import PlanningRefused
+from researcher.instruments.catalogue import DECLARATION, InstrumentFolder, read_instrument
+from researcher.llm.endpoint import LlmUnusable
+from researcher.llm.templates import filled
+from researcher.refusals import PlanningRefused
 from researcher.workshop.asking import PROMPTS, Form, Llm, Unreadable, ask, object_in, prompt, strict, told
 from researcher.workshop.checks import Unfit, check_entries, parsed, public
 from researcher.workshop.rehearsal import Played, Rehearsal, RehearsalRequest, check, rehearse

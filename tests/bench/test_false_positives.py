@@ -6,9 +6,9 @@ import pytest
 
 from bench.false_positives import DESIGNS, Tally, judged
 from bench.made_up_studies import INSTRUMENT, Laboratory, World, simulate
-from researcher.models import Plan, Verdict
+from researcher.instruments.catalogue import read_instrument
 from researcher.planner.graph import PlanOptions, plan_study
-from researcher.planner.instruments import read_instrument
+from researcher.study.plan import Plan, Verdict
 
 pytestmark = pytest.mark.anyio
 

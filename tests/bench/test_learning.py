@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.learning import RESULTS, ROOT, Setting, kept, main, trials
-from researcher.planner.instruments import read_instrument
+from researcher.instruments.catalogue import read_instrument
 
 HERE = Setting(engine="local", model="smollm2-135m", device="cpu", dtype="float32")
 

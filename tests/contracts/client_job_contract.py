@@ -21,7 +21,7 @@ from researcher.executor.blueprint import Code
 from researcher.executor.diagnosis import Cause, Symptoms, diagnose
 from researcher.executor.jobs import BLUEPRINT, ClientJob, ClientPlace, Order
 from researcher.executor.processes import child_environ
-from researcher.planner.instruments import folder_digest, read_instrument
+from researcher.instruments.catalogue import folder_digest, read_instrument
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint
 from swarm.protocol.status import Phase
 from tests.fakes.repeat_study import FOLDER

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from researcher.analysis.sentinels import SENTINELS
-from researcher.models import StageKind
-from researcher.planner.instruments import read_instrument
-from researcher.planner.refusals import PlanningRefused
+from researcher.instruments.catalogue import read_instrument
 from researcher.planner.seam import Planner, PlanOptions, PlanRequest
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import StageKind
 from swarm.protocol.runspec import RunSpec
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import ManualClock
-from researcher.models import SampledEpisode, StudyStatus, Verdict, VerdictRecord
+from researcher.models import SampledEpisode, StudyStatus, VerdictRecord
 from researcher.store.outbox import Message
 from researcher.store.sink import CopyFailed, CopySink
 from researcher.store.store import Store
+from researcher.study.plan import Verdict
 from tests.fakes.example_plan import ARMS, SEAL, plan_of_arms
 from tests.fakes.sampled import an_episode
 

@@ -25,7 +25,6 @@ from researcher.models import (
     StudyStatus,
     TrialEvidence,
     TrialStatus,
-    Verdict,
     VerdictRecord,
 )
 from researcher.store.errors import (
@@ -41,6 +40,7 @@ from researcher.store.errors import (
     WrongState,
 )
 from researcher.store.store import Store
+from researcher.study.plan import Verdict
 from swarm.protocol.episodes import Cause
 from tests.fakes.example_plan import ARMS, SEAL, example_plan
 from tests.fakes.sampled import an_episode

@@ -7,17 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.knowledge import findings_of
-from researcher.models import (
-    Attrition,
-    EpisodeAttempts,
-    Event,
-    Plan,
-    StudyData,
-    StudyStatus,
-    TrialEvidence,
-    TrialRecord,
-)
+from researcher.models import Attrition, EpisodeAttempts, Event, StudyData, StudyStatus, TrialEvidence, TrialRecord
 from researcher.report.records import Records
+from researcher.study.plan import Plan
 from swarm.protocol.episodes import Cause
 from tests.fakes.study import SENTINELS, done_trial, failed_trial, planned_trial, study_plan, trials_with
 

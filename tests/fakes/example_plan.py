@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from researcher.models import (
-    Arm,
-    Branch,
-    Budget,
-    Condition,
-    Hypothesis,
-    Metric,
-    Plan,
-    PlanModel,
-    ReportSeal,
-    Stage,
-    StageKind,
-)
+from researcher.instruments.instrument import Metric
+from researcher.models import ReportSeal
+from researcher.study.plan import Arm, Branch, Budget, Condition, Hypothesis, Plan, PlanModel, Stage, StageKind
 
 ARMS = ("learning_rate=1e-05", "learning_rate=4e-05")
 SEAL = ReportSeal(files={"markdown": "0" * 64}, claims="1" * 64, wording="2" * 64)

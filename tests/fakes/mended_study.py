@@ -18,11 +18,12 @@ from researcher.executor.local_server import LocalServer
 from researcher.executor.mending import Case
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor, Progress
-from researcher.models import Plan, TrialRecord
-from researcher.planner.instruments import InstrumentFolder, read_instrument
-from researcher.planner.llm.asking import Asker
-from researcher.planner.llm.settings import LlmSettings
+from researcher.instruments.catalogue import InstrumentFolder, read_instrument
+from researcher.llm.asking import Asker
+from researcher.llm.settings import LlmSettings
+from researcher.models import TrialRecord
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from researcher.workshop.asking import Llm
 from researcher.workshop.repairs import Helpers, RepairLimits, Workshop
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint

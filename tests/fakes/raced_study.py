@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from researcher.analysis.race import due
-from researcher.models import Branch, Condition, Plan, Stage, TrialRecord
-from researcher.planner.stages import raced
+from researcher.design.stages import raced
+from researcher.models import TrialRecord
+from researcher.study.plan import Branch, Condition, Plan, Stage
 from tests.fakes.study import done_trial, study_plan
 
 LEVELS = (2e-5, 4e-5, 6e-5, 8e-5, 1e-4)

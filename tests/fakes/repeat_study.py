@@ -8,7 +8,8 @@ from typing import Any
 
 from researcher.analysis.metrics import finals
 from researcher.executor.blueprint import Setup
-from researcher.models import Instrument, Metric, Plan
+from researcher.instruments.instrument import Instrument, Metric
+from researcher.study.plan import Plan
 from tests.fakes.example_plan import example_plan
 
 FOLDER = Path(__file__).resolve().parents[1] / "instruments" / "repeat"

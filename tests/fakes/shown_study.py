@@ -10,9 +10,10 @@ from researcher.analysis.knowledge import findings_of
 from researcher.commands.home import Home
 from researcher.conduct import report
 from researcher.gates import Gates, Halted
-from researcher.models import Plan, StudyStatus, TrialEvidence, TrialRecord
+from researcher.models import StudyStatus, TrialEvidence, TrialRecord
 from researcher.planner.gate import Gate
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from tests.fakes.study import SENTINELS, done_trial, sent_spec, study_plan
 
 TOPIC = "Does a higher learning rate learn faster?"

@@ -6,22 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from researcher.analysis.metrics import finals
-from researcher.models import (
+from researcher.instruments.instrument import Direction, Factor, Metric
+from researcher.models import TrialEvidence, TrialRecord, TrialStatus
+from researcher.study.plan import (
     Arm,
     Branch,
     Budget,
     Condition,
-    Direction,
-    Factor,
     Hypothesis,
-    Metric,
     Plan,
     PlanModel,
     Stage,
     StageKind,
-    TrialEvidence,
-    TrialRecord,
-    TrialStatus,
     trial_key,
 )
 

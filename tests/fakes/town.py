@@ -27,12 +27,12 @@ from researcher.commands.home import Home
 from researcher.commands.sitting import sit
 from researcher.executor.errors import ExecutorError
 from researcher.executor.processes import child_environ
+from researcher.llm.endpoint import LlmOutage
+from researcher.llm.settings import LlmSettings
 from researcher.models import LlmCall
 from researcher.ownership import owned_now
 from researcher.planner.graph import BuiltinPlanner, PlanOptions, plan_study
-from researcher.planner.llm.endpoint import LlmOutage
 from researcher.planner.llm.planner import LlmPlanner
-from researcher.planner.llm.settings import LlmSettings
 from researcher.schedule.daemon import Carrier
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import StoreError

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from researcher.archive import Archive, ArchiveRefused, read_archive, write_archive
+from researcher.instruments.catalogue import InstrumentFolder, read_instrument
 from researcher.models import TrialStatus
-from researcher.planner.instruments import InstrumentFolder, read_instrument
 from researcher.store.store import Store
 from tests.fakes.repeat_study import FOLDER
 from tests.fakes.study import study_plan

@@ -16,10 +16,11 @@ from researcher.executor.attempts import TrialLimits
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor, OnProgress, Progress
-from researcher.models import Budget, Plan, StudyStatus, TrialRecord, TrialStatus
+from researcher.models import StudyStatus, TrialRecord, TrialStatus
 from researcher.report.verify import verify
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
+from researcher.study.plan import Budget, Plan
 from researcher.view import StudyPicture
 from tests.fakes.repeat_study import repeat_plan, repeat_setup
 from tests.fakes.shown_study import finish

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from researcher.environments import check_tasks, install, interpreter, pins, rehearsed
+from researcher.instruments.catalogue import InstrumentFolder, read_instrument
 from researcher.planner.graph import PlanOptions, plan_study
-from researcher.planner.instruments import InstrumentFolder, read_instrument
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
 
 REPEAT = Path(__file__).parents[1] / "instruments" / "repeat"
 SOUND = """

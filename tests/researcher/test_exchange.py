@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from researcher.exchange import FindingsRefused, read, written
-from researcher.models import Verdict
+from researcher.study.plan import Verdict
 from tests.researcher.analysis.test_knowledge import a_finding, an_effect
 
 SUPPORTED = a_finding("st-1", Verdict.SUPPORTED, an_effect(0.3), at=5.0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from bench.made_up_studies import Laboratory, World, instrument, simulate
-from researcher.models import Plan, TrialStatus, Verdict
+from researcher.models import TrialStatus
 from researcher.planner.graph import PlanOptions, plan_study
 from researcher.report.page import page
 from researcher.report.records import Records
 from researcher.report.verify import verify
 from researcher.report.writer import render
+from researcher.study.plan import Plan, Verdict
 
 pytestmark = pytest.mark.anyio
 

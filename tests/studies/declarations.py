@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 
 from foundation.strict import StrictModel
-from researcher.planner.instruments import InstrumentFolder, read_instrument
+from researcher.instruments.catalogue import InstrumentFolder, read_instrument
 from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.runspec import LoraSpec, RunSpec, merge_patch
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from researcher.models import Instrument
+from researcher.instruments.instrument import Instrument
 from studies.arithmetic import workflow
 from studies.arithmetic.reward import score
 from swarm.client import Task

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.learning import ARMS, MAIN, WHAT, summary, trials
-from researcher.planner.instruments import read_instrument
+from researcher.instruments.catalogue import read_instrument
 
 STUDIES = Path(__file__).parents[2] / "studies"
 

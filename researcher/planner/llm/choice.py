@@ -12,10 +12,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from foundation.strict import StrictModel
-from researcher.models import Direction, Factor, Instrument, Metric, Scalar
-from researcher.planner.instruments import InstrumentFolder, level_problem
+from researcher.design.reading import Crossed, Reading
+from researcher.instruments.catalogue import InstrumentFolder, level_problem
+from researcher.instruments.instrument import Direction, Factor, Instrument, Metric, Scalar
 from researcher.planner.matching import with_steps
-from researcher.planner.reading import Crossed, Reading
 
 MOST_LEVELS, MOST_CROSSED = 16, 5
 _LARGEST = 1e12

@@ -21,22 +21,23 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
 from researcher.analysis.knowledge import known_to, told_of
-from researcher.models import Instrument, Plan
-from researcher.planner import balance
+from researcher.design import balance
+from researcher.design.design import checked, design, fitted
+from researcher.design.reading import Reading
+from researcher.design.sources import pinned
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.instruments.instrument import Instrument
+from researcher.llm.templates import filled
 from researcher.planner.choosing import asked_for, model_and_rest
-from researcher.planner.design import checked, design, fitted
-from researcher.planner.instruments import InstrumentFolder
 from researcher.planner.llm.choice import ChoiceWrong, reading_of, schema
 from researcher.planner.llm.ladder import LADDER, Malformed, Unreadable, choice_in
-from researcher.planner.llm.templates import filled
 from researcher.planner.matching import with_steps
-from researcher.planner.reading import Reading
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.saving import PLANNING_PATIENCE_S, caught_up, with_saver
 from researcher.planner.seam import PlanRequest
-from researcher.planner.sources import pinned
 from researcher.planner.wording import tokens
 from researcher.planner.written import not_in_topic
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan
 
 ATTEMPTS = 3
 _PROMPTS = Path(__file__).parent / "prompts"

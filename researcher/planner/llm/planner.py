@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from foundation.clock import Clock
-from researcher.models import Plan
+from researcher.llm.asking import Asker, Keep, Purse, Tell
+from researcher.llm.endpoint import Endpoint, LlmRefused, LlmUnusable
+from researcher.llm.settings import LlmSettings
 from researcher.planner.choosing import choose, model_and_rest
-from researcher.planner.llm.asking import Asker, Keep, Purse, Tell
-from researcher.planner.llm.endpoint import Endpoint, LlmRefused, LlmUnusable
 from researcher.planner.llm.graph import Conversation, Question, Reply
-from researcher.planner.llm.settings import LlmSettings
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import Planner, PlanRequest
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan
 
 
 class LlmPlanner:

@@ -10,16 +10,8 @@ import pytest
 from researcher.analysis.attrition import ALPHA, MOST_LOST, loss_tests
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.sentinels import PLANNED, inspect
-from researcher.models import (
-    Attrition,
-    EpisodeAttempts,
-    Plan,
-    Stage,
-    StageKind,
-    TrialEvidence,
-    TrialRecord,
-    Verdict,
-)
+from researcher.models import Attrition, EpisodeAttempts, TrialEvidence, TrialRecord
+from researcher.study.plan import Plan, Stage, StageKind, Verdict
 from swarm.protocol.episodes import Cause
 from tests.fakes.study import done_trial, study_plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from researcher.analysis.decide import decide
-from researcher.models import Branch, Condition
+from researcher.study.plan import Branch, Condition
 from tests.fakes.study import failed_trial, planned_trial, study_plan, trials_with
 
 BASE, TREAT = "lr=base", "lr=4e-05"

@@ -15,7 +15,8 @@ from scipy import stats
 from researcher.analysis.effects import effects
 from researcher.analysis.power import seeds_needed
 from researcher.analysis.verdicts import verdict
-from researcher.models import Effect, Plan, TrialRecord, TrialStatus, Verdict
+from researcher.models import Effect, TrialRecord, TrialStatus
+from researcher.study.plan import Plan, Verdict
 from tests.fakes.study import study_plan
 
 CONFIDENCE = 0.999

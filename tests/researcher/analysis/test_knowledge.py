@@ -16,7 +16,8 @@ from researcher.analysis.knowledge import (
     told,
     told_of,
 )
-from researcher.models import Effect, Finding, HostedModel, Plan, TrialEvidence, Verdict, VerdictRecord
+from researcher.models import Effect, Finding, HostedModel, TrialEvidence, VerdictRecord
+from researcher.study.plan import Plan, Verdict
 from swarm.models.catalogue import hosted_name
 from tests.fakes.example_plan import example_plan
 from tests.fakes.study import done_trial, study_plan

@@ -8,10 +8,11 @@ import pytest
 
 from bench.made_up_studies import INSTRUMENT, World, simulate
 from researcher.analysis.conclusions import conclude
-from researcher.models import Plan, TrialRecord, Verdict
+from researcher.design.stages import ALPHA
+from researcher.instruments.catalogue import read_instrument
+from researcher.models import TrialRecord
 from researcher.planner.graph import PlanOptions, plan_study
-from researcher.planner.instruments import read_instrument
-from researcher.planner.stages import ALPHA
+from researcher.study.plan import Plan, Verdict
 from tests.fakes.study import done_trial
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from researcher.analysis.metrics import MetricMissing, finals, never_reached
-from researcher.models import Metric
+from researcher.instruments.instrument import Metric
 
 
 def metric(kind: Any, **fields: Any) -> Metric:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import decide, holds
 from researcher.analysis.samples import NotEnoughTrials
-from researcher.models import Branch, Condition, Relation
+from researcher.study.plan import Branch, Condition, Relation
 from tests.fakes.study import THRESHOLD, reaching_trial, study_plan, trials_with
 
 PLAN = study_plan((2e-5, 4e-5))

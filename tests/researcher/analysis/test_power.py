@@ -24,7 +24,8 @@ from researcher.analysis.power import (
     seeds_needed,
 )
 from researcher.analysis.samples import NotEnoughTrials
-from researcher.models import Stage, StageKind, TrialRecord, TrialStatus
+from researcher.models import TrialRecord, TrialStatus
+from researcher.study.plan import Stage, StageKind
 from tests.fakes.example_plan import ARMS, example_plan
 
 METRIC = "heldout_accuracy"

@@ -10,8 +10,9 @@ import pytest
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.sentinels import PLANNED, inspect
 from researcher.analysis.sightings import SentinelFinding
-from researcher.models import Metric, Plan, TrialRecord
-from researcher.models.instruments import heldout_outcome, trained_outcome
+from researcher.instruments.instrument import Metric, heldout_outcome, trained_outcome
+from researcher.models import TrialRecord
+from researcher.study.plan import Plan
 from tests.fakes.study import METRIC, done_trial, study_plan
 
 NAME = "reward_against_success"

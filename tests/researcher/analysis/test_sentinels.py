@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from researcher.analysis.sentinels import PLANNED, SENTINELS, inspect
-from researcher.models import Arm, Attrition, Factor, HostedModel, Metric, Plan, PlanRole, TrialEvidence, TrialRecord
+from researcher.instruments.instrument import Factor, Metric
+from researcher.models import Attrition, HostedModel, TrialEvidence, TrialRecord
+from researcher.study.plan import Arm, Plan, PlanRole
 from tests.fakes.study import SENTINELS as ALL
 from tests.fakes.study import done_trial, study_plan, trials_with
 

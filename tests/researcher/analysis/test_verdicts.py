@@ -10,7 +10,9 @@ from researcher.analysis.comparisons import compare, pairing_pays
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.effects import effects, holm_alphas, holm_p_values
 from researcher.analysis.samples import NotEnoughTrials
-from researcher.models import Direction, Effect, Plan, TrialEvidence, TrialRecord, Verdict
+from researcher.instruments.instrument import Direction
+from researcher.models import Effect, TrialEvidence, TrialRecord
+from researcher.study.plan import Plan, Verdict
 from tests.fakes.study import (
     THRESHOLD,
     done_trial,

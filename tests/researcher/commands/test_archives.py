@@ -14,11 +14,12 @@ from researcher.archive import write_archive
 from researcher.commands import DONE, FAILED
 from researcher.commands.home import Home
 from researcher.executor.errors import NoServersLeft
+from researcher.instruments.catalogue import read_instrument
 from researcher.main import main
-from researcher.models import Plan, StudyStatus, TrialEvidence, TrialRecord, TrialStatus
-from researcher.planner.instruments import read_instrument
+from researcher.models import StudyStatus, TrialEvidence, TrialRecord, TrialStatus
 from researcher.store.errors import PlanFrozen
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from tests.fakes.repeat_study import FOLDER
 from tests.fakes.shown_study import finish, opened, planned
 from tests.fakes.study import study_plan

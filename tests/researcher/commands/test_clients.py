@@ -12,9 +12,9 @@ from foundation.commandline import UsageError
 from researcher.commands import clients
 from researcher.commands.clients import check_clients, check_cluster
 from researcher.commands.mending import helpers
+from researcher.instruments.catalogue import read_instrument
+from researcher.llm.asking import Purse
 from researcher.models import LlmCall
-from researcher.planner.instruments import read_instrument
-from researcher.planner.llm.asking import Purse
 from researcher.store.store import Store
 from researcher.workshop.writing import NEW
 from tests.fakes.repeat_study import FOLDER, repeat_plan

@@ -27,11 +27,11 @@ from researcher.commands.study import _to_its_end, seconds
 from researcher.conduct import Outcome
 from researcher.executor.processes import Berth
 from researcher.executor.servers import server_token
+from researcher.instruments.catalogue import InstrumentFolder, read_instrument
+from researcher.llm.settings import LlmSettings
 from researcher.main import main, parser
 from researcher.models import OVER_BUDGET, Claim, Event, LlmCall, ReportSeal, StudyStatus
 from researcher.ownership import this_process
-from researcher.planner.instruments import InstrumentFolder, read_instrument
-from researcher.planner.llm.settings import LlmSettings
 from researcher.report.writer import wording
 from researcher.schedule.daemon import only_daemon
 from researcher.store.store import Store
@@ -139,7 +139,7 @@ def test_packages_cannot_be_installed_below_a_home_that_is_a_file(
 def test_a_machine_without_instruments_says_where_they_are_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("researcher.planner.instruments.OWN_STUDIES", tmp_path / "none")
+    monkeypatch.setattr("researcher.instruments.catalogue.OWN_STUDIES", tmp_path / "none")
     monkeypatch.delenv("RESEARCHER_STUDIES", raising=False)
     assert main(["instruments"]) == 0
     assert "RESEARCHER_STUDIES" in capsys.readouterr().out

@@ -11,8 +11,9 @@ import pytest
 from researcher.analysis.knowledge import findings_of
 from researcher.commands import USAGE
 from researcher.main import main
-from researcher.models import Effect, Plan, Verdict, VerdictRecord
+from researcher.models import Effect, VerdictRecord
 from researcher.store.store import Store
+from researcher.study.plan import Plan, Verdict
 
 TOPIC = "Does a learning rate of 4e-5 learn sums faster than 1e-5?"
 

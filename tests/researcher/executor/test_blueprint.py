@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from researcher.executor.blueprint import InstrumentChanged, Work, run_spec, trial_blueprint
-from researcher.models import Arm, Plan, TrialRecord, TrialStatus
+from researcher.models import TrialRecord, TrialStatus
+from researcher.study.plan import Arm, Plan
 from tests.fakes.repeat_study import FOLDER, repeat_plan, repeat_setup
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from researcher.executor.collection import collect
 from researcher.executor.errors import EvidenceMissing
-from researcher.models import Metric
+from researcher.instruments.instrument import Metric
 from swarm.client import SwarmClient
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint
 from swarm.protocol.episodes import Cause, DropReason, EpisodeState, LedgerEntry, LedgerPage

@@ -20,9 +20,11 @@ from researcher.executor.errors import NoServersLeft
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
-from researcher.models import Arm, Factor, Plan, PlanModel, TrialRecord, TrialStatus
+from researcher.instruments.instrument import Factor
+from researcher.models import TrialRecord, TrialStatus
 from researcher.store.store import Store
 from researcher.store.trial_card import tags_of
+from researcher.study.plan import Arm, Plan, PlanModel
 from tests.fakes.example_plan import ARMS
 from tests.fakes.repeat_study import repeat_plan, repeat_setup
 

@@ -19,8 +19,8 @@ from researcher.executor.mending import Case
 from researcher.executor.processes import Berth, child_environ
 from researcher.executor.ray_cluster import RayCluster
 from researcher.executor.ray_jobs import RayPlace
+from researcher.instruments.catalogue import folder_digest
 from researcher.models import TrialStatus
-from researcher.planner.instruments import folder_digest
 from researcher.workshop.repairs import Workshop
 from tests.contracts.client_job_contract import SECRET, ClientJobContract
 from tests.fakes.mended_study import MendedStudy

@@ -14,8 +14,10 @@ from researcher.executor.errors import NoServersLeft
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor, Progress
-from researcher.models import Arm, Factor, Plan, PlanRole, TrialRecord, TrialStatus
+from researcher.instruments.instrument import Factor
+from researcher.models import TrialRecord, TrialStatus
 from researcher.store.store import Store
+from researcher.study.plan import Arm, Plan, PlanRole
 from swarm.client import SwarmClient
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS

@@ -25,9 +25,10 @@ from researcher.executor.local_server import LocalLimits, LocalServer
 from researcher.executor.processes import Berth
 from researcher.executor.servers import PoolLimits, ServerPool
 from researcher.executor.trials import Executor, Progress
-from researcher.models import Plan, TrialRecord, TrialStatus
+from researcher.models import TrialRecord, TrialStatus
 from researcher.store.errors import LeaseSuperseded, OverBudget
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from swarm.client import SwarmClient
 from swarm.protocol.episodes import Cause
 from swarm.protocol.runspec import RunSpec

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from researcher.models import Factor, Metric, Plan
-from researcher.planner.arms import arms_of, hypotheses_of, names_of
-from researcher.planner.design import checked
+from researcher.design.arms import arms_of, hypotheses_of, names_of
+from researcher.design.design import checked
+from researcher.design.reading import Following, Reading
+from researcher.design.succession import stages_of
+from researcher.instruments.catalogue import available
+from researcher.instruments.instrument import Factor, Metric
 from researcher.planner.graph import BuiltinPlanner, PlanOptions, plan_study
-from researcher.planner.instruments import available
-from researcher.planner.reading import Following, Reading
-from researcher.planner.refusals import PlanningRefused
-from researcher.planner.succession import stages_of
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan
 from tests.contracts.planner_contract import request
 
 pytestmark = pytest.mark.anyio

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from researcher.models import Arm, Budget, Effect, Finding, Known, Plan, Verdict
-from researcher.planner.design import checked
+from researcher.design.design import checked
+from researcher.models import Effect, Finding
 from researcher.planner.graph import NO_LLM, plan_study
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import PlanOptions
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Arm, Budget, Known, Plan, Verdict
 from swarm.protocol.runspec import LoraSpec, RunSpec
 from tests.contracts.planner_contract import ARITHMETIC, KITCHEN, TOPIC
 

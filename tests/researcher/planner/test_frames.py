@@ -9,8 +9,8 @@ import pytest
 from researcher.commands.look import plan_lines
 from researcher.planner.graph import plan_study
 from researcher.planner.matching import read
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import PlanOptions
+from researcher.refusals import PlanningRefused
 from researcher.view import duration
 from tests.contracts.planner_contract import ARITHMETIC
 from tests.researcher.planner.test_topics import sides

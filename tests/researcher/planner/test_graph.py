@@ -11,8 +11,8 @@ from researcher.planner import graph, saving
 from researcher.planner.gate import Gate
 from researcher.planner.graph import BuiltinPlanner
 from researcher.planner.llm.graph import Conversation
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import Planner
+from researcher.refusals import PlanningRefused
 from researcher.store.store import Store
 from tests.contracts.planner_contract import PlannerContract, request
 from tests.fakes.postgres import fresh_database, postgres

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from researcher.models import Plan
+from researcher.instruments.catalogue import available
 from researcher.planner.graph import PlanOptions, plan_study
-from researcher.planner.instruments import available
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.written import taken_out
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan
 
 pytestmark = pytest.mark.anyio
 

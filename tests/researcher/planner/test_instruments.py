@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from researcher.planner.instruments import available, folder_digest, open_instrument, read_instrument
-from researcher.planner.refusals import PlanningRefused
+from researcher.instruments.catalogue import available, folder_digest, open_instrument, read_instrument
+from researcher.refusals import PlanningRefused
 from tests.contracts.planner_contract import ROOT
 
 KITCHEN = ROOT / "tests" / "instruments" / "kitchen"

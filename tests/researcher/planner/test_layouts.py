@@ -9,12 +9,13 @@ import pytest
 from pydantic import ValidationError
 
 from researcher.analysis.decide import decide
-from researcher.models import Factor, Metric, Plan
-from researcher.planner.arms import arms_of, hypotheses_of, runs
+from researcher.design.arms import arms_of, hypotheses_of, runs
+from researcher.design.reading import Crossed, Reading
+from researcher.design.stages import LAST_SEED
+from researcher.instruments.instrument import Factor, Metric
 from researcher.planner.graph import BuiltinPlanner
-from researcher.planner.reading import Crossed, Reading
-from researcher.planner.refusals import PlanningRefused
-from researcher.planner.stages import LAST_SEED
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan
 from swarm.protocol.runspec import RunSpec
 from tests.contracts.planner_contract import TOPIC, request
 from tests.fakes.study import trials_with

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from researcher.planner.matching import read
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
 from tests.contracts.planner_contract import ARITHMETIC
 from tests.researcher.planner.test_topics import sides
 

@@ -9,12 +9,14 @@ import pytest
 from researcher.analysis.conclusions import conclude
 from researcher.analysis.effects import method_for
 from researcher.analysis.race import due
-from researcher.models import Arm, Effect, Factor, Plan
+from researcher.design.own_seeds import with_own_seeds
+from researcher.design.stages import LAST_SEED, with_seeds
+from researcher.instruments.catalogue import open_instrument
+from researcher.instruments.instrument import Factor
+from researcher.models import Effect
 from researcher.planner.graph import PlanOptions, plan_study
-from researcher.planner.instruments import open_instrument
-from researcher.planner.own_seeds import with_own_seeds
-from researcher.planner.refusals import PlanningRefused
-from researcher.planner.stages import LAST_SEED, with_seeds
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Arm, Plan
 from tests.fakes.study import done_trial, study_plan
 
 pytestmark = pytest.mark.anyio

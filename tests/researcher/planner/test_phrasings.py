@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from researcher.planner.instruments import read_instrument
+from researcher.instruments.catalogue import read_instrument
 from researcher.planner.matching import read
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
 from tests.contracts.planner_contract import ARITHMETIC, ROOT
 from tests.researcher.planner.test_topics import ACC, AUC, DOWN, REWARD, STEPS, UP, sides
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from researcher.models import Plan
 from researcher.planner.graph import BuiltinPlanner
 from researcher.planner.matching import read
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan
 from swarm.protocol.runspec import LoraSpec, RunSpec
 from tests.contracts.planner_contract import ARITHMETIC, request
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from researcher.analysis.sentinels import inspect
-from researcher.models import Factor, Plan, TrialEvidence
-from researcher.models.shares import with_shares
+from researcher.instruments.catalogue import InstrumentFolder, open_instrument, read_instrument
+from researcher.instruments.instrument import Factor
+from researcher.models import TrialEvidence
 from researcher.planner.graph import PlanOptions, plan_study
-from researcher.planner.instruments import InstrumentFolder, open_instrument, read_instrument
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan
+from researcher.study.shares import with_shares
 from swarm.protocol.runspec import RunSpec
 from tests.contracts.planner_contract import ROOT
 from tests.fakes.study import done_trial

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from researcher.models import Plan
+from researcher.design.hosting import BOOT_S, boots_s
+from researcher.instruments.catalogue import open_instrument, read_instrument
 from researcher.planner.graph import PlanOptions, plan_study
-from researcher.planner.hosting import BOOT_S, boots_s
-from researcher.planner.instruments import open_instrument, read_instrument
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan
 from tests.contracts.planner_contract import ARITHMETIC, KITCHEN
 
 pytestmark = pytest.mark.anyio

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from researcher.design.reading import Reading
 from researcher.planner.matching import example, read
-from researcher.planner.reading import Reading
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
 from tests.contracts.planner_contract import ARITHMETIC, KITCHEN
 
 UP, DOWN = "increase", "decrease"

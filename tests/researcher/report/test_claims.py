@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from researcher.models import Metric
+from researcher.instruments.instrument import Metric
 from researcher.report.claims import ABSENT, Ledger, Style, decimals_of, printed
 from researcher.report.records import Records
 from tests.fakes.concluded_study import supported

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from bench.made_up_studies import INSTRUMENT
-from researcher.models import Branch, Condition, Plan
+from researcher.instruments.catalogue import read_instrument
 from researcher.planner.graph import PlanOptions, plan_study
-from researcher.planner.instruments import read_instrument
 from researcher.report.page import page
 from researcher.report.records import Records
 from researcher.report.verify import verify
 from researcher.report.writer import marked_claims, write_report
+from researcher.study.plan import Branch, Condition, Plan
 from tests.fakes.concluded_study import concluded
 from tests.fakes.raced_study import race_plan, run
 from tests.fakes.study import done_trial

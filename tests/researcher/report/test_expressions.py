@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from researcher.analysis.power import detectable_effect
-from researcher.models import Branch, Condition, Event, StudyData
-from researcher.planner.stages import compared
+from researcher.design.stages import compared
+from researcher.models import Event, StudyData
 from researcher.report.errors import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator, call
 from researcher.report.records import Records
 from researcher.report.vocabulary import UnknownName
+from researcher.study.plan import Branch, Condition
 from tests.fakes.concluded_study import BASE, concluded, supported, two_arms, underpowered, with_failures
 from tests.fakes.study import study_plan, trials_with
 

@@ -14,12 +14,13 @@ from researcher.analysis.knowledge import findings_of
 from researcher.commands import DONE, FAILED
 from researcher.conduct import report
 from researcher.main import main
-from researcher.models import LlmCall, StudyData, TrialRecord, Verdict
+from researcher.models import LlmCall, StudyData, TrialRecord
 from researcher.report.expressions import Evaluator
 from researcher.report.records import Records
 from researcher.report.verify import verify
 from researcher.store.errors import Unreadable
 from researcher.store.store import Store
+from researcher.study.plan import Verdict
 from tests.fakes.concluded_study import BASE, TREATMENT, concluded, supported
 from tests.fakes.study import sent_spec, study_plan, trials_with
 

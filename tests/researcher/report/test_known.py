@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from researcher.models import Known, Plan, StudyData, Verdict
+from researcher.models import StudyData
 from researcher.report.verify import verify
 from researcher.report.writer import write_report
+from researcher.study.plan import Known, Plan, Verdict
 from tests.fakes.concluded_study import BASE, TREATMENT, concluded
 from tests.fakes.study import study_plan, trials_with
 

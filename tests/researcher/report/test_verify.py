@@ -16,11 +16,11 @@ from researcher.models import (
     TrialEvidence,
     TrialRecord,
     TrialStatus,
-    Verdict,
 )
 from researcher.report.differences import Difference
 from researcher.report.verify import verify
 from researcher.report.writer import Written, claims_digest, digest, wording, write_report
+from researcher.study.plan import Verdict
 from swarm.protocol.episodes import Cause
 from tests.fakes.concluded_study import STUDIES, concluded, many_arms, supported, with_failures
 from tests.fakes.raced_study import race_plan, run

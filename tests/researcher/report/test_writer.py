@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from researcher.models import Branch, Condition, Event, Factor, HostedModel, StudyData, TrialEvidence
-from researcher.planner.own_seeds import with_own_seeds
+from researcher.design.own_seeds import with_own_seeds
+from researcher.instruments.instrument import Factor
+from researcher.models import Event, HostedModel, StudyData, TrialEvidence
 from researcher.report.verify import verify
 from researcher.report.writer import TEMPLATES, Written, quoted, write_report
+from researcher.study.plan import Branch, Condition
 from tests.fakes.concluded_study import (
     STUDIES,
     concluded,

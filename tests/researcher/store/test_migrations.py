@@ -16,11 +16,12 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
 
 from researcher.analysis.knowledge import findings_of
-from researcher.models import Verdict, VerdictRecord
+from researcher.models import VerdictRecord
 from researcher.store.database import connect, migrations_dir, upgrade
 from researcher.store.errors import DatabaseRefused
 from researcher.store.store import Store
 from researcher.store.tables import SCHEMA_REVISION, Base
+from researcher.study.plan import Verdict
 from tests.contracts.store_contract import EFFECT
 from tests.fakes.example_plan import example_plan
 from tests.fakes.postgres import fresh_database

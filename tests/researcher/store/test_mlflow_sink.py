@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from foundation.clock import ManualClock
-from researcher.models import StudyStatus, TrialStatus, Verdict, VerdictRecord
+from researcher.models import StudyStatus, TrialStatus, VerdictRecord
 from researcher.store.errors import MlflowAway
 from researcher.store.mlflow_sink import MlflowSink, default_tracking_uri, experiment_name
 from researcher.store.store import Store
+from researcher.study.plan import Verdict
 from tests.contracts import sink_contract
 from tests.fakes.example_plan import ARMS, SEAL, example_plan
 from tests.fakes.sampled import an_episode

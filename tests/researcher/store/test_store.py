@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import ManualClock
-from researcher.models import Plan
 from researcher.planner.saving import with_saver
 from researcher.store.database import default_url, sqlite_file
 from researcher.store.errors import DatabaseRefused
 from researcher.store.journal import Journal
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from tests.contracts.store_contract import StoreContract
 from tests.fakes.example_plan import example_plan
 from tests.fakes.postgres import fresh_database

@@ -5,7 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from researcher.models import Attrition, EpisodeAttempts, Known, TrialEvidence, Verdict
+from researcher.models import Attrition, EpisodeAttempts, TrialEvidence
+from researcher.study.plan import Known, Verdict
 from swarm.protocol.episodes import Cause
 from tests.fakes.shown_study import ARM, SERVER, at_gate, done, finish, planned, running
 from tests.fakes.study import study_plan

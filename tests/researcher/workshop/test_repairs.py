@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from researcher.executor.errors import MendByHand, Unmended
+from researcher.llm.endpoint import LlmUnusable, Replayed
 from researcher.models import TrialStatus
-from researcher.planner.llm.endpoint import LlmUnusable, Replayed
 from researcher.sandbox.launch import sandbox
 from researcher.workshop.checks import Unfit
 from researcher.workshop.repairs import RepairLimits

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from researcher.planner.instruments import read_instrument
-from researcher.planner.refusals import PlanningRefused
+from researcher.instruments.catalogue import read_instrument
+from researcher.refusals import PlanningRefused
 from researcher.workshop.reported import check_reported
 
 pytestmark = pytest.mark.anyio

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from foundation.clock import SystemClock
-from researcher.planner.instruments import InstrumentFolder, read_instrument
-from researcher.planner.llm.asking import Asker
-from researcher.planner.llm.endpoint import LlmUnusable
-from researcher.planner.llm.settings import LlmSettings
-from researcher.planner.refusals import PlanningRefused
+from researcher.instruments.catalogue import InstrumentFolder, read_instrument
+from researcher.llm.asking import Asker
+from researcher.llm.endpoint import LlmUnusable
+from researcher.llm.settings import LlmSettings
+from researcher.refusals import PlanningRefused
 from researcher.workshop.asking import Llm
 from researcher.workshop.writing import write_instrument
 from tests.fakes.scripted_llm import Answer, ScriptedLlm, completion, said

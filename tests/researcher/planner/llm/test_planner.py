@@ -12,15 +12,16 @@ import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from foundation.clock import Clock, ManualClock, SystemClock
-from researcher.models import LlmCall, Plan
+from researcher.instruments.catalogue import available
+from researcher.llm.asking import Asker, Purse
+from researcher.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmUnusable, Replayed
+from researcher.llm.settings import LlmSettings, llm_settings
+from researcher.models import LlmCall
 from researcher.planner.graph import BuiltinPlanner
-from researcher.planner.instruments import available
-from researcher.planner.llm.asking import Asker, Purse
-from researcher.planner.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmUnusable, Replayed
 from researcher.planner.llm.planner import LlmPlanner
-from researcher.planner.llm.settings import LlmSettings, llm_settings
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.seam import Planner, PlanOptions, PlanRequest
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan
 from tests.contracts.planner_contract import PlannerContract, request
 from tests.fakes.scripted_llm import SENSIBLE, ScriptedLlm, called, completion, said
 

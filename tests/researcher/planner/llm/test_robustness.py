@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from foundation.clock import SystemClock
-from researcher.models import Plan
-from researcher.planner.design import checked
+from researcher.design.design import checked
+from researcher.instruments.catalogue import level_problem
+from researcher.llm.endpoint import LlmRefused, LlmUnusable
+from researcher.llm.settings import LlmSettings
 from researcher.planner.graph import BuiltinPlanner
-from researcher.planner.instruments import level_problem
-from researcher.planner.llm.endpoint import LlmRefused, LlmUnusable
 from researcher.planner.llm.planner import LlmPlanner
-from researcher.planner.llm.settings import LlmSettings
 from researcher.planner.matching import with_steps
+from researcher.study.plan import Plan
 from tests.contracts.planner_contract import ARITHMETIC, KITCHEN, TOPIC, request
 from tests.fakes.scripted_llm import SENSIBLE, Answer, ScriptedLlm, called, completion, said
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.models import STUDY_MODEL, Arm, Factor, Plan, PlanModel
+from researcher.instruments.instrument import STUDY_MODEL, Factor
+from researcher.study.plan import Arm, Plan, PlanModel
 
 BOOT_S = 45.0
 """Until a server that starts on two cores takes runs."""

@@ -22,16 +22,15 @@ from pydantic import ValidationError
 from foundation.nearest import nearest
 from foundation.paths import visible_files
 from foundation.strict import explain
-from researcher.models import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
-from researcher.models.instruments import OUTCOME_NAME
-from researcher.models.plans import leaf_at, nested
-from researcher.planner.refusals import PlanningRefused
-from researcher.planner.shares import share_problem, with_shares_marked
+from researcher.design.shares import share_problem, with_shares_marked
+from researcher.instruments.instrument import OUTCOME_NAME, STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import leaf_at, nested
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 DECLARATION = "study.toml"
 OWN_STUDIES = Path(__file__).resolve().parents[2] / "studies"
-_TRAINING = Path(__file__).with_name("training.toml")
+_TRAINING = Path(__file__).with_name("factors.toml")
 
 _UNITS = {"m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(m|b)(?![a-z0-9])", re.IGNORECASE)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
 
 PREFIX = "RESEARCHER_LLM_"
 MAX_TOKENS, PATIENCE_S = 200_000, 6 * 3600.0

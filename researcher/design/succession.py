@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.models import Branch, Condition, Hypothesis, Stage, StageKind
-from researcher.planner.arms import groups_of, names_of
-from researcher.planner.reading import Reading
-from researcher.planner.stages import COMPARE, NOISE_FLOOR, ending, onward, too_loud, worthless
+from researcher.design.arms import groups_of, names_of
+from researcher.design.reading import Reading
+from researcher.design.stages import COMPARE, NOISE_FLOOR, ending, onward, too_loud, worthless
+from researcher.study.plan import Branch, Condition, Hypothesis, Stage, StageKind
 
 
 def stages_of(reading: Reading, seeds: tuple[int, int]) -> tuple[Stage, ...]:

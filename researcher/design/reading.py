@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foundation.strict import StrictModel
-from researcher.models import Direction, Factor, Metric, Scalar
+from researcher.instruments.instrument import Direction, Factor, Metric, Scalar
 
 
 class Crossed(StrictModel):

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 
-from researcher.models import Arm, Plan
+from researcher.study.plan import Arm, Plan
 from swarm.protocol.runspec import RunSpec
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from foundation.clock import Clock
+from researcher.llm.endpoint import Endpoint, LlmError, LlmOutage, LlmUnusable
+from researcher.llm.settings import LlmSettings
 from researcher.models import LlmCall
-from researcher.planner.llm.endpoint import Endpoint, LlmError, LlmOutage, LlmUnusable
-from researcher.planner.llm.settings import LlmSettings
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 _LETTERS_PER_TOKEN = 3

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from foundation.logs import redact
+from researcher.llm.settings import LlmSettings
 from researcher.models import LlmCall
-from researcher.planner.llm.settings import LlmSettings
 
 _TIMEOUT_S = 300.0
 _PASSING = (408, 409, 425, 429)

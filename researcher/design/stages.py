@@ -13,8 +13,8 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from researcher.models import Branch, Condition, Hypothesis, Plan, Stage, StageKind
-from researcher.planner.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Branch, Condition, Hypothesis, Plan, Stage, StageKind
 
 ALPHA, POWER = 0.05, 0.8
 NOISE_FLOOR, COMPARE, CONFIRM, FINE = "noise-floor", "compare", "confirm", "fine"

@@ -17,35 +17,20 @@ from foundation.strict import explain
 from researcher.analysis.power import power_of, seeds_needed
 from researcher.analysis.samples import deciding_stage
 from researcher.analysis.sentinels import PLANNED
-from researcher.models import (
-    RUN_PARAMETERS,
-    STUDY_MODEL,
-    STUDY_STEPS,
-    Arm,
-    Branch,
-    Budget,
-    Factor,
-    Hypothesis,
-    Instrument,
-    Plan,
-    PlanModel,
-    PlanRole,
-    Scalar,
-    Stage,
-)
-from researcher.models.plans import nested
-from researcher.planner import succession
-from researcher.planner.arms import arms_of, hypotheses_of
-from researcher.planner.balance import balances
-from researcher.planner.hosting import boots_s, models_of
-from researcher.planner.instruments import InstrumentFolder
-from researcher.planner.layout import laid_out
-from researcher.planner.own_seeds import with_own_seeds
-from researcher.planner.reading import Reading
-from researcher.planner.refusals import BudgetTooSmall, PlanningRefused
+from researcher.design import succession
+from researcher.design.arms import arms_of, hypotheses_of
+from researcher.design.balance import balances
+from researcher.design.hosting import boots_s, models_of
+from researcher.design.layout import laid_out
+from researcher.design.own_seeds import with_own_seeds
+from researcher.design.reading import Reading
+from researcher.design.shares import refuse_held_share, with_held_shares, with_mixes_stated
+from researcher.design.stages import ALPHA, POWER, branches, check_seeds, cost, with_most
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.instruments.instrument import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Scalar
 from researcher.planner.seam import PlanOptions
-from researcher.planner.shares import refuse_held_share, with_held_shares, with_mixes_stated
-from researcher.planner.stages import ALPHA, POWER, branches, check_seeds, cost, with_most
+from researcher.refusals import BudgetTooSmall, PlanningRefused
+from researcher.study.plan import Arm, Branch, Budget, Hypothesis, Plan, PlanModel, PlanRole, Stage, nested
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 PLANNED_EFFECT = 1.5

@@ -14,11 +14,12 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from researcher.models import Arm, Factor, Hypothesis, Scalar
+from researcher.design.reading import Reading
+from researcher.design.stages import ALPHA
+from researcher.instruments.instrument import Factor, Scalar
 from researcher.planner.levels import level_text
-from researcher.planner.reading import Reading
-from researcher.planner.stages import ALPHA
 from researcher.planner.wording import number_text
+from researcher.study.plan import Arm, Hypothesis
 
 FULL_UP_TO = 3
 _BETWEEN = 3

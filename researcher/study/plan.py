@@ -14,15 +14,32 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
-from researcher.models.conclusions import Verdict
-from researcher.models.instruments import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Direction, Factor, Metric, Scalar
-from researcher.models.shares import family_of, with_shares
+from researcher.instruments.instrument import (
+    RUN_PARAMETERS,
+    STUDY_MODEL,
+    STUDY_STEPS,
+    Direction,
+    Factor,
+    Metric,
+    Scalar,
+)
+from researcher.study.shares import family_of, with_shares
 from swarm.protocol.runspec import merge_patch
 
 
 def _is_unset(value: object) -> bool:
     """Fields that came later leave no trace in plans that do not use them, so that earlier plans keep their hashes."""
     return not value
+
+
+class Verdict(StrEnum):
+    """What code says of a hypothesis once its trials have ended."""
+
+    INVALID = "invalid"
+    SUPPORTED = "supported"
+    REFUTED = "refuted"
+    EQUIVALENT = "equivalent"
+    INCONCLUSIVE = "inconclusive"
 
 
 class Arm(StrictModel):

@@ -9,10 +9,10 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from researcher.models import Factor, Scalar
-from researcher.planner.reading import Reading
-from researcher.planner.refusals import PlanningRefused
+from researcher.design.reading import Reading
+from researcher.instruments.instrument import Factor, Scalar
 from researcher.planner.written import HUB
+from researcher.refusals import PlanningRefused
 
 DIGEST = "#sha256="
 _SHOWN = 16

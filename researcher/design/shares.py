@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from researcher.models import Factor, Instrument, Plan, Scalar
-from researcher.models.plans import leaf_at
-from researcher.models.shares import family_of, share_in, with_shares
-from researcher.planner.refusals import PlanningRefused
+from researcher.instruments.instrument import Factor, Instrument, Scalar
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan, leaf_at
+from researcher.study.shares import family_of, share_in, with_shares
 from swarm.protocol.runspec import merge_patch
 
 _WORDS = ("share", "fraction", "percent", "proportion")

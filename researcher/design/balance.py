@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from researcher.models import Branch, Condition, Instrument, Metric, Relation
+from researcher.design.reading import Reading
+from researcher.instruments.instrument import Instrument, Metric
 from researcher.planner.mentions import Mention
-from researcher.planner.reading import Reading
-from researcher.planner.refusals import PlanningRefused
 from researcher.planner.wording import Token, words
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Branch, Condition, Relation
 
 MOST_LEVELS = 4
 _ASKING = words("balance tradeoff compromise trading")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from researcher.models import LEARNING_RATE, Arm, Hypothesis, Stage
-from researcher.planner import succession
-from researcher.planner.arms import arms_between, hypothesis_of
-from researcher.planner.reading import Reading
-from researcher.planner.refusals import PlanningRefused
+from researcher.design import succession
+from researcher.design.arms import arms_between, hypothesis_of
+from researcher.design.reading import Reading
+from researcher.design.stages import RACE_FROM, compared, raced
+from researcher.instruments.instrument import LEARNING_RATE
 from researcher.planner.seam import PlanOptions
-from researcher.planner.stages import RACE_FROM, compared, raced
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Arm, Hypothesis, Stage
 
 
 def laid_out(
