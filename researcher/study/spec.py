@@ -1,0 +1,210 @@
+"""`StudySpec`: everything that can be asked of a study, in one validated document.
+
+It knows names and numbers, and nothing of what instruments declare: whether a factor exists is for `researcher.design`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
+
+from foundation.durations import duration_s
+from foundation.strict import StrictModel, misfit
+from researcher.instruments.instrument import Scalar
+
+DesignName = Literal["compare", "factorial", "sequence", "race", "screen", "balance", "trend"]
+Claim = Literal["increase", "decrease", "equal", "none"]
+Approval = Literal["never", "plan", "stage"]
+ONE_FACTOR: tuple[DesignName, ...] = ("compare", "race", "balance", "trend")
+MOST_LOOKS, MOST_FINE, LONGEST_QUESTION = 5, 50, 20_000
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbB]?)")
+_COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+
+
+def duration_text(seconds: float) -> str:
+    """`8h`, `90m`, `45s`: the largest unit that gives a whole number."""
+    for unit, length in (("h", 3600), ("m", 60)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:g}s"
+
+
+def _seconds(given: object) -> object:
+    if isinstance(given, str):
+        found = duration_s(given.replace(" ", ""))
+        if found is None:
+            raise ValueError(f"write a time such as 8h, 90m or 1h30m, got {given!r}")
+        return found
+    return given
+
+
+def count_text(count: int) -> str:
+    """`50M`, `500k`, `123`."""
+    for unit in ("b", "m", "k"):
+        if count and count % _COUNT_UNITS[unit] == 0:
+            return f"{count // _COUNT_UNITS[unit]}{unit if unit == 'k' else unit.upper()}"
+    return str(count)
+
+
+def _counted(given: object) -> object:
+    if isinstance(given, str):
+        found = _COUNT.fullmatch(given.strip())
+        if found is None:
+            raise ValueError(f"write a number such as 50M or 500k, got {given!r}")
+        return round(float(found[1]) * _COUNT_UNITS[found[2].lower()])
+    return given
+
+
+Duration = Annotated[
+    float,
+    Field(gt=0),
+    BeforeValidator(_seconds),
+    PlainSerializer(duration_text),
+    WithJsonSchema({"type": ["string", "number"], "description": "8h, 90m, 1h30m, or seconds"}),
+]
+Count = Annotated[
+    int,
+    Field(gt=0),
+    BeforeValidator(_counted),
+    PlainSerializer(count_text),
+    WithJsonSchema({"type": ["string", "integer"], "description": "50M, 500k, or a number"}),
+]
+
+
+def _said(text: str) -> str:
+    if not text.strip():
+        raise ValueError("say in words what the study asks")
+    return text.strip()
+
+
+class Compared(StrictModel):
+    """The levels of one factor. baseline None: the instrument's default."""
+
+    baseline: Scalar | None = None
+    levels: Annotated[tuple[Scalar, ...], Field(max_length=64)] = ()
+
+
+class SeedRange(StrictModel):
+    """Seeds of each arm. None: as the instrument has it. first: the seed that counting starts from."""
+
+    min: Annotated[int | None, Field(ge=2, le=10_000)] = None
+    max: Annotated[int | None, Field(ge=2, le=10_000)] = None
+    first: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min is not None and self.max is not None and self.max < self.min:
+            raise misfit({"max": f"must not be below min ({self.min}), got {self.max}"})
+        return self
+
+
+class SpecBudget(StrictModel):
+    """What the study may spend. wall: time in which trials run; tokens: of the agents' calls."""
+
+    wall: Duration | None = None
+    trials: Annotated[int | None, Field(ge=1)] = None
+    tokens: Count | None = None
+
+
+class SpecSchedule(StrictModel):
+    """When trials may run. windows: `22:00-07:00`, `sat,sun 00:00-24:00`; none means always. days: the study ends after them."""
+
+    windows: tuple[str, ...] = ()
+    days: Annotated[int | None, Field(ge=1, le=3650)] = None
+
+
+class StudySpec(StrictModel):
+    """One study, as it is asked for. Whatever is not set stands at the instrument's default.
+
+    question: quoted in the report, never parsed. instrument: a name, or the path of its folder. model: a hub name, a known name or
+    a folder; several make the model a factor. What differs is in `compare` and in several models, or else in `arms`: bundles of
+    settings by name, the first of which is the baseline. set: the same in all arms. metric None: the instrument's.
+    secondary: reported with intervals, and decide nothing. claim: which way the metric of the treatments is said to move; `none`
+    tests the better way, and says so. margin: the smallest effect that matters, None the metric's.
+    """
+
+    question: Annotated[str, Field(max_length=LONGEST_QUESTION), AfterValidator(_said)]
+    instrument: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=2)] | None = None
+    compare: dict[str, Compared] = {}
+    arms: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=-]{0,60}$")], dict[str, Scalar]] = {}
+    design: DesignName = "compare"
+    set: dict[str, Scalar] = {}
+    metric: str | None = None
+    secondary: tuple[str, ...] = ()
+    claim: Claim = "none"
+    margin: Annotated[float | None, Field(gt=0)] = None
+    steps: Annotated[int | None, Field(ge=1)] = None
+    seeds: SeedRange = SeedRange()
+    evaluate_on: tuple[str, ...] = ()
+    start_from: str = "base"
+    looks: Annotated[int, Field(ge=1, le=MOST_LOOKS)] = 1
+    fine: Annotated[int, Field(ge=0, le=MOST_FINE)] = 0
+    budget: SpecBudget = SpecBudget()
+    schedule: SpecSchedule = SpecSchedule()
+    approve: Approval | None = None
+    notify: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _fields_fit(self) -> Self:
+        problems = _misfits(self)
+        if problems:
+            raise misfit(problems)
+        return self
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model that the spec names."""
+        return (self.model,) if isinstance(self.model, str) else self.model or ()
+
+    def document(self) -> dict[str, Any]:
+        """What is set, as plain data for YAML or JSON, in the order of the fields."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
+def _misfits(spec: StudySpec) -> dict[str, str]:
+    """Problems by field."""
+    problems: dict[str, str] = {}
+    varied = bool(spec.compare) or len(spec.models) > 1
+    if spec.arms and varied:
+        problems["arms"] = (
+            "cannot stand beside compare or several models: write each arm's settings, its model too, in arms"
+        )
+    elif not spec.arms and not varied:
+        problems["compare"] = "nothing says what differs between the arms: give compare, arms or several models"
+    for name, factor in spec.compare.items():
+        if len(dict.fromkeys(factor.levels)) < len(factor.levels):
+            problems[f"compare.{name}.levels"] = "names a level twice"
+        elif not factor.levels:
+            problems[f"compare.{name}.levels"] = "needs at least one level"
+    both = [name for name in spec.set if name in spec.compare]
+    if both:
+        problems[f"set.{both[0]}"] = "is under compare already: a factor is either compared or the same in all arms"
+    problems |= _misfit_design(spec)
+    if len(spec.models) > len(set(spec.models)):
+        problems["model"] = "names a model twice"
+    return problems
+
+
+def _misfit_design(spec: StudySpec) -> dict[str, str]:
+    factors = len(spec.compare) + (len(spec.models) > 1)
+    if spec.arms:
+        problems = {} if len(spec.arms) >= 2 else {"arms": "needs at least two arms"}
+        if spec.design not in ("compare", "race"):
+            problems["design"] = f"{spec.design} needs compare; arms can be compared or raced"
+        return problems
+    if spec.design in ONE_FACTOR and factors > 1:
+        return {
+            "design": f"{spec.design} takes one factor, and the spec compares {factors}: use factorial, sequence, screen, or arms"
+        }
+    if spec.design == "sequence" and factors != 2:
+        return {"design": f"sequence takes two factors, one after the other, and the spec compares {factors}"}
+    if spec.design in ("factorial", "screen") and factors < 2:
+        return {"design": f"{spec.design} takes two factors or more, and the spec compares {factors}"}
+    if spec.design in ("factorial", "screen"):
+        wide = [name for name, each in spec.compare.items() if len(each.levels) != 1]
+        if wide:
+            return {f"compare.{wide[0]}.levels": f"{spec.design} takes a baseline and one level of each factor"}
+    return {}
