@@ -75,6 +75,7 @@ def scored(outcome: Outcome, expect: Any, folders: Sequence[InstrumentFolder]) -
 def fits(spec: StudySpec, expect: dict[str, Any], defaults: dict[str, Any]) -> bool:
     """Whether every field that is expected is so. defaults: of the instrument's factors."""
     got = spec.model_dump(mode="json")
+    got["metric"] = got["metric"] or defaults["metric"]
     for name, value in expect.items():
         if name == "compare":
             if not _same_compared(_compared(got), value, defaults):
@@ -110,7 +111,8 @@ def _shown(outcome: Outcome) -> Any:
 
 
 def _defaults(spec: StudySpec, folders: Iterable[InstrumentFolder]) -> dict[str, Any]:
-    return {each.name: each.default for folder in folders if folder.instrument.name == spec.instrument for each in folder.instrument.factors}
+    chosen = next(each.instrument for each in folders if each.instrument.name == spec.instrument)
+    return {each.name: each.default for each in chosen.factors} | {"metric": chosen.defaults.metric}
 
 
 def _same(got: Any, wanted: Any) -> bool:

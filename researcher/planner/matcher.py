@@ -82,6 +82,8 @@ class _Study:
     """Which way the topic says that a factor goes."""
     used: set[int] = field(default_factory=set)
     factors: dict[str, Factor] = field(default_factory=dict)
+    sided: bool = False
+    """Whether the topic says which levels are the treatments."""
     declined: str = ""
 
     def stop(self, problem: str) -> None:
@@ -114,7 +116,20 @@ class _Study:
             self._design()
         except _Stop as stop:
             self.stop(str(stop))
+            self._draft_levels()
         self._name_unused()
+
+    def _draft_levels(self) -> None:
+        """Something to edit, of a topic that stopped: what has several levels is compared."""
+        self.used |= {i for i, item in enumerate(self.items) if item.kind != "unknown"}
+        if "arms" in self.fields or "compare" in self.fields:
+            return
+        for name in dict.fromkeys(level.factor.name for level in self.levels):
+            values = [level.value for level in self._distinct(name)]
+            if len(values) > 1:
+                self._put_compare(self.factors[name], values[0], values[1:], "topic")
+            elif name != STEPS:
+                self.put(f"set.{name}", values[0], "topic")
 
     def outcome(self, given: dict[str, Any]) -> Outcome:
         differs = any(key in given for key in ("compare", "arms"))
@@ -160,15 +175,19 @@ class _Study:
             self.put(path, value, "topic")
 
     def _load(self, text: str) -> None:
-        self.items = items(text, self.folder.instrument)
+        self.items = items(text, self.folder.instrument, self.words.data)
         title = {word.lower() for word in re.findall(r"\w+", self.folder.instrument.title)}
         for i, item in enumerate(self.items[:-1]):
             if item.kind in ("class", "unknown") and item.text in title and self.items[i + 1].kind == "instrument":
                 self.used.add(i)  # `small sums` are no smaller ones
         self.used |= {i for i, item in enumerate(self.items) if item.kind in ("instrument", "mark") or item.isa("list", "which", "learns", "first")}
+        for item, behind in zip(self.items, self.items[1:], strict=False):
+            if item.kind == "instrument" and behind.kind == "factor" and not behind.led and self.folder.instrument.roles:
+                self.stop(f"{item.text} {behind.text}: {behind.what} is set for all models, or by a factor of its own.")
         self._place()
         self._switches()
         self._stand_ins()
+        self._bare_switches()
         self.levels.sort(key=lambda level: level.at)
         for level in self.levels:
             if level.source == "topic" and (problem := level_problem(level.factor, level.value)):
@@ -182,64 +201,95 @@ class _Study:
     # -- levels ----------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Each number goes to the factor beside it, else along a list to the factor of its neighbours, else to the only one that lacks some."""
-        at: dict[int, Factor] = {}
+        """Each number goes to the factor beside it, else to the last factor without one, else along a list, else to the only one left."""
+        found, at = self.items, dict[int, Factor]()
+        numbers = [i for i, item in enumerate(found) if item.kind == "number" and not self._counts(i)]
         filled: set[int] = set()
-        found = self.items
-        numbers = [i for i, item in enumerate(found) if item.kind == "number"]
-        for i in numbers:
-            left, right = self._beside(i, -1), self._beside(i, 1)
-            left = left if left is not None and left not in filled else None
-            if left is not None and right is not None and self._misfit(left, i) and not self._misfit(right, i):
-                left = None
-            owner = left if left is not None else right
-            if owner is not None and (left is not None or right not in filled):
-                at[i] = self.factors[found[owner].what]
-                filled.add(owner)
+        for steps in (self._beside, self._before):
+            for i in numbers:
+                near = next((j for j in steps(i) if i not in at and j not in filled and self._takes(found[j].what, i)), None)
+                near = next((j for j in steps(i) if i not in at and j not in filled), None) if near is None else near
+                if near is not None:
+                    at[i] = self.factors[found[near].what]
+                    filled |= {near, *(j for j in self._beside(i) if found[j].what == found[near].what and abs(i - j) == 1)}
         for way, order in ((-1, numbers), (1, numbers[::-1])):
             for i in order:
-                near = self._along(i, way, at)
-                if i not in at and near is not None and level_problem(near, _typed(near, found[i].value)) is None:
-                    at[i] = near
-        for i, item in enumerate(found):
-            if item.kind == "level":
-                self.levels.append(Level(self.factors[item.what], item.value if item.value is not None else item.text, i))
-                self.used.add(i)
-            if item.kind == "factor":
-                self.used.add(i)
-        rest = [i for i in numbers if i not in at]
-        lacking = {item.what for item in found if item.kind == "factor"} - {each.name for each in at.values()} - {level.factor.name for level in self.levels}
-        lacking = {name for name in lacking if self.factors[name].type in ("int", "float")} or ({each.name for each in at.values()} if len({each.name for each in at.values()}) == 1 else set())
-        for i in rest:
-            if len(lacking) == 1:
-                at[i] = self.factors[next(iter(lacking))]
+                other = None if i in at or self._of_a_thing(i) else self._along(i, way, at, filled)
+                if other is None or not self._takes(other.name, i):
+                    continue
+                opposite = self._along(i, -way, at, filled)
+                if opposite is not None and opposite != other and self._takes(opposite.name, i):
+                    raise _Stop(f"{found[i].text!r} may be a level of {other.name} or of {opposite.name}.")
+                at[i] = other
+        owners = {factor.name for factor in at.values()}
+        lacking = {found[j].what for j in self._bare(filled)} or (owners if len(owners) == 1 else set())
+        if len(lacking) == 1:
+            at |= {i: self.factors[next(iter(lacking))] for i in numbers if i not in at}
         for i, factor in at.items():
             self.levels.append(Level(factor, _typed(factor, found[i].value), i))
+        self.used |= at.keys()
+        self.levels += [Level(self.factors[item.what], item.text if item.value is None else item.value, i) for i, item in enumerate(found) if item.kind == "level"]
+        self.used |= {i for i, item in enumerate(found) if item.kind in ("level", "factor")}
+
+    def _counts(self, i: int) -> bool:
+        """`two group sizes, 4 and 8`: how many levels there are."""
+        if [item.kind for item in self.items[i + 1 : i + 2]] != ["factor"] or not self.items[i + 1].text.endswith("s"):
+            return False
+        behind = [j for j in range(i + 2, len(self.items)) if all(self._joins(k) and not self.items[k].isa(*_SIDES) for k in range(i + 2, j + 1))]
+        listed = sum(self.items[j].kind == "number" for j in behind)
+        if listed >= 2 and not (behind and self.items[i + 2].isa("list")):
+            if listed != self.items[i].value:
+                raise _Stop(f"{self.items[i].text!r} may be a level, or how many there are.")
             self.used.add(i)
+            return True
+        return False
 
-    def _beside(self, i: int, way: int) -> int | None:
-        """The factor that a number stands at: `lr of 1e-5`, `16 rollouts`, `1e-5 a better learning rate`."""
+    def _of_a_thing(self, i: int) -> bool:
+        """`3 numbers`, `32 heads`."""
+        behind = self.items[i + 1] if i + 1 < len(self.items) else None
+        return behind is not None and not behind.led and (behind.kind == "unknown" or behind.text in ("number", "numbers", "digits"))
+
+    def _takes(self, name: str, i: int) -> bool:
+        factor = self.factors[name]
+        return level_problem(factor, _typed(factor, self.items[i].value)) is None
+
+    def _bare(self, filled: set[int]) -> list[int]:
+        """Numeric factors that no number stands at."""
+        names = {self.items[j].what for j in filled}
+        return [j for j, item in enumerate(self.items) if item.kind == "factor" and item.what not in names and self.factors[item.what].type in ("int", "float")]
+
+    def _beside(self, i: int) -> list[int]:
+        """`lr of 1e-5`, `16 rollouts`, `1e-5 a better learning rate`: the factors right at a number."""
+        near = []
+        for way, passed in ((-1, ("to", "from", "base", "between", "default")), (1, ("better", "worse", "which", "default", "base", "too"))):
+            j = i + way
+            while 0 <= j < len(self.items) and (self.items[j].isa(*passed) or (way < 0 and self.items[j].kind == "mark" and self.items[j].what in "=:(~")):
+                j += way
+            ok = 0 <= j < len(self.items) and self.items[j].kind == "factor" and self.factors[self.items[j].what].type in ("int", "float")
+            if ok and (self.items[i].led not in ("on", "for", "in", "with", "when", "under", "by") if way < 0 else j == i + 1 or not self.items[j].led):
+                near.append(j)
+        return near
+
+    def _before(self, i: int) -> list[int]:
+        """`Which rate is best, 1e-5 or 4e-5?`: the last factor before a number, over connecting words."""
+        j = i - 1
+        while j >= 0 and self.items[j].kind != "number" and self._joins(j, "?"):
+            j -= 1
+        return [j] if j >= 0 and self.items[j].kind == "factor" and self.factors[self.items[j].what].type in ("int", "float") else []
+
+    def _joins(self, j: int, *marks: str) -> bool:
+        item = self.items[j]
+        return item.isa(*_JOINS) or item.kind in ("metric", "number", "instrument") or (item.kind == "mark" and (item.what not in ".;!|?" or item.what in marks))
+
+    def _along(self, i: int, way: int, at: dict[int, Factor], filled: set[int]) -> Factor | None:
+        """The factor of the next level that way, over connecting words only; a colon ends it where a factor still lacks its levels."""
         j = i + way
-        passed = ("to", "from", "base", "between", "default") if way < 0 else ("better", "worse", "which", "default", "base", "too")
-        while 0 <= j < len(self.items) and (self.items[j].isa(*passed) or (way < 0 and self.items[j].kind == "mark" and self.items[j].what in "=:(~")):
-            j += way
-        if 0 <= j < len(self.items) and self.items[j].kind == "factor" and self.factors[self.items[j].what].type in ("int", "float"):
-            return j if way < 0 or j == i + 1 or not self.items[j].led else None
-        return None
-
-    def _misfit(self, factor: int, number: int) -> bool:
-        each = self.factors[self.items[factor].what]
-        return level_problem(each, _typed(each, self.items[number].value)) is not None
-
-    def _along(self, i: int, way: int, at: dict[int, Factor]) -> Factor | None:
-        """The factor of the next level that way, over connecting words only."""
-        j = i + way
+        if way < 0 and self.items[i].led not in ("", "of") and j >= 0 and not self.items[j].isa(*_SIDES, "list", "better", "worse", "faster", "slower", "from", "to") and self.items[j].what not in (",", "("):
+            return None
         while 0 <= j < len(self.items):
-            item = self.items[j]
             if j in at:
                 return at[j]
-            joined = item.isa(*_JOINS) or item.kind in ("metric", "number", "instrument") or (item.kind == "mark" and item.what not in ".;!|")
-            if not joined:
+            if not self._joins(j) or (self.items[j].what in (":", "(") and self._bare(filled)):
                 return None
             j += way
         return None
@@ -279,6 +329,14 @@ class _Study:
             if source == "topic" or not stated:
                 self.levels.append(Level(factor, level, i, source))
             self.used.add(i)
+
+    def _bare_switches(self) -> None:
+        """`KL penalty beats no KL penalty`: a bare mention of what is switched off elsewhere is the level at which it is on."""
+        off = {level.factor.name for level in self.levels if level.value == off_level(level.factor)}
+        taken = {i + d for i, item in enumerate(self.items) if item.isa("off", "on", "default", "none") for d in (1, 2)} | {i - 1 for i, item in enumerate(self.items) if item.isa("off_behind", "on_behind")}
+        for i, item in enumerate(self.items):
+            if item.kind == "factor" and item.what in off and i not in taken and len(self._distinct(item.what)) < 2 and not any(abs(level.at - i) <= 2 and self.items[level.at].kind == "number" for level in self.levels if level.factor.name == item.what):
+                self.levels.append(Level(self.factors[item.what], on_level(self.factors[item.what]), i, "planner"))
 
     def _only_factor(self) -> Factor | None:
         names = {item.what for item in self.items if item.kind == "factor"} | {level.factor.name for level in self.levels if not _scenery(level)}
@@ -362,13 +420,18 @@ class _Study:
     def _moved_by(self, i: int) -> str | None:
         found = self.items
         j = i + 1
+        if (j < len(found) and found[j].isa("than")) or (i > 1 and found[i - 1].isa("list") and found[i - 2].kind == "number"):
+            return None  # `higher than 1e-4`, `16 or more`
         if j < len(found) and found[j].kind == "metric":
             return None
         if i and found[i - 1].kind == "metric" and (j >= len(found) or found[j].led or found[j].kind != "factor"):
             return None
+        k = j + (j < len(found) and found[j].isa("on"))
+        if i and found[i - 1].kind == "metric" and k < len(found) and found[k].kind == "factor" and found[k].led == "with" and [item.kind for item in found[k + 1 : k + 2]] != ["number"]:
+            self.moved[found[k].what] = 1  # accuracy rises with the group size
+            self.used.add(k - 1)
+            return None
         while j < len(found) and (found[j].isa("more", "less") or (found[j].isa("list") and found[j].text == "or")):
-            j += 1
-        if j < len(found) and found[j].kind == "number" and j + 1 < len(found) and found[j + 1].kind == "factor":
             j += 1
         if j < len(found) and found[j].kind == "factor" and not found[j].led:
             return found[j].what
@@ -420,6 +483,7 @@ class _Study:
             raise _Stop(f"The two sides do not set the same factors ({', '.join(sorted(arms[0].keys() ^ arms[1].keys()) or varied)}).")
         self.used.add(places[0])
         self._put_arms({"baseline": arms[1], "treatment": arms[0]})
+        self.sided = True
         self._claim([], asks)
 
     def _put_arms(self, arms: dict[str, dict[str, Scalar]]) -> None:
@@ -433,9 +497,7 @@ class _Study:
 
     def _compare(self, name: str, by_factor: dict[str, list[Level]], asks: set[str]) -> None:
         levels = by_factor[name]
-        uses = [level for level in self.levels if level.factor.name == name and level.source == "topic"]
-        if len(uses) > len(levels):
-            raise _Stop(f"The topic names a level of {name} twice.")
+        self._refuse_twice(name)
         if "balance" in asks:
             ordered = sorted((level.value for level in levels), key=lambda value: (isinstance(value, str), value))
             self._put_compare(levels[0].factor, ordered[0], ordered[1:], "topic")
@@ -450,6 +512,11 @@ class _Study:
                 self.put("design", "race", "planner")
         self._settle(by_factor, [name])
         self._claim(levels, asks)
+
+    def _refuse_twice(self, name: str) -> None:
+        values = [level.value for level in self.levels if level.factor.name == name and level.source == "topic"]
+        if len(values) > len(set(values)):
+            raise _Stop(f"The topic names a level of {name} twice.")
 
     def _put_compare(self, factor: Factor, baseline: Scalar, levels: Sequence[Scalar], source: Source) -> None:
         self.put(f"compare.{factor.name}", {"baseline": baseline, "levels": list(levels)}, source)
@@ -472,10 +539,14 @@ class _Study:
                 cuts.append((i, "to"))
         self._mark(*_SIDES, "from", "to", "between", "base")
         based = [level for level in levels if any(self.items[j].isa("base") for j in range(max(0, level.at - 2), level.at))]
+        based = based or [level for level in levels if [item.what for item in self.items[level.at + 1 : level.at + 2]] == ["base"]]
+        if based and any(cut and levels.index(based[0]) < cut for cut, kind in cuts if kind != "vs"):
+            raise _Stop("The topic claims something of its baseline: say it of the other level.")
         ahead = [i for i, item in enumerate(self.items) if item.isa("than", "vs") and i < levels[0].at]
         way = self.moved.get(name)
         numeric = not isinstance(levels[0].value, str | bool)
         marked = bool(cuts) and any(kind != "vs" for _, kind in cuts)
+        self.sided = bool(based or ahead or cuts or (way is not None and numeric))
         if len(based) == 1:
             return [level for level in levels if level is not based[0]], based
         if ahead and not cuts:
@@ -489,6 +560,7 @@ class _Study:
             return self._agreeing(levels[: cuts[0][0]], levels[cuts[0][0] :])
         if len(cuts) > 1 and marked:
             raise _Stop(f"The topic sets levels of {name} against each other in more than one way.")
+        self.sided = False
         usual = next((level for level in levels if level.value == level.factor.default), levels[0])
         return [level for level in levels if level is not usual], [usual]
 
@@ -501,6 +573,7 @@ class _Study:
 
     def _against_default(self, name: str, by_factor: dict[str, list[Level]], asks: set[str]) -> None:
         level = by_factor[name][0]
+        self._refuse_twice(name)
         self._mark(*_SIDES, "from", "to", "base")
         off, default = off_level(level.factor), level.factor.default
         baseline: Scalar | None = default
@@ -555,7 +628,7 @@ class _Study:
         if not names:
             names = [name for name in SCREENED if name in self.factors and name not in by_factor]
             source: Source = "planner"
-        elif {"interact", "weigh", "open", "better", "which"} & asks:
+        elif {"interact", "weigh", "open", "which"} & asks or any(item.text in ("best", "optimal") for item in self.items):
             source = "topic"
         else:
             raise _Stop(f"The topic names {' and '.join(names)}, and not how they are compared.")
@@ -596,6 +669,12 @@ class _Study:
     def _control(self, by_factor: dict[str, list[Level]], asks: set[str]) -> None:
         """`Does GRPO improve accuracy?`: the model as it is trained against one that is not (learning rate 0)."""
         factor = self.factors.get(LEARNING_RATE)
+        opposed = [i for i, item in enumerate(self.items) if item.isa(*_SIDES)]
+        if any(item.isa("untrained") and opposed and i < opposed[0] for i, item in enumerate(self.items)):
+            raise _Stop("The topic claims something of the untrained model: say it of the trained one.")
+        settings = [level.factor.name for level in self.levels if not _scenery(level) and level.factor.name != LEARNING_RATE and not level.factor.target.startswith("task.")]
+        if settings and "untrained" not in asks:
+            raise _Stop(f"The topic may ask about {settings[0]}, or about training at all.")
         claims = asks & {"better", "worse", "learns", "faster", "more_accurate", "more", "less"}
         trains = re.search(r"\b(train|rl|reinforcement|teach|learn|post-train|fine-?tun)", self.words.text) or any(level.factor.name == "algorithm" for level in self.levels)
         understood = not any(item.kind == "unknown" for item in self.items)
@@ -615,8 +694,17 @@ class _Study:
 
     # -- settings and claim ----------------------------------------------------------------------------------------
 
+    def _refuse_idle(self, asked: Sequence[str]) -> None:
+        given = {level.factor.name for level in self.levels}
+        for factor in self.factors.values():
+            if factor.type == "data" and not factor.default and factor.name not in given:
+                self.stop(f"{self.folder.instrument.name} needs data: name a .jsonl file or a data set hf:OWNER/NAME.")
+            if factor.name in asked and factor.needs is not None and factor.needs not in given and not self.factors[factor.needs].default:
+                self.stop(f"{factor.name} does nothing while {factor.needs} is 0: name a level of it.")
+
     def _settle(self, by_factor: dict[str, list[Level]], asked: Sequence[str]) -> None:
         """Every other level is the same in all arms."""
+        self._refuse_idle(asked)
         compared = [level for level in self.levels if level.factor.name in asked]
         cut = next((i for i, item in enumerate(self.items) if item.isa(*_SIDES) and compared and compared[0].at < i), None)
         for name, levels in by_factor.items():
@@ -640,7 +728,7 @@ class _Study:
         implied: list[str] = []
         signs: list[int] = []
         raw: list[int] = []
-        chooses = bool(asks & {"which", "balance"}) or any(item.text in ("best", "fastest", "optimal", "highest", "lowest") for item in self.items)
+        chooses = bool(asks & {"which", "balance"}) or not self.sided and any(item.text in ("best", "fastest", "optimal", "highest", "lowest") for item in self.items)
         named = [item.what for item in self.items if item.kind == "metric"]
         for i, item in enumerate(self.items):
             if i in self.used and not item.isa(*_SIDES):
@@ -650,6 +738,8 @@ class _Study:
                 implied += self._implied(item)
             elif item.isa("more", "less") and self._is_of_metric(i):
                 raw.append(1 if item.isa("more") else -1)
+            elif item.kind == "metric" and isinstance(item.value, int):
+                raw.append(item.value)
             elif not item.isa("equal"):
                 continue
             self.used.add(i)
@@ -669,16 +759,18 @@ class _Study:
         metric = metrics[decided[0] if decided else self.folder.instrument.defaults.metric]
         better = 1 if metric.direction == "increase" else -1
         moves = {*(sign * better for sign in signs), *raw}
+        if self.moved and not (moves or decided or chooses or len(levels) > 1 or "equal" in asks or "far" in asks):
+            self.stop("The topic does not say what is to change.")
         if any(item.isa("equal") for item in self.items):
             if signs or raw:
                 self.stop("The topic claims both that the arms are equal and that they differ.")
             self.put("claim", "equal", "topic")
         elif len(moves) > 1:
             self.stop("The topic claims opposite effects.")
-        elif moves and levels and not chooses and (len(levels) == 1 or self._is_sided(levels)):
+        elif moves and not chooses and (self.sided or len(levels) == 1):
             self.put("claim", "increase" if moves.pop() > 0 else "decrease", "topic")
-        elif moves and "arms" in self.fields and not chooses:
-            self.put("claim", "increase" if moves.pop() > 0 else "decrease", "topic")
+        elif moves and not chooses and len(levels) > 1 and not any(item.text == "or" for item in self.items[levels[0].at : levels[-1].at]):
+            self.stop("The topic claims an effect, and does not say of which level against which.")
 
     def _implied(self, item: Item) -> list[str]:
         metrics = self.folder.instrument.metrics
@@ -690,11 +782,6 @@ class _Study:
     def _is_of_metric(self, i: int) -> bool:
         near = [self.items[j] for j in (i - 1, i + 1) if 0 <= j < len(self.items)]
         return any(item.kind == "metric" for item in near)
-
-    def _is_sided(self, levels: Sequence[Level]) -> bool:
-        inside = self.items[levels[0].at : levels[-1].at + 1]
-        opposed = any(item.isa(*_SIDES, "from", "to") or item.what == "->" for item in inside)
-        return opposed or levels[0].factor.name in self.moved or any(item.isa("than", "vs", "base", "off", "off_behind", "on") for item in self.items)
 
     def _sides_of_models(self) -> bool:
         """Whether the first model is the treatment."""
@@ -767,8 +854,8 @@ def _typed(factor: Factor, value: Any) -> Scalar:
 
 
 def _scenery(level: Level) -> bool:
-    """The usual choice, as in `does GRPO learn faster …`."""
-    return level.factor.type == "choice" and level.value == level.factor.default
+    """The usual choice, as in `does GRPO learn faster …`, or what the tasks are."""
+    return level.factor.type == "choice" and (level.value == level.factor.default or level.factor.proper) or level.factor.type == "data"
 
 
 def off_level(factor: Factor) -> Scalar | None:

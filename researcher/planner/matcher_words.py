@@ -19,7 +19,7 @@ from researcher.instruments.instrument import Factor, Instrument, Scalar
 from researcher.study.spec import duration_text
 from swarm.models.catalogue import CATALOGUE
 
-Kind = Literal["factor", "level", "number", "metric", "class", "instrument", "mark", "stop", "unknown"]
+Kind = Literal["factor", "level", "number", "metric", "class", "instrument", "model", "mark", "stop", "unknown"]
 _TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("matcher.toml").read_text(encoding="utf-8"))
 SCREENED: list[str] = _TABLE["shared"]["screen"]
 _NUMBER_WORDS = (
@@ -35,6 +35,8 @@ _TOKEN = re.compile(
     r"|(?P<odd>[\w.]*\w%?)|(?P<mark>->|>=|<=|[^\s\w])"
 )
 _HUB = re.compile(r"(?<![\w/.:-])[A-Za-z][\w.-]*/[A-Za-z][\w.-]*\w")
+_DATA = re.compile(r"hf:[\w.-]+/[\w.-]*\w|(?<![\w/.])[\w./~-]+\.jsonl\b")
+_MARKS = ",.?!:;()[]{}/-|&'\"`*~"
 _SIZED = re.compile(r"\d[bm]\b", re.IGNORECASE)
 
 
@@ -60,6 +62,7 @@ class Said:
     text: str
     fields: dict[str, Any] = field(default_factory=dict)
     models: list[str] = field(default_factory=list)
+    data: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -76,8 +79,11 @@ def normal(text: str) -> str:
 def said(topic: str) -> Said:
     """The topic with its models and bounds taken out, in the words that the tables know."""
     found = Said("")
-    text = _without_models(topic, found)
-    text = normal(text)
+    def file(match: re.Match[str]) -> str:
+        found.data.append(match[0])
+        return f" datafile{'abcdefgh'[len(found.data) % 8]} "
+
+    text = normal(_without_models(_DATA.sub(file, topic), found))
     for each in _TABLE["rewrites"]:
         text = re.sub(each["said"], each["meant"], text)
     for each in _TABLE["bounds"]:
@@ -89,18 +95,20 @@ def said(topic: str) -> Said:
 
 def _without_models(topic: str, found: Said) -> str:
     def named(match: re.Match[str]) -> str:
-        name, left = match[0].rpartition("/")[2], match[0].partition("/")[0]
-        if not _SIZED.search(match[0]) and not (re.search(r"[A-Z]", name) and re.search(r"-|\d", name)) or left == "hf":
+        name = match[0].rpartition("/")[2]
+        if not _SIZED.search(match[0]) and not (re.search(r"[A-Z]", name) and re.search(r"-|\d", name)):
             return match[0]
         found.models.append(match[0])
-        return " "
+        return " modelname "
 
     text = _HUB.sub(named, topic)
     for known in CATALOGUE:
-        for name in sorted((known.name, *known.aliases), key=len, reverse=True):
-            text, count = re.subn(rf"(?<![\w/-]){re.escape(name)}(?![\w-])", " ", text, flags=re.IGNORECASE)
+        size = known.name.rpartition("-")[2]
+        for name in (*sorted((known.name, *known.aliases), key=len, reverse=True), rf"{size}( (?:parameter )?models?)?"):
+            pattern = name if name.startswith(size) else re.escape(name)
+            text, count = re.subn(rf"(?<![\w/.-]){pattern}(?![\w-])", " modelname ", text, flags=re.IGNORECASE)
             found.models += [known.name] * bool(count)
-    found.models[:] = sorted(dict.fromkeys(found.models), key=lambda name: topic.lower().find(name.lower()))
+    found.models[:] = sorted(dict.fromkeys(found.models), key=lambda name: topic.lower().find(name.rpartition("-")[2].lower()))
     return text
 
 
@@ -138,6 +146,8 @@ def keys(text: str) -> tuple[str, ...]:
 
 def _key(word: str) -> str:
     word = word.removesuffix("'s")
+    if word == "seconds":  # of time, and no ordinal
+        return word
     if len(word) > 4 and word.endswith(("ches", "shes", "sses", "xes")):
         return word[:-2]
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")) else word
@@ -151,16 +161,20 @@ def _classes() -> dict[tuple[str, ...], Item]:
     return listed
 
 
-def vocabulary(instrument: Instrument, named: Iterable[str]) -> dict[tuple[str, ...], Item]:
+def vocabulary(instrument: Instrument, named: Iterable[str], data: Sequence[str] = ()) -> dict[tuple[str, ...], Item]:
     """Every phrase of one instrument and of the tables. named: factors that the topic names, whose choices may stand alone."""
     classes = _classes()
-    listed = dict(classes) | {keys(instrument.model.partition("-")[0]): Item("stop", instrument.model)}
+    listed = dict(classes) | {keys(instrument.model.partition("-")[0]): Item("stop", instrument.model), ("modelname",): Item("model", "model")}
     for word in (instrument.name, *instrument.keywords):
         listed[keys(word)] = Item("instrument", word, instrument.name)
     for metric in instrument.metrics:
         for name in (metric.name, *metric.aliases):
-            if keys(name) not in classes:
-                listed[keys(name)] = Item("metric", name, metric.name)
+            phrase = keys(name)
+            says = {classes[(word,)].what for word in phrase if (word,) in classes}
+            way = 1 if says & {"more", "better", "faster"} else -1 if says & {"less", "worse", "slower"} else None
+            if way is None or not all((word,) in classes for word in phrase):
+                listed[phrase] = Item("metric", name, metric.name, way)
+    listed |= {keys(word): Item("metric", word, name, way) for word, (name, way) in _TABLE["shared"]["metrics"].items()}
     shared = _TABLE["shared"]
     for factor in instrument.factors:
         for name in (factor.name, *factor.aliases, *shared["aliases"].get(factor.name, ())):
@@ -169,6 +183,8 @@ def vocabulary(instrument: Instrument, named: Iterable[str]) -> dict[tuple[str, 
             listed |= {keys(str(c)): Item("level", str(c), factor.name, c) for c in factor.choices if str(c) not in ("none", "full")}
             listed |= {keys(f"{factor.name} {c}"): Item("level", str(c), factor.name, c) for c in factor.choices}
     names = {factor.name for factor in instrument.factors}
+    if "data" in names:
+        listed |= {(f"datafile{'abcdefgh'[n % 8]}",): Item("level", path, "data", path) for n, path in enumerate(data, 1)}
     listed |= {keys(word): Item("level", word, name, value) for word, (name, value) in shared["values"].items() if name in names}
     return listed
 
@@ -181,6 +197,8 @@ def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[l
     for folder in folders:
         instrument = folder.instrument
         known = [keys(word) for word in (instrument.name, *instrument.keywords)]
+        if any(factor.type == "data" for factor in instrument.factors):
+            known += [("datafileb",)]
         own = [keys(name) for each in instrument.factors if not each.target.startswith("run.") for name in (each.name, *each.aliases)]
         for phrase in [*known, *[name for name in own if len(name) > 1]]:
             weight = 2 * len(phrase) + (phrase == known[0])
@@ -196,12 +214,12 @@ def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[l
     return [folder for folder in folders if folder.instrument.general] or list(folders), False
 
 
-def items(text: str, instrument: Instrument) -> list[Item]:
+def items(text: str, instrument: Instrument, data: Sequence[str] = ()) -> list[Item]:
     """The topic, phrase by phrase, the longest first; words without content are left out."""
     plain = re.sub(r"(?<=[a-z0-9])-(?=[a-z])|(?<=[a-z]{2})-(?=\d)|_", " ", text)
     found = [(m.lastgroup or "", m[0]) for m in _TOKEN.finditer(plain)]
     known = _named(found, vocabulary(instrument, ()))
-    return _led(_named(found, vocabulary(instrument, {item.what for item in known if item.kind in ("factor", "level")})))
+    return _led(_named(found, vocabulary(instrument, {item.what for item in known if item.kind in ("factor", "level")}, data)))
 
 
 def _named(found: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item]) -> list[Item]:
@@ -217,7 +235,7 @@ def _named(found: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item]
             result.append(replace(listed[tuple(words[i : i + length])], text=written))
         elif kind == "number":
             result.append(Item("number", text, value=float(text)))
-        elif kind == "mark":
+        elif kind == "mark" and (text in ("->", "=") or text in _MARKS):
             result.append(Item("mark", text, text))
         else:
             result.append(Item("unknown", text))
