@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from foundation.strict import explain
 from researcher.instruments.catalogue import InstrumentFolder, level_problem
 from researcher.instruments.instrument import Factor, Scalar
-from researcher.planner.matcher_words import SCREENED, Item, Said, choose_instrument, factors_of, items, said
+from researcher.planner.matcher_words import SCREENED, SWITCHED_ON, Item, Said, choose_instrument, factors_of, items, said
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.study.draft import Draft, Source
 from researcher.study.spec import StudySpec
@@ -180,7 +180,7 @@ class _Study:
         for i, item in enumerate(self.items[:-1]):
             if item.kind in ("class", "unknown") and item.text in title and self.items[i + 1].kind == "instrument":
                 self.used.add(i)  # `small sums` are no smaller ones
-        self.used |= {i for i, item in enumerate(self.items) if item.kind in ("instrument", "mark") or item.isa("list", "which", "learns", "first")}
+        self.used |= {i for i, item in enumerate(self.items) if item.kind in ("instrument", "mark", "model") or item.isa("list", "which", "learns", "first")}
         for item, behind in zip(self.items, self.items[1:], strict=False):
             if item.kind == "instrument" and behind.kind == "factor" and not behind.led and self.folder.instrument.roles:
                 self.stop(f"{item.text} {behind.text}: {behind.what} is set for all models, or by a factor of its own.")
@@ -212,31 +212,40 @@ class _Study:
                 if near is not None:
                     at[i] = self.factors[found[near].what]
                     filled |= {near, *(j for j in self._beside(i) if found[j].what == found[near].what and abs(i - j) == 1)}
-        for way, order in ((-1, numbers), (1, numbers[::-1])):
-            for i in order:
-                other = None if i in at or self._of_a_thing(i) else self._along(i, way, at, filled)
-                if other is None or not self._takes(other.name, i):
-                    continue
-                opposite = self._along(i, -way, at, filled)
-                if opposite is not None and opposite != other and self._takes(opposite.name, i):
-                    raise _Stop(f"{found[i].text!r} may be a level of {other.name} or of {opposite.name}.")
-                at[i] = other
-        owners = {factor.name for factor in at.values()}
-        lacking = {found[j].what for j in self._bare(filled)} or (owners if len(owners) == 1 else set())
-        if len(lacking) == 1:
-            at |= {i: self.factors[next(iter(lacking))] for i in numbers if i not in at}
+        for restricted in (True, False):
+            for way, order in ((-1, numbers), (1, numbers[::-1])):
+                for i in order:
+                    self._continue(i, way, at, filled, restricted=restricted)
+            owners = {factor.name for factor in at.values()}
+            lacking = {found[j].what for j in self._bare(filled)} or (owners if len(owners) == 1 else set())
+            if len(lacking) == 1:
+                last = self.factors[lacking.pop()]
+                at |= {i: last for i in numbers if i not in at and (not restricted or self._takes(last.name, i)) and not self._of_a_thing(i)}
         for i, factor in at.items():
             self.levels.append(Level(factor, _typed(factor, found[i].value), i))
         self.used |= at.keys()
         self.levels += [Level(self.factors[item.what], item.text if item.value is None else item.value, i) for i, item in enumerate(found) if item.kind == "level"]
         self.used |= {i for i, item in enumerate(found) if item.kind in ("level", "factor")}
 
+    def _continue(self, i: int, way: int, at: dict[int, Factor], filled: set[int], *, restricted: bool) -> None:
+        """Along a list. restricted: not over a comma or colon, where a factor still lacks its levels."""
+        near = self.items[i + way] if 0 <= i + way < len(self.items) else None
+        if i in at or near is None or self._of_a_thing(i) or (restricted and near.kind == "mark" and self._bare(filled)):
+            return
+        other = self._along(i, way, at, filled)
+        if other is None or not self._takes(other.name, i):
+            return
+        opposite = self._along(i, -way, at, filled)
+        if opposite is not None and opposite != other and self._takes(opposite.name, i):
+            raise _Stop(f"{self.items[i].text!r} may be a level of {other.name} or of {opposite.name}.")
+        at[i] = other
+
     def _counts(self, i: int) -> bool:
         """`two group sizes, 4 and 8`: how many levels there are."""
         if [item.kind for item in self.items[i + 1 : i + 2]] != ["factor"] or not self.items[i + 1].text.endswith("s"):
             return False
         behind = [j for j in range(i + 2, len(self.items)) if all(self._joins(k) and not self.items[k].isa(*_SIDES) for k in range(i + 2, j + 1))]
-        listed = sum(self.items[j].kind == "number" for j in behind)
+        listed = sum(self.items[j].kind in ("number", "level") for j in behind)
         if listed >= 2 and not (behind and self.items[i + 2].isa("list")):
             if listed != self.items[i].value:
                 raise _Stop(f"{self.items[i].text!r} may be a level, or how many there are.")
@@ -266,7 +275,7 @@ class _Study:
             while 0 <= j < len(self.items) and (self.items[j].isa(*passed) or (way < 0 and self.items[j].kind == "mark" and self.items[j].what in "=:(~")):
                 j += way
             ok = 0 <= j < len(self.items) and self.items[j].kind == "factor" and self.factors[self.items[j].what].type in ("int", "float")
-            if ok and (self.items[i].led not in ("on", "for", "in", "with", "when", "under", "by") if way < 0 else j == i + 1 or not self.items[j].led):
+            if ok and (self.items[i].led not in ("on", "for", "in", "with", "when", "under", "by") if way < 0 else not self.items[j].led):
                 near.append(j)
         return near
 
@@ -279,7 +288,7 @@ class _Study:
 
     def _joins(self, j: int, *marks: str) -> bool:
         item = self.items[j]
-        return item.isa(*_JOINS) or item.kind in ("metric", "number", "instrument") or (item.kind == "mark" and (item.what not in ".;!|?" or item.what in marks))
+        return item.isa(*_JOINS) or item.kind in ("metric", "number", "instrument", "level") or (item.kind == "mark" and (item.what not in ".;!|?" or item.what in marks))
 
     def _along(self, i: int, way: int, at: dict[int, Factor], filled: set[int]) -> Factor | None:
         """The factor of the next level that way, over connecting words only; a colon ends it where a factor still lacks its levels."""
@@ -289,6 +298,8 @@ class _Study:
         while 0 <= j < len(self.items):
             if j in at:
                 return at[j]
+            if j in filled and way < 0:
+                return self.factors[self.items[j].what]
             if not self._joins(j) or (self.items[j].what in (":", "(") and self._bare(filled)):
                 return None
             j += way
@@ -376,14 +387,19 @@ class _Study:
         self._mark("then", "balance", "interact", "weigh", "open", "far", "too")
         models = self.words.models
         if len(models) > 1:
-            if varied or bare:
+            if varied or set(bare) - {"model_size"}:
                 raise _Stop(f"The topic compares models, and {(varied + bare)[0]} too.")
-            self.put("model", models if not self._sides_of_models() else models[::-1], "topic")
+            self.sided = any(item.isa(*_SIDES) for item in self.items)
+            self.put("model", models[::-1] if self.sided else models, "topic")
+            self._mark("vs", "than", "from", "to")
+            bare = [name for name in bare if name != "model_size"]
             self._settle(by_factor, [])
             self._claim([], asks)
             return
         if models:
             self.put("model", models[0], "topic")
+            if "model_size" in bare:
+                raise _Stop("The topic compares model sizes, and names one model.")
         if self.words.text.strip().startswith("why") and not varied:
             self.declined = "A study tests what a setting does; it finds no cause of what was seen. Ask about one of the factors named."
         elif "then" in asks:
@@ -407,6 +423,10 @@ class _Study:
     def _motions(self) -> None:
         """`a higher rate`, `raising the rate`, `rises with the group size`: which way each factor goes."""
         for i, item in enumerate(self.items):
+            if item.kind == "factor" and item.text == "clip higher":
+                self.moved[item.what] = 1
+            if item.kind == "times" and self._moved_by(i) is not None:
+                self.used.add(i)
             if not item.isa("more", "less", "double", "halve") or i in self.used:
                 continue
             factor = self._moved_by(i)
@@ -424,20 +444,21 @@ class _Study:
             return None  # `higher than 1e-4`, `16 or more`
         if j < len(found) and found[j].kind == "metric":
             return None
-        if i and found[i - 1].kind == "metric" and (j >= len(found) or found[j].led or found[j].kind != "factor"):
-            return None
         k = j + (j < len(found) and found[j].isa("on"))
         if i and found[i - 1].kind == "metric" and k < len(found) and found[k].kind == "factor" and found[k].led == "with" and [item.kind for item in found[k + 1 : k + 2]] != ["number"]:
             self.moved[found[k].what] = 1  # accuracy rises with the group size
-            self.used.add(k - 1)
+            self.used |= {k - 1} - {i}
             return None
-        while j < len(found) and (found[j].isa("more", "less") or (found[j].isa("list") and found[j].text == "or")):
+        if i and found[i - 1].kind == "metric" and (j >= len(found) or found[j].led or found[j].kind != "factor"):
+            return None
+        while j < len(found) and (found[j].isa("more", "less") or found[j].kind == "times" or (found[j].isa("list") and found[j].text == "or")):
             j += 1
         if j < len(found) and found[j].kind == "factor" and not found[j].led:
             return found[j].what
-        if i and found[i - 1].kind == "factor":
-            return found[i - 1].what
-        return None
+        before = i - 1
+        while before > 0 and found[before].kind == "times":
+            before -= 1
+        return found[before].what if before >= 0 and found[before].kind == "factor" else None
 
     def _asked(self, by_factor: dict[str, list[Level]], *, strict: bool = False) -> list[str]:
         """Factors with one level that is no setting: not behind a preposition, and no usual choice."""
@@ -501,6 +522,7 @@ class _Study:
         if "balance" in asks:
             ordered = sorted((level.value for level in levels), key=lambda value: (isinstance(value, str), value))
             self._put_compare(levels[0].factor, ordered[0], ordered[1:], "topic")
+            self._mark("between")
             self.put("design", "balance", "topic")
         else:
             treatments, baselines = self._sides(levels)
@@ -538,7 +560,7 @@ class _Study:
             elif "->" in kinds or ("to" in kinds and ("from" in leads or name in self.moved)):
                 cuts.append((i, "to"))
         self._mark(*_SIDES, "from", "to", "between", "base")
-        based = [level for level in levels if any(self.items[j].isa("base") for j in range(max(0, level.at - 2), level.at))]
+        based = [level for level in levels if self._is_based(level.at)]
         based = based or [level for level in levels if [item.what for item in self.items[level.at + 1 : level.at + 2]] == ["base"]]
         if based and any(cut and levels.index(based[0]) < cut for cut, kind in cuts if kind != "vs"):
             raise _Stop("The topic claims something of its baseline: say it of the other level.")
@@ -546,7 +568,8 @@ class _Study:
         way = self.moved.get(name)
         numeric = not isinstance(levels[0].value, str | bool)
         marked = bool(cuts) and any(kind != "vs" for _, kind in cuts)
-        self.sided = bool(based or ahead or cuts or (way is not None and numeric))
+        again = any(item.kind == "factor" and item.what == name and i > levels[-1].at + 1 for i, item in enumerate(self.items))
+        self.sided = bool(based or ahead or (cuts and (marked or not again)) or (way is not None and numeric))
         if len(based) == 1:
             return [level for level in levels if level is not based[0]], based
         if ahead and not cuts:
@@ -563,6 +586,11 @@ class _Study:
         self.sided = False
         usual = next((level for level in levels if level.value == level.factor.default), levels[0])
         return [level for level in levels if level is not usual], [usual]
+
+    def _is_based(self, at: int) -> bool:
+        """`a baseline of 8`, `baseline group size 8`."""
+        near = self.items[max(0, at - 2) : at]
+        return bool(near) and (near[-1].isa("base") or (near[0].isa("base") and near[-1].kind in ("factor", "mark") and near[-1].text != ";" and near[-1].text != "."))
 
     def _agreeing(self, treatments: list[Level], baselines: list[Level]) -> tuple[list[Level], list[Level]]:
         way = self.moved.get(treatments[0].factor.name)
@@ -593,17 +621,21 @@ class _Study:
         factor = self.factors[name]
         if any(item.isa(*_SIDES) for item in self.items):
             raise _Stop(f"The topic compares {name} with something, and names no level of it.")
-        scale = next((item.what for item in self.items if item.isa("double", "halve")), None)
+        scales = [2.0 if item.what == "double" else 0.5 for item in self.items if item.isa("double", "halve")]
+        scales += [float(item.value or 1) ** self.moved.get(name, 1) for item in self.items if item.kind == "times"]
+        if len(scales) > 1:
+            raise _Stop("The topic names several multiples of the default: name the levels themselves.")
         default, off = factor.default, off_level(factor)
         one_sided = True
-        if scale is not None and not isinstance(default, str):
-            levels: list[Scalar] = [_typed(factor, default * (2 if scale == "double" else 0.5))]
+        if scales and not isinstance(default, str):
+            levels: list[Scalar] = [_typed(factor, _rounded(default * scales[0]))]
         elif factor.type in ("choice", "bool"):
             levels = [not default] if factor.type == "bool" else [choice for choice in factor.choices if choice != default]
         elif "far" in asks or asks & {"open", "which"} or ("better" in asks and any(item.isa("better") and item.text in ("best", "optimal") for item in self.items)):
             levels, one_sided = _spread(factor), False
         elif name in self.moved:
-            levels = [level for level in [moved_from_default(factor, self.moved[name])] if level is not None]
+            usual = SWITCHED_ON.get(name) if self.moved[name] > 0 else None
+            levels = [level for level in [usual or moved_from_default(factor, self.moved[name])] if level is not None]
         elif default == off:
             levels = [on_level(factor)]
         elif factor.off is not None:
@@ -783,23 +815,20 @@ class _Study:
         near = [self.items[j] for j in (i - 1, i + 1) if 0 <= j < len(self.items)]
         return any(item.kind == "metric" for item in near)
 
-    def _sides_of_models(self) -> bool:
-        """Whether the first model is the treatment."""
-        return any(item.isa(*_SIDES) for item in items(self.words.text, self.folder.instrument))
-
     # -- arms that are written out ---------------------------------------------------------------------------------
 
     def _listed_arms(self, text: str) -> dict[str, dict[str, Scalar]] | None:
         """`(a) GRPO, (b) with clip-higher 0.28, (c) with clip-higher and token-level loss`."""
         parts = re.split(r"(?<![\w])(?:\(([a-z]|[ivx]{1,4}|\d)\)|\b([a-z1-9])\))", text)
-        if len(parts) < 7:
+        labels = [a or b for a, b in zip(parts[1::3], parts[2::3], strict=False)]
+        if len(labels) < 2 or labels not in [list(each[: len(labels)]) for each in ("abcdefgh", "123456789", ("i", "ii", "iii", "iv", "v", "vi"))]:
             return None
         arms: dict[str, dict[str, Scalar]] = {}
         stated: dict[str, Scalar] = {}
         bare: list[tuple[str, str]] = []
         last, _, behind = parts[-1].partition(".")
         for n, segment in enumerate([*parts[3:-1:3], last]):
-            label = next(each for each in parts[1 + 3 * n : 3 + 3 * n] if each)
+            label = labels[n]
             self._part(segment)
             arms[label] = {level.factor.name: level.value for level in self.levels}
             stated |= {level.factor.name: level.value for level in self.levels if level.source == "topic"}

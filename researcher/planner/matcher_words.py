@@ -19,9 +19,10 @@ from researcher.instruments.instrument import Factor, Instrument, Scalar
 from researcher.study.spec import duration_text
 from swarm.models.catalogue import CATALOGUE
 
-Kind = Literal["factor", "level", "number", "metric", "class", "instrument", "model", "mark", "stop", "unknown"]
+Kind = Literal["factor", "level", "number", "times", "metric", "class", "instrument", "model", "mark", "stop", "unknown"]
 _TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("matcher.toml").read_text(encoding="utf-8"))
 SCREENED: list[str] = _TABLE["shared"]["screen"]
+SWITCHED_ON: dict[str, float] = _TABLE["shared"]["on"]
 _NUMBER_WORDS = (
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty"
 ).split()
@@ -37,6 +38,7 @@ _TOKEN = re.compile(
 _HUB = re.compile(r"(?<![\w/.:-])[A-Za-z][\w.-]*/[A-Za-z][\w.-]*\w")
 _DATA = re.compile(r"hf:[\w.-]+/[\w.-]*\w|(?<![\w/.])[\w./~-]+\.jsonl\b")
 _MARKS = ",.?!:;()[]{}/-|&'\"`*~"
+_COUNTED = frozenset("number numbers problem problems question questions model models task tasks agent agents sizes values".split())
 _SIZED = re.compile(r"\d[bm]\b", re.IGNORECASE)
 
 
@@ -87,7 +89,7 @@ def said(topic: str) -> Said:
     for each in _TABLE["rewrites"]:
         text = re.sub(each["said"], each["meant"], text)
     for each in _TABLE["bounds"]:
-        pattern = each["said"].replace("{n}", r"(?P<n>\d+)").replace("{m}", r"(?P<m>\d+)").replace("{d}", f"(?P<d>{_LENGTH})")
+        pattern = each["said"].replace("{n}", r"(?P<n>\d+)").replace("{m}", r"(?P<m>\d+)").replace("{k}", r"(?P<k>\d+)").replace("{d}", f"(?P<d>{_LENGTH})")
         text = re.sub(rf"(?<![\w.]){pattern}(?![\w-]|\.\d| (?:per|each|a) | apart)", lambda m, e=each: _bound(m, e["set"], found), text)
     found.text = text
     return found
@@ -166,7 +168,8 @@ def vocabulary(instrument: Instrument, named: Iterable[str], data: Sequence[str]
     classes = _classes()
     listed = dict(classes) | {keys(instrument.model.partition("-")[0]): Item("stop", instrument.model), ("modelname",): Item("model", "model")}
     for word in (instrument.name, *instrument.keywords):
-        listed[keys(word)] = Item("instrument", word, instrument.name)
+        if keys(word) not in classes or len(keys(word)) > 1:
+            listed[keys(word)] = Item("instrument", word, instrument.name)
     for metric in instrument.metrics:
         for name in (metric.name, *metric.aliases):
             phrase = keys(name)
@@ -199,7 +202,7 @@ def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[l
         known = [keys(word) for word in (instrument.name, *instrument.keywords)]
         if any(factor.type == "data" for factor in instrument.factors):
             known += [("datafileb",)]
-        own = [keys(name) for each in instrument.factors if not each.target.startswith("run.") for name in (each.name, *each.aliases)]
+        own = [keys(name) for each in instrument.factors if not each.target.startswith(("run.optim", "run.algo", "run.samp", "run.param", "run.max", "run.batch.t", "run.batch.g", "study.")) for name in (each.name, *each.aliases)]
         for phrase in [*known, *[name for name in own if len(name) > 1]]:
             weight = 2 * len(phrase) + (phrase == known[0])
             for i in range(len(words) - len(phrase) + 1):
@@ -218,11 +221,12 @@ def items(text: str, instrument: Instrument, data: Sequence[str] = ()) -> list[I
     """The topic, phrase by phrase, the longest first; words without content are left out."""
     plain = re.sub(r"(?<=[a-z0-9])-(?=[a-z])|(?<=[a-z]{2})-(?=\d)|_", " ", text)
     found = [(m.lastgroup or "", m[0]) for m in _TOKEN.finditer(plain)]
-    known = _named(found, vocabulary(instrument, ()))
-    return _led(_named(found, vocabulary(instrument, {item.what for item in known if item.kind in ("factor", "level")}, data)))
+    has_shares = any(factor.share for factor in instrument.factors)
+    known = _named(found, vocabulary(instrument, ()), has_shares)
+    return _led(_named(found, vocabulary(instrument, {item.what for item in known if item.kind in ("factor", "level")}, data), has_shares))
 
 
-def _named(found: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item]) -> list[Item]:
+def _named(found: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item], has_shares: bool) -> list[Item]:
     longest = max(map(len, listed))
     words = [_key(text) for _, text in found]
     result: list[Item] = []
@@ -233,6 +237,10 @@ def _named(found: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item]
         if length:
             written = " ".join(text for _, text in found[i : i + length])
             result.append(replace(listed[tuple(words[i : i + length])], text=written))
+        elif kind == "times":
+            result.append(Item("times", text, value=float(text[:-1])))
+        elif kind == "odd" and re.fullmatch(r"\d+%", text) and has_shares:
+            result.append(Item("number", text, value=float(text[:-1]) / 100))
         elif kind == "number":
             result.append(Item("number", text, value=float(text)))
         elif kind == "mark" and (text in ("->", "=") or text in _MARKS):
@@ -258,6 +266,8 @@ def _led(found: Sequence[Item]) -> list[Item]:
     led = ""
     for i, item in enumerate(found):
         if item.kind == "stop":
+            if item.text in _COUNTED and result and i and found[i - 1].kind == "number":
+                result[-1] = Item("unknown", f"{found[i - 1].text} {item.text}")
             continue
         behind = next((other for other in found[i + 1 :] if other.kind != "stop"), None)
         if item.isa("prep") or (item.isa("on") and item.text == "with" and (behind is None or not behind.isa("list"))):
