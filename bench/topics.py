@@ -41,7 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdict, shown = asyncio.run(tried(planner, case, folders))
         counts[verdict] += 1
         if options.verbose:
-            print(json.dumps({"topic": case["topic"], "verdict": verdict, "expect": case["expect"], "got": shown}, ensure_ascii=False))
+            print(
+                json.dumps(
+                    {"topic": case["topic"], "verdict": verdict, "expect": case["expect"], "got": shown},
+                    ensure_ascii=False,
+                )
+            )
     figures = {verdict: counts[verdict] for verdict in VERDICTS}
     seconds = round(time.perf_counter() - started, 2)
     print(json.dumps({"bench": "topics", "planner": planner.name, "n": counts.total(), **figures, "seconds": seconds}))
@@ -147,7 +152,14 @@ def _same_arms(got: list[dict[str, Any]], wanted: list[dict[str, Any]], defaults
         return False
     left = list(got)
     for want in sorted(wanted, key=len, reverse=True):
-        arm = next((each for each in left if all(_same(each.get(name, defaults.get(name)), value) for name, value in want.items())), None)
+        arm = next(
+            (
+                each
+                for each in left
+                if all(_same(each.get(name, defaults.get(name)), value) for name, value in want.items())
+            ),
+            None,
+        )
         if arm is None:
             return False
         left.remove(arm)

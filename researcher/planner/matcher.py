@@ -17,7 +17,16 @@ from pydantic import ValidationError
 from foundation.strict import explain
 from researcher.instruments.catalogue import InstrumentFolder, level_problem
 from researcher.instruments.instrument import Factor, Scalar
-from researcher.planner.matcher_words import SCREENED, SWITCHED_ON, Item, Said, choose_instrument, factors_of, items, said
+from researcher.planner.matcher_words import (
+    SCREENED,
+    SWITCHED_ON,
+    Item,
+    Said,
+    choose_instrument,
+    factors_of,
+    items,
+    said,
+)
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.study.draft import Draft, Source
 from researcher.study.spec import StudySpec
@@ -25,7 +34,28 @@ from researcher.study.spec import StudySpec
 FEWEST_RACED = 4
 """Treatments against one baseline from which a race is cheaper than all comparisons."""
 LEARNING_RATE, STEPS, WALL = "learning_rate", "steps", "wall_s"
-_JOINS = ("list", "vs", "than", "beat", "lose", "equal", "to", "from", "between", "better", "worse", "faster", "slower", "more", "less", "base", "default", "which", "balance", "learns")
+_JOINS = (
+    "list",
+    "vs",
+    "than",
+    "beat",
+    "lose",
+    "equal",
+    "to",
+    "from",
+    "between",
+    "better",
+    "worse",
+    "faster",
+    "slower",
+    "more",
+    "less",
+    "base",
+    "default",
+    "which",
+    "balance",
+    "learns",
+)
 _SIDES = ("vs", "than", "beat", "lose", "equal")
 
 
@@ -43,12 +73,18 @@ def match(topic: str, folders: Sequence[InstrumentFolder], given: dict[str, Any]
     wanted = given.get("instrument")
     known = [each for each in folders if wanted in (None, each.instrument.name, str(each.path))]
     if not known or not topic.strip():
-        return Declined(reason=f"There is no instrument {wanted!r}." if wanted else "There is no topic, or no instrument to ask it of.")
+        return Declined(
+            reason=f"There is no instrument {wanted!r}."
+            if wanted
+            else "There is no topic, or no instrument to ask it of."
+        )
     read = said(topic)
     chosen, named = choose_instrument(read.text, known)
     study = _Study(topic, chosen[0], read)
     if len(chosen) > 1:
-        study.stop(f"The topic fits {' and '.join(each.instrument.name for each in chosen)}; choose one with --instrument.")
+        study.stop(
+            f"The topic fits {' and '.join(each.instrument.name for each in chosen)}; choose one with --instrument."
+        )
     study.put("instrument", chosen[0].instrument.name, "topic" if named else "default")
     study.read()
     return study.outcome(given)
@@ -180,9 +216,18 @@ class _Study:
         for i, item in enumerate(self.items[:-1]):
             if item.kind in ("class", "unknown") and item.text in title and self.items[i + 1].kind == "instrument":
                 self.used.add(i)  # `small sums` are no smaller ones
-        self.used |= {i for i, item in enumerate(self.items) if item.kind in ("instrument", "mark", "model") or item.isa("list", "which", "learns", "first")}
+        self.used |= {
+            i
+            for i, item in enumerate(self.items)
+            if item.kind in ("instrument", "mark", "model") or item.isa("list", "which", "learns", "first")
+        }
         for item, behind in zip(self.items, self.items[1:], strict=False):
-            if item.kind == "instrument" and behind.kind == "factor" and not behind.led and self.folder.instrument.roles:
+            if (
+                item.kind == "instrument"
+                and behind.kind == "factor"
+                and not behind.led
+                and self.folder.instrument.roles
+            ):
                 self.stop(f"{item.text} {behind.text}: {behind.what} is set for all models, or by a factor of its own.")
         self._place()
         self._switches()
@@ -207,11 +252,16 @@ class _Study:
         filled: set[int] = set()
         for steps in (self._beside, self._before):
             for i in numbers:
-                near = next((j for j in steps(i) if i not in at and j not in filled and self._takes(found[j].what, i)), None)
+                near = next(
+                    (j for j in steps(i) if i not in at and j not in filled and self._takes(found[j].what, i)), None
+                )
                 near = next((j for j in steps(i) if i not in at and j not in filled), None) if near is None else near
                 if near is not None:
                     at[i] = self.factors[found[near].what]
-                    filled |= {near, *(j for j in self._beside(i) if found[j].what == found[near].what and abs(i - j) == 1)}
+                    filled |= {
+                        near,
+                        *(j for j in self._beside(i) if found[j].what == found[near].what and abs(i - j) == 1),
+                    }
         for restricted in (True, False):
             for way, order in ((-1, numbers), (1, numbers[::-1])):
                 for i in order:
@@ -220,17 +270,30 @@ class _Study:
             lacking = {found[j].what for j in self._bare(filled)} or (owners if len(owners) == 1 else set())
             if len(lacking) == 1:
                 last = self.factors[lacking.pop()]
-                at |= {i: last for i in numbers if i not in at and (not restricted or self._takes(last.name, i)) and not self._of_a_thing(i)}
+                at |= {
+                    i: last
+                    for i in numbers
+                    if i not in at and (not restricted or self._takes(last.name, i)) and not self._of_a_thing(i)
+                }
         for i, factor in at.items():
             self.levels.append(Level(factor, _typed(factor, found[i].value), i))
         self.used |= at.keys()
-        self.levels += [Level(self.factors[item.what], item.text if item.value is None else item.value, i) for i, item in enumerate(found) if item.kind == "level"]
+        self.levels += [
+            Level(self.factors[item.what], item.text if item.value is None else item.value, i)
+            for i, item in enumerate(found)
+            if item.kind == "level"
+        ]
         self.used |= {i for i, item in enumerate(found) if item.kind in ("level", "factor")}
 
     def _continue(self, i: int, way: int, at: dict[int, Factor], filled: set[int], *, restricted: bool) -> None:
         """Along a list. restricted: not over a comma or colon, where a factor still lacks its levels."""
         near = self.items[i + way] if 0 <= i + way < len(self.items) else None
-        if i in at or near is None or self._of_a_thing(i) or (restricted and near.kind == "mark" and self._bare(filled)):
+        if (
+            i in at
+            or near is None
+            or self._of_a_thing(i)
+            or (restricted and near.kind == "mark" and self._bare(filled))
+        ):
             return
         other = self._along(i, way, at, filled)
         if other is None or not self._takes(other.name, i):
@@ -244,7 +307,11 @@ class _Study:
         """`two group sizes, 4 and 8`: how many levels there are."""
         if [item.kind for item in self.items[i + 1 : i + 2]] != ["factor"] or not self.items[i + 1].text.endswith("s"):
             return False
-        behind = [j for j in range(i + 2, len(self.items)) if all(self._joins(k) and not self.items[k].isa(*_SIDES) for k in range(i + 2, j + 1))]
+        behind = [
+            j
+            for j in range(i + 2, len(self.items))
+            if all(self._joins(k) and not self.items[k].isa(*_SIDES) for k in range(i + 2, j + 1))
+        ]
         listed = sum(self.items[j].kind in ("number", "level") for j in behind)
         if listed >= 2 and not (behind and self.items[i + 2].isa("list")):
             if listed != self.items[i].value:
@@ -256,7 +323,11 @@ class _Study:
     def _of_a_thing(self, i: int) -> bool:
         """`3 numbers`, `32 heads`."""
         behind = self.items[i + 1] if i + 1 < len(self.items) else None
-        return behind is not None and not behind.led and (behind.kind == "unknown" or behind.text in ("number", "numbers", "digits"))
+        return (
+            behind is not None
+            and not behind.led
+            and (behind.kind == "unknown" or behind.text in ("number", "numbers", "digits"))
+        )
 
     def _takes(self, name: str, i: int) -> bool:
         factor = self.factors[name]
@@ -265,17 +336,35 @@ class _Study:
     def _bare(self, filled: set[int]) -> list[int]:
         """Numeric factors that no number stands at."""
         names = {self.items[j].what for j in filled}
-        return [j for j, item in enumerate(self.items) if item.kind == "factor" and item.what not in names and self.factors[item.what].type in ("int", "float")]
+        return [
+            j
+            for j, item in enumerate(self.items)
+            if item.kind == "factor" and item.what not in names and self.factors[item.what].type in ("int", "float")
+        ]
 
     def _beside(self, i: int) -> list[int]:
         """`lr of 1e-5`, `16 rollouts`, `1e-5 a better learning rate`: the factors right at a number."""
         near = []
-        for way, passed in ((-1, ("to", "from", "base", "between", "default")), (1, ("better", "worse", "which", "default", "base", "too"))):
+        for way, passed in (
+            (-1, ("to", "from", "base", "between", "default")),
+            (1, ("better", "worse", "which", "default", "base", "too")),
+        ):
             j = i + way
-            while 0 <= j < len(self.items) and (self.items[j].isa(*passed) or (way < 0 and self.items[j].kind == "mark" and self.items[j].what in "=:(~")):
+            while 0 <= j < len(self.items) and (
+                self.items[j].isa(*passed)
+                or (way < 0 and self.items[j].kind == "mark" and self.items[j].what in "=:(~")
+            ):
                 j += way
-            ok = 0 <= j < len(self.items) and self.items[j].kind == "factor" and self.factors[self.items[j].what].type in ("int", "float")
-            if ok and (self.items[i].led not in ("on", "for", "in", "with", "when", "under", "by") if way < 0 else not self.items[j].led):
+            ok = (
+                0 <= j < len(self.items)
+                and self.items[j].kind == "factor"
+                and self.factors[self.items[j].what].type in ("int", "float")
+            )
+            if ok and (
+                self.items[i].led not in ("on", "for", "in", "with", "when", "under", "by")
+                if way < 0
+                else not self.items[j].led
+            ):
                 near.append(j)
         return near
 
@@ -284,16 +373,30 @@ class _Study:
         j = i - 1
         while j >= 0 and self.items[j].kind != "number" and self._joins(j, "?"):
             j -= 1
-        return [j] if j >= 0 and self.items[j].kind == "factor" and self.factors[self.items[j].what].type in ("int", "float") else []
+        return (
+            [j]
+            if j >= 0 and self.items[j].kind == "factor" and self.factors[self.items[j].what].type in ("int", "float")
+            else []
+        )
 
     def _joins(self, j: int, *marks: str) -> bool:
         item = self.items[j]
-        return item.isa(*_JOINS) or item.kind in ("metric", "number", "instrument", "level") or (item.kind == "mark" and (item.what not in ".;!|?" or item.what in marks))
+        return (
+            item.isa(*_JOINS)
+            or item.kind in ("metric", "number", "instrument", "level")
+            or (item.kind == "mark" and (item.what not in ".;!|?" or item.what in marks))
+        )
 
     def _along(self, i: int, way: int, at: dict[int, Factor], filled: set[int]) -> Factor | None:
         """The factor of the next level that way, over connecting words only; a colon ends it where a factor still lacks its levels."""
         j = i + way
-        if way < 0 and self.items[i].led not in ("", "of") and j >= 0 and not self.items[j].isa(*_SIDES, "list", "better", "worse", "faster", "slower", "from", "to") and self.items[j].what not in (",", "("):
+        if (
+            way < 0
+            and self.items[i].led not in ("", "of")
+            and j >= 0
+            and not self.items[j].isa(*_SIDES, "list", "better", "worse", "faster", "slower", "from", "to")
+            and self.items[j].what not in (",", "(")
+        ):
             return None
         while 0 <= j < len(self.items):
             if j in at:
@@ -316,12 +419,16 @@ class _Study:
             while not behind and j < len(found) and (found[j].isa("list", "off", "on", "default")):
                 j += 1
             target = found[j] if 0 <= j < len(found) else None
-            factor = self.factors.get(target.what) if target is not None and target.kind in ("factor", "level") else None
+            factor = (
+                self.factors.get(target.what) if target is not None and target.kind in ("factor", "level") else None
+            )
             if factor is None and item.isa("off"):
                 factor = self._only_factor()
             if factor is None:
                 continue
-            numbered = any(level.at == j + 1 and level.factor == factor and found[j + 1].kind == "number" for level in self.levels)
+            numbered = any(
+                level.at == j + 1 and level.factor == factor and found[j + 1].kind == "number" for level in self.levels
+            )
             level = off_level(factor) if item.isa("off", "off_behind") else on_level(factor)
             if item.isa("on", "on_behind") and (numbered or (target is not None and target.kind == "level")):
                 self.used.add(i)
@@ -331,7 +438,12 @@ class _Study:
                 continue
             if level is None:
                 raise _Stop(f"{factor.name} cannot be switched off.")
-            if item.isa("off", "off_behind") and target is not None and target.kind == "level" and target.value != level:
+            if (
+                item.isa("off", "off_behind")
+                and target is not None
+                and target.kind == "level"
+                and target.value != level
+            ):
                 self.levels = [each for each in self.levels if each.at != j]
             elif item.isa("off") and numbered:
                 raise _Stop(f"{item.text!r} before a level of {factor.name} can be read in two ways.")
@@ -344,13 +456,27 @@ class _Study:
     def _bare_switches(self) -> None:
         """`KL penalty beats no KL penalty`: a bare mention of what is switched off elsewhere is the level at which it is on."""
         off = {level.factor.name for level in self.levels if level.value == off_level(level.factor)}
-        taken = {i + d for i, item in enumerate(self.items) if item.isa("off", "on", "default", "none") for d in (1, 2)} | {i - 1 for i, item in enumerate(self.items) if item.isa("off_behind", "on_behind")}
+        taken = {
+            i + d for i, item in enumerate(self.items) if item.isa("off", "on", "default", "none") for d in (1, 2)
+        } | {i - 1 for i, item in enumerate(self.items) if item.isa("off_behind", "on_behind")}
         for i, item in enumerate(self.items):
-            if item.kind == "factor" and item.what in off and i not in taken and len(self._distinct(item.what)) < 2 and not any(abs(level.at - i) <= 2 and self.items[level.at].kind == "number" for level in self.levels if level.factor.name == item.what):
+            if (
+                item.kind == "factor"
+                and item.what in off
+                and i not in taken
+                and len(self._distinct(item.what)) < 2
+                and not any(
+                    abs(level.at - i) <= 2 and self.items[level.at].kind == "number"
+                    for level in self.levels
+                    if level.factor.name == item.what
+                )
+            ):
                 self.levels.append(Level(self.factors[item.what], on_level(self.factors[item.what]), i, "planner"))
 
     def _only_factor(self) -> Factor | None:
-        names = {item.what for item in self.items if item.kind == "factor"} | {level.factor.name for level in self.levels if not _scenery(level)}
+        names = {item.what for item in self.items if item.kind == "factor"} | {
+            level.factor.name for level in self.levels if not _scenery(level)
+        }
         return self.factors[next(iter(names))] if len(names) == 1 else None
 
     def _stand_ins(self) -> None:
@@ -361,16 +487,24 @@ class _Study:
             near = self.items[i + 1] if i + 1 < len(self.items) else None
             factor = self.factors[near.what] if near is not None and near.kind == "factor" else self._only_factor()
             value = None if factor is None else factor.default if item.isa("default") else off_level(factor)
-            if near is not None and (near.kind == "number" or (near.kind == "level" and near.value == self.factors[near.what].default)):
+            if near is not None and (
+                near.kind == "number" or (near.kind == "level" and near.value == self.factors[near.what].default)
+            ):
                 self.used.add(i)
             elif factor is not None and value is not None:
-                numbered = near is not None and near.kind == "factor" and any(level.at == i + 2 for level in self.levels)
+                numbered = (
+                    near is not None and near.kind == "factor" and any(level.at == i + 2 for level in self.levels)
+                )
                 if not numbered:
                     self.levels.append(Level(factor, value, i))
                 self.used.add(i)
         whole = self.factors.get("parameters")
         adapters = [level for level in self.levels if level.factor.name.startswith("lora_")]
-        if whole is not None and adapters and {level.value for level in self.levels if level.factor == whole} == {"full"}:
+        if (
+            whole is not None
+            and adapters
+            and {level.value for level in self.levels if level.factor == whole} == {"full"}
+        ):
             self.levels.append(Level(whole, "lora", adapters[0].at))
 
     def _distinct(self, name: str) -> list[Level]:
@@ -382,7 +516,11 @@ class _Study:
         self._motions()
         by_factor = {level.factor.name: self._distinct(level.factor.name) for level in self.levels}
         varied = [name for name, levels in by_factor.items() if len(levels) > 1]
-        bare = [name for name in dict.fromkeys(item.what for item in self.items if item.kind == "factor") if name not in by_factor]
+        bare = [
+            name
+            for name in dict.fromkeys(item.what for item in self.items if item.kind == "factor")
+            if name not in by_factor
+        ]
         asks = {item.what for item in self.items if item.kind == "class"}
         self._mark("then", "balance", "interact", "weigh", "open", "far", "too")
         models = self.words.models
@@ -404,7 +542,13 @@ class _Study:
             self.declined = "A study tests what a setting does; it finds no cause of what was seen. Ask about one of the factors named."
         elif "then" in asks:
             self._sequence(varied, by_factor)
-        elif "untrained" in asks or (not varied and not bare and all(_scenery(level) or level.at < 0 or self.items[level.at].led for level in self.levels) and "open" not in asks and not self._asked(by_factor, strict=True)):
+        elif "untrained" in asks or (
+            not varied
+            and not bare
+            and all(_scenery(level) or level.at < 0 or self.items[level.at].led for level in self.levels)
+            and "open" not in asks
+            and not self._asked(by_factor, strict=True)
+        ):
             self._control(by_factor, asks)
         elif len(varied) > 1:
             self._several(varied, by_factor, bare, asks)
@@ -440,18 +584,29 @@ class _Study:
     def _moved_by(self, i: int) -> str | None:
         found = self.items
         j = i + 1
-        if (j < len(found) and found[j].isa("than")) or (i > 1 and found[i - 1].isa("list") and found[i - 2].kind == "number"):
+        if (j < len(found) and found[j].isa("than")) or (
+            i > 1 and found[i - 1].isa("list") and found[i - 2].kind == "number"
+        ):
             return None  # `higher than 1e-4`, `16 or more`
         if j < len(found) and found[j].kind == "metric":
             return None
         k = j + (j < len(found) and found[j].isa("on"))
-        if i and found[i - 1].kind == "metric" and k < len(found) and found[k].kind == "factor" and found[k].led == "with" and [item.kind for item in found[k + 1 : k + 2]] != ["number"]:
+        if (
+            i
+            and found[i - 1].kind == "metric"
+            and k < len(found)
+            and found[k].kind == "factor"
+            and found[k].led == "with"
+            and [item.kind for item in found[k + 1 : k + 2]] != ["number"]
+        ):
             self.moved[found[k].what] = 1  # accuracy rises with the group size
             self.used |= {k - 1} - {i}
             return None
         if i and found[i - 1].kind == "metric" and (j >= len(found) or found[j].led or found[j].kind != "factor"):
             return None
-        while j < len(found) and (found[j].isa("more", "less") or found[j].kind == "times" or (found[j].isa("list") and found[j].text == "or")):
+        while j < len(found) and (
+            found[j].isa("more", "less") or found[j].kind == "times" or (found[j].isa("list") and found[j].text == "or")
+        ):
             j += 1
         if j < len(found) and found[j].kind == "factor" and not found[j].led:
             return found[j].what
@@ -470,7 +625,16 @@ class _Study:
 
     def _is_setting(self, level: Level) -> bool:
         item = self.items[level.at]
-        around = [item, *(self.items[j] for j in (level.at - 1, level.at + 1) if 0 <= j < len(self.items) and self.items[j].kind == "factor" and self.items[j].what == level.factor.name)]
+        around = [
+            item,
+            *(
+                self.items[j]
+                for j in (level.at - 1, level.at + 1)
+                if 0 <= j < len(self.items)
+                and self.items[j].kind == "factor"
+                and self.items[j].what == level.factor.name
+            ),
+        ]
         return _scenery(level) or any(each.led and each.led not in ("under", "as") for each in around)
 
     def _unlevelled(self, bare: list[str], by_factor: dict[str, list[Level]], asks: set[str]) -> None:
@@ -494,24 +658,38 @@ class _Study:
         if "interact" in asks:
             self._explore(varied, by_factor, asks)
             return
-        places = [i for i, item in enumerate(self.items) if item.isa(*_SIDES) and i > min(level.at for level in self.levels if level.factor.name in varied)]
+        places = [
+            i
+            for i, item in enumerate(self.items)
+            if item.isa(*_SIDES) and i > min(level.at for level in self.levels if level.factor.name in varied)
+        ]
         if len(places) != 1:
-            raise _Stop(f"The topic varies {' and '.join(varied)}: ask about one, or whether they interact, or name the arms.")
+            raise _Stop(
+                f"The topic varies {' and '.join(varied)}: ask about one, or whether they interact, or name the arms."
+            )
         sides = [[level for level in self.levels if (level.at < places[0]) == first] for first in (True, False)]
         arms = [{level.factor.name: level.value for level in side} for side in sides]
         whole = all(len(arm) == len(side) for arm, side in zip(arms, sides, strict=True))
         if not whole or arms[0].keys() != arms[1].keys():
-            raise _Stop(f"The two sides do not set the same factors ({', '.join(sorted(arms[0].keys() ^ arms[1].keys()) or varied)}).")
+            raise _Stop(
+                f"The two sides do not set the same factors ({', '.join(sorted(arms[0].keys() ^ arms[1].keys()) or varied)})."
+            )
         self.used.add(places[0])
         self._put_arms({"baseline": arms[1], "treatment": arms[0]})
         self.sided = True
         self._claim([], asks)
 
     def _put_arms(self, arms: dict[str, dict[str, Scalar]]) -> None:
-        same = {name: value for name, value in next(iter(arms.values())).items() if all(arm.get(name) == value for arm in arms.values())}
+        same = {
+            name: value
+            for name, value in next(iter(arms.values())).items()
+            if all(arm.get(name) == value for arm in arms.values())
+        }
         for name, value in same.items():
             self.put(f"set.{name}", value, "topic")
-        self.fields["arms"] = {arm: {name: value for name, value in each.items() if name not in same} for arm, each in arms.items()}
+        self.fields["arms"] = {
+            arm: {name: value for name, value in each.items() if name not in same} for arm, each in arms.items()
+        }
         self.sources |= dict.fromkeys([f"arms.{arm}" for arm in arms], "topic")
 
     # -- one factor ------------------------------------------------------------------------------------------------
@@ -527,7 +705,9 @@ class _Study:
         else:
             treatments, baselines = self._sides(levels)
             if len(baselines) > 1:
-                raise _Stop(f"The topic sets {name} against several baselines: {', '.join(str(each.value) for each in baselines)}.")
+                raise _Stop(
+                    f"The topic sets {name} against several baselines: {', '.join(str(each.value) for each in baselines)}."
+                )
             source: Source = "topic" if all(level.source == "topic" for level in levels) else "planner"
             self._put_compare(levels[0].factor, baselines[0].value, [level.value for level in treatments], source)
             if len(treatments) >= FEWEST_RACED:
@@ -561,14 +741,18 @@ class _Study:
                 cuts.append((i, "to"))
         self._mark(*_SIDES, "from", "to", "between", "base")
         based = [level for level in levels if self._is_based(level.at)]
-        based = based or [level for level in levels if [item.what for item in self.items[level.at + 1 : level.at + 2]] == ["base"]]
+        based = based or [
+            level for level in levels if [item.what for item in self.items[level.at + 1 : level.at + 2]] == ["base"]
+        ]
         if based and any(cut and levels.index(based[0]) < cut for cut, kind in cuts if kind != "vs"):
             raise _Stop("The topic claims something of its baseline: say it of the other level.")
         ahead = [i for i, item in enumerate(self.items) if item.isa("than", "vs") and i < levels[0].at]
         way = self.moved.get(name)
         numeric = not isinstance(levels[0].value, str | bool)
         marked = bool(cuts) and any(kind != "vs" for _, kind in cuts)
-        again = any(item.kind == "factor" and item.what == name and i > levels[-1].at + 1 for i, item in enumerate(self.items))
+        again = any(
+            item.kind == "factor" and item.what == name and i > levels[-1].at + 1 for i, item in enumerate(self.items)
+        )
         self.sided = bool(based or ahead or (cuts and (marked or not again)) or (way is not None and numeric))
         if len(based) == 1:
             return [level for level in levels if level is not based[0]], based
@@ -590,11 +774,23 @@ class _Study:
     def _is_based(self, at: int) -> bool:
         """`a baseline of 8`, `baseline group size 8`."""
         near = self.items[max(0, at - 2) : at]
-        return bool(near) and (near[-1].isa("base") or (near[0].isa("base") and near[-1].kind in ("factor", "mark") and near[-1].text != ";" and near[-1].text != "."))
+        return bool(near) and (
+            near[-1].isa("base")
+            or (
+                near[0].isa("base")
+                and near[-1].kind in ("factor", "mark")
+                and near[-1].text != ";"
+                and near[-1].text != "."
+            )
+        )
 
     def _agreeing(self, treatments: list[Level], baselines: list[Level]) -> tuple[list[Level], list[Level]]:
         way = self.moved.get(treatments[0].factor.name)
-        if way is not None and not isinstance(treatments[0].value, str | bool) and not isinstance(baselines[0].value, str | bool):
+        if (
+            way is not None
+            and not isinstance(treatments[0].value, str | bool)
+            and not isinstance(baselines[0].value, str | bool)
+        ):
             if any((float(one.value) - float(other.value)) * way < 0 for one in treatments for other in baselines):
                 raise _Stop(f"The topic has {treatments[0].factor.name} go one way, and its levels the other.")
         return treatments, baselines
@@ -609,10 +805,17 @@ class _Study:
             baseline = on_level(level.factor) if level.value == off else off
         if baseline is None or baseline == level.value:
             raise _Stop(f"{name}={level.value} is the default: name the level to compare it with.")
-        if any(item.isa("than", "vs", "beat", "lose", "equal") for item in self.items) and not any(item.isa("default", "none", "off", "off_behind") for item in self.items):
+        if any(item.isa("than", "vs", "beat", "lose", "equal") for item in self.items) and not any(
+            item.isa("default", "none", "off", "off_behind") for item in self.items
+        ):
             raise _Stop(f"The topic sets {name}={level.value} against something that is no level of it.")
         pair = self._agreeing([level], [Level(level.factor, baseline, -1)])
-        self._put_compare(level.factor, pair[1][0].value, [level.value], "topic" if level.value != default and level.source == "topic" else "planner")
+        self._put_compare(
+            level.factor,
+            pair[1][0].value,
+            [level.value],
+            "topic" if level.value != default and level.source == "topic" else "planner",
+        )
         self._settle(by_factor, [name])
         self._claim([level], asks)
 
@@ -630,8 +833,16 @@ class _Study:
         if scales and not isinstance(default, str):
             levels: list[Scalar] = [_typed(factor, _rounded(default * scales[0]))]
         elif factor.type in ("choice", "bool"):
-            levels = [not default] if factor.type == "bool" else [choice for choice in factor.choices if choice != default]
-        elif "far" in asks or asks & {"open", "which"} or ("better" in asks and any(item.isa("better") and item.text in ("best", "optimal") for item in self.items)):
+            levels = (
+                [not default] if factor.type == "bool" else [choice for choice in factor.choices if choice != default]
+            )
+        elif (
+            "far" in asks
+            or asks & {"open", "which"}
+            or (
+                "better" in asks and any(item.isa("better") and item.text in ("best", "optimal") for item in self.items)
+            )
+        ):
             levels, one_sided = _spread(factor), False
         elif name in self.moved:
             usual = SWITCHED_ON.get(name) if self.moved[name] > 0 else None
@@ -644,7 +855,10 @@ class _Study:
             self._claim([Level(factor, default, 0)], asks)
             return
         else:
-            levels, one_sided = [each for way in (-1, 1) if (each := moved_from_default(factor, way)) is not None], False
+            levels, one_sided = (
+                [each for way in (-1, 1) if (each := moved_from_default(factor, way)) is not None],
+                False,
+            )
         if not levels:
             raise _Stop(f"{name} cannot go further: its default is at the end of its range.")
         self._put_compare(factor, default, levels, "planner")
@@ -660,7 +874,9 @@ class _Study:
         if not names:
             names = [name for name in SCREENED if name in self.factors and name not in by_factor]
             source: Source = "planner"
-        elif {"interact", "weigh", "open", "which"} & asks or any(item.text in ("best", "optimal") for item in self.items):
+        elif {"interact", "weigh", "open", "which"} & asks or any(
+            item.text in ("best", "optimal") for item in self.items
+        ):
             source = "topic"
         else:
             raise _Stop(f"The topic names {' and '.join(names)}, and not how they are compared.")
@@ -669,7 +885,9 @@ class _Study:
         for name in names:
             factor, levels = self.factors[name], by_factor.get(name, [])
             if len(levels) > 2:
-                raise _Stop(f"{name} has {len(levels)} levels; where several factors are varied together, each has two.")
+                raise _Stop(
+                    f"{name} has {len(levels)} levels; where several factors are varied together, each has two."
+                )
             if len(levels) == 2:
                 usual = next((level for level in levels if level.value == factor.default), levels[0])
                 self._put_compare(factor, usual.value, [level.value for level in levels if level is not usual], "topic")
@@ -679,7 +897,9 @@ class _Study:
                     other = levels[0].value
                 self._put_compare(factor, factor.default, [other], source if levels else "planner")
         self._mark(*_SIDES)
-        self.put("design", "factorial" if "interact" in asks else "screen", "topic" if "interact" in asks else "planner")
+        self.put(
+            "design", "factorial" if "interact" in asks else "screen", "topic" if "interact" in asks else "planner"
+        )
         self._settle(by_factor, names)
         self._claim([], asks | {"which"})
 
@@ -704,13 +924,25 @@ class _Study:
         opposed = [i for i, item in enumerate(self.items) if item.isa(*_SIDES)]
         if any(item.isa("untrained") and opposed and i < opposed[0] for i, item in enumerate(self.items)):
             raise _Stop("The topic claims something of the untrained model: say it of the trained one.")
-        settings = [level.factor.name for level in self.levels if not _scenery(level) and level.factor.name != LEARNING_RATE and not level.factor.target.startswith("task.")]
+        settings = [
+            level.factor.name
+            for level in self.levels
+            if not _scenery(level)
+            and level.factor.name != LEARNING_RATE
+            and not level.factor.target.startswith("task.")
+        ]
         if settings and "untrained" not in asks:
             raise _Stop(f"The topic may ask about {settings[0]}, or about training at all.")
         claims = asks & {"better", "worse", "learns", "faster", "more_accurate", "more", "less"}
-        trains = re.search(r"\b(train|rl|reinforcement|teach|learn|post-train|fine-?tun)", self.words.text) or any(level.factor.name == "algorithm" for level in self.levels)
+        trains = re.search(r"\b(train|rl|reinforcement|teach|learn|post-train|fine-?tun)", self.words.text) or any(
+            level.factor.name == "algorithm" for level in self.levels
+        )
         understood = not any(item.kind == "unknown" for item in self.items)
-        others = any(len(levels) > 1 for levels in by_factor.values()) or any(item.isa(*_SIDES) for item in self.items) and "untrained" not in asks
+        others = (
+            any(len(levels) > 1 for levels in by_factor.values())
+            or any(item.isa(*_SIDES) for item in self.items)
+            and "untrained" not in asks
+        )
         if factor is None or not claims or not trains or not understood or others or "faster" in asks:
             self.declined = "The topic names nothing that can be varied and compared here."
             unknown = [item.text for item in self.items if item.kind == "unknown"]
@@ -731,24 +963,44 @@ class _Study:
         for factor in self.factors.values():
             if factor.type == "data" and not factor.default and factor.name not in given:
                 self.stop(f"{self.folder.instrument.name} needs data: name a .jsonl file or a data set hf:OWNER/NAME.")
-            if factor.name in asked and factor.needs is not None and factor.needs not in given and not self.factors[factor.needs].default:
+            if (
+                factor.name in asked
+                and factor.needs is not None
+                and factor.needs not in given
+                and not self.factors[factor.needs].default
+            ):
                 self.stop(f"{factor.name} does nothing while {factor.needs} is 0: name a level of it.")
 
     def _settle(self, by_factor: dict[str, list[Level]], asked: Sequence[str]) -> None:
         """Every other level is the same in all arms."""
         self._refuse_idle(asked)
         compared = [level for level in self.levels if level.factor.name in asked]
-        cut = next((i for i, item in enumerate(self.items) if item.isa(*_SIDES) and compared and compared[0].at < i), None)
+        cut = next(
+            (i for i, item in enumerate(self.items) if item.isa(*_SIDES) and compared and compared[0].at < i), None
+        )
         for name, levels in by_factor.items():
             if name in asked:
                 continue
             level = levels[0]
-            inside = cut is not None and compared[0].at <= level.at <= compared[-1].at and sum(each.factor.name == name for each in self.levels) < 2
+            inside = (
+                cut is not None
+                and compared[0].at <= level.at <= compared[-1].at
+                and sum(each.factor.name == name for each in self.levels) < 2
+            )
             adapter = name.startswith("lora_") and "parameters" in asked
             if inside and level.value != level.factor.default and not adapter:
                 self.stop(f"The topic gives {name}={level.value} to one side, and not to the other.")
             last = self.items[level.at - 1] if level.at else None
-            if cut is not None and level.at > compared[-1].at and isinstance(compared[-1].value, str) and off_level(level.factor) is not None and last is not None and last.kind != "mark" and level.value != level.factor.default and not adapter:
+            if (
+                cut is not None
+                and level.at > compared[-1].at
+                and isinstance(compared[-1].value, str)
+                and off_level(level.factor) is not None
+                and last is not None
+                and last.kind != "mark"
+                and level.value != level.factor.default
+                and not adapter
+            ):
                 self.stop(f"{name}={level.value} may belong to one side only.")
             if level.source == "planner":
                 self.stop(f"{name} is named without a level.")
@@ -760,7 +1012,11 @@ class _Study:
         implied: list[str] = []
         signs: list[int] = []
         raw: list[int] = []
-        chooses = bool(asks & {"which", "balance"}) or not self.sided and any(item.text in ("best", "fastest", "optimal", "highest", "lowest") for item in self.items)
+        chooses = (
+            bool(asks & {"which", "balance"})
+            or not self.sided
+            and any(item.text in ("best", "fastest", "optimal", "highest", "lowest") for item in self.items)
+        )
         named = [item.what for item in self.items if item.kind == "metric"]
         for i, item in enumerate(self.items):
             if i in self.used and not item.isa(*_SIDES):
@@ -779,13 +1035,19 @@ class _Study:
         explicit = list(dict.fromkeys(named))
         if explicit == ["final_reward"] and "auc_reward" in implied:
             explicit = []  # rewards that rise faster
-        if explicit and set(implied) <= {"heldout_accuracy"} and not any(item.isa("more_accurate", "less_accurate") for item in self.items):
+        if (
+            explicit
+            and set(implied) <= {"heldout_accuracy"}
+            and not any(item.isa("more_accurate", "less_accurate") for item in self.items)
+        ):
             implied = []
         decided = list(dict.fromkeys([*explicit, *implied]))
         if "balance" in asks:
             decided = [name for name in decided if name != WALL] or decided
         if len(decided) > 1:
-            self.stop(f"The topic names several metrics ({', '.join(decided)}), and one decides: move the others to secondary.")
+            self.stop(
+                f"The topic names several metrics ({', '.join(decided)}), and one decides: move the others to secondary."
+            )
         if decided:
             self.put("metric", decided[0], "topic" if explicit else "planner")
         metric = metrics[decided[0] if decided else self.folder.instrument.defaults.metric]
@@ -801,7 +1063,12 @@ class _Study:
             self.stop("The topic claims opposite effects.")
         elif moves and not chooses and (self.sided or len(levels) == 1):
             self.put("claim", "increase" if moves.pop() > 0 else "decrease", "topic")
-        elif moves and not chooses and len(levels) > 1 and not any(item.text == "or" for item in self.items[levels[0].at : levels[-1].at]):
+        elif (
+            moves
+            and not chooses
+            and len(levels) > 1
+            and not any(item.text == "or" for item in self.items[levels[0].at : levels[-1].at])
+        ):
             self.stop("The topic claims an effect, and does not say of which level against which.")
 
     def _implied(self, item: Item) -> list[str]:
@@ -821,7 +1088,9 @@ class _Study:
         """`(a) GRPO, (b) with clip-higher 0.28, (c) with clip-higher and token-level loss`."""
         parts = re.split(r"(?<![\w])(?:\(([a-z]|[ivx]{1,4}|\d)\)|\b([a-z1-9])\))", text)
         labels = [a or b for a, b in zip(parts[1::3], parts[2::3], strict=False)]
-        if len(labels) < 2 or labels not in [list(each[: len(labels)]) for each in ("abcdefgh", "123456789", ("i", "ii", "iii", "iv", "v", "vi"))]:
+        if len(labels) < 2 or labels not in [
+            list(each[: len(labels)]) for each in ("abcdefgh", "123456789", ("i", "ii", "iii", "iv", "v", "vi"))
+        ]:
             return None
         arms: dict[str, dict[str, Scalar]] = {}
         stated: dict[str, Scalar] = {}
@@ -832,14 +1101,20 @@ class _Study:
             self._part(segment)
             arms[label] = {level.factor.name: level.value for level in self.levels}
             stated |= {level.factor.name: level.value for level in self.levels if level.source == "topic"}
-            bare += [(label, item.what) for item in self.items if item.kind == "factor" and item.what not in arms[label]]
+            bare += [
+                (label, item.what) for item in self.items if item.kind == "factor" and item.what not in arms[label]
+            ]
         for label, name in bare:
             if name not in stated:
                 self.stop(f"Arm {label} names {name} without a level.")
             arms[label][name] = stated.get(name, self.factors[name].default)
         self._part(f"{parts[0]} . {behind}")
         self.fields.pop("set", None)
-        settings = {level.factor.name: level.value for level in self.levels if not any(level.factor.name in arm for arm in arms.values())}
+        settings = {
+            level.factor.name: level.value
+            for level in self.levels
+            if not any(level.factor.name in arm for arm in arms.values())
+        }
         if len({tuple(sorted(arm.items(), key=str)) for arm in arms.values()}) < len(arms):
             self.stop("Two of the arms are the same.")
         for name, value in settings.items():
@@ -884,7 +1159,11 @@ def _typed(factor: Factor, value: Any) -> Scalar:
 
 def _scenery(level: Level) -> bool:
     """The usual choice, as in `does GRPO learn faster …`, or what the tasks are."""
-    return level.factor.type == "choice" and (level.value == level.factor.default or level.factor.proper) or level.factor.type == "data"
+    return (
+        level.factor.type == "choice"
+        and (level.value == level.factor.default or level.factor.proper)
+        or level.factor.type == "data"
+    )
 
 
 def off_level(factor: Factor) -> Scalar | None:
@@ -902,7 +1181,11 @@ def on_level(factor: Factor) -> Scalar:
     if factor.type == "bool":
         return True
     if factor.default != off_level(factor) or isinstance(factor.default, str):
-        return factor.default if factor.default != off_level(factor) else next(each for each in factor.choices if each != factor.off)
+        return (
+            factor.default
+            if factor.default != off_level(factor)
+            else next(each for each in factor.choices if each != factor.off)
+        )
     tenth = (factor.high if factor.high is not None else 1.0) / 10
     return max(1, round(tenth)) if factor.type == "int" else _rounded(tenth)
 
@@ -929,7 +1212,13 @@ def _spread(factor: Factor) -> list[Scalar]:
         return sides
     start = max(float(factor.default), 1.0 if factor.type == "int" else factor.high / 100)
     steps = [start * (factor.high / start) ** (n / 2) for n in range(3)]
-    return list(dict.fromkeys(each for step in steps if (each := _typed(factor, round(step) if factor.type == "int" else _rounded(step))) != factor.default))
+    return list(
+        dict.fromkeys(
+            each
+            for step in steps
+            if (each := _typed(factor, round(step) if factor.type == "int" else _rounded(step))) != factor.default
+        )
+    )
 
 
 def _rounded(value: float) -> float:

@@ -19,7 +19,9 @@ from researcher.instruments.instrument import Factor, Instrument, Scalar
 from researcher.study.spec import duration_text
 from swarm.models.catalogue import CATALOGUE
 
-Kind = Literal["factor", "level", "number", "times", "metric", "class", "instrument", "model", "mark", "stop", "unknown"]
+Kind = Literal[
+    "factor", "level", "number", "times", "metric", "class", "instrument", "model", "mark", "stop", "unknown"
+]
 _TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("matcher.toml").read_text(encoding="utf-8"))
 SCREENED: list[str] = _TABLE["shared"]["screen"]
 SWITCHED_ON: dict[str, float] = _TABLE["shared"]["on"]
@@ -30,7 +32,9 @@ _DIGITS = {word: str(n) for n, word in enumerate(_NUMBER_WORDS, 2)} | {
     "thirty": "30", "forty": "40", "fifty": "50", "sixty": "60", "hundred": "100",
 }  # fmt: skip
 _NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+"
-_LENGTH = r"\d+(?:\.\d+)? ?(?:hours?|hrs?|h|minutes?|mins?|min|m|seconds?|secs?|days?|d)(?: ?\d+ ?(?:minutes?|min|m))?\b"
+_LENGTH = (
+    r"\d+(?:\.\d+)? ?(?:hours?|hrs?|h|minutes?|mins?|min|m|seconds?|secs?|days?|d)(?: ?\d+ ?(?:minutes?|min|m))?\b"
+)
 _TOKEN = re.compile(
     rf"(?P<times>(?:{_NUMBER})[x×](?![a-z0-9]))|(?P<number>(?:{_NUMBER})(?![\w%]|\.\d))|(?P<word>[a-z_][a-z0-9_+]*(?:'[a-z]+)?)"
     r"|(?P<odd>[\w.]*\w%?)|(?P<mark>->|>=|<=|[^\s\w])"
@@ -38,7 +42,9 @@ _TOKEN = re.compile(
 _HUB = re.compile(r"(?<![\w/.:-])[A-Za-z][\w.-]*/[A-Za-z][\w.-]*\w")
 _DATA = re.compile(r"hf:[\w.-]+/[\w.-]*\w|(?<![\w/.])[\w./~-]+\.jsonl\b")
 _MARKS = ",.?!:;()[]{}/-|&'\"`*~"
-_COUNTED = frozenset("number numbers problem problems question questions model models task tasks agent agents sizes values".split())
+_COUNTED = frozenset(
+    "number numbers problem problems question questions model models task tasks agent agents sizes values".split()
+)
 _SIZED = re.compile(r"\d[bm]\b", re.IGNORECASE)
 
 
@@ -70,8 +76,12 @@ class Said:
 
 def normal(text: str) -> str:
     """Lower case, plain dashes and quotes, powers of ten and numerals in digits."""
-    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda m: "^" + m[0].translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")), text)
-    text = text.translate(str.maketrans({"−": "-", "–": "-", "—": " - ", "‐": "-", "‑": "-", "’": "'", "→": " -> ", "≥": ">=", "≤": "<="}))
+    text = re.sub(
+        r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda m: "^" + m[0].translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")), text
+    )
+    text = text.translate(
+        str.maketrans({"−": "-", "–": "-", "—": " - ", "‐": "-", "‑": "-", "’": "'", "→": " -> ", "≥": ">=", "≤": "<="})
+    )
     text = text.lower().replace("β", " beta ").replace("η", " learning rate ")
     text = re.sub(r"(\d+(?:\.\d+)?)\s*[x×*·]\s*10\s*(?:\^|\*\*)?\s*[({]?(-\d+)[)}]?", r"\1e\2", text)
     text = re.sub(r"\b10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?", r"1e\1", text)
@@ -81,6 +91,7 @@ def normal(text: str) -> str:
 def said(topic: str) -> Said:
     """The topic with its models and bounds taken out, in the words that the tables know."""
     found = Said("")
+
     def file(match: re.Match[str]) -> str:
         found.data.append(match[0])
         return f" datafile{'abcdefgh'[len(found.data) % 8]} "
@@ -89,8 +100,18 @@ def said(topic: str) -> Said:
     for each in _TABLE["rewrites"]:
         text = re.sub(each["said"], each["meant"], text)
     for each in _TABLE["bounds"]:
-        pattern = each["said"].replace("{n}", r"(?P<n>\d+)").replace("{m}", r"(?P<m>\d+)").replace("{k}", r"(?P<k>\d+)").replace("{d}", f"(?P<d>{_LENGTH})")
-        text = re.sub(rf"(?<![\w.]){pattern}(?![\w-]|\.\d| (?:per|each|a) | apart)", lambda m, e=each: _bound(m, e["set"], found), text)
+        pattern = (
+            each["said"]
+            .replace("{n}", r"(?P<n>\d+)")
+            .replace("{m}", r"(?P<m>\d+)")
+            .replace("{k}", r"(?P<k>\d+)")
+            .replace("{d}", f"(?P<d>{_LENGTH})")
+        )
+        text = re.sub(
+            rf"(?<![\w.]){pattern}(?![\w-]|\.\d| (?:per|each|a) | apart)",
+            lambda m, e=each: _bound(m, e["set"], found),
+            text,
+        )
     found.text = text
     return found
 
@@ -106,11 +127,16 @@ def _without_models(topic: str, found: Said) -> str:
     text = _HUB.sub(named, topic)
     for known in CATALOGUE:
         size = known.name.rpartition("-")[2]
-        for name in (*sorted((known.name, *known.aliases), key=len, reverse=True), rf"{size}( (?:parameter )?models?)?"):
+        for name in (
+            *sorted((known.name, *known.aliases), key=len, reverse=True),
+            rf"{size}( (?:parameter )?models?)?",
+        ):
             pattern = name if name.startswith(size) else re.escape(name)
             text, count = re.subn(rf"(?<![\w/.-]){pattern}(?![\w-])", " modelname ", text, flags=re.IGNORECASE)
             found.models += [known.name] * bool(count)
-    found.models[:] = sorted(dict.fromkeys(found.models), key=lambda name: topic.lower().find(name.rpartition("-")[2].lower()))
+    found.models[:] = sorted(
+        dict.fromkeys(found.models), key=lambda name: topic.lower().find(name.rpartition("-")[2].lower())
+    )
     return text
 
 
@@ -166,7 +192,10 @@ def _classes() -> dict[tuple[str, ...], Item]:
 def vocabulary(instrument: Instrument, named: Iterable[str], data: Sequence[str] = ()) -> dict[tuple[str, ...], Item]:
     """Every phrase of one instrument and of the tables. named: factors that the topic names, whose choices may stand alone."""
     classes = _classes()
-    listed = dict(classes) | {keys(instrument.model.partition("-")[0]): Item("stop", instrument.model), ("modelname",): Item("model", "model")}
+    listed = dict(classes) | {
+        keys(instrument.model.partition("-")[0]): Item("stop", instrument.model),
+        ("modelname",): Item("model", "model"),
+    }
     for word in (instrument.name, *instrument.keywords):
         if keys(word) not in classes or len(keys(word)) > 1:
             listed[keys(word)] = Item("instrument", word, instrument.name)
@@ -183,26 +212,51 @@ def vocabulary(instrument: Instrument, named: Iterable[str], data: Sequence[str]
         for name in (factor.name, *factor.aliases, *shared["aliases"].get(factor.name, ())):
             listed[keys(name)] = Item("factor", name, factor.name)
         if factor.name in shared["bare"] or factor.proper or factor.name in named:
-            listed |= {keys(str(c)): Item("level", str(c), factor.name, c) for c in factor.choices if str(c) not in ("none", "full")}
+            listed |= {
+                keys(str(c)): Item("level", str(c), factor.name, c)
+                for c in factor.choices
+                if str(c) not in ("none", "full")
+            }
             listed |= {keys(f"{factor.name} {c}"): Item("level", str(c), factor.name, c) for c in factor.choices}
     names = {factor.name for factor in instrument.factors}
     if "data" in names:
-        listed |= {(f"datafile{'abcdefgh'[n % 8]}",): Item("level", path, "data", path) for n, path in enumerate(data, 1)}
-    listed |= {keys(word): Item("level", word, name, value) for word, (name, value) in shared["values"].items() if name in names}
+        listed |= {
+            (f"datafile{'abcdefgh'[n % 8]}",): Item("level", path, "data", path) for n, path in enumerate(data, 1)
+        }
+    listed |= {
+        keys(word): Item("level", word, name, value)
+        for word, (name, value) in shared["values"].items()
+        if name in names
+    }
     return listed
 
 
 def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[list[InstrumentFolder], bool]:
     """The instruments that the topic may be about, and whether it names one. A general one answers where none is named."""
     words = [_key(token) for token in re.findall(r"[\w+']+", text.replace("-", " ").replace("_", " "))]
-    ordinary = {key for phrase in _classes() for key in phrase} | {"number", "digit", "together", "mix", "mixed", "share", "range"}
+    ordinary = {key for phrase in _classes() for key in phrase} | {
+        "number",
+        "digit",
+        "together",
+        "mix",
+        "mixed",
+        "share",
+        "range",
+    }
     hits: dict[str, set[int]] = {}
     for folder in folders:
         instrument = folder.instrument
         known = [keys(word) for word in (instrument.name, *instrument.keywords)]
         if any(factor.type == "data" for factor in instrument.factors):
             known += [("datafileb",)]
-        own = [keys(name) for each in instrument.factors if not each.target.startswith(("run.optim", "run.algo", "run.samp", "run.param", "run.max", "run.batch.t", "run.batch.g", "study.")) for name in (each.name, *each.aliases)]
+        own = [
+            keys(name)
+            for each in instrument.factors
+            if not each.target.startswith(
+                ("run.optim", "run.algo", "run.samp", "run.param", "run.max", "run.batch.t", "run.batch.g", "study.")
+            )
+            for name in (each.name, *each.aliases)
+        ]
         for phrase in [*known, *[name for name in own if len(name) > 1]]:
             weight = 2 * len(phrase) + (phrase == known[0])
             for i in range(len(words) - len(phrase) + 1):
@@ -223,7 +277,13 @@ def items(text: str, instrument: Instrument, data: Sequence[str] = ()) -> list[I
     found = [(m.lastgroup or "", m[0]) for m in _TOKEN.finditer(plain)]
     has_shares = any(factor.share for factor in instrument.factors)
     known = _named(found, vocabulary(instrument, ()), has_shares)
-    return _led(_named(found, vocabulary(instrument, {item.what for item in known if item.kind in ("factor", "level")}, data), has_shares))
+    return _led(
+        _named(
+            found,
+            vocabulary(instrument, {item.what for item in known if item.kind in ("factor", "level")}, data),
+            has_shares,
+        )
+    )
 
 
 def _named(found: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item], has_shares: bool) -> list[Item]:
@@ -251,7 +311,9 @@ def _named(found: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item]
     return result
 
 
-def _fits(listed: dict[tuple[str, ...], Item], found: Sequence[tuple[str, str]], words: Sequence[str], i: int, n: int) -> bool:
+def _fits(
+    listed: dict[tuple[str, ...], Item], found: Sequence[tuple[str, str]], words: Sequence[str], i: int, n: int
+) -> bool:
     item = listed.get(tuple(words[i : i + n]))
     if item is None or found[i][0] == "number":
         return False
