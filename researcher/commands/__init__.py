@@ -23,7 +23,9 @@ from swarm.protocol.errors import SwarmError
 DONE, FAILED, USAGE, WAITING, OUT_OF_BUDGET = 0, 1, 2, 3, 4
 
 _HOMES = {
-    "start": "study",
+    "start": "starting",
+    "draft": "starting",
+    "schema": "starting",
     "resume": "study",
     "list": "look",
     "status": "look",

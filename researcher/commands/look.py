@@ -13,6 +13,7 @@ from researcher.analysis.knowledge import told
 from researcher.commands import DONE, FAILED, OUT_OF_BUDGET, WAITING
 from researcher.commands.home import Home, open_home, say, say_json
 from researcher.gates import unanswered_gate
+from researcher.instruments.levels import level_text
 from researcher.models import (
     MODELS_KEPT,
     MODELS_NOT_KEPT,
@@ -92,7 +93,7 @@ def plan_lines(plan: Plan) -> list[str]:
     length = "steps as the arm says" if plan.steps_vary else f"{plan.steps} steps a trial"
     lines = [
         f"question    {one_line(plan.question)}",
-        f"hash        {plan.digest()}  (version {plan.version}, planner {plan.planner})",
+        f"hash        {plan.digest()}  (version {plan.version})",
         f"instrument  {plan.instrument} {plan.instrument_version}, {plan.models_text}, {length}",
     ]
     lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
@@ -105,14 +106,14 @@ def plan_lines(plan: Plan) -> list[str]:
     for stage in plan.stages:
         kept = f"the best {stage.keep} of " if stage.keep else f"{stage.picks} by Optuna of " if stage.picks else ""
         spends = f", may spend {stage.spends:.4f} of alpha" if stage.spends else ""
-        seeds = f"{stage.seeds} to {stage.max_seeds} seeds per arm"
+        seeds = f"{_span(stage.seeds, stage.max_seeds)} seeds per arm"
         lines.append(f"stage       {stage.id}: {kept}{', '.join(stage.arms)}; {seeds}{spends}")
     lines += dict.fromkeys(f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches)
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
     lines += [f"already known: {known_text(each)}" for each in plan.known]
     if plan.trial_s is not None:
-        from researcher.design.design import arm_seconds
         from researcher.design.hosting import boots_s
+        from researcher.design.pricing import arm_seconds
         from researcher.design.stages import cost  # scipy takes longer to import than most commands take
 
         each = arm_seconds(plan)
@@ -129,7 +130,11 @@ def plan_lines(plan: Plan) -> list[str]:
 def _arm_text(arm: Arm) -> str:
     """`NAME: FACTOR=LEVEL`, with what its seeds begin at where they are its own."""
     own = f"; seeds of its own: each stage's plus {arm.seed_offset}" if arm.seed_offset else ""
-    return f"{arm.name}: {', '.join(f'{name}={level}' for name, level in arm.levels.items())}{own}"
+    return f"{arm.name}: {', '.join(f'{name}={level_text(level)}' for name, level in arm.levels.items()) or 'the defaults'}{own}"
+
+
+def _span(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def _about(seconds: Collection[float]) -> str:

@@ -63,7 +63,7 @@ async def sit(
         if plan is not None:
             store.save_plan(study_id, plan)
         frozen = store.plan(study_id)
-        view.say(f"{study_id}: plan {frozen.digest()[:16]} by the {frozen.planner} planner; records in {home.root}")
+        view.say(f"{study_id}: plan {frozen.digest()[:16]}; records in {home.root}")
         for assumption in frozen.assumptions:
             view.say(f"assumed: {assumption}")
         for each in frozen.known:
