@@ -6,7 +6,6 @@ understood. Two readings, a second metric or a number without a place stop it to
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,37 +16,32 @@ from pydantic import ValidationError
 from foundation.strict import explain
 from researcher.instruments.catalogue import InstrumentFolder, level_problem
 from researcher.instruments.instrument import Factor, Scalar
-from researcher.planner.matcher_words import (
-    SCREENED,
-    SWITCHED_ON,
-    Item,
-    Said,
-    choose_instrument,
-    factors_of,
-    items,
-    said,
-)
+from researcher.instruments.levels import as_level, off_level
+from researcher.planner.matcher_words import SCREENED, SWITCHED_ON, Item, Items, Said, choose_instrument, items, said
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.study.draft import Draft, Source
 from researcher.study.spec import StudySpec
 
 FEWEST_RACED = 4
 """Treatments against one baseline from which a race is cheaper than all comparisons."""
-LEARNING_RATE, STEPS, WALL = "learning_rate", "steps", "wall_s"
+_SIDES = ("vs", "than", "beat", "lose", "equal")
+_CLAIMS = {
+    "better": 1,
+    "worse": -1,
+    "faster": 1,
+    "slower": -1,
+    "more_accurate": 1,
+    "less_accurate": -1,
+    "beat": 1,
+    "lose": -1,
+}
 _JOINS = (
+    *_SIDES,
+    *_CLAIMS,
     "list",
-    "vs",
-    "than",
-    "beat",
-    "lose",
-    "equal",
     "to",
     "from",
     "between",
-    "better",
-    "worse",
-    "faster",
-    "slower",
     "more",
     "less",
     "base",
@@ -56,7 +50,9 @@ _JOINS = (
     "balance",
     "learns",
 )
-_SIDES = ("vs", "than", "beat", "lose", "equal")
+_PASSED = (*_JOINS, "metric", "number", "instrument", "level")
+_APART = ("on", "for", "in", "with", "when", "using", "under", "by")
+_SUPERLATIVE = ("best", "fastest", "optimal", "optimum", "highest", "lowest")
 
 
 class Matcher:
@@ -73,19 +69,14 @@ def match(topic: str, folders: Sequence[InstrumentFolder], given: dict[str, Any]
     wanted = given.get("instrument")
     known = [each for each in folders if wanted in (None, each.instrument.name, str(each.path))]
     if not known or not topic.strip():
-        return Declined(
-            reason=f"There is no instrument {wanted!r}."
-            if wanted
-            else "There is no topic, or no instrument to ask it of."
-        )
-    read = said(topic)
-    chosen, named = choose_instrument(read.text, known)
-    study = _Study(topic, chosen[0], read)
-    if len(chosen) > 1:
-        study.stop(
-            f"The topic fits {' and '.join(each.instrument.name for each in chosen)}; choose one with --instrument."
-        )
+        return Declined(reason="There is no topic." if known else f"There is no instrument {wanted or 'to ask'}.")
+    words = said(topic)
+    chosen, named = choose_instrument(words.text, known)
+    study = _Study(topic, chosen[0], words)
     study.put("instrument", chosen[0].instrument.name, "topic" if named else "default")
+    if len(chosen) > 1:
+        names = " and ".join(each.instrument.name for each in chosen)
+        study.stop(f"The topic fits {names}; choose one with --instrument.")
     study.read()
     return study.outcome(given)
 
@@ -96,7 +87,7 @@ class Level:
 
     factor: Factor
     value: Scalar
-    at: int
+    at: int = -1
     source: Source = "topic"
 
 
@@ -112,7 +103,7 @@ class _Study:
     fields: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    items: list[Item] = field(default_factory=list)
+    items: Items = field(default_factory=Items)
     levels: list[Level] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)
     """Which way the topic says that a factor goes."""
@@ -123,8 +114,7 @@ class _Study:
     declined: str = ""
 
     def stop(self, problem: str) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
+        self.problems += [problem] * (problem not in self.problems)
 
     def put(self, path: str, value: Any, source: Source) -> None:
         *above, last = path.split(".")
@@ -134,44 +124,37 @@ class _Study:
         at[last] = value
         self.sources[path] = source
 
-    # -- the whole -------------------------------------------------------------------------------------------------
-
     def read(self) -> None:
-        self.factors = factors_of(self.folder.instrument)
+        self.factors = {factor.name: factor for factor in self.folder.instrument.factors}
         self.put("question", " ".join(self.topic.split()), "topic")
-        for problem in self.words.problems:
-            self.stop(problem)
-        self._bounds()
-        text = self.words.text
+        self.problems += self.words.problems
+        self._bounds(dict(self.words.bounds))
         try:
-            for reading in (self._listed_arms, self._splits):
-                if (arms := reading(text)) is not None:
-                    self._put_arms(arms)
-                    return
-            self._load(text)
-            self._design()
+            arms = self._listed_arms() or self._splits()
+            if arms:
+                self._put_arms(arms)
+            else:
+                self._load(self.words.text)
+                self._design()
         except _Stop as stop:
             self.stop(str(stop))
             self._draft_levels()
         self._name_unused()
 
-    def _draft_levels(self) -> None:
-        """Something to edit, of a topic that stopped: what has several levels is compared."""
-        self.used |= {i for i, item in enumerate(self.items) if item.kind != "unknown"}
-        if "arms" in self.fields or "compare" in self.fields:
-            return
-        for name in dict.fromkeys(level.factor.name for level in self.levels):
-            values = [level.value for level in self._distinct(name)]
-            if len(values) > 1:
-                self._put_compare(self.factors[name], values[0], values[1:], "topic")
-            elif name != STEPS:
-                self.put(f"set.{name}", values[0], "topic")
-
     def outcome(self, given: dict[str, Any]) -> Outcome:
-        differs = any(key in given for key in ("compare", "arms"))
-        if self.declined and not differs:
-            return Declined(reason=self.declined, nearest=tuple(self._nearest()))
-        self._give(given)
+        if self.declined and not given.keys() & {"compare", "arms"}:
+            names = [item.what for item in self.items if item.isa("factor", "level", "metric")]
+            return Declined(reason=self.declined, nearest=tuple(dict.fromkeys([*names, *SCREENED]))[:5])
+        if given.keys() & {"compare", "arms"}:
+            self.fields = {
+                name: value for name, value in self.fields.items() if name not in ("compare", "arms", "design")
+            }
+        for name, value in given.items():
+            whole = not isinstance(value, dict) or name in ("compare", "arms")
+            for path, each in (
+                {name: value} if whole else {f"{name}.{key}": inner for key, inner in value.items()}
+            ).items():
+                self.put(path, each, "flag")
         try:
             StudySpec.model_validate(self.fields)
         except ValidationError as error:
@@ -180,1014 +163,692 @@ class _Study:
         draft = Draft(fields=self.fields, sources=self.sources, author=Matcher.name, because="Matched word by word.")
         return NeedsEdit(draft=draft, problems=tuple(self.problems)) if self.problems else Proposed(draft=draft)
 
-    def _give(self, given: dict[str, Any]) -> None:
-        if "compare" in given or "arms" in given:
-            for name in ("compare", "arms", "design"):
-                self.fields.pop(name, None)
-        for name, value in given.items():
-            if isinstance(value, dict) and name not in ("compare", "arms"):
-                for inner, each in value.items():
-                    self.put(f"{name}.{inner}", each, "flag")
-            else:
-                self.put(name, value, "flag")
-
-    def _nearest(self) -> list[str]:
-        names = [item.what for item in self.items if item.kind in ("factor", "level", "metric")]
-        return list(dict.fromkeys([*names, *(name for name in SCREENED if name in self.factors)]))[:5]
-
-    def _bounds(self) -> None:
-        fields = dict(self.words.fields)
-        if "seeds.from" in fields:
-            first, last = fields.pop("seeds.from"), fields.pop("seeds.to")
-            fields |= {"seeds.first": first, "seeds.min": last - first + 1, "seeds.max": last - first + 1}
-        if "seeds.all" in fields:
-            count = fields.pop("seeds.all")
-            if fields.keys() & {"seeds.min", "seeds.max"} and fields.get("seeds.min") != count:
-                self.stop("The topic gives the seeds twice.")
-            fields |= {"seeds.min": count, "seeds.max": count}
-        if "schedule.windows" in fields:
-            fields["schedule.windows"] = [fields["schedule.windows"]]
-        for path, value in fields.items():
+    def _bounds(self, bounds: dict[str, Any]) -> None:
+        if "seeds.from" in bounds:
+            first, last = bounds.pop("seeds.from"), bounds.pop("seeds.to")
+            bounds |= {"seeds.first": first, "seeds.all": last - first + 1}
+        if "seeds.all" in bounds:
+            bounds["seeds.min"] = bounds["seeds.max"] = bounds.pop("seeds.all")
+        if "schedule.windows" in bounds:
+            bounds["schedule.windows"] = [bounds["schedule.windows"]]
+        for path, value in bounds.items():
             self.put(path, value, "topic")
 
     def _load(self, text: str) -> None:
-        self.items = items(text, self.folder.instrument, self.words.data)
-        title = {word.lower() for word in re.findall(r"\w+", self.folder.instrument.title)}
-        for i, item in enumerate(self.items[:-1]):
-            if item.kind in ("class", "unknown") and item.text in title and self.items[i + 1].kind == "instrument":
+        self.items, self.levels, self.used, self.moved = (
+            items(text, self.folder.instrument, self.words.data),
+            [],
+            set(),
+            {},
+        )
+        title = re.findall(r"\w+", self.folder.instrument.title.lower())
+        for i, item in enumerate(self.items):
+            before, behind = self.items.at(i - 1), self.items.at(i + 1)
+            if item.text in title and behind.isa("instrument"):
                 self.used.add(i)  # `small sums` are no smaller ones
-        self.used |= {
-            i
-            for i, item in enumerate(self.items)
-            if item.kind in ("instrument", "mark", "model") or item.isa("list", "which", "learns", "first")
-        }
-        for item, behind in zip(self.items, self.items[1:], strict=False):
-            if (
-                item.kind == "instrument"
-                and behind.kind == "factor"
-                and not behind.led
-                and self.folder.instrument.roles
-            ):
-                self.stop(f"{item.text} {behind.text}: {behind.what} is set for all models, or by a factor of its own.")
+            whose = item.isa("instrument") and item.text != item.what and self.folder.instrument.roles
+            if whose and ((behind.isa("factor") and not behind.led) or (before.isa("factor") and not item.led)):
+                self.stop(f"{item.text!r} beside a setting: which of the models has it?")
+        self._mark("instrument", "mark", "model", "list", "which", "learns", "first", "factor", "level")
         self._place()
         self._switches()
-        self._stand_ins()
-        self._bare_switches()
         self.levels.sort(key=lambda level: level.at)
         for level in self.levels:
             if level.source == "topic" and (problem := level_problem(level.factor, level.value)):
                 self.stop(f"{problem}.")
 
+    def _mark(self, *kinds: str) -> None:
+        self.used |= set(self.items.places(*kinds))
+
     def _name_unused(self) -> None:
-        left = [item.text for i, item in enumerate(self.items) if i not in self.used and item.kind != "mark"]
-        for word in dict.fromkeys(left):
-            self.stop(f"{word!r} is not understood here.")
+        for i, item in enumerate(self.items):
+            if i not in self.used:
+                self.stop(f"{item.text!r} is not understood here.")
+
+    def _draft_levels(self) -> None:
+        """Something to edit, of a topic that stopped: what has several levels is compared."""
+        self.used |= {i for i, item in enumerate(self.items) if not item.isa("unknown")}
+        for name in (
+            {}
+            if self.fields.keys() & {"arms", "compare"}
+            else dict.fromkeys(level.factor.name for level in self.levels)
+        ):
+            levels = self._of(name)
+            if len(levels) > 1:
+                self._put_compare(levels[0], levels[1:])
+            else:
+                self.put("steps" if name == "steps" else f"set.{name}", levels[0].value, "topic")
 
     # -- levels ----------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Each number goes to the factor beside it, else to the last factor without one, else along a list, else to the only one left."""
-        found, at = self.items, dict[int, Factor]()
-        numbers = [i for i, item in enumerate(found) if item.kind == "number" and not self._counts(i)]
-        filled: set[int] = set()
-        for steps in (self._beside, self._before):
+        """Each number goes to the factor beside it, else to the last without one, else along a list, else to the only one left."""
+        found, at, filled = self.items, dict[int, Factor](), set[int]()
+        numbers = found.places("number")
+        for near in (self._beside, self._before):
             for i in numbers:
-                near = next(
-                    (j for j in steps(i) if i not in at and j not in filled and self._takes(found[j].what, i)), None
-                )
-                near = next((j for j in steps(i) if i not in at and j not in filled), None) if near is None else near
-                if near is not None:
-                    at[i] = self.factors[found[near].what]
+                free = [j for j in near(i) if i not in at and j not in filled]
+                for j in sorted(free, key=lambda j: not self._takes(self.factors[found[j].what], i))[:1]:
+                    at[i] = self.factors[found[j].what]
                     filled |= {
-                        near,
-                        *(j for j in self._beside(i) if found[j].what == found[near].what and abs(i - j) == 1),
+                        j,
+                        *(k for k in (i - 1, i + 1) if found.at(k).isa("factor") and found[k].what == found[j].what),
                     }
-        for restricted in (True, False):
-            for way, order in ((-1, numbers), (1, numbers[::-1])):
-                for i in order:
-                    self._continue(i, way, at, filled, restricted=restricted)
+        for listed in (True, False):
+            for i in [*numbers, *numbers[::-1]]:
+                comma = listed and self._bare(filled) and found.at(i - 1).isa("mark")
+                ways = [each for way in (-1, 1) if (each := self._along(i, way, at, filled)) and self._takes(each, i)]
+                if i not in at and ways and not comma:
+                    if ways[0] != ways[-1]:
+                        raise _Stop(f"{found[i].text!r} may be a level of {ways[0].name} or of {ways[-1].name}.")
+                    at[i] = ways[0]
             owners = {factor.name for factor in at.values()}
-            lacking = {found[j].what for j in self._bare(filled)} or (owners if len(owners) == 1 else set())
-            if len(lacking) == 1:
-                last = self.factors[lacking.pop()]
-                at |= {
-                    i: last
-                    for i in numbers
-                    if i not in at and (not restricted or self._takes(last.name, i)) and not self._of_a_thing(i)
-                }
+            lacking = self._bare(filled) or (owners if len(owners) == 1 else set())
+            for i in [i for i in numbers if len(lacking) == 1 and i not in at]:
+                factor = self.factors[next(iter(lacking))]
+                at |= {i: factor} if not listed or self._takes(factor, i) else {}
         for i, factor in at.items():
-            self.levels.append(Level(factor, _typed(factor, found[i].value), i))
+            if (
+                found.at(i + 1).isa("factor")
+                and found.at(i + 1).what == factor.name
+                and i + 2 in {*at, *(j - 1 for j in at)}
+            ):
+                listed_behind = found.at(i + 2).isa("number") or found.at(i + 2).text in ("(", ":", ",")
+                if listed_behind and found.at(i + 1).text.endswith("s") and not found.at(i + 3).isa("factor"):
+                    raise _Stop(f"{found[i].text!r} may be a level of {factor.name}, or how many there are.")
+            self.levels.append(Level(factor, as_level(factor, found[i].value or 0.0), i))
         self.used |= at.keys()
+        levels = [i for i in found.places("level") if found[i].value is not None]
         self.levels += [
-            Level(self.factors[item.what], item.text if item.value is None else item.value, i)
-            for i, item in enumerate(found)
-            if item.kind == "level"
+            Level(self.factors[found[i].what], found[i].value or "", i) for i in levels if found[i].value != 0
         ]
-        self.used |= {i for i, item in enumerate(found) if item.kind in ("level", "factor")}
+        self.levels += [Level(self.factors[found[i].what], 0, i) for i in levels if found[i].value == 0]
 
-    def _continue(self, i: int, way: int, at: dict[int, Factor], filled: set[int], *, restricted: bool) -> None:
-        """Along a list. restricted: not over a comma or colon, where a factor still lacks its levels."""
-        near = self.items[i + way] if 0 <= i + way < len(self.items) else None
-        if (
-            i in at
-            or near is None
-            or self._of_a_thing(i)
-            or (restricted and near.kind == "mark" and self._bare(filled))
-        ):
-            return
-        other = self._along(i, way, at, filled)
-        if other is None or not self._takes(other.name, i):
-            return
-        opposite = self._along(i, -way, at, filled)
-        if opposite is not None and opposite != other and self._takes(opposite.name, i):
-            raise _Stop(f"{self.items[i].text!r} may be a level of {other.name} or of {opposite.name}.")
-        at[i] = other
+    def _takes(self, factor: Factor, i: int) -> bool:
+        return level_problem(factor, as_level(factor, self.items[i].value or 0.0)) is None
 
-    def _counts(self, i: int) -> bool:
-        """`two group sizes, 4 and 8`: how many levels there are."""
-        if [item.kind for item in self.items[i + 1 : i + 2]] != ["factor"] or not self.items[i + 1].text.endswith("s"):
-            return False
-        behind = [
-            j
-            for j in range(i + 2, len(self.items))
-            if all(self._joins(k) and not self.items[k].isa(*_SIDES) for k in range(i + 2, j + 1))
-        ]
-        listed = sum(self.items[j].kind in ("number", "level") for j in behind)
-        if listed >= 2 and not (behind and self.items[i + 2].isa("list")):
-            if listed != self.items[i].value:
-                raise _Stop(f"{self.items[i].text!r} may be a level, or how many there are.")
-            self.used.add(i)
-            return True
-        return False
+    def _is_numeric(self, j: int) -> bool:
+        return self.items.at(j).isa("factor") and self.factors[self.items[j].what].type in ("int", "float")
 
-    def _of_a_thing(self, i: int) -> bool:
-        """`3 numbers`, `32 heads`."""
-        behind = self.items[i + 1] if i + 1 < len(self.items) else None
-        return (
-            behind is not None
-            and not behind.led
-            and (behind.kind == "unknown" or behind.text in ("number", "numbers", "digits"))
-        )
-
-    def _takes(self, name: str, i: int) -> bool:
-        factor = self.factors[name]
-        return level_problem(factor, _typed(factor, self.items[i].value)) is None
-
-    def _bare(self, filled: set[int]) -> list[int]:
+    def _bare(self, filled: set[int]) -> set[str]:
         """Numeric factors that no number stands at."""
         names = {self.items[j].what for j in filled}
-        return [
-            j
-            for j, item in enumerate(self.items)
-            if item.kind == "factor" and item.what not in names and self.factors[item.what].type in ("int", "float")
-        ]
+        return {item.what for j, item in enumerate(self.items) if self._is_numeric(j) and item.what not in names}
+
+    def _skip(self, i: int, way: int, kinds: Sequence[str], marks: str = "") -> int:
+        while self.items.at(i).isa(*kinds) or (self.items.at(i).isa("mark") and self.items[i].text in marks):
+            i += way
+        return i
 
     def _beside(self, i: int) -> list[int]:
         """`lr of 1e-5`, `16 rollouts`, `1e-5 a better learning rate`: the factors right at a number."""
-        near = []
-        for way, passed in (
-            (-1, ("to", "from", "base", "between", "default")),
-            (1, ("better", "worse", "which", "default", "base", "too")),
-        ):
-            j = i + way
-            while 0 <= j < len(self.items) and (
-                self.items[j].isa(*passed)
-                or (way < 0 and self.items[j].kind == "mark" and self.items[j].what in "=:(~")
-            ):
-                j += way
-            ok = (
-                0 <= j < len(self.items)
-                and self.items[j].kind == "factor"
-                and self.factors[self.items[j].what].type in ("int", "float")
-            )
-            if ok and (
-                self.items[i].led not in ("on", "for", "in", "with", "when", "under", "by")
-                if way < 0
-                else not self.items[j].led
-            ):
-                near.append(j)
-        return near
+        left = self._skip(i - 1, -1, ("to", "from", "base", "between", "default"), "=:(~")
+        right = self._skip(i + 1, 1, ("better", "worse", "which", "default", "base", "too"))
+        near = [left] if self._is_numeric(left) and self.items[i].led not in _APART else []
+        return near + ([right] if self._is_numeric(right) and not self.items[right].led else [])
 
     def _before(self, i: int) -> list[int]:
         """`Which rate is best, 1e-5 or 4e-5?`: the last factor before a number, over connecting words."""
-        j = i - 1
-        while j >= 0 and self.items[j].kind != "number" and self._joins(j, "?"):
-            j -= 1
-        return (
-            [j]
-            if j >= 0 and self.items[j].kind == "factor" and self.factors[self.items[j].what].type in ("int", "float")
-            else []
-        )
-
-    def _joins(self, j: int, *marks: str) -> bool:
-        item = self.items[j]
-        return (
-            item.isa(*_JOINS)
-            or item.kind in ("metric", "number", "instrument", "level")
-            or (item.kind == "mark" and (item.what not in ".;!|?" or item.what in marks))
-        )
+        j = self._skip(i - 1, -1, [kind for kind in _PASSED if kind != "number"], ",:()?-'\"")
+        return [j] if self._is_numeric(j) else []
 
     def _along(self, i: int, way: int, at: dict[int, Factor], filled: set[int]) -> Factor | None:
-        """The factor of the next level that way, over connecting words only; a colon ends it where a factor still lacks its levels."""
-        j = i + way
-        if (
-            way < 0
-            and self.items[i].led not in ("", "of")
-            and j >= 0
-            and not self.items[j].isa(*_SIDES, "list", "better", "worse", "faster", "slower", "from", "to")
-            and self.items[j].what not in (",", "(")
-        ):
+        """The factor of the next level that way; a colon ends it where a factor still lacks its levels."""
+        before, joins = self.items.at(i - 1), ("list", "to", "from", "better", "worse", "faster", "slower", *_SIDES)
+        if way < 0 and self.items[i].led not in ("", "of") and not before.isa(*joins) and before.text not in (",", "("):
             return None
-        while 0 <= j < len(self.items):
-            if j in at:
-                return at[j]
-            if j in filled and way < 0:
-                return self.factors[self.items[j].what]
-            if not self._joins(j) or (self.items[j].what in (":", "(") and self._bare(filled)):
+        j = i + way
+        while j not in at and self.items.at(j).kind and not (way < 0 and j in filled):
+            ends = self.items[j].text in ".;!|?" or (self.items[j].text in ":(" and self._bare(filled))
+            if not self.items[j].isa(*_PASSED, "mark") or (self.items[j].isa("mark") and ends):
                 return None
             j += way
-        return None
+        return at[j] if j in at else self.factors[self.items[j].what] if j in filled and way < 0 else None
 
     def _switches(self) -> None:
-        """`without KL`, `with LoRA turned off`, `with and without hints`."""
-        found = self.items
+        """`without KL`, `with LoRA turned off`, `than the default`, `better than none`, `KL against no KL`."""
+        found, taken = self.items, set[int]()
+        off_somewhere = found.has("off", "off_behind")
         for i, item in enumerate(found):
-            if not item.isa("off", "on", "off_behind", "on_behind"):
+            behind = item.isa("off_behind") or (off_somewhere and item.isa("on_behind"))
+            if not item.isa("off", "on", "off_behind", "on_behind", "default", "none"):
                 continue
-            behind = item.isa("off_behind", "on_behind")
-            j = i - 1 if behind else i + 1
-            while not behind and j < len(found) and (found[j].isa("list", "off", "on", "default")):
-                j += 1
-            target = found[j] if 0 <= j < len(found) else None
-            factor = (
-                self.factors.get(target.what) if target is not None and target.kind in ("factor", "level") else None
+            j = i - 1 if behind else self._skip(i + 1, 1, ("list", "off", "on", "default"))
+            target = found.at(j)
+            factor = self.factors[target.what] if target.isa("factor", "level") else None
+            numbered = not behind and any(
+                level.at in (j, j + 1) and found[level.at].isa("number") for level in self.levels
             )
-            if factor is None and item.isa("off"):
-                factor = self._only_factor()
-            if factor is None:
+            if item.isa("on", "on_behind"):
+                self.used.add(i)
+                if factor is not None and off_somewhere and not numbered and target.isa("factor"):
+                    taken.add(j)
+                    if not any(level.factor == factor and level.value != off_level(factor) for level in self.levels):
+                        self.levels.append(Level(factor, on_level(factor), i, "planner"))
                 continue
-            numbered = any(
-                level.at == j + 1 and level.factor == factor and found[j + 1].kind == "number" for level in self.levels
+            factor = factor or self._only_factor()
+            named = item.isa("default") and (
+                target.isa("number") or numbered or (target.isa("level") and factor and target.value == factor.default)
             )
-            level = off_level(factor) if item.isa("off", "off_behind") else on_level(factor)
-            if item.isa("on", "on_behind") and (numbered or (target is not None and target.kind == "level")):
-                self.used.add(i)
-                continue
-            if item.isa("on") and not any(other.isa("off", "off_behind") for other in found):
-                self.used.add(i)
-                continue
-            if level is None:
-                raise _Stop(f"{factor.name} cannot be switched off.")
-            if (
-                item.isa("off", "off_behind")
-                and target is not None
-                and target.kind == "level"
-                and target.value != level
-            ):
-                self.levels = [each for each in self.levels if each.at != j]
-            elif item.isa("off") and numbered:
-                raise _Stop(f"{item.text!r} before a level of {factor.name} can be read in two ways.")
-            source: Source = "topic" if item.isa("off", "off_behind") else "planner"
-            stated = [each for each in self.levels if each.factor == factor and each.value != off_level(factor)]
-            if source == "topic" or not stated:
-                self.levels.append(Level(factor, level, i, source))
-            self.used.add(i)
-
-    def _bare_switches(self) -> None:
-        """`KL penalty beats no KL penalty`: a bare mention of what is switched off elsewhere is the level at which it is on."""
-        off = {level.factor.name for level in self.levels if level.value == off_level(level.factor)}
-        taken = {
-            i + d for i, item in enumerate(self.items) if item.isa("off", "on", "default", "none") for d in (1, 2)
-        } | {i - 1 for i, item in enumerate(self.items) if item.isa("off_behind", "on_behind")}
-        for i, item in enumerate(self.items):
-            if (
-                item.kind == "factor"
-                and item.what in off
-                and i not in taken
-                and len(self._distinct(item.what)) < 2
-                and not any(
-                    abs(level.at - i) <= 2 and self.items[level.at].kind == "number"
-                    for level in self.levels
-                    if level.factor.name == item.what
-                )
-            ):
-                self.levels.append(Level(self.factors[item.what], on_level(self.factors[item.what]), i, "planner"))
-
-    def _only_factor(self) -> Factor | None:
-        names = {item.what for item in self.items if item.kind == "factor"} | {
-            level.factor.name for level in self.levels if not _scenery(level)
-        }
-        return self.factors[next(iter(names))] if len(names) == 1 else None
-
-    def _stand_ins(self) -> None:
-        """`than the default`, `better than none`; `LoRA rank 8 against full fine-tuning`."""
-        for i, item in enumerate(self.items):
-            if not item.isa("default", "none"):
-                continue
-            near = self.items[i + 1] if i + 1 < len(self.items) else None
-            factor = self.factors[near.what] if near is not None and near.kind == "factor" else self._only_factor()
             value = None if factor is None else factor.default if item.isa("default") else off_level(factor)
-            if near is not None and (
-                near.kind == "number" or (near.kind == "level" and near.value == self.factors[near.what].default)
-            ):
+            if named:
                 self.used.add(i)
             elif factor is not None and value is not None:
-                numbered = (
-                    near is not None and near.kind == "factor" and any(level.at == i + 2 for level in self.levels)
-                )
-                if not numbered:
-                    self.levels.append(Level(factor, value, i))
+                if numbered and item.isa("off"):
+                    raise _Stop(f"{item.text!r} before a level of {factor.name} can be read in two ways.")
+                taken.add(j)
                 self.used.add(i)
-        whole = self.factors.get("parameters")
+                self.levels = [level for level in self.levels if level.at != j or not target.isa("level")]
+                self.levels.append(Level(factor, value, i))
+        off = {
+            level.factor.name
+            for level in self.levels
+            if level.at >= 0 and found[level.at].isa("off", "off_behind", "none")
+        }
+        for i in [i for i in found.places("factor") if found[i].what in off and i not in taken]:
+            near = [
+                level for level in self.levels if level.factor.name == found[i].what and found[level.at].isa("number")
+            ]
+            if not near and len(self._of(found[i].what)) < 2:
+                self.levels.append(
+                    Level(self.factors[found[i].what], on_level(self.factors[found[i].what]), i, "planner")
+                )
         adapters = [level for level in self.levels if level.factor.name.startswith("lora_")]
-        if (
-            whole is not None
-            and adapters
-            and {level.value for level in self.levels if level.factor == whole} == {"full"}
-        ):
-            self.levels.append(Level(whole, "lora", adapters[0].at))
+        if adapters and [level.value for level in self.levels if level.factor.name == "parameters"] == ["full"]:
+            self.levels.append(
+                Level(self.factors["parameters"], "lora", adapters[0].at)
+            )  # `LoRA rank 8 against full fine-tuning`
 
-    def _distinct(self, name: str) -> list[Level]:
-        return list({level.value: level for level in reversed(self.levels) if level.factor.name == name}.values())[::-1]
+    def _only_factor(self) -> Factor | None:
+        names = {item.what for item in self.items if item.isa("factor")}
+        names |= {level.factor.name for level in self.levels if not _is_scenery(level)}
+        return self.factors[next(iter(names))] if len(names) == 1 else None
+
+    def _of(self, name: str) -> list[Level]:
+        """The levels of a factor, each once."""
+        levels = [level for level in self.levels if level.factor.name == name]
+        return list({level.value: level for level in levels[::-1]}.values())[::-1]
+
+    def _motions(self) -> None:
+        """`a higher rate`, `raising the rate`, `rises with the group size`: which way each factor goes."""
+        found = self.items
+        for i, item in enumerate(found):
+            if item.isa("factor") and item.text == "clip higher":
+                self.moved[item.what] = 1
+            if not item.isa("more", "less", "double", "halve", "times") or i in self.used:
+                continue
+            name, way = self._moved_by(i), -1 if item.isa("less", "halve") else 1
+            if name and not item.isa("times") and self.moved.setdefault(name, way) != way:
+                raise _Stop(f"The topic has {name} go up and down.")
+            self.used |= {i} if name else set()
+
+    def _moved_by(self, i: int) -> str | None:
+        found, j = self.items, i + 1
+        before, behind = found.at(i - 1), found.at(i + 1)
+        if behind.isa("than", "metric") or (before.isa("list") and found.at(i - 2).isa("number")):
+            return None  # `higher than 1e-4`, `higher accuracy`, `16 or more`
+        k = j + behind.isa("on")
+        if (
+            before.isa("metric")
+            and found.at(k).isa("factor")
+            and found[k].led == "with"
+            and not found.at(k + 1).isa("number")
+        ):
+            self.moved[found[k].what] = 1  # accuracy rises with the group size
+            return None
+        if before.isa("metric") and (behind.led or not behind.isa("factor")):
+            return None
+        while found.at(j).isa("more", "less", "times") or found.at(j).text == "or":
+            j += 1
+        k = self._skip(i - 1, -1, ("times",))
+        ahead = found.at(j).isa("factor") and not found[j].led
+        return found[j].what if ahead else found[k].what if found.at(k).isa("factor") else None
 
     # -- which design ----------------------------------------------------------------------------------------------
 
     def _design(self) -> None:
         self._motions()
-        by_factor = {level.factor.name: self._distinct(level.factor.name) for level in self.levels}
-        varied = [name for name, levels in by_factor.items() if len(levels) > 1]
+        names = list(dict.fromkeys(level.factor.name for level in self.levels))
+        varied = [name for name in names if len(self._of(name)) > 1]
         bare = [
-            name
-            for name in dict.fromkeys(item.what for item in self.items if item.kind == "factor")
-            if name not in by_factor
+            name for name in dict.fromkeys(item.what for item in self.items if item.isa("factor")) if name not in names
         ]
-        asks = {item.what for item in self.items if item.kind == "class"}
         self._mark("then", "balance", "interact", "weigh", "open", "far", "too")
-        models = self.words.models
-        if len(models) > 1:
-            if varied or set(bare) - {"model_size"}:
-                raise _Stop(f"The topic compares models, and {(varied + bare)[0]} too.")
-            self.sided = any(item.isa(*_SIDES) for item in self.items)
-            self.put("model", models[::-1] if self.sided else models, "topic")
-            self._mark("vs", "than", "from", "to")
-            bare = [name for name in bare if name != "model_size"]
-            self._settle(by_factor, [])
-            self._claim([], asks)
-            return
-        if models:
+        has, models = self.items.has, self.words.models
+        if len(models) == 1:
             self.put("model", models[0], "topic")
-            if "model_size" in bare:
+        if "model_size" in bare and models:
+            bare.remove("model_size")
+            if len(models) == 1:
                 raise _Stop("The topic compares model sizes, and names one model.")
-        if self.words.text.strip().startswith("why") and not varied:
-            self.declined = "A study tests what a setting does; it finds no cause of what was seen. Ask about one of the factors named."
-        elif "then" in asks:
-            self._sequence(varied, by_factor)
-        elif "untrained" in asks or (
-            not varied
-            and not bare
-            and all(_scenery(level) or level.at < 0 or self.items[level.at].led for level in self.levels)
-            and "open" not in asks
-            and not self._asked(by_factor, strict=True)
-        ):
-            self._control(by_factor, asks)
-        elif len(varied) > 1:
-            self._several(varied, by_factor, bare, asks)
+        if len(models) > 1:
+            if varied or bare:
+                raise _Stop(f"The topic compares models, and {(varied + bare)[0]} too.")
+            self.sided = has(*_SIDES)
+            self.put("model", models[::-1] if self.sided else models, "topic")
+            self._mark(*_SIDES, "from", "to")
+            self._finish([], [])
+        elif self.words.text.strip().startswith("why") and not varied:
+            self.declined = (
+                "A study tests what a setting does, and finds no cause of what was seen: ask about a factor."
+            )
+        elif has("then"):
+            self._sequence(varied)
+        elif has("untrained") or not (varied or bare or has("open", "weigh") or self._asked()):
+            self._control()
+        elif len(varied) > 1 and not bare and not has("interact"):
+            self._bundles(varied)
         elif len(varied) == 1 and not bare:
-            self._compare(varied[0], by_factor, asks)
-        elif len(varied) == 1 and "interact" in asks:
-            self._explore([*varied, *bare], by_factor, asks)
-        elif len(varied) == 1:
+            self._compare(self._of(varied[0]))
+        elif varied and not has("interact"):
             raise _Stop(f"{bare[0]} is named without a level beside {varied[0]}.")
+        elif bare and self._asked():
+            raise _Stop(
+                f"The topic names a level of {self._asked()[0]}, and {bare[0]} without one: say which is compared."
+            )
+        elif len(varied + bare) != 1 and (varied or len(bare) > 1 or not self._asked()):
+            self._explore(varied + bare)
+        elif bare:
+            self._move(self.factors[bare[0]])
+        elif len(self._asked()) == 1:
+            self._against_default(self._of(self._asked()[0])[0])
         else:
-            self._unlevelled(bare, by_factor, asks)
+            raise _Stop(f"The topic names one level each of {' and '.join(self._asked())}: say which is compared.")
 
-    def _mark(self, *classes: str) -> None:
-        self.used |= {i for i, item in enumerate(self.items) if item.isa(*classes)}
-
-    def _motions(self) -> None:
-        """`a higher rate`, `raising the rate`, `rises with the group size`: which way each factor goes."""
-        for i, item in enumerate(self.items):
-            if item.kind == "factor" and item.text == "clip higher":
-                self.moved[item.what] = 1
-            if item.kind == "times" and self._moved_by(i) is not None:
-                self.used.add(i)
-            if not item.isa("more", "less", "double", "halve") or i in self.used:
-                continue
-            factor = self._moved_by(i)
-            if factor is not None:
-                way = 1 if item.isa("more", "double") else -1
-                if self.moved.get(factor, way) != way:
-                    raise _Stop(f"The topic has {factor} go up and down.")
-                self.moved[factor] = way
-                self.used.add(i)
-
-    def _moved_by(self, i: int) -> str | None:
-        found = self.items
-        j = i + 1
-        if (j < len(found) and found[j].isa("than")) or (
-            i > 1 and found[i - 1].isa("list") and found[i - 2].kind == "number"
-        ):
-            return None  # `higher than 1e-4`, `16 or more`
-        if j < len(found) and found[j].kind == "metric":
-            return None
-        k = j + (j < len(found) and found[j].isa("on"))
-        if (
-            i
-            and found[i - 1].kind == "metric"
-            and k < len(found)
-            and found[k].kind == "factor"
-            and found[k].led == "with"
-            and [item.kind for item in found[k + 1 : k + 2]] != ["number"]
-        ):
-            self.moved[found[k].what] = 1  # accuracy rises with the group size
-            self.used |= {k - 1} - {i}
-            return None
-        if i and found[i - 1].kind == "metric" and (j >= len(found) or found[j].led or found[j].kind != "factor"):
-            return None
-        while j < len(found) and (
-            found[j].isa("more", "less") or found[j].kind == "times" or (found[j].isa("list") and found[j].text == "or")
-        ):
-            j += 1
-        if j < len(found) and found[j].kind == "factor" and not found[j].led:
-            return found[j].what
-        before = i - 1
-        while before > 0 and found[before].kind == "times":
-            before -= 1
-        return found[before].what if before >= 0 and found[before].kind == "factor" else None
-
-    def _asked(self, by_factor: dict[str, list[Level]], *, strict: bool = False) -> list[str]:
-        """Factors with one level that is no setting: not behind a preposition, and no usual choice."""
-        single = [levels[0] for levels in by_factor.values() if len(levels) == 1]
-        asked = [level.factor.name for level in single if not self._is_setting(level)]
-        if not asked and not strict:
-            asked = [level.factor.name for level in single if not _scenery(level) and level.factor.name not in (STEPS,)]
-        return asked
+    def _asked(self) -> list[str]:
+        """Factors with one level that is no setting: not behind a preposition, not of the task, no usual choice."""
+        single = [level for level in self.levels if len(self._of(level.factor.name)) == 1 and not _is_scenery(level)]
+        names = dict.fromkeys(level.factor.name for level in single if not self._is_setting(level))
+        return list(
+            names
+            or {level.factor.name: 0 for level in single if len(single) == 1 and not self.items.has("factor", "learns")}
+        )
 
     def _is_setting(self, level: Level) -> bool:
-        item = self.items[level.at]
-        around = [
-            item,
-            *(
-                self.items[j]
-                for j in (level.at - 1, level.at + 1)
-                if 0 <= j < len(self.items)
-                and self.items[j].kind == "factor"
-                and self.items[j].what == level.factor.name
-            ),
-        ]
-        return _scenery(level) or any(each.led and each.led not in ("under", "as") for each in around)
+        near = [self.items.at(level.at + d) for d in (-1, 0, 1)]
+        own = [item for item in near if item is near[1] or (item.isa("factor") and item.what == level.factor.name)]
+        return any(item.led not in ("", "under", "as") for item in own) or self.items.at(level.at + 2).isa("instrument")
 
-    def _unlevelled(self, bare: list[str], by_factor: dict[str, list[Level]], asks: set[str]) -> None:
-        asked = self._asked(by_factor, strict=bool(bare) or len(by_factor) > 1)
-        if bare and asked:
-            raise _Stop(f"The topic names a level of {asked[0]}, and {bare[0]} without one: say which is compared.")
-        if len(bare) > 1 or (len(bare) == 0 and not asked and "open" in asks):
-            self._explore(bare, by_factor, asks)
-        elif bare:
-            self._moved(bare[0], by_factor, asks)
-        elif len(asked) == 1:
-            self._against_default(asked[0], by_factor, asks)
-        elif asked:
-            raise _Stop(f"The topic names one level of {' and of '.join(asked)}: say which is compared, and with what.")
-        else:
-            self._control(by_factor, asks)
-
-    def _several(self, varied: list[str], by_factor: dict[str, list[Level]], bare: list[str], asks: set[str]) -> None:
-        if bare:
-            raise _Stop(f"{bare[0]} is named without a level.")
-        if "interact" in asks:
-            self._explore(varied, by_factor, asks)
-            return
-        places = [
-            i
-            for i, item in enumerate(self.items)
-            if item.isa(*_SIDES) and i > min(level.at for level in self.levels if level.factor.name in varied)
-        ]
-        if len(places) != 1:
-            raise _Stop(
-                f"The topic varies {' and '.join(varied)}: ask about one, or whether they interact, or name the arms."
-            )
-        sides = [[level for level in self.levels if (level.at < places[0]) == first] for first in (True, False)]
-        arms = [{level.factor.name: level.value for level in side} for side in sides]
-        whole = all(len(arm) == len(side) for arm, side in zip(arms, sides, strict=True))
-        if not whole or arms[0].keys() != arms[1].keys():
-            raise _Stop(
-                f"The two sides do not set the same factors ({', '.join(sorted(arms[0].keys() ^ arms[1].keys()) or varied)})."
-            )
-        self.used.add(places[0])
-        self._put_arms({"baseline": arms[1], "treatment": arms[0]})
-        self.sided = True
-        self._claim([], asks)
-
-    def _put_arms(self, arms: dict[str, dict[str, Scalar]]) -> None:
-        same = {
-            name: value
-            for name, value in next(iter(arms.values())).items()
-            if all(arm.get(name) == value for arm in arms.values())
-        }
-        for name, value in same.items():
-            self.put(f"set.{name}", value, "topic")
-        self.fields["arms"] = {
-            arm: {name: value for name, value in each.items() if name not in same} for arm, each in arms.items()
-        }
-        self.sources |= dict.fromkeys([f"arms.{arm}" for arm in arms], "topic")
-
-    # -- one factor ------------------------------------------------------------------------------------------------
-
-    def _compare(self, name: str, by_factor: dict[str, list[Level]], asks: set[str]) -> None:
-        levels = by_factor[name]
-        self._refuse_twice(name)
-        if "balance" in asks:
-            ordered = sorted((level.value for level in levels), key=lambda value: (isinstance(value, str), value))
-            self._put_compare(levels[0].factor, ordered[0], ordered[1:], "topic")
-            self._mark("between")
+    def _compare(self, levels: list[Level]) -> None:
+        self._refuse_twice(levels[0].factor.name)
+        if self.items.has("balance"):
+            ordered = sorted(levels, key=lambda level: (isinstance(level.value, str), level.value))
+            self._put_compare(ordered[0], ordered[1:])
             self.put("design", "balance", "topic")
+            self._mark("between")
         else:
-            treatments, baselines = self._sides(levels)
-            if len(baselines) > 1:
-                raise _Stop(
-                    f"The topic sets {name} against several baselines: {', '.join(str(each.value) for each in baselines)}."
-                )
-            source: Source = "topic" if all(level.source == "topic" for level in levels) else "planner"
-            self._put_compare(levels[0].factor, baselines[0].value, [level.value for level in treatments], source)
-            if len(treatments) >= FEWEST_RACED:
-                self.put("design", "race", "planner")
-        self._settle(by_factor, [name])
-        self._claim(levels, asks)
+            treatments, baseline = self._sides(levels)
+            self._put_compare(baseline, treatments)
+        self._finish([levels[0].factor.name], levels)
 
     def _refuse_twice(self, name: str) -> None:
         values = [level.value for level in self.levels if level.factor.name == name and level.source == "topic"]
         if len(values) > len(set(values)):
             raise _Stop(f"The topic names a level of {name} twice.")
 
-    def _put_compare(self, factor: Factor, baseline: Scalar, levels: Sequence[Scalar], source: Source) -> None:
-        self.put(f"compare.{factor.name}", {"baseline": baseline, "levels": list(levels)}, source)
+    def _put_compare(self, baseline: Level, treatments: Sequence[Level]) -> None:
+        source: Source = "planner" if any(level.source == "planner" for level in (baseline, *treatments)) else "topic"
+        compared = {"baseline": baseline.value, "levels": [level.value for level in treatments]}
+        self.put(f"compare.{baseline.factor.name}", compared, source)
+        if len(treatments) >= FEWEST_RACED:
+            self.put("design", "race", "planner")
 
-    def _between(self, one: Level, other: Level) -> list[Item]:
-        return [self.items[i] for i in range(one.at + 1, other.at)]
-
-    def _sides(self, levels: list[Level]) -> tuple[list[Level], list[Level]]:
-        """The treatments and the baselines."""
-        name = levels[0].factor.name
+    def _sides(self, levels: list[Level]) -> tuple[list[Level], Level]:
+        """The treatments and the baseline."""
+        name, found = levels[0].factor.name, self.items
+        way = None if isinstance(levels[0].value, str | bool) else self.moved.get(name)
         cuts: list[tuple[int, str]] = []
-        for i, (one, other) in enumerate(zip(levels, levels[1:], strict=False), 1):
-            kinds = [item.what for item in self._between(one, other) if item.kind == "class" or item.what == "->"]
-            leads = [self.items[j].what for j in range(max(0, one.at - 2), one.at)]
-            if any(kind in _SIDES for kind in kinds):
-                cuts.append((i, next(kind for kind in kinds if kind in _SIDES)))
-            elif "from" in kinds:
-                cuts.append((i, "than"))
-            elif "->" in kinds or ("to" in kinds and ("from" in leads or name in self.moved)):
-                cuts.append((i, "to"))
+        for n, (one, other) in enumerate(zip(levels, levels[1:], strict=False), 1):
+            between = [item.kind if item.text != "->" else "to" for item in found[one.at + 1 : other.at]]
+            begun = way is not None or any(found.at(one.at - d).isa("from") for d in (1, 2)) or "->" in self.words.text
+            sides = (
+                [kind for kind in between if kind in _SIDES]
+                + ["than"] * ("from" in between)
+                + ["to"] * ("to" in between and begun)
+            )
+            cuts += [(n, sides[0])] if sides else []
         self._mark(*_SIDES, "from", "to", "between", "base")
         based = [level for level in levels if self._is_based(level.at)]
-        based = based or [
-            level for level in levels if [item.what for item in self.items[level.at + 1 : level.at + 2]] == ["base"]
-        ]
-        if based and any(cut and levels.index(based[0]) < cut for cut, kind in cuts if kind != "vs"):
-            raise _Stop("The topic claims something of its baseline: say it of the other level.")
-        ahead = [i for i, item in enumerate(self.items) if item.isa("than", "vs") and i < levels[0].at]
-        way = self.moved.get(name)
-        numeric = not isinstance(levels[0].value, str | bool)
-        marked = bool(cuts) and any(kind != "vs" for _, kind in cuts)
-        again = any(
-            item.kind == "factor" and item.what == name and i > levels[-1].at + 1 for i, item in enumerate(self.items)
+        based = based or [level for level in levels if found.at(level.at + 1).isa("base")]
+        ahead = any(found[i].isa("than", "vs") for i in range(levels[0].at))
+        marked = any(kind != "vs" for _, kind in cuts)
+        late = any(i > levels[-1].at + 1 for i in found.places("factor", *_CLAIMS) if found[i].what in ("", name))
+        asked_late = (
+            late
+            and not found.at(levels[-1].at + 1).isa("factor")
+            and any(item.text in ",:.?;" for item in found[levels[-1].at :])
         )
-        self.sided = bool(based or ahead or (cuts and (marked or not again)) or (way is not None and numeric))
+        self.sided = bool(based or ahead or way is not None or (cuts and (marked or not asked_late)))
+        if based and any(levels.index(based[0]) < n for n, kind in cuts if kind != "vs"):
+            raise _Stop("The topic claims something of its baseline: say it of the other level.")
         if len(based) == 1:
-            return [level for level in levels if level is not based[0]], based
+            return [level for level in levels if level is not based[0]], based[0]
         if ahead and not cuts:
-            return self._agreeing(levels[1:], levels[:1])
-        if len(cuts) == 1 and cuts[0][1] == "to":
-            return self._agreeing(levels[cuts[0][0] :], levels[: cuts[0][0]])
-        if way is not None and numeric and not marked:
+            return self._agreeing(levels[1:], levels[:1], way)
+        if cuts and cuts[0][1] == "to" and len(cuts) == 1:
+            return self._agreeing(levels[cuts[0][0] :], levels[: cuts[0][0]], way)
+        if way is not None and not marked:
             lowest = (min if way > 0 else max)(levels, key=lambda level: float(level.value))
-            return [level for level in levels if level is not lowest], [lowest]
-        if len(cuts) == 1 and (cuts[0][0] == len(levels) - 1 or marked):
-            return self._agreeing(levels[: cuts[0][0]], levels[cuts[0][0] :])
+            return [level for level in levels if level is not lowest], lowest
+        if len(cuts) == 1 and (marked or cuts[0][0] == len(levels) - 1):
+            return self._agreeing(levels[: cuts[0][0]], levels[cuts[0][0] :], way)
         if len(cuts) > 1 and marked:
             raise _Stop(f"The topic sets levels of {name} against each other in more than one way.")
         self.sided = False
         usual = next((level for level in levels if level.value == level.factor.default), levels[0])
-        return [level for level in levels if level is not usual], [usual]
+        return [level for level in levels if level is not usual], usual
 
     def _is_based(self, at: int) -> bool:
         """`a baseline of 8`, `baseline group size 8`."""
-        near = self.items[max(0, at - 2) : at]
-        return bool(near) and (
-            near[-1].isa("base")
-            or (
-                near[0].isa("base")
-                and near[-1].kind in ("factor", "mark")
-                and near[-1].text != ";"
-                and near[-1].text != "."
-            )
+        one, two = self.items.at(at - 1), self.items.at(at - 2)
+        return one.isa("base") or (two.isa("base") and (one.isa("factor") or one.text in (":", "=", "(")))
+
+    def _agreeing(self, treatments: list[Level], baselines: list[Level], way: int | None) -> tuple[list[Level], Level]:
+        name = treatments[0].factor.name
+        if len(baselines) > 1:
+            raise _Stop(f"The topic sets {name} against several baselines.")
+        if way is not None and any((float(each.value) - float(baselines[0].value)) * way < 0 for each in treatments):
+            raise _Stop(f"The topic has {name} go one way, and its levels the other.")
+        return treatments, baselines[0]
+
+    def _against_default(self, level: Level) -> None:
+        factor, off = level.factor, off_level(level.factor)
+        self._refuse_twice(factor.name)
+        self._mark("from", "to", "base")
+        if self.items.has("than", "vs", "beat", "lose", "equal"):
+            raise _Stop(f"The topic sets {factor.name}={level.value} against something that is no level of it.")
+        other = (
+            factor.default if level.value != factor.default else on_level(factor) if level.value == off else factor.off
         )
-
-    def _agreeing(self, treatments: list[Level], baselines: list[Level]) -> tuple[list[Level], list[Level]]:
-        way = self.moved.get(treatments[0].factor.name)
-        if (
-            way is not None
-            and not isinstance(treatments[0].value, str | bool)
-            and not isinstance(baselines[0].value, str | bool)
-        ):
-            if any((float(one.value) - float(other.value)) * way < 0 for one in treatments for other in baselines):
-                raise _Stop(f"The topic has {treatments[0].factor.name} go one way, and its levels the other.")
-        return treatments, baselines
-
-    def _against_default(self, name: str, by_factor: dict[str, list[Level]], asks: set[str]) -> None:
-        level = by_factor[name][0]
-        self._refuse_twice(name)
-        self._mark(*_SIDES, "from", "to", "base")
-        off, default = off_level(level.factor), level.factor.default
-        baseline: Scalar | None = default
-        if level.value == default:
-            baseline = on_level(level.factor) if level.value == off else off
-        if baseline is None or baseline == level.value:
-            raise _Stop(f"{name}={level.value} is the default: name the level to compare it with.")
-        if any(item.isa("than", "vs", "beat", "lose", "equal") for item in self.items) and not any(
-            item.isa("default", "none", "off", "off_behind") for item in self.items
-        ):
-            raise _Stop(f"The topic sets {name}={level.value} against something that is no level of it.")
-        pair = self._agreeing([level], [Level(level.factor, baseline, -1)])
-        self._put_compare(
-            level.factor,
-            pair[1][0].value,
-            [level.value],
-            "topic" if level.value != default and level.source == "topic" else "planner",
+        if other is None or other == level.value:
+            raise _Stop(f"{factor.name}={level.value} is the default: name the level to compare it with.")
+        source: Source = "topic" if other == factor.default else "planner"
+        treatments, baseline = self._agreeing(
+            [level], [Level(factor, other, source=source)], self.moved.get(factor.name)
         )
-        self._settle(by_factor, [name])
-        self._claim([level], asks)
+        self._put_compare(baseline, treatments)
+        self._finish([factor.name], [level])
 
-    def _moved(self, name: str, by_factor: dict[str, list[Level]], asks: set[str]) -> None:
+    def _move(self, factor: Factor) -> None:
         """A factor without levels: the default against levels on the side that the topic says, or on both."""
-        factor = self.factors[name]
-        if any(item.isa(*_SIDES) for item in self.items):
-            raise _Stop(f"The topic compares {name} with something, and names no level of it.")
-        scales = [2.0 if item.what == "double" else 0.5 for item in self.items if item.isa("double", "halve")]
-        scales += [float(item.value or 1) ** self.moved.get(name, 1) for item in self.items if item.kind == "times"]
+        found, default, way = self.items, factor.default, self.moved.get(factor.name)
+        if found.has(*_SIDES):
+            raise _Stop(f"The topic compares {factor.name} with something, and names no level of it.")
+        scales = [2.0 if item.isa("double") else 0.5 for item in found if item.isa("double", "halve")]
+        scales += [float(item.value or 1) ** (way or 1) for item in found if item.isa("times")]
+        open_end = found.has("far", "open", "which") or any(item.text in _SUPERLATIVE for item in found)
+        values: list[Scalar] = []
         if len(scales) > 1:
             raise _Stop("The topic names several multiples of the default: name the levels themselves.")
-        default, off = factor.default, off_level(factor)
-        one_sided = True
         if scales and not isinstance(default, str):
-            levels: list[Scalar] = [_typed(factor, _rounded(default * scales[0]))]
+            values = [as_level(factor, float(f"{default * scales[0]:.1e}"))]
         elif factor.type in ("choice", "bool"):
-            levels = (
-                [not default] if factor.type == "bool" else [choice for choice in factor.choices if choice != default]
-            )
-        elif (
-            "far" in asks
-            or asks & {"open", "which"}
-            or (
-                "better" in asks and any(item.isa("better") and item.text in ("best", "optimal") for item in self.items)
-            )
-        ):
-            levels, one_sided = _spread(factor), False
-        elif name in self.moved:
-            usual = SWITCHED_ON.get(name) if self.moved[name] > 0 else None
-            levels = [level for level in [usual or moved_from_default(factor, self.moved[name])] if level is not None]
-        elif default == off:
-            levels = [on_level(factor)]
-        elif factor.off is not None:
-            self._put_compare(factor, factor.off, [default], "planner")
-            self._settle(by_factor, [name])
-            self._claim([Level(factor, default, 0)], asks)
-            return
+            values = [not default] if factor.type == "bool" else [each for each in factor.choices if each != default]
+        elif open_end or (way is None and default != off_level(factor) and factor.off is None):
+            values = _spread(factor)
+        elif way is None and default != off_level(factor):
+            default, values = factor.off or 0, [factor.default]
         else:
-            levels, one_sided = (
-                [each for way in (-1, 1) if (each := moved_from_default(factor, way)) is not None],
-                False,
+            usual = (
+                on_level(factor)
+                if way is None or (way > 0 and factor.name in SWITCHED_ON)
+                else moved_from_default(factor, way)
             )
-        if not levels:
-            raise _Stop(f"{name} cannot go further: its default is at the end of its range.")
-        self._put_compare(factor, default, levels, "planner")
-        if len(levels) >= FEWEST_RACED:
-            self.put("design", "race", "planner")
-        self._settle(by_factor, [name])
-        self._claim([Level(factor, levels[0], 0)] if one_sided else [], asks)
+            values = [usual] if usual is not None else []
+        if not values:
+            raise _Stop(f"{factor.name} cannot go further: its default is at the end of its range.")
+        levels = [Level(factor, value, source="planner") for value in values]
+        self._put_compare(Level(factor, default), levels)
+        self._finish([factor.name], levels if len(levels) == 1 else [])
 
-    # -- several factors -------------------------------------------------------------------------------------------
-
-    def _explore(self, names: list[str], by_factor: dict[str, list[Level]], asks: set[str]) -> None:
+    def _explore(self, names: list[str]) -> None:
         """Two levels of each: whether they interact, or which of them matters."""
-        if not names:
-            names = [name for name in SCREENED if name in self.factors and name not in by_factor]
-            source: Source = "planner"
-        elif {"interact", "weigh", "open", "which"} & asks or any(
-            item.text in ("best", "optimal") for item in self.items
-        ):
-            source = "topic"
-        else:
+        crossed = self.items.has("interact")
+        asked = self.items.has("interact", "weigh", "open", "which") or any(
+            item.text in _SUPERLATIVE for item in self.items
+        )
+        if not asked or (not self.items.has("interact", "weigh", "open") and self.items.has(*_SIDES)):
             raise _Stop(f"The topic names {' and '.join(names)}, and not how they are compared.")
-        if "interact" not in asks and not asks & {"open", "weigh"} and any(item.isa(*_SIDES) for item in self.items):
-            raise _Stop(f"The topic compares {' and '.join(names)}, and names no levels.")
-        for name in names:
-            factor, levels = self.factors[name], by_factor.get(name, [])
+        settled = {level.factor.name for level in self.levels}
+        for name in names or [name for name in SCREENED if name in self.factors and name not in settled]:
+            factor, levels = self.factors[name], self._of(name)
             if len(levels) > 2:
                 raise _Stop(
                     f"{name} has {len(levels)} levels; where several factors are varied together, each has two."
                 )
-            if len(levels) == 2:
-                usual = next((level for level in levels if level.value == factor.default), levels[0])
-                self._put_compare(factor, usual.value, [level.value for level in levels if level is not usual], "topic")
-            else:
-                other = moved_from_default(factor, self.moved.get(name, 1)) or on_level(factor)
-                if levels and levels[0].value != factor.default:
-                    other = levels[0].value
-                self._put_compare(factor, factor.default, [other], source if levels else "planner")
+            moved = Level(
+                factor, moved_from_default(factor, self.moved.get(name, 1)) or on_level(factor), source="planner"
+            )
+            usual = next(
+                (each for each in levels if each.value == factor.default),
+                levels[0] if levels else Level(factor, factor.default),
+            )
+            self._put_compare(usual, [each for each in levels if each is not usual] or [moved])
         self._mark(*_SIDES)
-        self.put(
-            "design", "factorial" if "interact" in asks else "screen", "topic" if "interact" in asks else "planner"
-        )
-        self._settle(by_factor, names)
-        self._claim([], asks | {"which"})
+        self.put("design", "factorial" if crossed else "screen", "topic" if crossed else "planner")
+        self._finish(list(self.fields["compare"]), [])
 
-    def _sequence(self, varied: list[str], by_factor: dict[str, list[Level]]) -> None:
-        cut = next(i for i, item in enumerate(self.items) if item.isa("then"))
-        order = sorted(varied, key=lambda name: by_factor[name][0].at)
-        parted = len(order) == 2 and by_factor[order[0]][-1].at < cut < by_factor[order[1]][0].at
-        if not parted:
+    def _sequence(self, varied: list[str]) -> None:
+        cut = self.items.places("then")[0]
+        order = sorted(varied, key=lambda name: self._of(name)[0].at)
+        if (
+            len(order) != 2
+            or not self._of(order[0])[-1].at < cut < self._of(order[1])[0].at
+            or self.items.has("interact")
+        ):
             raise _Stop("A sequence compares two factors one after the other, each with its own levels.")
         for name in order:
-            treatments, baselines = self._sides(by_factor[name])
-            if len(baselines) > 1:
-                raise _Stop(f"The topic sets {name} against several baselines.")
-            self._put_compare(self.factors[name], baselines[0].value, [level.value for level in treatments], "topic")
+            treatments, baseline = self._sides(self._of(name))
+            self._put_compare(baseline, treatments)
         self.put("design", "sequence", "topic")
-        self._settle(by_factor, order)
-        self._claim([], {"which"})
+        self.sided = False
+        self._finish(order, [])
 
-    def _control(self, by_factor: dict[str, list[Level]], asks: set[str]) -> None:
+    def _control(self) -> None:
         """`Does GRPO improve accuracy?`: the model as it is trained against one that is not (learning rate 0)."""
-        factor = self.factors.get(LEARNING_RATE)
-        opposed = [i for i, item in enumerate(self.items) if item.isa(*_SIDES)]
-        if any(item.isa("untrained") and opposed and i < opposed[0] for i, item in enumerate(self.items)):
+        found, opposed, untrained = self.items, self.items.places(*_SIDES), self.items.places("untrained")
+        if untrained and opposed and untrained[0] < opposed[0]:
             raise _Stop("The topic claims something of the untrained model: say it of the trained one.")
-        settings = [
-            level.factor.name
-            for level in self.levels
-            if not _scenery(level)
-            and level.factor.name != LEARNING_RATE
-            and not level.factor.target.startswith("task.")
-        ]
-        if settings and "untrained" not in asks:
-            raise _Stop(f"The topic may ask about {settings[0]}, or about training at all.")
-        claims = asks & {"better", "worse", "learns", "faster", "more_accurate", "more", "less"}
-        trains = re.search(r"\b(train|rl|reinforcement|teach|learn|post-train|fine-?tun)", self.words.text) or any(
-            level.factor.name == "algorithm" for level in self.levels
+        trains = re.search(r"\b(train|rl|reinforcement|teach|learn)", self.words.text) or found.has("level")
+        claims = found.has("better", "worse", "learns", "more_accurate", "more", "less") and not found.has(
+            "faster", "slower"
         )
-        understood = not any(item.kind == "unknown" for item in self.items)
-        others = (
-            any(len(levels) > 1 for levels in by_factor.values())
-            or any(item.isa(*_SIDES) for item in self.items)
-            and "untrained" not in asks
-        )
-        if factor is None or not claims or not trains or not understood or others or "faster" in asks:
+        if (
+            not (trains and claims and "learning_rate" in self.factors)
+            or found.has("unknown")
+            or (opposed and not untrained)
+        ):
+            unknown = ", ".join(dict.fromkeys(item.text for item in found if item.isa("unknown")))
             self.declined = "The topic names nothing that can be varied and compared here."
-            unknown = [item.text for item in self.items if item.kind == "unknown"]
-            if unknown:
-                self.declined += f" Not understood: {', '.join(dict.fromkeys(unknown))}."
+            self.declined += f" Not understood: {unknown}." if unknown else ""
             return
+        settings = [
+            level.factor
+            for level in self.levels
+            if not _is_scenery(level) and not level.factor.target.startswith("task.")
+        ]
+        if settings and not untrained:
+            raise _Stop(f"The topic may ask about {settings[0].name}, or about training at all.")
         self._mark("untrained", *_SIDES)
-        rates = by_factor.pop(LEARNING_RATE, [])
-        level = Level(factor, rates[0].value if rates else factor.default, 0)
-        self._put_compare(factor, 0.0, [level.value], "planner")
-        self._settle(by_factor, [])
-        self._claim([level], asks)
+        factor = self.factors["learning_rate"]
+        rate = next(
+            (level for level in self.levels if level.factor == factor), Level(factor, factor.default, source="planner")
+        )
+        self._put_compare(Level(factor, 0.0, source="planner"), [rate])
+        self._finish(["learning_rate"], [rate])
+
+    def _bundles(self, varied: list[str]) -> None:
+        """`GRPO at lr 1e-5 against RLOO at lr 2e-5`."""
+        first = min(level.at for level in self.levels if level.factor.name in varied)
+        cuts = [i for i in self.items.places(*_SIDES) if i > first]
+        if len(cuts) != 1:
+            raise _Stop(
+                f"The topic varies {' and '.join(varied)}: ask about one, or whether they interact, or name the arms."
+            )
+        sides = [[level for level in self.levels if (level.at < cuts[0]) is early] for early in (False, True)]
+        arms = [{level.factor.name: level.value for level in side} for side in sides]
+        if arms[0].keys() != arms[1].keys() or any(len(arm) < len(side) for arm, side in zip(arms, sides, strict=True)):
+            raise _Stop("The two sides do not set the same factors, once each.")
+        self.used.add(cuts[0])
+        self._put_arms({"baseline": arms[0], "treatment": arms[1]})
+        self.sided = True
+        self._claim(sides[1])
+
+    def _put_arms(self, arms: dict[str, dict[str, Scalar]]) -> None:
+        first = next(iter(arms.values()))
+        same = {name for name, value in first.items() if all(arm.get(name) == value for arm in arms.values())}
+        for name in same:
+            self.put(f"set.{name}", first[name], "topic")
+        for label, arm in arms.items():
+            self.put(f"arms.{label}", {name: value for name, value in arm.items() if name not in same}, "topic")
 
     # -- settings and claim ----------------------------------------------------------------------------------------
 
-    def _refuse_idle(self, asked: Sequence[str]) -> None:
-        given = {level.factor.name for level in self.levels}
-        for factor in self.factors.values():
-            if factor.type == "data" and not factor.default and factor.name not in given:
-                self.stop(f"{self.folder.instrument.name} needs data: name a .jsonl file or a data set hf:OWNER/NAME.")
-            if (
-                factor.name in asked
-                and factor.needs is not None
-                and factor.needs not in given
-                and not self.factors[factor.needs].default
-            ):
-                self.stop(f"{factor.name} does nothing while {factor.needs} is 0: name a level of it.")
-
-    def _settle(self, by_factor: dict[str, list[Level]], asked: Sequence[str]) -> None:
-        """Every other level is the same in all arms."""
-        self._refuse_idle(asked)
+    def _finish(self, asked: Sequence[str], levels: Sequence[Level]) -> None:
+        """Every other level is the same in all arms; then the claim. levels: of the one factor that is compared."""
         compared = [level for level in self.levels if level.factor.name in asked]
-        cut = next(
-            (i for i, item in enumerate(self.items) if item.isa(*_SIDES) and compared and compared[0].at < i), None
-        )
-        for name, levels in by_factor.items():
-            if name in asked:
-                continue
-            level = levels[0]
-            inside = (
-                cut is not None
-                and compared[0].at <= level.at <= compared[-1].at
-                and sum(each.factor.name == name for each in self.levels) < 2
-            )
-            adapter = name.startswith("lora_") and "parameters" in asked
-            if inside and level.value != level.factor.default and not adapter:
-                self.stop(f"The topic gives {name}={level.value} to one side, and not to the other.")
-            last = self.items[level.at - 1] if level.at else None
-            if (
-                cut is not None
-                and level.at > compared[-1].at
-                and isinstance(compared[-1].value, str)
-                and off_level(level.factor) is not None
-                and last is not None
-                and last.kind != "mark"
-                and level.value != level.factor.default
-                and not adapter
-            ):
+        opposed = bool(compared) and any(compared[0].at < i for i in self.items.places(*_SIDES))
+        for level in [each for each in self.levels if each.factor.name not in asked]:
+            name = level.factor.name
+            usual = level.value == level.factor.default or (name.startswith("lora_") and "parameters" in asked)
+            inside = opposed and compared[0].at <= level.at <= compared[-1].at
+            once = sum(each.factor.name == name for each in self.levels) < 2
+            trails = opposed and level.at > compared[-1].at and isinstance(compared[-1].value, str)
+            switch = off_level(level.factor) is not None and not self.items.at(level.at - 1).isa("mark")
+            if once and not usual and (inside or (trails and switch)):
                 self.stop(f"{name}={level.value} may belong to one side only.")
             if level.source == "planner":
                 self.stop(f"{name} is named without a level.")
-            self.put("steps" if name == STEPS else f"set.{name}", level.value, "topic")
+            self.put("steps" if name == "steps" else f"set.{name}", level.value, "topic")
+        self._claim(levels)
 
-    def _claim(self, levels: Sequence[Level], asks: set[str]) -> None:
+    def _claim(self, levels: Sequence[Level]) -> None:
         """The metric, and which way the treatments are said to move it."""
-        metrics = {metric.name: metric for metric in self.folder.instrument.metrics}
-        implied: list[str] = []
-        signs: list[int] = []
-        raw: list[int] = []
-        chooses = (
-            bool(asks & {"which", "balance"})
-            or not self.sided
-            and any(item.text in ("best", "fastest", "optimal", "highest", "lowest") for item in self.items)
-        )
-        named = [item.what for item in self.items if item.kind == "metric"]
-        for i, item in enumerate(self.items):
-            if i in self.used and not item.isa(*_SIDES):
-                continue
-            if item.isa("better", "worse", "faster", "slower", "more_accurate", "less_accurate", "beat", "lose"):
-                signs.append(1 if item.isa("better", "faster", "more_accurate", "beat") else -1)
-                implied += self._implied(item)
-            elif item.isa("more", "less") and self._is_of_metric(i):
+        found, instrument = self.items, self.folder.instrument
+        chooses = found.has("which", "balance") or (not self.sided and any(item.text in _SUPERLATIVE for item in found))
+        implied, signs, raw = list[str](), list[int](), list[int]()
+        for i, item in enumerate(found):
+            if item.kind in _CLAIMS:
+                signs.append(_CLAIMS[item.kind])
+                word = (
+                    "accuracy"
+                    if item.kind.endswith("accurate")
+                    else "faster"
+                    if item.isa("faster", "slower")
+                    else item.text
+                )
+                implied += [
+                    each.name for each in instrument.metrics if word in each.aliases and not item.isa("beat", "lose")
+                ][:1]
+            elif (
+                item.isa("more", "less")
+                and i not in self.used
+                and (found.at(i - 1).isa("metric") or found.at(i + 1).isa("metric"))
+            ):
                 raw.append(1 if item.isa("more") else -1)
-            elif item.kind == "metric" and isinstance(item.value, int):
+            elif item.isa("metric") and isinstance(item.value, int):
                 raw.append(item.value)
-            elif not item.isa("equal"):
+            elif not item.isa("equal", "metric"):
                 continue
             self.used.add(i)
-        self.used |= {i for i, item in enumerate(self.items) if item.kind == "metric"}
-        explicit = list(dict.fromkeys(named))
+        explicit = list(dict.fromkeys(item.what for item in found if item.isa("metric")))
         if explicit == ["final_reward"] and "auc_reward" in implied:
             explicit = []  # rewards that rise faster
-        if (
-            explicit
-            and set(implied) <= {"heldout_accuracy"}
-            and not any(item.isa("more_accurate", "less_accurate") for item in self.items)
-        ):
+        if explicit and not found.has("more_accurate", "less_accurate", "faster", "slower"):
             implied = []
         decided = list(dict.fromkeys([*explicit, *implied]))
-        if "balance" in asks:
-            decided = [name for name in decided if name != WALL] or decided
+        if found.has("balance"):
+            decided = [name for name in decided if name != "wall_s"] or decided
         if len(decided) > 1:
             self.stop(
                 f"The topic names several metrics ({', '.join(decided)}), and one decides: move the others to secondary."
             )
         if decided:
             self.put("metric", decided[0], "topic" if explicit else "planner")
-        metric = metrics[decided[0] if decided else self.folder.instrument.defaults.metric]
-        better = 1 if metric.direction == "increase" else -1
-        moves = {*(sign * better for sign in signs), *raw}
-        if self.moved and not (moves or decided or chooses or len(levels) > 1 or "equal" in asks or "far" in asks):
+        name = decided[0] if decided else instrument.defaults.metric
+        rises = next(metric.direction for metric in instrument.metrics if metric.name == name) == "increase"
+        moves = {*(sign if rises else -sign for sign in signs), *raw}
+        if len(moves) > 1 or (moves and found.has("equal")):
+            self.stop("The topic makes two claims.")
+        if self.moved and not (moves or decided or chooses or len(levels) > 1 or found.has("equal", "far")):
             self.stop("The topic does not say what is to change.")
-        if any(item.isa("equal") for item in self.items):
-            if signs or raw:
-                self.stop("The topic claims both that the arms are equal and that they differ.")
+        listed = [item.text for item in found[levels[0].at : levels[-1].at]] if len(levels) > 1 else []
+        if found.has("equal"):
             self.put("claim", "equal", "topic")
-        elif len(moves) > 1:
-            self.stop("The topic claims opposite effects.")
         elif moves and not chooses and (self.sided or len(levels) == 1):
             self.put("claim", "increase" if moves.pop() > 0 else "decrease", "topic")
-        elif (
-            moves
-            and not chooses
-            and len(levels) > 1
-            and not any(item.text == "or" for item in self.items[levels[0].at : levels[-1].at])
-        ):
+        elif moves and not chooses and listed and "or" not in listed:
             self.stop("The topic claims an effect, and does not say of which level against which.")
-
-    def _implied(self, item: Item) -> list[str]:
-        metrics = self.folder.instrument.metrics
-        if item.isa("more_accurate", "less_accurate"):
-            return ["heldout_accuracy"]
-        words = [item.text] if item.isa("better", "worse") else ["faster"] if item.isa("faster", "slower") else []
-        return [metric.name for metric in metrics for word in words if word in metric.aliases][:1]
-
-    def _is_of_metric(self, i: int) -> bool:
-        near = [self.items[j] for j in (i - 1, i + 1) if 0 <= j < len(self.items)]
-        return any(item.kind == "metric" for item in near)
 
     # -- arms that are written out ---------------------------------------------------------------------------------
 
-    def _listed_arms(self, text: str) -> dict[str, dict[str, Scalar]] | None:
+    def _listed_arms(self) -> dict[str, dict[str, Scalar]]:
         """`(a) GRPO, (b) with clip-higher 0.28, (c) with clip-higher and token-level loss`."""
-        parts = re.split(r"(?<![\w])(?:\(([a-z]|[ivx]{1,4}|\d)\)|\b([a-z1-9])\))", text)
-        labels = [a or b for a, b in zip(parts[1::3], parts[2::3], strict=False)]
-        if len(labels) < 2 or labels not in [
-            list(each[: len(labels)]) for each in ("abcdefgh", "123456789", ("i", "ii", "iii", "iv", "v", "vi"))
-        ]:
-            return None
+        first, *parts = re.split(r"(?<!\w)\(?(?<![\d.])\b([a-z1-9])\)", self.words.text)
+        labels, segments = parts[::2], parts[1::2]
+        if len(labels) < 2 or "".join(labels) not in ("abcdefgh"[: len(labels)], "123456789"[: len(labels)]):
+            return {}
+        segments[-1], _, behind = segments[-1].partition(".")
         arms: dict[str, dict[str, Scalar]] = {}
-        stated: dict[str, Scalar] = {}
         bare: list[tuple[str, str]] = []
-        last, _, behind = parts[-1].partition(".")
-        for n, segment in enumerate([*parts[3:-1:3], last]):
-            label = labels[n]
+        for label, segment in zip(labels, segments, strict=True):
             self._part(segment)
             arms[label] = {level.factor.name: level.value for level in self.levels}
-            stated |= {level.factor.name: level.value for level in self.levels if level.source == "topic"}
-            bare += [
-                (label, item.what) for item in self.items if item.kind == "factor" and item.what not in arms[label]
-            ]
+            bare += [(label, item.what) for item in self.items if item.isa("factor") and item.what not in arms[label]]
+        stated = {name: value for arm in arms.values() for name, value in arm.items()}
         for label, name in bare:
             if name not in stated:
                 self.stop(f"Arm {label} names {name} without a level.")
             arms[label][name] = stated.get(name, self.factors[name].default)
-        self._part(f"{parts[0]} . {behind}")
-        self.fields.pop("set", None)
-        settings = {
-            level.factor.name: level.value
-            for level in self.levels
-            if not any(level.factor.name in arm for arm in arms.values())
-        }
-        if len({tuple(sorted(arm.items(), key=str)) for arm in arms.values()}) < len(arms):
+        if any(one == other for n, one in enumerate(arms.values()) for other in list(arms.values())[:n]):
             self.stop("Two of the arms are the same.")
-        for name, value in settings.items():
-            self.put(f"set.{name}", value, "topic")
-        self._claim([], {"which"})
-        self._name_unused()
+        self._rest(f"{first} . {behind}", set(stated))
         return arms
+
+    def _splits(self) -> dict[str, dict[str, Scalar]]:
+        """`4 tasks x 16, 8 x 8 or 16 x 4`: tasks of a step times rollouts of a task."""
+        kinds = "(?:rollouts|samples|episodes|completions|generations)"
+        pair = rf"(?<![\w.])(\d+) ?(?:tasks?|prompts?|groups?)? ?(?:x|×|by|\*) ?(\d+)(?: ?{kinds}(?: each)?)?(?![\w.])"
+        total = rf"(?:with |at |of |for )?(\d+) {kinds}(?: (?:per|a|each) (?:step|batch))?(?: in total)?"
+        found = [(int(a), int(b)) for a, b in re.findall(pair, self.words.text)]
+        if len(found) < 2 or not re.search(r"rollout|task|prompt|group|sample|episode|completion", self.words.text):
+            return {}
+        rest = re.sub(pair, " , ", self.words.text)
+        if any(a * b != int(each) for each in re.findall(total, rest) for a, b in found) or len(set(found)) < len(
+            found
+        ):
+            self.stop("The splits do not come to the total that the topic gives, or one is named twice.")
+        self._rest(re.sub(rf"\b(?:splits?|divisions?)\b|{total}", " ", rest), {"tasks_per_step", "group_size"})
+        return {f"{a}x{b}": {"tasks_per_step": a, "group_size": b} for a, b in found}
 
     def _part(self, text: str) -> None:
         self._name_unused()
-        self.levels, self.used, self.moved = [], set(), {}
         self._load(text)
-        self._mark("on", "default", "base", "prep")
+        self._mark("on", "default", "base")
         self._motions()
 
-    def _splits(self, text: str) -> dict[str, dict[str, Scalar]] | None:
-        """`4 tasks x 16, 8 x 8 or 16 x 4`: tasks of a step times rollouts of a task."""
-        pair = r"(?<![\w.])(\d+) ?(?:tasks?|prompts?|groups?)? ?(?:x|×|by|\*) ?(\d+)(?: ?(?:rollouts|samples|episodes|completions|generations)(?: (?:each|per task|per prompt))?)?(?![\w.])"
-        found = [(int(a), int(b)) for a, b in re.findall(pair, text)]
-        if len(found) < 2 or not re.search(r"rollout|task|prompt|group|sample|episode|completion", text):
-            return None
-        total = r"(?:with |at |of |for )?(?:a (?:total|budget) of )?(\d+) (?:rollouts|episodes|samples|completions)(?: (?:per|a|each) (?:step|batch))?(?: in total)?"
-        rest = re.sub(pair, " , ", text)
-        totals = [int(each) for each in re.findall(total, rest)]
-        self._part(re.sub(r"\b(split|splits|division|divisions)\b", " ", re.sub(total, " , ", rest)))
-        if any(a * b != each for each in totals for a, b in found) or len(set(found)) < len(found):
-            self.stop("The splits do not all come to the total that the topic gives, or one is named twice.")
-        for level in self.levels:
-            self.put("steps" if level.factor.name == STEPS else f"set.{level.factor.name}", level.value, "topic")
-        self._claim([], {"which"})
-        self._name_unused()
-        return {f"{a}x{b}": {"tasks_per_step": a, "group_size": b} for a, b in found}
+    def _rest(self, text: str, own: set[str]) -> None:
+        """What stands around the arms: settings of all of them, and a metric."""
+        self._part(text)
+        for level in [each for each in self.levels if each.factor.name not in own]:
+            self.put("steps" if level.factor.name == "steps" else f"set.{level.factor.name}", level.value, "topic")
+        self.sided = False
+        self._claim([])
 
 
-# -- levels of a factor -----------------------------------------------------------------------------------------------
-
-
-def _typed(factor: Factor, value: Any) -> Scalar:
-    number = float(value)
-    return int(number) if factor.type == "int" and number == int(number) else number
-
-
-def _scenery(level: Level) -> bool:
+def _is_scenery(level: Level) -> bool:
     """The usual choice, as in `does GRPO learn faster …`, or what the tasks are."""
-    return (
-        level.factor.type == "choice"
-        and (level.value == level.factor.default or level.factor.proper)
-        or level.factor.type == "data"
-    )
-
-
-def off_level(factor: Factor) -> Scalar | None:
-    """The level at which it does nothing; None when it has none."""
-    if factor.type == "bool":
-        return False
-    if factor.off is not None:
-        return factor.off
-    numeric = factor.type in ("int", "float") and level_problem(factor, 0) is None
-    return _typed(factor, 0) if numeric else None
+    usual = level.factor.type == "choice" and (level.value == level.factor.default or level.factor.proper)
+    return usual or level.factor.type == "data"
 
 
 def on_level(factor: Factor) -> Scalar:
     """A level at which it does something: the default, another choice, or a tenth of its range."""
-    if factor.type == "bool":
-        return True
-    if factor.default != off_level(factor) or isinstance(factor.default, str):
-        return (
-            factor.default
-            if factor.default != off_level(factor)
-            else next(each for each in factor.choices if each != factor.off)
-        )
-    tenth = (factor.high if factor.high is not None else 1.0) / 10
-    return max(1, round(tenth)) if factor.type == "int" else _rounded(tenth)
+    if factor.default != off_level(factor) and factor.name not in SWITCHED_ON:
+        return factor.default
+    if factor.type in ("choice", "bool"):
+        return next((each for each in factor.choices if each != factor.off), True)
+    return as_level(factor, SWITCHED_ON.get(factor.name) or _round(factor, (factor.high or 1.0) / 10))
 
 
 def moved_from_default(factor: Factor, way: int) -> Scalar | None:
@@ -1196,30 +857,23 @@ def moved_from_default(factor: Factor, way: int) -> Scalar | None:
         return None
     default, bound = float(factor.default), factor.high if way > 0 else factor.low
     wide = factor.scale == "log" or (default > 0 and factor.high is not None and factor.high > 20 * default)
-    if factor.type == "int" or wide:
-        level = default * (2.0 if factor.type == "int" else 4.0) ** way
-        level = level if bound is None else min(level, bound) if way > 0 else max(level, bound)
-    else:
+    level = default * (2.0 if factor.type == "int" else 4.0) ** way
+    if not wide and factor.type == "float":
         level = default + way if bound is None else (default + bound) / 2
-    moved: Scalar = max(1, round(level)) if factor.type == "int" else _rounded(level)
-    return None if (float(moved) - default) * way <= 0 or level_problem(factor, moved) else moved
+    elif bound is not None:
+        level = min(level, bound) if way > 0 else max(level, bound)
+    moved = _round(factor, level)
+    return None if (moved - default) * way <= 0 or level_problem(factor, moved) else moved
+
+
+def _round(factor: Factor, level: float) -> float | int:
+    return max(1, round(level)) if factor.type == "int" else float(f"{level:.1e}")
 
 
 def _spread(factor: Factor) -> list[Scalar]:
     """Levels on both sides of the default, or from it to the end of its range."""
     sides = [each for way in (-1, 1) if (each := moved_from_default(factor, way)) is not None]
-    if sides or factor.high is None or isinstance(factor.default, str):
+    if factor.default or factor.high is None:
         return sides
-    start = max(float(factor.default), 1.0 if factor.type == "int" else factor.high / 100)
-    steps = [start * (factor.high / start) ** (n / 2) for n in range(3)]
-    return list(
-        dict.fromkeys(
-            each
-            for step in steps
-            if (each := _typed(factor, round(step) if factor.type == "int" else _rounded(step))) != factor.default
-        )
-    )
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.1e}") if math.isfinite(value) else value
+    lowest = 1.0 if factor.type == "int" else factor.high / 100
+    return list(dict.fromkeys(_round(factor, lowest * (factor.high / lowest) ** (n / 2)) for n in range(3)))
