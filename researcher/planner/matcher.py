@@ -6,6 +6,7 @@ understood. Two readings, a second metric or a number without a place stop it to
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from foundation.strict import explain
+from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import InstrumentFolder, level_problem
 from researcher.instruments.instrument import Factor, Scalar
 from researcher.instruments.levels import as_level, off_level
-from researcher.planner.matcher_words import SCREENED, SWITCHED_ON, Item, Items, Said, choose_instrument, items, said
+from researcher.planner.matcher_words import SCREENED, SWITCHED_ON, Items, Said, choose_instrument, items, said
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
+from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source
 from researcher.study.spec import StudySpec
 
@@ -61,7 +64,17 @@ class Matcher:
     name = "builtin"
 
     async def propose(self, request: TopicRequest) -> Outcome:
-        return match(request.topic, request.instruments, request.given)
+        outcome = match(request.topic, request.instruments, request.given)
+        if isinstance(outcome, Proposed):
+            spec = StudySpec.model_validate(outcome.draft.fields)
+            folder = next(
+                each for each in request.instruments if spec.instrument in (each.instrument.name, str(each.path))
+            )
+            try:
+                plan_of(spec, folder, known=request.known, servers=request.servers)
+            except PlanningRefused as refusal:
+                return NeedsEdit(draft=outcome.draft, problems=(str(refusal),))
+        return outcome
 
 
 def match(topic: str, folders: Sequence[InstrumentFolder], given: dict[str, Any]) -> Outcome:
@@ -236,7 +249,9 @@ class _Study:
                     }
         for listed in (True, False):
             for i in [*numbers, *numbers[::-1]]:
-                comma = listed and self._bare(filled) and found.at(i - 1).isa("mark")
+                comma = (
+                    listed and self._bare(filled) and found.at(i - 1).isa("mark") and not found.at(i - 2).isa("number")
+                )
                 ways = [each for way in (-1, 1) if (each := self._along(i, way, at, filled)) and self._takes(each, i)]
                 if i not in at and ways and not comma:
                     if ways[0] != ways[-1]:
@@ -417,10 +432,6 @@ class _Study:
         has, models = self.items.has, self.words.models
         if len(models) == 1:
             self.put("model", models[0], "topic")
-        if "model_size" in bare and models:
-            bare.remove("model_size")
-            if len(models) == 1:
-                raise _Stop("The topic compares model sizes, and names one model.")
         if len(models) > 1:
             if varied or bare:
                 raise _Stop(f"The topic compares models, and {(varied + bare)[0]} too.")
@@ -498,7 +509,7 @@ class _Study:
         name, found = levels[0].factor.name, self.items
         way = None if isinstance(levels[0].value, str | bool) else self.moved.get(name)
         cuts: list[tuple[int, str]] = []
-        for n, (one, other) in enumerate(zip(levels, levels[1:], strict=False), 1):
+        for n, (one, other) in enumerate(itertools.pairwise(levels), 1):
             between = [item.kind if item.text != "->" else "to" for item in found[one.at + 1 : other.at]]
             begun = way is not None or any(found.at(one.at - d).isa("from") for d in (1, 2)) or "->" in self.words.text
             sides = (
@@ -599,7 +610,8 @@ class _Study:
             raise _Stop(f"{factor.name} cannot go further: its default is at the end of its range.")
         levels = [Level(factor, value, source="planner") for value in values]
         self._put_compare(Level(factor, default), levels)
-        self._finish([factor.name], levels if len(levels) == 1 else [])
+        self.sided = factor.type == "choice"
+        self._finish([factor.name], levels if self.sided or len(levels) == 1 else [])
 
     def _explore(self, names: list[str]) -> None:
         """Two levels of each: whether they interact, or which of them matters."""
@@ -616,9 +628,8 @@ class _Study:
                 raise _Stop(
                     f"{name} has {len(levels)} levels; where several factors are varied together, each has two."
                 )
-            moved = Level(
-                factor, moved_from_default(factor, self.moved.get(name, 1)) or on_level(factor), source="planner"
-            )
+            other = None if factor.default == off_level(factor) else moved_from_default(factor, self.moved.get(name, 1))
+            moved = Level(factor, on_level(factor) if other is None else other, source="planner")
             usual = next(
                 (each for each in levels if each.value == factor.default),
                 levels[0] if levels else Level(factor, factor.default),
@@ -838,8 +849,8 @@ class _Study:
 
 def _is_scenery(level: Level) -> bool:
     """The usual choice, as in `does GRPO learn faster …`, or what the tasks are."""
-    usual = level.factor.type == "choice" and (level.value == level.factor.default or level.factor.proper)
-    return usual or level.factor.type == "data"
+    usual = level.value == level.factor.default and level.factor.off is None
+    return level.factor.type == "data" or (level.factor.type == "choice" and (usual or level.factor.proper))
 
 
 def on_level(factor: Factor) -> Scalar:

@@ -15,7 +15,7 @@ from typing import Any
 
 from foundation.durations import duration_s
 from researcher.instruments.catalogue import InstrumentFolder
-from researcher.instruments.instrument import Instrument, Scalar
+from researcher.instruments.instrument import STUDY_MODEL, Instrument, Scalar
 from researcher.study.spec import duration_text
 from swarm.models.catalogue import CATALOGUE
 
@@ -198,7 +198,8 @@ def _classes() -> dict[tuple[str, ...], Item]:
 
 def _vocabulary(instrument: Instrument, named: Iterable[str], data: Sequence[str]) -> dict[tuple[str, ...], Item]:
     """Every phrase of one instrument and of the tables. named: factors that the topic names, whose choices may stand alone."""
-    classes, names = _classes(), {factor.name for factor in instrument.factors}
+    factors = [factor for factor in instrument.factors if factor.target != STUDY_MODEL]  # models go by their names
+    classes, names = _classes(), {factor.name for factor in factors}
     listed = classes | {keys(instrument.model.partition("-")[0]): Item("stop", ""), ("modelname",): Item("model", "")}
     for word in (instrument.name, *instrument.keywords):
         if len(keys(word)) > 1 or keys(word) not in classes:
@@ -211,7 +212,7 @@ def _vocabulary(instrument: Instrument, named: Iterable[str], data: Sequence[str
                 listed[keys(name)] = Item("metric", "", metric.name, way)
     listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in _SHARED["metrics"].items()}
     listed |= {keys(word): Item("factor", "", name) for word, name in _SHARED["factors"].items() if name in names}
-    for factor in instrument.factors:
+    for factor in factors:
         listed |= {keys(name): Item("factor", "", factor.name) for name in (factor.name, *factor.aliases)}
         if factor.name in _SHARED["bare"] or factor.proper or factor.name in named:
             alone = [choice for choice in factor.choices if choice not in ("none", "full")]
