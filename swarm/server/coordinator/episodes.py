@@ -238,11 +238,15 @@ class EpisodeBook:
     def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         """Close an open episode with its reward. Only for ids that `is_open`; others are judged by `late_end`.
 
-        One with a failed call that nothing made good is dropped as tainted, unless the result says `despite`.
+        One with a failed call that nothing made good is dropped as tainted, unless the result says `despite`. One without calls is
+        dropped too, unless a person played it by hand.
         """
         state = self._state
         live = self.held(episode_id, result.lease)
         refuse_misspelt_agents(live.calls, result.agent_rewards)
+        if result.by_hand and live.row.kind == "train":
+            fault = FieldError(field="by_hand", problem="what a person wrote is never trained; claim with kind eval")
+            raise invalid_spec([fault])
         row, body = live.row, self.calls_of(live)
         store_result(row, result)
         row.end_key = result.idempotency_key
@@ -253,12 +257,12 @@ class EpisodeBook:
         group = state.groups.get(row.group_id) if row.group_id else None
         if row.tainted and row.despite is None:
             state.close(live, DropReason.TAINTED, why_tainted(live.calls), cause=Cause.SERVER)
-        elif row.kind == "eval":
-            state.close(live, DropReason.EVAL, cause=None)
         elif row.tainted and nothing_answered(live.calls):
             state.close(live, DropReason.NO_CALLS, "all of its calls failed", cause=Cause.SERVER)
-        elif not live.calls:
+        elif not live.calls and not result.by_hand:
             state.close(live, DropReason.NO_CALLS, "ended without any recorded call", cause=Cause.ROLLOUT)
+        elif row.kind == "eval":
+            state.close(live, DropReason.EVAL, cause=None)
         else:
             assert group is not None
             state.leave(live)
@@ -443,6 +447,8 @@ def result_digest(result: EpisodeResult) -> str:
     stated: list[Any] = [result.reward, result.agent_rewards, result.success, result.metrics, result.metadata]
     if result.despite is not None:
         stated.append(result.despite)
+    if result.by_hand:
+        stated.append({"by_hand": True})
     try:
         json.dumps(result.metadata, allow_nan=False)  # the other writes nothing in place of what is no number
         return digest(orjson.dumps(stated, option=orjson.OPT_SORT_KEYS))

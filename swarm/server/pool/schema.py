@@ -180,7 +180,7 @@ SELECT {CAUSE}, count(*) FROM episodes WHERE run_id = ? AND ({CAUSE}) IS NOT NUL
 HELD_OUT = f"""
 SELECT claimed_step, avg(reward), count(*) FROM episodes
 WHERE run_id = ? AND kind = 'eval' AND reason = 'eval' AND reward IS NOT NULL
-  AND {of_body("oldest_step")} = claimed_step AND {of_body("step_tokens")} = claimed_step * sampled_tokens
+  AND {of_body("calls")} > 0 AND {of_body("oldest_step")} = claimed_step AND {of_body("step_tokens")} = claimed_step * sampled_tokens
 GROUP BY claimed_step ORDER BY claimed_step
 """
-"""Of the episodes that the weights of their step played alone, to the last token."""
+"""Of the episodes that the weights of their step played alone, to the last token; none that a person played by hand."""

@@ -86,10 +86,11 @@ async def test_it_is_trained_despite_the_failure_where_its_client_says_so_and_th
         assert (entry.step, entry.tainted, entry.despite, entry.calls) == (1, True, "it asked again", 2)
 
 
-async def test_an_episode_all_of_whose_calls_failed_has_nothing_to_train(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_an_episode_all_of_whose_calls_failed_says_nothing_of_the_model(tmp_path: Path, kind: str) -> None:
     async with running(tmp_path) as world:
         await world.begin()
-        lease = await world.claim()
+        lease = await world.claim(kind=kind)
         await broken_call(world, lease)
         assert (await world.end(lease, despite="it guessed")).dropped is DropReason.NO_CALLS
         assert (await world.desk.entry(lease.episode_id)).cause is Cause.SERVER
@@ -231,6 +232,21 @@ async def test_a_tainted_member_that_counts_despite_it_is_prepared_and_committed
         await desk.commit(lease.episode_id, EpisodeCommit(lease=lease.lease))
         entry = await world.desk.entry(lease.episode_id)
         assert (entry.state, entry.tainted, entry.despite) == ("ended", True, "it asked again")
+
+
+async def test_a_member_that_nobody_called_counts_neither_in_training_nor_in_an_evaluation(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        desk = TeamDesk(world.desk.clerk)
+        for kind in ("train", "eval"):
+            lease = await world.claim(kind=kind)
+            await desk.prepare(lease.episode_id, preparation(lease), "sealed")
+            for _ in range(2):
+                receipt = await desk.commit(lease.episode_id, EpisodeCommit(lease=lease.lease))
+                assert (receipt.status, receipt.dropped) == ("committed", DropReason.NO_CALLS)
+            entry = await world.desk.entry(lease.episode_id)
+            assert (entry.state, entry.reason, entry.cause) == ("dropped", "no_calls", "rollout")
+        assert world.store.read.held_out(world.run_id) == []
 
 
 async def test_a_member_found_tainted_after_it_was_prepared_is_dropped_by_itself(tmp_path: Path) -> None:
