@@ -17,6 +17,7 @@ import orjson
 from foundation.ids import derived_seed
 from foundation.strict import FieldError
 from swarm.protocol.episodes import (
+    CallFailure,
     Cause,
     DropReason,
     EpisodeClaim,
@@ -36,9 +37,11 @@ from swarm.server.coordinator.calls import (
     Ending,
     FailedCall,
     OpenCall,
+    attempts_of,
     is_tainted,
     nothing_answered,
     refuse_misspelt_agents,
+    suspicion,
     why_tainted,
     with_failure,
 )
@@ -52,6 +55,7 @@ from swarm.server.pool.rows import EpisodeRow, FreeCalls, GroupRow, PutCalls, Pu
 LEASE_PREFIX = "swl_"
 TRACES_KEPT = 2_000
 """Of this many newest episodes the calls are kept, though no replay needs them, so that people can look at them."""
+_UNSETTLED = "its client gave up, and the server was restarted before its engine was heard of again"
 FREED_EVERY = 100
 """Claims, evaluations too: a run that is complete may be evaluated for ever."""
 
@@ -425,6 +429,7 @@ class EpisodeBook:
         if row is None or row.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED):
             return
         found.attempt.outcome = "failed"
+        row.suspected = suspicion(found.attempts)
         marked = with_failure(calls, found.call_ids, found.failure)
         if marked:
             state.changes.append(PutCalls(row.seq, encode(marked)))
@@ -436,6 +441,26 @@ class EpisodeBook:
         if row.reason in (DropReason.ABORTED, DropReason.EXPIRED):
             row.cause = blamed(row.cause, tainted=row.tainted)
         state.changes.append(PutEpisode(row))
+
+    def fail_unsettled(self, on_disk: EpisodeRow, calls: Sequence[RecordedCall], lived_at: float) -> None:
+        """After a restart: nobody can find out any more whether the engine, gone since, hung when clients gave up on it.
+
+        So a call that was given up after `lived_at` failed on the server's side: an outage must not count as a wrong answer.
+        """
+        attempts = attempts_of(on_disk.suspected or {"attempts": []})
+        unsettled = [
+            one for one in attempts if one.outcome == "left" and one.left_at is not None and one.left_at > lived_at
+        ]
+        for attempt in unsettled:
+            attempt.outcome = "failed"
+        found = FailedCall(
+            episode_id=on_disk.episode_id,
+            call_ids=frozenset[str]().union(*(attempt.call_ids for attempt in unsettled)),
+            failure=CallFailure(cause=Cause.SERVER, reason="engine_down", detail=_UNSETTLED),
+            attempt=unsettled[-1],
+            attempts=attempts,
+        )
+        self.fail_closed(found, on_disk, calls)
 
 
 def claim_digest(claim: EpisodeClaim) -> str:
