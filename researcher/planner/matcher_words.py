@@ -123,7 +123,7 @@ def normal(text: str) -> str:
         "β": " beta ",
         "η": " learning rate ",
     }
-    text = text.translate(str.maketrans(dashes)).lower()
+    text = re.sub(r"\bN(?= ?=)", "sample-size", text.translate(str.maketrans(dashes))).lower()
     text = re.sub(r"(\d+(?:\.\d+)?)\s*[x×*·]\s*10\s*(?:\^|\*\*)?\s*[({]?(-\d+)[)}]?", r"\1e\2", text)
     text = re.sub(r"\b10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?", r"1e\1", text)
     return re.sub(r"\b[a-z]+\b", lambda match: _DIGITS.get(match[0], match[0]), text)
