@@ -263,24 +263,16 @@ class _Study:
                 factor = self.factors[next(iter(lacking))]
                 at |= {i: factor} if not listed or self._takes(factor, i) else {}
         for i, factor in at.items():
-            if (
-                found.at(i + 1).isa("factor")
-                and found.at(i + 1).what == factor.name
-                and i + 2 in {*at, *(j - 1 for j in at)}
-            ):
-                listed_behind = found.at(i + 2).isa("number") or found.at(i + 2).text in ("(", ":", ",")
-                if listed_behind and found.at(i + 1).text.endswith("s") and not found.at(i + 3).isa("factor"):
+            name, mark = found.at(i + 1), found.at(i + 2).text
+            if name.isa("factor") and name.text.endswith("s") and mark in (":", "(", ",") and at.get(i + 3) == factor:
+                if not found.at(i + 4).isa("factor"):  # `two group sizes, 4 and 8`
                     raise _Stop(f"{found[i].text!r} may be a level of {factor.name}, or how many there are.")
-            self.levels.append(Level(factor, as_level(factor, found[i].value or 0.0), i))
+            self.levels.append(Level(factor, as_level(factor, found[i].value), i))
         self.used |= at.keys()
-        levels = [i for i in found.places("level") if found[i].value is not None]
-        self.levels += [
-            Level(self.factors[found[i].what], found[i].value or "", i) for i in levels if found[i].value != 0
-        ]
-        self.levels += [Level(self.factors[found[i].what], 0, i) for i in levels if found[i].value == 0]
+        self.levels += [Level(self.factors[found[i].what], found[i].value, i) for i in found.places("level")]
 
     def _takes(self, factor: Factor, i: int) -> bool:
-        return level_problem(factor, as_level(factor, self.items[i].value or 0.0)) is None
+        return level_problem(factor, as_level(factor, self.items[i].value)) is None
 
     def _is_numeric(self, j: int) -> bool:
         return self.items.at(j).isa("factor") and self.factors[self.items[j].what].type in ("int", "float")
@@ -313,9 +305,12 @@ class _Study:
         if way < 0 and self.items[i].led not in ("", "of") and not before.isa(*joins) and before.text not in (",", "("):
             return None
         j = i + way
-        while j not in at and self.items.at(j).kind and not (way < 0 and j in filled):
+        while (
+            (j not in at or (way > 0 and self.items[j].led)) and self.items.at(j).kind and not (way < 0 and j in filled)
+        ):
             ends = self.items[j].text in ".;!|?" or (self.items[j].text in ":(" and self._bare(filled))
-            if not self.items[j].isa(*_PASSED, "mark") or (self.items[j].isa("mark") and ends):
+            anew = way > 0 and self.items[j].led not in ("", "of")
+            if anew or not self.items[j].isa(*_PASSED, "mark") or (self.items[j].isa("mark") and ends):
                 return None
             j += way
         return at[j] if j in at else self.factors[self.items[j].what] if j in filled and way < 0 else None
@@ -586,7 +581,7 @@ class _Study:
         if found.has(*_SIDES):
             raise _Stop(f"The topic compares {factor.name} with something, and names no level of it.")
         scales = [2.0 if item.isa("double") else 0.5 for item in found if item.isa("double", "halve")]
-        scales += [float(item.value or 1) ** (way or 1) for item in found if item.isa("times")]
+        scales += [float(item.value) ** (way or 1) for item in found if item.isa("times")]
         open_end = found.has("far", "open", "which") or any(item.text in _SUPERLATIVE for item in found)
         values: list[Scalar] = []
         if len(scales) > 1:
@@ -757,8 +752,8 @@ class _Study:
                 and (found.at(i - 1).isa("metric") or found.at(i + 1).isa("metric"))
             ):
                 raw.append(1 if item.isa("more") else -1)
-            elif item.isa("metric") and isinstance(item.value, int):
-                raw.append(item.value)
+            elif item.isa("metric") and item.value:
+                raw.append(int(item.value))
             elif not item.isa("equal", "metric"):
                 continue
             self.used.add(i)
@@ -799,7 +794,7 @@ class _Study:
         labels, segments = parts[::2], parts[1::2]
         if len(labels) < 2 or "".join(labels) not in ("abcdefgh"[: len(labels)], "123456789"[: len(labels)]):
             return {}
-        segments[-1], _, behind = segments[-1].partition(".")
+        segments[-1], behind = [*re.split(r"\.(?!\d)", segments[-1], maxsplit=1), ""][:2]
         arms: dict[str, dict[str, Scalar]] = {}
         bare: list[tuple[str, str]] = []
         for label, segment in zip(labels, segments, strict=True):

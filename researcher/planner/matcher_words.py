@@ -54,7 +54,7 @@ class Item:
     kind: str
     text: str
     what: str = ""
-    value: Scalar | None = None
+    value: Scalar = 0
     led: str = ""
 
     def isa(self, *kinds: str) -> bool:
@@ -207,8 +207,8 @@ def _vocabulary(instrument: Instrument, named: Iterable[str], data: Sequence[str
     for metric in instrument.metrics:
         for name in (metric.name, *metric.aliases):
             says = {classes[(word,)].kind for word in keys(name) if (word,) in classes}
-            way = 1 if says & {"more", "better", "faster"} else -1 if says & {"less", "worse", "slower"} else None
-            if way is None or not all((word,) in classes for word in keys(name)):
+            way = 1 if says & {"more", "better", "faster"} else -1 if says & {"less", "worse", "slower"} else 0
+            if not way or not all((word,) in classes for word in keys(name)):
                 listed[keys(name)] = Item("metric", "", metric.name, way)
     listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in _SHARED["metrics"].items()}
     listed |= {keys(word): Item("factor", "", name) for word, name in _SHARED["factors"].items() if name in names}
