@@ -1,6 +1,6 @@
 """How many topics become the study that they ask for, and how many a wrong one without a word?
 
-`python -m bench.topics [--planner builtin|llm|replay] [--file FILE] [--verbose]`. `expect` of a topic is a partial study spec of
+`python -m bench.topics [--planner builtin|llm|replay] [--file FILE] [--verbose]` prints JSON lines. `expect` of a topic is a partial study spec of
 which only the stated fields count, `decline`, or `{"any_of": [...]}`. Levels are `{"any_order": [...]}`, or `{}` where any do; arms
 may have any names. right: the spec, or a refusal where one is expected; draft: handed to a person; wrong_silently: a proposal
 that differs from what is expected, or where none should be.
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 from bench.command import run
 from researcher.instruments.catalogue import InstrumentFolder, available
 from researcher.planner.matcher import Matcher
-from researcher.planner.outcome import Declined, Outcome, Planner, Proposed, TopicRequest
+from researcher.planner.outcome import Asked, Declined, Outcome, Planner, Proposed, TopicRequest
 from researcher.study.spec import StudySpec
 
 TOPICS = Path(__file__).with_name("topics.jsonl")
@@ -32,9 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.topics", description=__doc__)
     parser.add_argument("--planner", choices=["builtin", "llm", "replay"], default="builtin")
     parser.add_argument("--file", type=Path, default=TOPICS)
+    parser.add_argument("--transcripts", type=Path, help="a folder, for --planner replay")
     parser.add_argument("--verbose", action="store_true", help="one line for each topic too")
     options = parser.parse_args(arguments)
-    folders, planner = available(), _planner(options.planner)
+    folders, planner = available(), planner_of(options.planner, options.transcripts)
     counts: Counter[str] = Counter()
     started = time.perf_counter()
     for case in read_cases(options.file):
@@ -100,16 +102,32 @@ def fits(spec: StudySpec, expect: dict[str, Any], defaults: dict[str, Any]) -> b
     return True
 
 
-def _planner(name: str) -> Planner:
+def planner_of(name: str, transcripts: Path | None) -> Planner:
+    """transcripts: a folder with the answers that a replay gives. Raises: SystemExit where the planner is not configured."""
     if name == "builtin":
         return Matcher()
-    raise SystemExit(f"--planner {name} is not configured here")
+    from foundation.clock import SystemClock
+    from researcher.llm.endpoint import OpenAIEndpoint
+    from researcher.llm.settings import LlmSettings, llm_settings
+    from researcher.planner.agent import LlmPlanner
+    from researcher.planner.transcripts import ReplayEndpoint
+
+    if name == "replay":
+        if transcripts is None or not transcripts.is_dir():
+            raise SystemExit("--planner replay needs --transcripts FOLDER, with the transcripts of these topics")
+        return LlmPlanner(ReplayEndpoint([transcripts]), LlmSettings(model="replay"), SystemClock())
+    settings = llm_settings(os.environ)
+    if settings is None:
+        raise SystemExit(
+            "--planner llm needs a planner LLM: set RESEARCHER_LLM_MODEL and RESEARCHER_LLM_BASE_URL or _API_KEY"
+        )
+    return LlmPlanner(OpenAIEndpoint(settings), settings, SystemClock())
 
 
 def _shown(outcome: Outcome) -> Any:
     if isinstance(outcome, Declined):
         return {"declined": outcome.reason}
-    if not hasattr(outcome, "draft"):
+    if isinstance(outcome, Asked):
         return {"asked": outcome.question}
     fields = {name: value for name, value in outcome.draft.fields.items() if name != "question"}
     return fields if isinstance(outcome, Proposed) else {"draft": fields, "problems": list(outcome.problems)}

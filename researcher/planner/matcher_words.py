@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +101,9 @@ def said(topic: str) -> Said:
         text = re.sub(pattern, meant, text)
     for pattern, fields in _TABLE["bounds"]:
         whole = pattern.replace("{n}", r"(?P<n>\d+)").replace("{d}", f"(?P<d>{_LENGTH})")
-        behind = r"(?! (?:per|each|a|apart) )" if "{d}" in pattern else ""
+        behind = r"(?! (?:per|each|a|apart)\b)" if "{d}" in pattern else ""
         bounded = rf"(?<![\w.]){whole}(?![\w-]|\.\d){behind}"
-        text = re.sub(bounded, lambda match, fields=fields: _bound(match, fields, found), text)
+        text = re.sub(bounded, partial(_bound, fields=fields, found=found), text)
     found.text = text
     return found
 
@@ -112,7 +112,7 @@ def normal(text: str) -> str:
     """Lower case, plain dashes and quotes, powers of ten and numerals in digits."""
     superscripts = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda match: "^" + match[0].translate(superscripts), text)
-    dashes = {
+    dashes: dict[str, str | int | None] = {
         "−": "-",
         "–": "-",
         "—": " - ",
@@ -231,14 +231,12 @@ def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[l
     ordinary = {key for phrase in _classes() for key in phrase} | _GENERIC
     hits: dict[str, set[int]] = {}
     for folder in folders:
-        instrument, phrases = (
-            folder.instrument,
-            [("datafile1",)] * any(f.type == "data" for f in folder.instrument.factors),
-        )
-        phrases += [keys(word) for word in (instrument.name, *instrument.keywords)]
+        instrument = folder.instrument
+        phrases = [keys(word) for word in (instrument.name, *instrument.keywords)]
         own = [each for each in instrument.factors if each.target.startswith(("task.", "roles.", "run.batch.mix"))]
         phrases += [keys(name) for each in own for name in (each.name, *each.aliases) if len(keys(name)) > 1]
-        for phrase in phrases:
+        takes_data = any(factor.type == "data" for factor in instrument.factors)
+        for phrase in [*phrases, ("datafile1",)] if takes_data else phrases:
             for i in range(len(words) - len(phrase) + 1):
                 if words[i : i + len(phrase)] == phrase and not (len(phrase) == 1 and phrase[0] in ordinary):
                     hits.setdefault(instrument.name, set()).update(range(i, i + len(phrase)))
