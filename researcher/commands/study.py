@@ -29,6 +29,7 @@ from researcher.conduct import Outcome
 from researcher.environments import check_tasks, interpreter
 from researcher.executor.keeping import Keeping
 from researcher.executor.leftovers import end_left_of
+from researcher.executor.weights import weights_seen
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
 from researcher.llm.asking import Purse
 from researcher.llm.endpoint import OpenAIEndpoint
@@ -195,7 +196,7 @@ def _move(home: Home, study_id: str, urls: list[str]) -> None:
         raise UsageError(
             "--server: the study keeps its models, which only servers that it starts itself do; leave it out"
         )
-    check_servers(plan, urls)
+    check_servers(plan, urls, weights_seen(home.store, study_id))
     if options.get("clients", "local") != "local":
         folder = open_instrument(options["instrument"])
         check_cluster(options["clients"], plan, folder, urls, say)

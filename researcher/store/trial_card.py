@@ -29,7 +29,7 @@ def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any])
         concerned = [one.id for one in plan.hypotheses if trial.arm in one.sides]
         tags["swarm.hypothesis"] = ",".join(concerned)
         tags["swarm.plan_hash"] = plan.digest()
-        tags["swarm.model"] = plan.model_of(trial.arm).name
+        tags["swarm.model"] = plan.model_of(trial.arm).title
     hosted = trial.evidence.model if trial.evidence is not None else None
     if hosted is not None:
         if hosted.engine is not None:
