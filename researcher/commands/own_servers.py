@@ -53,10 +53,12 @@ def pool_of(
     )
 
 
-async def have_models(plan: Plan, choices: dict[str, Any], tell: Callable[[str], None] = lambda _: None) -> None:
+async def have_models(
+    plan: Plan, choices: dict[str, Any], tell: Callable[[str], None] = lambda _: None, *, arm: str | None = None
+) -> None:
     """What servers that start here will host, in the cache of models: fetched or made before any of them starts.
 
-    tell: told how it goes, where that takes time. Raises: ModelUnavailable, also for a folder that changed since it was planned.
+    arm: the only one whose trials run; None: all. tell: told how it goes, where that takes time. Raises: ModelUnavailable, also for a folder that changed since it was planned.
     """
     if choices["servers"] or choices.get("engine", "local") == "echo":
         return
@@ -64,7 +66,8 @@ async def have_models(plan: Plan, choices: dict[str, Any], tell: Callable[[str],
     progress.addHandler(teller)
     progress.setLevel(logging.INFO)
     try:
-        for model in dict.fromkeys([*plan.hosted, *map(plan.model_of_role, plan.roles)]):
+        hosted = plan.hosted if arm is None else (plan.model_of(arm),)
+        for model in dict.fromkeys([*hosted, *map(plan.model_of_role, plan.roles)]):
             await asyncio.to_thread(_have, model)
     finally:
         progress.removeHandler(teller)

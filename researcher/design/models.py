@@ -42,14 +42,17 @@ def with_models(spec: StudySpec, instrument: Instrument) -> tuple[StudySpec, dic
 
 
 def models_named(texts: Iterable[str], declared: Collection[str] = ()) -> dict[str, PlanModel]:
-    """Each text with its model; different models have different names. declared: names that an instrument takes as they are.
+    """Each text with its model: the same for folders with the same weights; different models have different names. declared: names that an instrument takes as they are.
 
     Raises: PlanningRefused.
     """
-    found = {text: model_of(text, declared) for text in texts}
+    first: dict[str, PlanModel] = {}
+    found = {
+        text: first.setdefault(_weights_of(model), model) for text in texts for model in [model_of(text, declared)]
+    }
     weights: dict[str, set[str]] = {}
     for model in found.values():
-        weights.setdefault(hosted_name(model.name), set()).add(model.fingerprint or model.name)
+        weights.setdefault(hosted_name(model.name), set()).add(_weights_of(model))
     return {
         text: _with_weights_in_name(model) if _is_ambiguous(model, weights) else model for text, model in found.items()
     }
@@ -93,6 +96,10 @@ def _folder(path: Path) -> PlanModel:
         )
     name = re.sub(r"[^\w.-]+", "-", path.name).strip("-") or "model"
     return PlanModel(name=name, fingerprint=found.fingerprint, path=str(path))
+
+
+def _weights_of(model: PlanModel) -> str:
+    return model.fingerprint or model.name
 
 
 def _is_ambiguous(model: PlanModel, weights: dict[str, set[str]]) -> bool:
