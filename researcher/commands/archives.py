@@ -59,10 +59,10 @@ def reproduce_command(args: argparse.Namespace) -> int:
         for name in sorted({*then.finals, *now.finals})
     ]
     computed = {"then": _computed_in(then), "now": _computed_in(now)}
-    hosted = {"then": _hosted(then), "now": _hosted(now)}
+    weights = {"then": _weights(then), "now": _weights(now)}
     if args.json:
         told = {"study": study_id, "trial": now.key, "status": now.status, "reason": now.reason, "metrics": rows}
-        say_json(told | {"computed_in": computed, "model": hosted})
+        say_json(told | {"computed_in": computed, "weights": weights})
     else:
         say(f"{now.key}: {now.status}{f' ({now.reason})' if now.reason else ''}")
         say(f"{'metric':26} {'then':>12} {'now':>12}")
@@ -70,8 +70,8 @@ def reproduce_command(args: argparse.Namespace) -> int:
             say(f"{row['metric']:26} {_number(row['then']):>12} {_number(row['now']):>12}")
         if None not in computed.values() and computed["then"] != computed["now"]:
             say(f"computed in {computed['then']} then and in {computed['now']} now, which round differently")
-        if None not in hosted.values() and hosted["then"] != hosted["now"]:
-            say(f"trained {hosted['then']} then and {hosted['now']} now: other weights to begin with")
+        if None not in weights.values() and weights["then"] != weights["now"]:
+            say(f"began with the weights {weights['then']} then and {weights['now']} now")
     return DONE if now.status is TrialStatus.DONE else FAILED
 
 
@@ -81,10 +81,10 @@ def _computed_in(trial: TrialRecord) -> str | None:
     return None if spec is None else spec.get("dtype")
 
 
-def _hosted(trial: TrialRecord) -> str | None:
-    """The model with the beginning of its fingerprint. None: not recorded."""
+def _weights(trial: TrialRecord) -> str | None:
+    """The beginning of the hosted model's fingerprint. None: not recorded."""
     found = trial.evidence.model if trial.evidence is not None else None
-    return None if found is None or found.fingerprint is None else f"{found.name}@{found.fingerprint[:12]}"
+    return None if found is None or found.fingerprint is None else found.fingerprint[:12]
 
 
 async def _again(

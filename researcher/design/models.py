@@ -42,9 +42,9 @@ def with_models(spec: StudySpec, instrument: Instrument) -> tuple[StudySpec, dic
 
 
 def models_named(texts: Iterable[str], declared: Collection[str] = ()) -> dict[str, PlanModel]:
-    """Each text with its model: the same for folders with the same weights; different models have different names. declared: names that an instrument takes as they are.
+    """Each text with its model: the same for folders with the same weights; different models have different names.
 
-    Raises: PlanningRefused.
+    declared: names that an instrument takes as they are. Raises: PlanningRefused.
     """
     first: dict[str, PlanModel] = {}
     found = {

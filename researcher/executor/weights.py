@@ -20,8 +20,8 @@ def misfit(model: PlanModel, url: str, status: ServerStatus, seen: str | None = 
     found = status.model_fingerprint
     if not model.is_hosted(status.model, found, status.engine.backend):
         return (
-            f"the plan trains {model.title} ({url} hosts {hosted(status)}): start one with {serving(model, status)}, or start "
-            f"another study with --model for {hosted_name(status.model)}"
+            f"the plan trains {model.title} ({url} hosts {hosted(status)}): start one with {serving(model, status)}, or plan a "
+            f"study of {hosted_name(status.model)} with --model"
         )
     if None not in (seen, found) and seen != found:
         return (
