@@ -31,6 +31,11 @@ def with_models(spec: StudySpec, instrument: Instrument) -> tuple[StudySpec, dic
     """
     bundled = [str(settings[_MODEL]) for settings in spec.arms.values() if _MODEL in settings]
     found = models_named([*spec.models, *bundled], declared=(instrument.model,))
+    if instrument.roles and (bundled or len(spec.models) > 1):
+        roles = ", ".join(instrument.roles)
+        raise PlanningRefused(
+            f"model: trials of {instrument.name} train further models ({roles}), so arms cannot differ by it"
+        )
     names = {text: model.name for text, model in found.items()}
     _refuse_twice(spec.models, names)
     model = names[spec.model] if isinstance(spec.model, str) else tuple(names[text] for text in spec.models) or None

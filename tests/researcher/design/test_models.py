@@ -9,7 +9,7 @@ import pytest
 
 from researcher.design.models import model_of, models_named
 from researcher.design.planning import plan_of
-from researcher.instruments.catalogue import read_instrument
+from researcher.instruments.catalogue import open_instrument, read_instrument
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Plan, PlanModel
 from researcher.study.spec import StudySpec
@@ -136,3 +136,9 @@ def test_one_model_under_two_names_is_no_comparison(tiny: Path, tmp_path: Path) 
     shutil.copytree(tiny, tmp_path / "copy")
     with pytest.raises(PlanningRefused, match="are the same model"):
         planned(str(tiny), str(tmp_path / "copy"))
+
+
+def test_models_are_no_factor_where_trials_train_further_ones() -> None:
+    fields = {"question": "Does it?", "instrument": "team", "model": ["smollm2-81m", "smollm2-135m"]}
+    with pytest.raises(PlanningRefused, match="trials of team train further models"):
+        plan_of(StudySpec.model_validate(fields), open_instrument("team"))
