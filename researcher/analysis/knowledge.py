@@ -17,7 +17,6 @@ from researcher.analysis.rounding import reaches
 from researcher.instruments.instrument import Direction, Scalar
 from researcher.models import Effect, Finding, TrialRecord, VerdictRecord
 from researcher.study.plan import Hypothesis, Known, Plan, Verdict, trial_key
-from swarm.models.catalogue import hosted_name
 
 MOST_KNOWN = 50
 """Findings that a plan quotes: those that ask the same first, then the newest."""
@@ -36,9 +35,9 @@ def trained_models(plan: Plan, arms: Iterable[str], trials: Sequence[TrialRecord
     """
     found: list[str] = []
     for arm in arms:
-        planned = plan.model_of(arm).name
-        told = [t.evidence.model.trained for t in trials if t.arm == arm and t.evidence and t.evidence.model]
-        found += [planned if name == hosted_name(planned) else name for name in told] or [planned]
+        planned = plan.model_of(arm)
+        told = [t.evidence.model for t in trials if t.arm == arm and t.evidence and t.evidence.model]
+        found += [planned.title if one.is_of(planned) else one.trained for one in told] or [planned.title]
     return list(dict.fromkeys(found))
 
 

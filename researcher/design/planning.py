@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from researcher.design.arms import arms_of, hypotheses_of
 from researcher.design.balance import balances, check_balance
 from researcher.design.hosting import models_of
 from researcher.design.layout import laid_out
+from researcher.design.models import with_models
 from researcher.design.own_seeds import with_own_seeds
 from researcher.design.pricing import fitted, longest_trial_s
 from researcher.design.question import Question, Setting, question_of
@@ -56,9 +57,10 @@ def plan_of(
     Raises: PlanningRefused, one line that says what to change.
     """
     _refuse_unsupported(spec)
+    spec, models = with_models(spec, folder.instrument)
     question = pinned(question_of(spec, folder.instrument))
     try:
-        plan = _designed(question, folder, allow_underpowered=allow_underpowered)
+        plan = _designed(question, folder, models, allow_underpowered=allow_underpowered)
     except ValidationError as error:
         problems = [str(problem) for problem in explain(error, Plan)]
         raise PlanningRefused(f"this makes no plan: {'; '.join(problems)}", problems) from error
@@ -80,7 +82,10 @@ def _refuse_unsupported(spec: StudySpec) -> None:
         raise SpecRefused("budget.tokens", "tokens of agents' calls are not capped yet; give wall or trials")
 
 
-def _designed(question: Question, folder: InstrumentFolder, *, allow_underpowered: bool) -> Plan:
+def _designed(
+    question: Question, folder: InstrumentFolder, models: Mapping[str, PlanModel], *, allow_underpowered: bool
+) -> Plan:
+    """models: those that the spec names, by name."""
     spec, instrument, defaults = question.spec, folder.instrument, folder.instrument.defaults
     if spec.design == "factorial" and len(question.varied) > MOST_CROSSED:
         raise SpecRefused(
@@ -96,14 +101,14 @@ def _designed(question: Question, folder: InstrumentFolder, *, allow_underpowere
     stages = tuple(each.model_copy(update={"first_seed": each.first_seed + first}) for each in stages)
     settings = dict(_by_target(question.settings))
     refuse_held_share(question.factors, [factor for factor, _ in question.settings])
-    model = spec.models[0] if spec.models else instrument.model
+    model = models[spec.models[0]] if spec.models else PlanModel(name=instrument.model)
     plan = Plan(
         question=spec.question,
         instrument=instrument.name,
         instrument_version=instrument.version,
         instrument_code=folder.code,
-        model=PlanModel(name=model),
-        models=models_of(arms, question.factors),
+        model=model,
+        models=models_of(arms, question.factors, models),
         hypotheses=hypotheses,
         arms=arms,
         factors=question.factors,
@@ -111,7 +116,7 @@ def _designed(question: Question, folder: InstrumentFolder, *, allow_underpowere
         branches=_branches(question, arms, hypotheses, stages, allow_underpowered=allow_underpowered),
         steps=spec.steps or defaults.steps,
         run=_run(instrument, settings, question.settings),
-        roles=_roles(instrument, settings, model),
+        roles=_roles(instrument, settings, model.name),
         task=_task(instrument, settings),
         heldout_tasks=defaults.heldout_tasks,
         heldout_episodes=defaults.heldout_episodes,

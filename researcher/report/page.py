@@ -108,7 +108,7 @@ class Page:
     @property
     def stood_in(self) -> list[str]:
         """What was trained in the place of the plan's models, such as the echo engine."""
-        planned = {model.name for model in self.plan.hosted}
+        planned = {model.title for model in self.plan.hosted}
         trained = trained_models(self.plan, [arm.name for arm in self.plan.arms], self.data.trials)
         return [name for name in trained if name not in planned]
 

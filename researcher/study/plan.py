@@ -24,6 +24,7 @@ from researcher.instruments.instrument import (
     Scalar,
 )
 from researcher.study.shares import family_of, with_shares
+from swarm.models.catalogue import hosted_name
 from swarm.protocol.runspec import merge_patch
 
 
@@ -172,8 +173,30 @@ class Budget(StrictModel):
 
 
 class PlanModel(StrictModel):
+    """A model that servers host: known by its name, or, where it is a folder, by its weights."""
+
     name: str
+    """A known name, a hub name OWNER/NAME, or what the folder is called."""
     fingerprint: str | None = None
+    """SHA-256 over the folder's weight files, as servers compute it. None: the weights that the first trial finds."""
+    path: Annotated[str | None, Field(exclude_if=_is_unset)] = None
+    """The folder, absolute, on the machine where the plan was made."""
+
+    @property
+    def source(self) -> str:
+        """What `swarm serve --model` takes."""
+        return self.path or self.name
+
+    @property
+    def title(self) -> str:
+        """Its name, with the beginning of the fingerprint where the name alone does not say which weights are meant."""
+        return self.name if self.fingerprint is None else f"{self.name}@{self.fingerprint[:12]}"
+
+    def is_hosted(self, name: str, fingerprint: str | None, engine: str | None) -> bool:
+        """Whether a server hosts it that says this of itself. The echo engine has no weights: there the name decides."""
+        if self.fingerprint is None or fingerprint is None or engine == "echo":
+            return hosted_name(self.name) == hosted_name(name)
+        return self.fingerprint == fingerprint
 
 
 class PlanRole(StrictModel):
@@ -359,6 +382,11 @@ class Plan(StrictModel):
         own = self._level(self.arm(arm), STUDY_MODEL)
         return self.model if own is None else next(model for model in self.models if model.name == own)
 
+    def model_of_role(self, role: str) -> PlanModel:
+        """What has to be hosted for a further model."""
+        name = self.roles[role].model
+        return self.model if name == self.model.name else PlanModel(name=name)
+
     @property
     def hosted(self) -> tuple[PlanModel, ...]:
         """Every model that arms train."""
@@ -367,7 +395,7 @@ class Plan(StrictModel):
     @property
     def models_text(self) -> str:
         """`model NAME`, or `models NAME and NAME`, for people."""
-        names = [model.name for model in self.hosted]
+        names = [model.title for model in self.hosted]
         return f"model{'s' if len(names) > 1 else ''} {' and '.join(names)}"
 
     def _level(self, arm: Arm, target: str) -> Scalar | None:
