@@ -1,7 +1,7 @@
-"""Instruments on this machine: found, read from `study.toml`, validated, hashed.
+"""Instruments on this machine: found, read from `instrument.toml`, validated, hashed.
 
 Looks in `studies/` of the clone and in the folders of `RESEARCHER_STUDIES`; a folder may also be given directly. What any run
-can vary is declared once, in `training.toml`: every instrument has these factors beside its own.
+can vary is declared once, in `factors.toml`: every instrument has these factors beside its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from researcher.refusals import PlanningRefused
 from researcher.study.plan import leaf_at, nested
 from swarm.protocol.runspec import RunSpec, merge_patch
 
-DECLARATION = "study.toml"
+DECLARATION, OLD_DECLARATION = "instrument.toml", "study.toml"
+"""The file that makes a folder an instrument, and the name that it had when nothing else was called a study."""
 OWN_STUDIES = Path(__file__).resolve().parents[2] / "studies"
 _TRAINING = Path(__file__).with_name("factors.toml")
 
@@ -64,7 +65,7 @@ def open_instrument(name: str, environ: Mapping[str, str] | None = None) -> Inst
 
     Raises: PlanningRefused with the nearest names.
     """
-    if (Path(name) / DECLARATION).is_file():
+    if declaration_in(Path(name)) is not None:
         return read_instrument(Path(name))
     if os.sep in name:
         raise PlanningRefused(f"no instrument in {name!r}: the folder holds no {DECLARATION}")
@@ -83,7 +84,7 @@ def read_instrument(path: Path) -> InstrumentFolder:
 
     Raises: PlanningRefused naming the file and each bad field, misspelt ones with the nearest name.
     """
-    file = path / DECLARATION
+    file = declaration_in(path) or path / DECLARATION
     try:
         instrument = Instrument.model_validate(_with_training_factors(tomllib.loads(file.read_text(encoding="utf-8"))))
     except (OSError, UnicodeDecodeError) as error:
@@ -102,6 +103,19 @@ def read_instrument(path: Path) -> InstrumentFolder:
     if problems:
         raise PlanningRefused(f"{file}: {'; '.join(problems)}", problems)
     return InstrumentFolder(instrument, path.resolve(), folder_digest(path))
+
+
+def declaration_in(folder: Path) -> Path | None:
+    """The file that declares the folder's instrument; None where it is none.
+
+    Raises: PlanningRefused when there are two.
+    """
+    found = [folder / name for name in (DECLARATION, OLD_DECLARATION) if (folder / name).is_file()]
+    if len(found) > 1:
+        raise PlanningRefused(
+            f"{folder} holds {DECLARATION} and {OLD_DECLARATION}, an instrument's old and new declaration; keep one of them"
+        )
+    return found[0] if found else None
 
 
 def folder_digest(path: Path) -> str:
@@ -143,7 +157,7 @@ def parameters(number: str, unit: str) -> float:
 
 
 def _with_training_factors(declared: dict[str, Any]) -> dict[str, Any]:
-    """A declaration with the factors of `training.toml` behind its own, their defaults as its runs have them.
+    """A declaration with the factors of `factors.toml` behind its own, their defaults as its runs have them.
 
     A factor of the same name changes the fields that it gives. What is no list of named tables is left for validation.
     """
@@ -183,9 +197,9 @@ def _roots(environ: Mapping[str, str] | None) -> list[Path]:
 
 
 def _declared(root: Path) -> Iterable[Path]:
-    if (root / DECLARATION).is_file():
+    if declaration_in(root) is not None:
         return [root]
-    return sorted(file.parent for file in root.glob(f"*/{DECLARATION}"))
+    return sorted(folder for folder in root.glob("*") if declaration_in(folder) is not None)
 
 
 def _inconsistencies(instrument: Instrument) -> Iterable[str]:

@@ -88,7 +88,7 @@ class Metric(StrictModel):
     """Of a further model; None: of the instrument's own."""
     threshold: float | None = None
     direction: Direction = "increase"
-    """Which way is better. A study.toml has to say it for steps_to_threshold and wall_s, where less mostly is."""
+    """Which way is better. An instrument.toml has to say it for steps_to_threshold and wall_s, where less mostly is."""
     margin: float
     """Smallest effect of interest, in the metric's own unit."""
     sigma: float | None = None
@@ -143,7 +143,7 @@ class Role(StrictModel):
 
 
 class Instrument(StrictModel):
-    """A study environment under `studies/`: read from its `study.toml`."""
+    """A study environment under `studies/`: read from its `instrument.toml`."""
 
     name: str
     version: str

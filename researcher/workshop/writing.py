@@ -119,7 +119,7 @@ def _laid_down(written: WrittenInstrument, author: str, root: Path, model: str) 
     root.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
     fields = written.model_dump(include={"name", "title", "description", "keywords", "max_tokens"})
-    declaration = filled(PROMPTS, "study.toml.jinja", **fields, model=model, generated=author)
+    declaration = filled(PROMPTS, "instrument.toml.jinja", **fields, model=model, generated=author)
     for name, text in ((DECLARATION, declaration), (_WORKFLOW, written.workflow), (_REWARD, written.reward)):
         (place / name).write_text(text, encoding="utf-8")
     return place

@@ -88,7 +88,7 @@ def _adapters(path: str) -> LoraSpec:
 
 
 def test_its_description_fits_the_code() -> None:
-    instrument = Instrument.model_validate(tomllib.loads((FOLDER / "study.toml").read_text()))
+    instrument = Instrument.model_validate(tomllib.loads((FOLDER / "instrument.toml").read_text()))
     assert (FOLDER / instrument.workflow).is_file()
     spec = RunSpec.model_validate(instrument.defaults.run)
     known: dict[str, object] = {"steps": instrument.defaults.steps, **instrument.defaults.task}

@@ -252,9 +252,9 @@ async def test_a_clip_range_is_the_same_below_and_above() -> None:
 
 async def test_numbers_that_no_plan_takes_are_refused_by_name(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(KITCHEN.path, tmp_path / "kitchen"))
-    text = (folder / "study.toml").read_text()
+    text = (folder / "instrument.toml").read_text()
     steps = '[[factors]]\nname = "steps"\nlow = 0\n\n[[metrics]]'
-    (folder / "study.toml").write_text(text.replace("[[metrics]]", steps, 1))
+    (folder / "instrument.toml").write_text(text.replace("[[metrics]]", steps, 1))
     topic = "Does a learning rate of 1e-3 cook better than 1e-5 with steps=0?"
     with pytest.raises(PlanningRefused, match="makes no plan: steps: should be greater than or equal to 1, got 0"):
         await plan_study(topic, PlanOptions(instrument=str(folder)))

@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, old: str, new: str) -> None:
-    file = folder / "study.toml"
+    file = folder / "instrument.toml"
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new, 1))
@@ -39,8 +39,25 @@ def test_an_instrument_is_opened_by_name_or_by_folder(folder: Path) -> None:
     assert open_instrument(str(folder), {}).instrument.name == "kitchen"
     with pytest.raises(PlanningRefused, match="did you mean 'arithmetic'"):
         open_instrument("arithmetics", {})
-    with pytest.raises(PlanningRefused, match=r"holds no study\.toml"):
+    with pytest.raises(PlanningRefused, match=r"holds no instrument\.toml"):
         open_instrument(str(folder.parent), {})
+
+
+def test_a_declaration_under_its_old_name_still_counts_with_the_digest_that_it_had_and_two_are_refused(
+    folder: Path,
+) -> None:
+    renamed = folder / "study.toml"
+    text = (folder / "instrument.toml").read_text()
+    (folder / "instrument.toml").rename(renamed)
+    found = open_instrument(str(folder), {})
+    assert (found.instrument.name, found.code) == ("kitchen", folder_digest(folder))
+    assert "kitchen" in [each.instrument.name for each in available({"RESEARCHER_STUDIES": str(folder.parent)})]
+    renamed.write_text(text.replace("trial_s", "trial"))
+    with pytest.raises(PlanningRefused, match=r"study\.toml: defaults"):
+        read_instrument(folder)
+    (folder / "instrument.toml").write_text(text)
+    with pytest.raises(PlanningRefused, match=r"holds instrument\.toml and study\.toml"):
+        available({"RESEARCHER_STUDIES": str(folder.parent)})
 
 
 def test_two_instruments_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -105,7 +122,7 @@ def test_a_wrong_declaration_is_refused_naming_the_field(folder: Path, old: str,
     with pytest.raises(PlanningRefused) as refused:
         read_instrument(folder)
     assert says in str(refused.value)
-    assert "study.toml" in str(refused.value)
+    assert "instrument.toml" in str(refused.value)
 
 
 def test_what_is_misspelt_in_the_run_of_all_trials_is_said_once(folder: Path) -> None:
@@ -133,7 +150,7 @@ def test_what_any_run_can_vary_is_a_factor_of_every_instrument_with_the_defaults
     folder = tmp_path / "short"
     folder.mkdir()
     (folder / "workflow.py").write_text("")
-    (folder / "study.toml").write_text(
+    (folder / "instrument.toml").write_text(
         """
 name = "short"
 version = "1"

@@ -37,7 +37,7 @@ async def test_an_instrument_that_holds_is_kept_and_marked(tmp_path: Path) -> No
     assert read_instrument(found.path) == found
     assert found.path.parent == tmp_path
     assert (found.instrument.name, found.instrument.generated, found.instrument.model) == ("parrot", "some-llm", "echo")
-    assert set(os.listdir(found.path)) == {"study.toml", "workflow.py", "reward.py"}
+    assert set(os.listdir(found.path)) == {"instrument.toml", "workflow.py", "reward.py"}
     assert os.listdir(tmp_path) == [found.path.name]
     assert TOPIC in llm.asked[0]["messages"][1]["content"]
     assert "no whole JSON object" in llm.asked[1]["messages"][-1]["content"]
