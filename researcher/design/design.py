@@ -27,7 +27,15 @@ from researcher.design.reading import Reading
 from researcher.design.shares import refuse_held_share, with_held_shares, with_mixes_stated
 from researcher.design.stages import ALPHA, POWER, branches, check_seeds, cost, with_most
 from researcher.instruments.catalogue import InstrumentFolder
-from researcher.instruments.instrument import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Scalar
+from researcher.instruments.instrument import (
+    RUN_PARAMETERS,
+    STUDY_MODEL,
+    STUDY_STEPS,
+    UNTIL,
+    Factor,
+    Instrument,
+    Scalar,
+)
 from researcher.planner.seam import PlanOptions
 from researcher.refusals import BudgetTooSmall, PlanningRefused
 from researcher.study.plan import Arm, Branch, Budget, Hypothesis, Plan, PlanModel, PlanRole, Stage, nested
@@ -71,9 +79,9 @@ def _with_effect(instrument: Instrument, reading: Reading) -> Reading:
 def _refuse_lengths(instrument: Instrument, reading: Reading) -> None:
     """Raises: PlanningRefused for steps until a threshold, counted over arms of which one has less time to reach it."""
     varied = next((factor.name for factor in reading.factors if STUDY_STEPS in factor.targets), None)
-    if varied is None or reading.metric.kind != "steps_to_threshold":
+    if varied is None or reading.metric.kind not in UNTIL:
         return
-    others = [metric.name for metric in instrument.metrics if metric.kind != "steps_to_threshold"]
+    others = [metric.name for metric in instrument.metrics if metric.kind not in UNTIL]
     raise PlanningRefused(
         f"{reading.metric.name} cannot compare arms that differ in {varied}: an arm that ends before its threshold is reached shows "
         f"no count of the steps to it; ask about another factor"
@@ -123,7 +131,7 @@ def _designed(topic: str, model: str, folder: InstrumentFolder, reading: Reading
         heldout_tasks=defaults.heldout_tasks,
         heldout_episodes=defaults.heldout_episodes,
         heldout_temperature=defaults.heldout_temperature,
-        metrics=(reading.metric, *(metric for metric in instrument.metrics if metric != reading.metric)),
+        metrics=instrument.planned_metrics(reading.metric, {each.metric for each in hypotheses}),
         power=POWER,
         planned_effect=PLANNED_EFFECT * reading.metric.margin,
         sampling_floor=True,

@@ -69,6 +69,7 @@ async def collect(swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequen
     entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
     own = [entry for entry in entries if entry.client_id == client_id(blueprint.trial_key)]
     series = _steps(report) | _evaluations(blueprint, own, report, metrics) | outcomes.trained(metrics, own)
+    series["tokens_sampled"] = _sampled(entries, report.step)
     status = await swarm.status()
     hosted = HostedModel(
         name=hosted_name(status.model),
@@ -139,6 +140,15 @@ def _steps(report: RunReport) -> dict[str, list[tuple[int, float]]]:
     for name, step, value in points(found):
         series[name].append((step, value))
     return dict(series)
+
+
+def _sampled(entries: list[LedgerEntry], last: int) -> list[tuple[int, float]]:
+    """Tokens of training episodes, dropped ones too, by the step that they were sampled for."""
+    tokens = Counter[int]()
+    for entry in entries:
+        if entry.kind == "train":
+            tokens[min(entry.claimed_step + 1, last)] += entry.sampled_tokens
+    return [(step, float(count)) for step, count in sorted(tokens.items())]
 
 
 def _evaluations(

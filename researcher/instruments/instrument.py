@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
@@ -67,18 +68,36 @@ class Factor(StrictModel):
         return self.target, *self.also
 
 
+MetricKind = Literal[
+    "heldout_accuracy",
+    "heldout_reward",
+    "auc_reward",
+    "final_reward",
+    "entropy_final",
+    "steps_to_threshold",
+    "seconds_to_threshold",
+    "wall_s",
+    "tokens_sampled",
+    "outcome",
+]
+TIMED: tuple[MetricKind, ...] = ("wall_s", "seconds_to_threshold")
+"""Kinds that depend on how busy the machine is."""
+UNTIL: tuple[MetricKind, ...] = ("steps_to_threshold", "seconds_to_threshold")
+"""Kinds that count until a threshold is reached, which a trial may never do."""
+COSTS: tuple[MetricKind, ...] = (*UNTIL, "wall_s", "tokens_sampled")
+"""Kinds of which less is mostly better: a declaration has to say which way."""
+
+
 class Metric(StrictModel):
     """One number of a trial, computed by `researcher.analysis.metrics` from recorded series, never by a client.
 
-    kind: heldout_accuracy, heldout_reward (each with `when` before, after or gain), auc_reward, final_reward,
-    steps_to_threshold (with `threshold`), wall_s; outcome: a number that each episode reports in `Outcome.metrics` (`when` before,
-    after or gain over held-out episodes, or training, the mean over all steps).
+    kind: heldout_accuracy, heldout_reward (each with `when` before, after or gain), auc_reward, final_reward, entropy_final,
+    steps_to_threshold, seconds_to_threshold (each with `threshold`), wall_s, tokens_sampled; outcome: a number that each episode
+    reports in `Outcome.metrics` (`when` before, after or gain over held-out episodes, or training, the mean over all steps).
     """
 
     name: str
-    kind: Literal[
-        "heldout_accuracy", "heldout_reward", "auc_reward", "final_reward", "steps_to_threshold", "wall_s", "outcome"
-    ]
+    kind: MetricKind
     when: Literal["before", "after", "gain", "training"] = "after"
     source: Annotated[OutcomeName | None, Field(exclude_if=lambda source: source is None)] = None
     """outcome: its name in `Outcome.metrics`; None is the metric's own name."""
@@ -88,11 +107,13 @@ class Metric(StrictModel):
     """Of a further model; None: of the instrument's own."""
     threshold: float | None = None
     direction: Direction = "increase"
-    """Which way is better. An instrument.toml has to say it for steps_to_threshold and wall_s, where less mostly is."""
+    """Which way is better. An instrument.toml has to say it for the kinds in COSTS."""
     margin: float
     """Smallest effect of interest, in the metric's own unit."""
     sigma: float | None = None
     """Standard deviation between seeds at the defaults, as measured; a price estimate, never a substitute for the noise floor."""
+    on_request: Annotated[bool, Field(exclude_if=lambda on_request: not on_request)] = False
+    """Shared by all instruments and not named by this one: in a plan only where the study asks for it."""
     aliases: tuple[str, ...] = ()
     description: str = ""
 
@@ -164,3 +185,9 @@ class Instrument(StrictModel):
     factors: tuple[Factor, ...]
     metrics: tuple[Metric, ...]
     defaults: InstrumentDefaults
+
+    def planned_metrics(self, primary: Metric, asked: Collection[str] = ()) -> tuple[Metric, ...]:
+        """The metrics of a plan: the primary one, those of these names, and what every study of the instrument reports."""
+        beside = [each for each in self.metrics if each.name != primary.name]
+        kept = [primary, *(each for each in beside if each.name in asked or not each.on_request)]
+        return tuple(each.model_copy(update={"on_request": False}) for each in kept)

@@ -94,7 +94,7 @@ def test_a_folder_that_is_named_twice_counts_once_and_one_that_is_missing_is_nam
             'kind = "steps_to_threshold"\nthreshold = 0.5',
             "direction: steps_to_threshold needs one",
         ),
-        ('kind = "wall_s"\ndirection = "decrease"', 'kind = "wall_s"', "direction: wall_s needs one"),
+        ('"final_reward"\nkind = "final_reward"', '"final_reward"\nkind = "wall_s"', "direction: wall_s needs one"),
         ('kind = "final_reward"', 'kind = "final_reward"\nwhen = "gain"', "when: final_reward has none"),
         ('kind = "final_reward"', 'kind = "outcome"', "direction: outcome needs one"),
         ('kind = "final_reward"', 'kind = "outcome"\ndirection = "increase"\nsource = "a b"', "source"),
@@ -179,3 +179,36 @@ group_size = 4
     factors = {factor.name: factor for factor in read_instrument(folder).instrument.factors}
     assert (factors["group_size"].default, factors["steps"].default, factors["kl"].default) == (4, 7, 0.0)
     assert (factors["max_tokens"].high, factors["max_tokens"].low) == (2048, 1)
+
+
+def test_what_is_measured_of_any_run_is_a_metric_of_every_instrument_and_in_its_plans_where_it_names_it(
+    folder: Path,
+) -> None:
+    instrument = read_instrument(folder).instrument
+    metrics = {metric.name: metric for metric in instrument.metrics}
+    assert {"entropy_final", "seconds_to_threshold", "tokens_sampled", "heldout_accuracy"} <= set(metrics)
+    assert (metrics["wall_s"].margin, metrics["wall_s"].direction, metrics["wall_s"].aliases) == (
+        5.0,
+        "decrease",
+        ("wall time",),
+    )
+    assert metrics["final_reward"].sigma == 0.2
+    assert metrics["final_reward"].description.startswith("Mean training reward over the last quarter")
+    primary = metrics["entropy_final"]
+    assert [metric.name for metric in instrument.planned_metrics(primary)] == [
+        "entropy_final",
+        "final_reward",
+        "wall_s",
+    ]
+    asked = instrument.planned_metrics(metrics["wall_s"], {"tokens_sampled"})
+    assert [metric.name for metric in asked] == ["wall_s", "final_reward", "tokens_sampled"]
+    assert not any(metric.on_request for metric in asked)
+
+
+def test_a_word_that_an_instrument_gives_to_a_metric_of_its_own_is_no_longer_that_of_a_shared_one(folder: Path) -> None:
+    edit(folder, 'aliases = ["reward"]', 'aliases = ["reward", "Accuracy"]')
+    metrics = {metric.name: metric for metric in read_instrument(folder).instrument.metrics}
+    assert "accuracy" not in metrics["heldout_accuracy"].aliases
+    assert "exact match" in metrics["heldout_accuracy"].aliases
+    edit(folder, 'kind = "final_reward"', 'kind = "outcome"\ndirection = "decrease"')
+    assert read_instrument(folder).instrument.metrics[0].direction == "decrease"
