@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
@@ -118,6 +117,11 @@ class Metric(StrictModel):
     description: str = ""
 
     @property
+    def asked(self) -> Metric:
+        """The same, for a plan that needs it."""
+        return self.model_copy(update={"on_request": False})
+
+    @property
     def reported_as(self) -> str:
         """Its name in `Outcome.metrics`, of an outcome."""
         return self.source or self.name
@@ -185,9 +189,3 @@ class Instrument(StrictModel):
     factors: tuple[Factor, ...]
     metrics: tuple[Metric, ...]
     defaults: InstrumentDefaults
-
-    def planned_metrics(self, primary: Metric, asked: Collection[str] = ()) -> tuple[Metric, ...]:
-        """The metrics of a plan: the primary one, those of these names, and what every study of the instrument reports."""
-        beside = [each for each in self.metrics if each.name != primary.name]
-        kept = [primary, *(each for each in beside if each.name in asked or not each.on_request)]
-        return tuple(each.model_copy(update={"on_request": False}) for each in kept)

@@ -10,6 +10,7 @@ import pytest
 from researcher.instruments.catalogue import available, folder_digest, open_instrument, read_instrument
 from researcher.refusals import PlanningRefused
 from tests.contracts.planner_contract import ROOT
+from tests.fakes.specs import planned
 
 KITCHEN = ROOT / "tests" / "instruments" / "kitchen"
 OURS = ("arithmetic", "cocktail", "countdown", "dataset", "frozenlake", "guess_number", "reasoning_gym", "team")
@@ -194,15 +195,12 @@ def test_what_is_measured_of_any_run_is_a_metric_of_every_instrument_and_in_its_
     )
     assert metrics["final_reward"].sigma == 0.2
     assert metrics["final_reward"].description.startswith("Mean training reward over the last quarter")
-    primary = metrics["entropy_final"]
-    assert [metric.name for metric in instrument.planned_metrics(primary)] == [
-        "entropy_final",
-        "final_reward",
-        "wall_s",
-    ]
-    asked = instrument.planned_metrics(metrics["wall_s"], {"tokens_sampled"})
-    assert [metric.name for metric in asked] == ["wall_s", "final_reward", "tokens_sampled"]
-    assert not any(metric.on_request for metric in asked)
+    assert [name for name, metric in metrics.items() if not metric.on_request] == ["final_reward", "wall_s"]
+    plan = planned(folder, metric="entropy_final")
+    assert [metric.name for metric in plan.metrics] == ["entropy_final", "final_reward", "wall_s"]
+    plan = planned(folder, metric="final_reward", secondary=["tokens_sampled"])
+    assert [metric.name for metric in plan.metrics] == ["final_reward", "tokens_sampled"]
+    assert not any(metric.on_request for metric in plan.metrics)
 
 
 def test_a_word_that_an_instrument_gives_to_a_metric_of_its_own_is_no_longer_that_of_a_shared_one(folder: Path) -> None:
