@@ -14,6 +14,8 @@ STUDY_STEPS, STUDY_MODEL = "study.steps", "study.model"
 """Targets of factors that are no field of a run: the length of a trial, and the model that its server hosts."""
 RUN_PARAMETERS = "run.parameters"
 """The target of all weights (`full`) or adapters (`lora`), which a server shows with their rank and alpha."""
+ALGORITHM = "run.algorithm.name"
+"""The target of the algorithm, whose own defaults go before those of the instrument."""
 LEARNING_RATE = "run.optimizer.learning_rate"
 """At 0 a run trains nothing, and all else of it is as it would be: a control."""
 

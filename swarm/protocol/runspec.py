@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from foundation.strict import StrictModel, misfit
+from swarm.protocol.algorithms import DEFAULTS
 from swarm.protocol.algorithms import AlgorithmSpec as AlgorithmSpec
 from swarm.protocol.quantities import MOST, Count, NonNegative, NotBoolean, Positive
 
@@ -234,7 +235,7 @@ class RunSpec(StrictModel):
         algorithm, batch = data.get("algorithm"), data.get("batch", {})
         name = algorithm.get("name") if isinstance(algorithm, dict) else getattr(algorithm, "name", None)
         if name == "dapo" and isinstance(batch, dict) and "rule" not in batch:
-            return {**data, "batch": {**batch, "rule": "informative_tasks"}}
+            return merge_patch(data, _DYNAMIC_SAMPLING)
         return data
 
     @model_validator(mode="after")
@@ -258,6 +259,15 @@ class RunSpec(StrictModel):
 
 TUNABLE: frozenset[str] = frozenset({"algorithm", "optimizer", "batch", "sampling", "limits", "max_staleness"})
 """Top-level fields that a PATCH may change while a run goes on."""
+
+
+_DYNAMIC_SAMPLING = {"batch": {"rule": "informative_tasks"}}
+
+
+def own_defaults(algorithm: str) -> dict[str, Any]:
+    """Of an algorithm by this name, as a partial RunSpec: what it has by default that others have not."""
+    own = {"algorithm": dict(DEFAULTS.get(algorithm, {}))}
+    return own | _DYNAMIC_SAMPLING if algorithm == "dapo" else own
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
