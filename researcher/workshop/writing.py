@@ -56,7 +56,7 @@ class WrittenInstrument(StrictModel):
     title: Line
     description: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
     keywords: Annotated[tuple[Line, ...], Field(min_length=1, max_length=40)]
-    max_tokens: Annotated[int, Field(ge=1, le=512)]
+    max_tokens: Annotated[int, Field(ge=1, le=131_072)]
     workflow: Annotated[str, StringConstraints(min_length=1)]
     reward: Annotated[str, StringConstraints(min_length=1)]
 

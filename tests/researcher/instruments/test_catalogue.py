@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from researcher.instruments.catalogue import available, folder_digest, open_instrument, read_instrument
+from researcher.instruments.catalogue import available, folder_digest, level_problem, open_instrument, read_instrument
 from researcher.refusals import PlanningRefused
 from tests.contracts.planner_contract import ROOT
 from tests.fakes.specs import planned
@@ -201,6 +201,15 @@ def test_what_is_measured_of_any_run_is_a_metric_of_every_instrument_and_in_its_
     plan = planned(folder, metric="final_reward", secondary=["tokens_sampled"])
     assert [metric.name for metric in plan.metrics] == ["final_reward", "tokens_sampled"]
     assert not any(metric.on_request for metric in plan.metrics)
+
+
+def test_bounds_are_no_laptops() -> None:
+    sizes = {"max_tokens": 131_072, "tasks_per_step": 4096, "group_size": 1024, "steps": 1_000_000}
+    for folder in available({}):
+        factors = {factor.name: factor for factor in folder.instrument.factors}
+        assert [level_problem(factors[name], level) for name, level in sizes.items()] == [None] * len(sizes)
+    with pytest.raises(PlanningRefused, match="group_size goes from 2 to 1024; 2000 lies outside"):
+        planned(set={"group_size": 2000})
 
 
 def test_a_word_that_an_instrument_gives_to_a_metric_of_its_own_is_no_longer_that_of_a_shared_one(folder: Path) -> None:
