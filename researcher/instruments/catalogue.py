@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from foundation.nearest import nearest
+from foundation.nearest import MOST_NAMES, a_few, nearest
 from foundation.paths import visible_files
 from foundation.strict import explain
 from researcher.design.shares import share_problem, with_shares_marked
@@ -84,8 +84,8 @@ def open_instrument(name: str, environ: Mapping[str, str] | None = None) -> Inst
             return each
     names = [each.instrument.name for each in known]
     guess = nearest(name, names)
-    hint = f"did you mean {guess!r}?" if guess else f"there are: {', '.join(names) or 'none'}"
-    raise PlanningRefused(f"no instrument is called {name!r}; {hint}", [guess] if guess else names)
+    hint = f"did you mean {guess!r}?" if guess else _listed(a_few(name, names), names)
+    raise PlanningRefused(f"no instrument is called {name!r}; {hint}", [guess] if guess else a_few(name, names))
 
 
 def read_instrument(path: Path) -> InstrumentFolder:
@@ -139,8 +139,12 @@ def folder_digest(path: Path) -> str:
 def level_problem(factor: Factor, level: Scalar) -> str | None:
     """Why a factor cannot take this level, in words; None when it can."""
     if factor.type in ("choice", "bool"):
-        allowed = factor.choices if factor.type == "choice" else (False, True)
-        return None if level in allowed else f"{factor.name} is one of {', '.join(map(str, allowed))}, not {level}"
+        allowed = [*map(str, factor.choices)] if factor.type == "choice" else ["on", "off"]
+        if level in (factor.choices or (False, True)):
+            return None
+        more = len(allowed) - MOST_NAMES
+        shown = allowed if more <= 0 else a_few(str(level), allowed)
+        return f"{factor.name} is one of {', '.join(shown)}{f' and {more} more' if more > 0 else ''}, not {level}"
     if factor.type in ("text", "data"):
         return f"{factor.name} is a text, not {level}" if not isinstance(level, str) else None
     if isinstance(level, bool | str):
@@ -152,6 +156,11 @@ def level_problem(factor: Factor, level: Scalar) -> str | None:
     if (factor.low is not None and level < factor.low) or (factor.high is not None and level > factor.high):
         return f"{factor.name} goes from {_bound(factor.low)} to {_bound(factor.high)}; {level:g} lies outside"
     return None
+
+
+def _listed(shown: Sequence[str], names: Sequence[str]) -> str:
+    more = len(names) - len(shown)
+    return f"there are {', '.join(shown) or 'none'}{f' and {more} more' if more else ''} (`researcher instruments`)"
 
 
 def size_of(model: str) -> float | None:
@@ -209,6 +218,16 @@ def _with_shared_metrics(own: list[dict[str, Any]], declared: Mapping[str, Any])
 
 def _texts(given: object) -> list[str]:
     return [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
+
+
+def shared_factors() -> list[Factor]:
+    """What any run can vary, as it is where an instrument says nothing of it."""
+    return [Factor.model_validate(each) for each in _shared("factors")]
+
+
+def shared_metrics() -> list[Metric]:
+    """What is measured of any run, as it is where an instrument says nothing of it."""
+    return [Metric.model_validate(each) for each in _shared("metrics")]
 
 
 @cache
