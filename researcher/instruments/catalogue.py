@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from foundation.nearest import MOST_NAMES, a_few, nearest
-from foundation.paths import visible_files
+from foundation.paths import shipped, visible_files
 from foundation.strict import explain
 from researcher.design.shares import share_problem, with_shares_marked
 from researcher.instruments.instrument import (
@@ -40,7 +40,7 @@ from swarm.protocol.runspec import RunSpec, merge_patch
 
 DECLARATION, OLD_DECLARATION = "instrument.toml", "study.toml"
 """The file that makes a folder an instrument, and the name that it had when nothing else was called a study."""
-OWN_STUDIES = Path(__file__).resolve().parents[2] / "studies"
+OWN_STUDIES = shipped("studies")
 
 _UNITS = {"m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(m|b)(?![a-z0-9])", re.IGNORECASE)
