@@ -24,10 +24,21 @@ from researcher.design.shares import refuse_held_share, with_held_shares, with_m
 from researcher.design.sources import pinned
 from researcher.design.stages import ALPHA, POWER, branches, check_seeds
 from researcher.instruments.catalogue import InstrumentFolder
-from researcher.instruments.instrument import RUN_PARAMETERS, Instrument, Metric, Scalar
+from researcher.instruments.instrument import ALGORITHM, RUN_PARAMETERS, Instrument, Metric, Scalar
 from researcher.models import Finding
 from researcher.refusals import PlanningRefused, SpecRefused
-from researcher.study.plan import Arm, Branch, Budget, Hypothesis, Plan, PlanModel, PlanRole, Stage, nested
+from researcher.study.plan import (
+    Arm,
+    Branch,
+    Budget,
+    Hypothesis,
+    Plan,
+    PlanModel,
+    PlanRole,
+    Stage,
+    nested,
+    with_algorithm,
+)
 from researcher.study.spec import StudySpec
 from swarm.protocol.runspec import RunSpec, merge_patch
 
@@ -131,14 +142,29 @@ def _designed(
         planner=SPEC,
         assumptions=(*question.notes, *([note] if note else ()), *_assumed(question)),
     )
+    plan = _with_algorithms_first(plan, settings)
     return plan.model_copy(update={"trial_s": longest_trial_s(plan, instrument)})
 
 
+def _with_algorithms_first(plan: Plan, settings: dict[str, Any]) -> Plan:
+    """Where an arm's algorithm has other defaults than the instrument, those go first, but for what the spec sets."""
+    stated = tuple(target.removeprefix("run.") for target in settings if target.startswith("run."))
+    yielding = plan.model_copy(update={"stated": stated})
+    levels = [plan.levels_of(arm) for arm in plan.arms]
+    same = all(
+        plan.run_fields(each, role) == yielding.run_fields(each, role)
+        for each in levels
+        for role in (None, *plan.roles)
+    )
+    return plan if same else yielding
+
+
 def _metrics(question: Question, instrument: Instrument) -> tuple[Metric, ...]:
-    """The one that decides, those that the spec names besides (all, where it names none), and what a sentinel needs."""
-    first = (question.metric, *question.secondary)
+    """The one that decides, those that the spec names besides (where it names none, all that the instrument names), and what a
+    sentinel needs."""
+    first = tuple(metric.asked for metric in (question.metric, *question.secondary))
     names = {metric.name for metric in first}
-    rest = [metric for metric in instrument.metrics if metric.name not in names]
+    rest = [metric for metric in instrument.metrics if metric.name not in names and not metric.on_request]
     return (*first, *(metric for metric in rest if metric.true or not question.secondary))
 
 
@@ -226,6 +252,8 @@ def _by_target(settings: Sequence[Setting]) -> list[tuple[str, Any]]:
 
 def _run(instrument: Instrument, settings: dict[str, Any], held: Sequence[Setting] = ()) -> dict[str, Any]:
     run: Any = instrument.defaults.run
+    if ALGORITHM in settings:
+        run = with_algorithm(run, settings[ALGORITHM])
     for target, level in settings.items():
         if target.startswith("run."):
             run = merge_patch(run, nested(target.removeprefix("run."), level))

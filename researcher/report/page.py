@@ -13,7 +13,7 @@ from researcher.analysis.censoring import censored
 from researcher.analysis.knowledge import trained_models
 from researcher.analysis.race import left_behind
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage
-from researcher.instruments.instrument import Metric
+from researcher.instruments.instrument import UNTIL, Metric
 from researcher.models import Claim, Effect, StudyData, TrialRecord, TrialStatus
 from researcher.report.claims import Ledger, Style, decimals_of
 from researcher.report.drawing import Interval, Line, effects, learning_curves, sparkline
@@ -343,7 +343,7 @@ def _censored(ledger: Ledger, plan: Plan, metrics: Sequence[Metric]) -> list[Cen
     """Metrics with trials that never reached their threshold."""
     parts = []
     for metric in metrics:
-        if metric.kind == "steps_to_threshold":
+        if metric.kind in UNTIL:
             name = f"censored.{metric.name}"
             whole = ledger.claim(name, call("never_reached", metric.name), Style.COUNT)
             arms = {

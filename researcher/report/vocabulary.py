@@ -132,7 +132,7 @@ class Vocabulary(LossWords):
         return iqm(np.array(values)) if values else None
 
     def never_reached(self, metric: str, *, arm: str | None = None) -> Value:
-        """Finished trials whose `steps_to_threshold` stands for "not within this trial"."""
+        """Finished trials that never reached the metric's threshold."""
         asked = self._metric(metric)
         trials = self._trials(arm)
         self._records.check(metric, trials)
