@@ -16,10 +16,8 @@ def screen_runs(factors: int) -> list[tuple[int, ...]]:
     The design with the fewest runs: a fractional factorial of resolution IV, else of III, else Plackett and Burman's, which takes 12
     runs for 8 to 11 factors where a fractional factorial takes 16.
     """
-    from pydoe import (  # here: it takes more than a second to import, and only a screen needs it
-        fracfact_by_res,
-        pbdesign,
-    )
+    # Here and not above: importing pydoe takes more than a second, and only a screen needs it.
+    from pydoe import fracfact_by_res, pbdesign
 
     designs = [fracfact_by_res(factors, resolution) for resolution in (4, 3)]
     with suppress(ValueError):  # there is none of 28 runs
