@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 
 from bench.made_up_studies import World, instrument, simulate
+from researcher.analysis.conclusions import conclude
 from researcher.analysis.fits import places
 from researcher.analysis.knowledge import findings_of, scope
 from researcher.analysis.power import hypothesis_seeds, measured_noise, seeds_needed, side_sigma
@@ -82,11 +84,7 @@ def test_zero_is_refused_on_a_log_scale() -> None:
     spec = {"question": "q", "instrument": "simulation", "design": "trend"}
     spec |= {"compare": {"learning_rate": {"levels": [0, 1e-5, 2e-5]}}}
     with pytest.raises(PlanningRefused, match="0 has no place on the log scale of learning_rate"):
-        plan_of(StudySpec.model_validate(spec), type(folder)(**{**vars_of(folder), "instrument": with_zero}))
-
-
-def vars_of(folder: Any) -> dict[str, Any]:
-    return {name: getattr(folder, name) for name in folder.__dataclass_fields__}
+        plan_of(StudySpec.model_validate(spec), dataclasses.replace(folder, instrument=with_zero))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +116,15 @@ def test_a_trend_goes_on_only_where_the_noise_allows_it() -> None:
     assert (ending.action, ending.trials) == ("underpowered", 3)
 
 
+def test_a_trend_may_be_looked_at_more_than_once_within_one_alpha() -> None:
+    plan = trend(claim="increase", looks=2, seeds={"min": 8, "max": 8})
+    ending = simulate(plan, world(plan, 0.1, 0.3, 0.5, 0.7))
+    [record] = ending.verdicts
+    assert (record.verdict, ending.trials) == (Verdict.SUPPORTED, 8 + 3 * 4)
+    assert record.effect is not None
+    assert record.effect.level == pytest.approx(1 - plan.stages[1].spends)  # type: ignore[operator]
+
+
 @pytest.mark.parametrize(("levels", "share"), [((1, 2, 4), 1.0), ((1, 2, 4, 8), math.sqrt(10 / 9))])
 def test_the_seeds_follow_from_the_noise_and_from_how_the_levels_lie(levels: tuple[int, ...], share: float) -> None:
     plan = trend(levels=[1e-5 * level for level in levels])
@@ -135,8 +142,6 @@ def test_a_trial_of_a_level_between_that_has_not_ended_leaves_the_trend_open() -
     plan = trend(claim="increase", seeds={"min": 5, "max": 5})
     ending = simulate(plan, world(plan, 0.1, 0.2, 0.3, 0.4))
     late = [each.model_copy(update=_late(each)) for each in ending.records]
-    from researcher.analysis.conclusions import conclude
-
     [record] = conclude(plan, late).verdicts
     assert record.verdict is Verdict.INCONCLUSIVE
     assert "have not ended" in record.reason

@@ -115,6 +115,11 @@ def test_a_trend_is_said_in_plain_words(slope: float, said: str, tmp_path: Path)
     assert "speaks of a straight line over `learning_rate` on a log scale" in text.split("## Limits")[1]
 
 
+def test_a_trend_in_no_claimed_direction_is_neither_yes_nor_no(tmp_path: Path) -> None:
+    data = study(planned("trend", TREND), lambda number, _: -0.1 * number)
+    assert answer(written(data, tmp_path)).strip().startswith("`final_reward` falls with `learning_rate`: by −0.298")
+
+
 def test_a_trend_whose_levels_bend_says_so(tmp_path: Path) -> None:
     data = study(planned("trend", TREND, claim="increase"), lambda number, _: 0.2 * min(number, 2))
     assert "The levels do not lie on a line (p of the lack of fit below 0.001)" in answer(written(data, tmp_path))
