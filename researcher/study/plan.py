@@ -71,6 +71,9 @@ class Hypothesis(StrictModel):
     baseline_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
     """Where a side is the mean over several arms (a main effect, an interaction): those arms; `baseline` is then a label."""
     treatment_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
+    between_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
+    """A trend: the arms whose levels lie between the lowest (`baseline`) and the highest (`treatment`). What is claimed is the change
+    of the metric from one end to the other, along a line that is fitted to all of these arms on the factor's own scale."""
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -85,7 +88,7 @@ class Hypothesis(StrictModel):
     @property
     def sides(self) -> frozenset[str]:
         """Every arm that the hypothesis speaks of."""
-        return frozenset((*self.baselines, *self.treatments))
+        return frozenset((*self.baselines, *self.between_arms, *self.treatments))
 
 
 class StageKind(StrEnum):
@@ -94,6 +97,8 @@ class StageKind(StrEnum):
     """A rung of a race over many arms: explores, gives no verdict."""
     FINE = "fine"
     """Optuna picks among the stage's arms, one after the other: explores, gives no verdict."""
+    SCREEN = "screen"
+    """Main effects of many factors, each over all runs of a two-level design: explores, gives no verdict."""
     COMPARE = "compare"
     CONFIRM = "confirm"
 
@@ -120,7 +125,7 @@ class Stage(StrictModel):
     @property
     def explores(self) -> bool:
         """What such a stage finds is a guess, to be confirmed on fresh seeds."""
-        return self.kind in (StageKind.COARSE, StageKind.FINE)
+        return self.kind in (StageKind.COARSE, StageKind.FINE, StageKind.SCREEN)
 
 
 Relation = Literal["≪", "≈", "≫"]
