@@ -746,37 +746,31 @@ def _is_scenery(level: Level) -> bool:
 
 
 def on_level(factor: Factor) -> Scalar:
-    """A level at which it does something: the default, another choice, or a tenth of its range."""
+    """A level at which it does something: the default, another choice, or a usual one."""
     if factor.default != off_level(factor) and factor.name not in SWITCHED_ON:
         return factor.default
     if factor.type in ("choice", "bool"):
         return next((each for each in factor.choices if each != factor.off), True)
-    return as_level(factor, SWITCHED_ON.get(factor.name) or _round(factor, (factor.high or 1.0) / 10))
+    return as_level(factor, SWITCHED_ON.get(factor.name, 1 if factor.type == "int" else 0.1))
 
 
 def moved_from_default(factor: Factor, way: int) -> Scalar | None:
-    """A level clearly above or below the default: twice it for counts, four times on a wide scale, else half the way to the bound."""
+    """A level clearly above or below the default: twice it for counts, four times on a log scale, else half as much again."""
     if factor.type not in ("int", "float") or isinstance(factor.default, str):
         return None
-    default, bound = float(factor.default), factor.high if way > 0 else factor.low
-    wide = factor.scale == "log" or (default > 0 and factor.high is not None and factor.high > 20 * default)
-    level = default * (2.0 if factor.type == "int" else 4.0) ** way
-    if not wide and factor.type == "float":
-        level = default + way if bound is None else (default + bound) / 2
-    elif bound is not None:
-        level = min(level, bound) if way > 0 else max(level, bound)
-    moved = _round(factor, level)
-    return None if (moved - default) * way <= 0 or level_problem(factor, moved) else moved
-
-
-def _round(factor: Factor, level: float) -> float | int:
-    return max(1, round(level)) if factor.type == "int" else float(f"{level:.1e}")
+    if not factor.default:
+        return on_level(factor) if way > 0 else None
+    ratio = 2.0 if factor.type == "int" else 4.0 if factor.scale == "log" or factor.default < 0.01 else 1.5
+    level = factor.default * ratio**way
+    level = min(level, level if factor.high is None else factor.high)
+    level = max(level, level if factor.low is None else factor.low)
+    moved = as_level(factor, max(1, round(level)) if factor.type == "int" else float(f"{level:.2g}"))
+    return None if moved == factor.default else moved
 
 
 def _spread(factor: Factor) -> list[Scalar]:
-    """Levels on both sides of the default, or from it to the end of its range."""
-    sides = [each for way in (-1, 1) if (each := moved_from_default(factor, way)) is not None]
-    if factor.default or factor.high is None:
-        return sides
-    lowest = 1.0 if factor.type == "int" else factor.high / 100
-    return list(dict.fromkeys(_round(factor, lowest * (factor.high / lowest) ** (n / 2)) for n in range(3)))
+    """Levels on both sides of the default, or a few above none."""
+    if factor.default:
+        return [each for way in (-1, 1) if (each := moved_from_default(factor, way)) is not None]
+    levels = [as_level(factor, float(on_level(factor)) * 4**n) for n in range(3)]
+    return [level for level in levels if level_problem(factor, level) is None]
