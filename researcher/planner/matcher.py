@@ -19,7 +19,7 @@ from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import InstrumentFolder, level_problem
 from researcher.instruments.instrument import Factor, Scalar
 from researcher.instruments.levels import as_level, off_level
-from researcher.planner.matcher_words import SCREENED, SWITCHED_ON, Items, Said, choose_instrument, items, said
+from researcher.planner.matcher_words import SCREENED, SWITCHED_ON, Item, Items, Said, choose_instrument, items, said
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source
@@ -325,7 +325,8 @@ class _Study:
         for i in found.places("off", "off_behind", "default", "none"):
             j = i - 1 if found[i].isa("off_behind") else self._skip(i + 1, 1, ("list", "off", "on", "default"))
             target = found.at(j)
-            factor = self.factors[target.what] if target.isa("factor", "level") else self._only_factor()
+            near = target.isa("factor", "level") and (found[i].isa("off", "off_behind") or not target.led)
+            factor = self.factors[target.what] if near and not found[i].isa("none") else self._last_factor(i)
             numbered = any(level.at == j + 1 and found[level.at].isa("number") for level in self.levels)
             if found[i].isa("default") and (
                 target.isa("number") or numbered or (factor and target.value == factor.default)
@@ -350,10 +351,15 @@ class _Study:
         if adapters and [level.value for level in self.levels if level.factor.name == "parameters"] == ["full"]:
             self.levels.append(Level(self.factors["parameters"], "lora", adapters[0].at))
 
-    def _only_factor(self) -> Factor | None:
-        names = {item.what for item in self.items if item.isa("factor")}
-        names |= {level.factor.name for level in self.levels if not _is_scenery(level)}
-        return self.factors[next(iter(names))] if len(names) == 1 else None
+    def _last_factor(self, i: int) -> Factor | None:
+        """What `none`, `without` and `the default` mean: the last factor before that is no setting, else the only one."""
+        named = [item for item in self.items if item.isa("factor", "level") and not self._is_usual(item)]
+        before = [item for item in self.items[:i] if item in named and item.led not in (*_APART, "at")]
+        names = {item.what for item in before[-1:] or named}
+        return self.factors[names.pop()] if len(names) == 1 else None
+
+    def _is_usual(self, item: Item) -> bool:
+        return item.isa("level") and _is_scenery(Level(self.factors[item.what], item.value))
 
     def _of(self, name: str) -> list[Level]:
         """The levels of a factor, each once."""
@@ -393,6 +399,8 @@ class _Study:
         varied = [name for name in names if len(self._of(name)) > 1]
         mentioned = dict.fromkeys(item.what for item in self.items if item.isa("factor"))
         bare = [name for name in mentioned if name not in names]
+        named = [level for level in self.levels if not _is_scenery(level)]
+        why = self.words.text.strip().startswith("why")
         self._mark("then", "balance", "interact", "weigh", "open", "far", "too")
         has, models, asked = self.items.has, self.words.models, self._asked()
         if len(models) == 1:
@@ -404,12 +412,12 @@ class _Study:
             self.put("model", models[::-1] if self.sided else models, "topic")
             self._mark(*_SIDES, "from", "to")
             self._finish([], [])
-        elif not (varied or bare or asked or has("open", "weigh")) or (
-            self.words.text.startswith("why") and not varied
-        ):
+        elif not (named or bare or has("open", "weigh")) or (why and not varied):
             unknown = ", ".join(dict.fromkeys(item.text for item in self.items if item.isa("unknown")))
             self.declined = "The topic names nothing that can be varied and compared here."
             self.declined += f" Not understood: {unknown}." if unknown else ""
+        elif not (varied or bare or asked or has("open", "weigh")):
+            raise _Stop("The topic gives settings, and does not say what is compared.")
         elif has("then"):
             self._sequence(varied)
         elif len(varied) == 1 and not bare:
@@ -437,7 +445,8 @@ class _Study:
     def _is_setting(self, level: Level) -> bool:
         near = [self.items.at(level.at + d) for d in (-1, 0, 1)]
         own = [item for item in near if item is near[1] or (item.isa("factor") and item.what == level.factor.name)]
-        return any(item.led not in ("", "under", "as") for item in own) or self.items.at(level.at + 2).isa("instrument")
+        of_task = near[2] in own and self.items.at(level.at + 2).isa("instrument")
+        return of_task or any(item.led not in ("", "under", "as") for item in own)
 
     def _compare(self, levels: list[Level]) -> None:
         self._refuse_twice(levels[0].factor.name)
@@ -675,12 +684,13 @@ class _Study:
             self.stop("The topic makes two claims.")
         if self.moved and not (moves or decided or chooses or len(levels) > 1 or found.has("equal", "far")):
             self.stop("The topic does not say what is to change.")
+        verbs = any(item.isa("better", "worse") and item.text not in ("better", "worse") for item in found)
         listed = [item.text for item in found[levels[0].at : levels[-1].at]] if len(levels) > 1 else []
         if found.has("equal"):
             self.put("claim", "equal", "topic")
         elif moves and not chooses and (self.sided or len(levels) == 1):
             self.put("claim", "increase" if moves.pop() > 0 else "decrease", "topic")
-        elif moves and not chooses and listed and "or" not in listed:
+        elif moves and not chooses and listed and ("or" not in listed or verbs):
             self.stop("The topic claims an effect, and does not say of which level against which.")
 
     # -- arms that are written out ---------------------------------------------------------------------------------
