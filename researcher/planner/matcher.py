@@ -16,10 +16,21 @@ from pydantic import ValidationError
 
 from foundation.strict import explain
 from researcher.design.planning import plan_of
-from researcher.instruments.catalogue import InstrumentFolder, level_problem
+from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import Factor, Scalar
-from researcher.instruments.levels import as_level, off_level
-from researcher.planner.matcher_words import SCREENED, SWITCHED_ON, Item, Items, Said, choose_instrument, items, said
+from researcher.instruments.levels import off_level
+from researcher.planner.matcher_levels import (
+    CLAIMS,
+    SIDES,
+    Level,
+    Levels,
+    TwoReadings,
+    is_scenery,
+    moved_from_default,
+    on_level,
+    spread,
+)
+from researcher.planner.matcher_words import SCREENED, SWITCHED_ON, Said, choose_instrument, said
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source
@@ -27,36 +38,6 @@ from researcher.study.spec import StudySpec
 
 FEWEST_RACED = 4
 """Treatments against one baseline from which a race is cheaper than all comparisons."""
-_SIDES = ("vs", "than", "beat", "lose", "equal")
-_CLAIMS = {
-    "best": 1,
-    "better": 1,
-    "worse": -1,
-    "faster": 1,
-    "slower": -1,
-    "more_accurate": 1,
-    "less_accurate": -1,
-    "beat": 1,
-    "lose": -1,
-}
-_JOINS = (
-    *_SIDES,
-    *_CLAIMS,
-    "list",
-    "to",
-    "from",
-    "between",
-    "more",
-    "less",
-    "base",
-    "default",
-    "which",
-    "balance",
-    "learns",
-)
-_PASSED = (*_JOINS, "metric", "number", "instrument", "level")
-_LEADS = ("list", "to", "from", "better", "worse", "faster", "slower", *_SIDES)
-_APART = ("on", "for", "in", "with", "when", "using", "under", "by")
 
 
 class Matcher:
@@ -86,7 +67,7 @@ def match(topic: str, folders: Sequence[InstrumentFolder], given: dict[str, Any]
         return Declined(reason="There is no topic." if known else f"There is no instrument {wanted or 'to ask'}.")
     words = said(topic)
     chosen, named = choose_instrument(words.text, known)
-    study = _Study(topic, chosen[0], words)
+    study = _Study(instrument=chosen[0].instrument, topic=topic, words=words)
     study.put("instrument", chosen[0].instrument.name, "topic" if named else "default")
     if len(chosen) > 1:
         names = " and ".join(each.instrument.name for each in chosen)
@@ -95,40 +76,15 @@ def match(topic: str, folders: Sequence[InstrumentFolder], given: dict[str, Any]
     return study.outcome(given)
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A level of a factor at an index of the items. source planner: the topic gives none."""
-
-    factor: Factor
-    value: Scalar
-    at: int = -1
-    source: Source = "topic"
-
-
-class _Stop(Exception):
-    """There are two readings, or none."""
-
-
-@dataclass(slots=True)
-class _Study:
+@dataclass(slots=True, kw_only=True)
+class _Study(Levels):
     topic: str
-    folder: InstrumentFolder
     words: Said
     fields: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    items: Items = field(default_factory=Items)
-    levels: list[Level] = field(default_factory=list)
-    moved: dict[str, int] = field(default_factory=dict)
-    """Which way the topic says that a factor goes."""
-    used: set[int] = field(default_factory=set)
-    factors: dict[str, Factor] = field(default_factory=dict)
     sided: bool = False
     """Whether the topic says which levels are the treatments."""
     declined: str = ""
-
-    def stop(self, problem: str) -> None:
-        self.problems += [problem] * (problem not in self.problems)
 
     def put(self, path: str, value: Any, source: Source) -> None:
         *above, last = path.split(".")
@@ -139,7 +95,6 @@ class _Study:
         self.sources[path] = source
 
     def read(self) -> None:
-        self.factors = {factor.name: factor for factor in self.folder.instrument.factors}
         self.put("question", " ".join(self.topic.split()), "topic")
         self.problems += self.words.problems
         self._bounds(dict(self.words.bounds))
@@ -150,7 +105,7 @@ class _Study:
             else:
                 self._load(self.words.text)
                 self._design()
-        except _Stop as stop:
+        except TwoReadings as stop:
             self.stop(str(stop))
             self._draft_levels()
         self._name_unused()
@@ -188,30 +143,6 @@ class _Study:
         for path, value in bounds.items():
             self.put(path, value, "topic")
 
-    def _load(self, text: str) -> None:
-        self.items = items(text, self.folder.instrument)
-        self.levels, self.used, self.moved = [], set(), {}
-        title = re.findall(r"\w+", self.folder.instrument.title.lower())
-        for i, item in enumerate(self.items):
-            before, behind = self.items.at(i - 1), self.items.at(i + 1)
-            if item.text in title and behind.isa("instrument"):
-                self.used.add(i)  # `small sums` are no smaller ones
-            beside = (behind.isa("factor") and not behind.led) or (before.isa("factor") and not item.led)
-            if item.isa("instrument") and item.text != item.what and beside and self.folder.instrument.roles:
-                self.stop(f"{item.text!r} beside a setting: which of the models has it?")
-        self._mark(
-            "instrument", "mark", "model", "list", "which", "learns", "first", "factor", "level", "on", "on_behind"
-        )
-        self._place()
-        self._switches()
-        self.levels.sort(key=lambda level: level.at)
-        for level in self.levels:
-            if level.source == "topic" and (problem := level_problem(level.factor, level.value)):
-                self.stop(f"{problem}.")
-
-    def _mark(self, *kinds: str) -> None:
-        self.used |= set(self.items.places(*kinds))
-
     def _name_unused(self) -> None:
         for i, item in enumerate(self.items):
             if i not in self.used:
@@ -228,169 +159,6 @@ class _Study:
             else:
                 self._put_setting(levels[0])
 
-    # -- levels ----------------------------------------------------------------------------------------------------
-
-    def _place(self) -> None:
-        """Each number goes to the factor beside it, else to the last without one, else along a list, else to the only one left."""
-        found, at, filled = self.items, dict[int, Factor](), set[int]()
-        numbers = found.places("number")
-        for near in (self._beside, self._before):
-            for i in numbers:
-                free = [j for j in near(i) if i not in at and j not in filled]
-                for j in sorted(free, key=lambda j: not self._takes(self.factors[found[j].what], i))[:1]:
-                    at[i] = self.factors[found[j].what]
-                    filled |= {
-                        k for k in (j, i - 1, i + 1) if found.at(k).isa("factor") and found[k].what == found[j].what
-                    }
-        for listed in (True, False):
-            for i in [*numbers, *numbers[::-1]]:
-                anew = (
-                    listed and found.at(i - 1).isa("mark") and not found.at(i - 2).isa("number") and self._bare(filled)
-                )
-                ways = [each for way in (-1, 1) if (each := self._along(i, way, at, filled)) and self._takes(each, i)]
-                if i not in at and ways and not anew:
-                    if ways[0] != ways[-1]:
-                        raise _Stop(f"{found[i].text!r} may be a level of {ways[0].name} or of {ways[-1].name}.")
-                    at[i] = ways[0]
-            owners = {factor.name for factor in at.values()}
-            lacking = self._bare(filled) or owners
-            for i in [i for i in numbers if len(lacking) == 1 and i not in at]:
-                factor = self.factors[next(iter(lacking))]
-                at |= {i: factor} if not listed or self._takes(factor, i) else {}
-        for i, factor in at.items():
-            name, listed = found.at(i + 1), found.at(i + 2).text in (":", "(", ",") and at.get(i + 3) == factor
-            if name.isa("factor") and name.text.endswith("s") and listed and not found.at(i + 4).isa("factor"):
-                raise _Stop(f"{found[i].text!r} may be a level of {factor.name}, or how many there are.")
-            self.levels.append(Level(factor, as_level(factor, found[i].value), i))
-        self.used |= at.keys()
-        self.levels += [Level(self.factors[found[i].what], found[i].value, i) for i in found.places("level")]
-
-    def _takes(self, factor: Factor, i: int) -> bool:
-        return level_problem(factor, as_level(factor, self.items[i].value)) is None
-
-    def _is_numeric(self, j: int) -> bool:
-        return self.items.at(j).isa("factor") and self.factors[self.items[j].what].type in ("int", "float")
-
-    def _bare(self, filled: set[int]) -> set[str]:
-        """Numeric factors that no number stands at."""
-        names = {self.items[j].what for j in filled}
-        return {item.what for j, item in enumerate(self.items) if self._is_numeric(j) and item.what not in names}
-
-    def _skip(self, i: int, way: int, kinds: Sequence[str], marks: str = "") -> int:
-        while self.items.at(i).isa(*kinds) or (self.items.at(i).isa("mark") and self.items[i].text in marks):
-            i += way
-        return i
-
-    def _beside(self, i: int) -> list[int]:
-        """`lr of 1e-5`, `16 rollouts`, `1e-5 a better learning rate`: the factors right at a number."""
-        left = self._skip(i - 1, -1, ("to", "from", "between", "default"), "=:(~")
-        right = self._skip(i + 1, 1, ("better", "worse", "which", "default", "too"))
-        near = [left] if self._is_numeric(left) and self.items[i].led not in _APART else []
-        return near + ([right] if self._is_numeric(right) and not self.items[right].led else [])
-
-    def _before(self, i: int) -> list[int]:
-        """`Which rate is best, 1e-5 or 4e-5?`: the last factor before a number, over connecting words."""
-        j = self._skip(i - 1, -1, [kind for kind in _PASSED if kind != "number"], ",:()?-'\"")
-        return [j] if self._is_numeric(j) else []
-
-    def _along(self, i: int, way: int, at: dict[int, Factor], filled: set[int]) -> Factor | None:
-        """The factor of the next level that way; a colon ends it where a factor still lacks its levels."""
-        before = self.items.at(i - 1)
-        if (
-            way < 0
-            and self.items[i].led not in ("", "of")
-            and not before.isa(*_LEADS)
-            and before.text not in (",", "(")
-        ):
-            return None
-        j = i + way
-        while True:
-            item = self.items.at(j)
-            if j in at and (way < 0 or not item.led):
-                return at[j]
-            if way < 0 and j in filled:
-                return self.factors[item.what]
-            ends = item.text in ".;!|?" or (item.text in ":(" and self._bare(filled))
-            if (
-                not item.isa(*_PASSED, "mark")
-                or (item.isa("mark") and ends)
-                or (way > 0 and item.led not in ("", "of"))
-            ):
-                return None
-            j += way
-
-    def _switches(self) -> None:
-        """`without KL`, `with LoRA turned off`, `than the default`, `better than none`, `KL against no KL`."""
-        found, targets, off = self.items, set[int](), set[str]()
-        for i in found.places("off", "off_behind", "default", "none"):
-            j = i - 1 if found[i].isa("off_behind") else self._skip(i + 1, 1, ("list", "off", "on", "default"))
-            target = found.at(j)
-            near = target.isa("factor", "level") and (found[i].isa("off", "off_behind") or not target.led)
-            factor = self.factors[target.what] if near and not found[i].isa("none") else self._last_factor(i)
-            numbered = any(level.at == j + 1 and found[level.at].isa("number") for level in self.levels)
-            if found[i].isa("default") and (
-                target.isa("number") or numbered or (factor and target.value == factor.default)
-            ):
-                self.used.add(i)  # `the default of 8`, `vanilla GRPO`
-                continue
-            value = None if factor is None else factor.default if found[i].isa("default") else off_level(factor)
-            if factor is None or value is None:
-                continue
-            if numbered and found[i].isa("off"):
-                raise _Stop(f"{found[i].text!r} before a level of {factor.name} can be read in two ways.")
-            self.used.add(i)
-            targets.add(j)
-            off |= set() if found[i].isa("default") else {factor.name}
-            self.levels = [level for level in self.levels if level.at != j or not target.isa("level")]
-            self.levels.append(Level(factor, value, i))
-        for j in [j for j in found.places("factor") if found[j].what in off and j not in targets]:
-            if len(self._of(found[j].what)) < 2:  # a bare mention of what is off elsewhere
-                factor = self.factors[found[j].what]
-                self.levels.append(Level(factor, on_level(factor), j, "planner"))
-        adapters = [level for level in self.levels if level.factor.name.startswith("lora_")]
-        if adapters and [level.value for level in self.levels if level.factor.name == "parameters"] == ["full"]:
-            self.levels.append(Level(self.factors["parameters"], "lora", adapters[0].at))
-
-    def _last_factor(self, i: int) -> Factor | None:
-        """What `none`, `without` and `the default` mean: the last factor before that is no setting, else the only one."""
-        named = [item for item in self.items if item.isa("factor", "level") and not self._is_usual(item)]
-        before = [item for item in self.items[:i] if item in named and item.led not in (*_APART, "at")]
-        names = {item.what for item in before[-1:] or named}
-        return self.factors[names.pop()] if len(names) == 1 else None
-
-    def _is_usual(self, item: Item) -> bool:
-        return item.isa("level") and _is_scenery(Level(self.factors[item.what], item.value))
-
-    def _of(self, name: str) -> list[Level]:
-        """The levels of a factor, each once."""
-        levels = [level for level in self.levels if level.factor.name == name]
-        return list({level.value: level for level in levels[::-1]}.values())[::-1]
-
-    def _motions(self) -> None:
-        """`a higher rate`, `raising the rate`, `rises with the group size`: which way each factor goes."""
-        self.moved |= {item.what: 1 for item in self.items if item.isa("factor") and item.text == "clip higher"}
-        for i in [i for i in self.items.places("more", "less") if i not in self.used]:
-            name, way = self._moved_by(i), 1 if self.items[i].isa("more") else -1
-            if name and self.moved.setdefault(name, way) != way:
-                raise _Stop(f"The topic has {name} go up and down.")
-            self.used |= {i} if name else set()
-
-    def _moved_by(self, i: int) -> str | None:
-        found, before, behind = self.items, self.items.at(i - 1), self.items.at(i + 1)
-        if behind.isa("than", "metric") or (before.isa("list") and found.at(i - 2).isa("number")):
-            return None  # `higher than 1e-4`, `higher accuracy`, `16 or more`
-        k = i + 1 + behind.isa("on")
-        if before.isa("metric"):
-            if found.at(k).isa("factor") and found[k].led == "with" and not found.at(k + 1).isa("number"):
-                self.moved[found[k].what] = 1  # accuracy rises with the group size
-            if k > i + 1 or behind.led or not behind.isa("factor"):
-                return None
-        j = i + 1
-        while found.at(j).isa("more", "less") or found.at(j).text == "or":
-            j += 1
-        ahead = found.at(j).isa("factor") and not found[j].led
-        return found[j].what if ahead else before.what if before.isa("factor") else None
-
     # -- which design ----------------------------------------------------------------------------------------------
 
     def _design(self) -> None:
@@ -399,7 +167,7 @@ class _Study:
         varied = [name for name in names if len(self._of(name)) > 1]
         mentioned = dict.fromkeys(item.what for item in self.items if item.isa("factor"))
         bare = [name for name in mentioned if name not in names]
-        named = [level for level in self.levels if not _is_scenery(level)]
+        named = [level for level in self.levels if not is_scenery(level)]
         why = self.words.text.strip().startswith("why")
         self._mark("then", "balance", "interact", "weigh", "open", "far", "too")
         has, models, asked = self.items.has, self.words.models, self._asked()
@@ -407,17 +175,17 @@ class _Study:
             self.put("model", models[0], "topic")
         if len(models) > 1:
             if varied or bare:
-                raise _Stop(f"The topic compares models, and {(varied + bare)[0]} too.")
-            self.sided = has(*_SIDES)
+                raise TwoReadings(f"The topic compares models, and {(varied + bare)[0]} too.")
+            self.sided = has(*SIDES)
             self.put("model", models[::-1] if self.sided else models, "topic")
-            self._mark(*_SIDES, "from", "to")
+            self._mark(*SIDES, "from", "to")
             self._finish([], [])
         elif not (named or bare or has("open", "weigh")) or (why and not varied):
             unknown = ", ".join(dict.fromkeys(item.text for item in self.items if item.isa("unknown")))
             self.declined = "The topic names nothing that can be varied and compared here."
             self.declined += f" Not understood: {unknown}." if unknown else ""
         elif not (varied or bare or asked or has("open", "weigh")):
-            raise _Stop("The topic gives settings, and does not say what is compared.")
+            raise TwoReadings("The topic gives settings, and does not say what is compared.")
         elif has("then"):
             self._sequence(varied)
         elif len(varied) == 1 and not bare:
@@ -425,7 +193,7 @@ class _Study:
         elif len(varied) > 1 and not bare and not has("interact"):
             self._bundles(varied)
         elif (varied and not has("interact")) or (bare and asked):
-            raise _Stop(
+            raise TwoReadings(
                 f"The topic names {bare[0]} without a level beside {(varied + asked)[0]}: say which is compared."
             )
         elif len(varied + bare) > 1 or not (bare or asked):
@@ -435,11 +203,11 @@ class _Study:
         elif len(asked) == 1:
             self._against_default(self._of(asked[0])[0])
         else:
-            raise _Stop(f"The topic names one level each of {' and '.join(asked)}: say which is compared.")
+            raise TwoReadings(f"The topic names one level each of {' and '.join(asked)}: say which is compared.")
 
     def _asked(self) -> list[str]:
         """Factors with one level that is no setting: not behind a preposition, not of the task, no usual choice."""
-        single = [level for level in self.levels if len(self._of(level.factor.name)) == 1 and not _is_scenery(level)]
+        single = [level for level in self.levels if len(self._of(level.factor.name)) == 1 and not is_scenery(level)]
         return list(dict.fromkeys(level.factor.name for level in single if not self._is_setting(level)))
 
     def _is_setting(self, level: Level) -> bool:
@@ -463,7 +231,7 @@ class _Study:
     def _refuse_twice(self, name: str) -> None:
         values = [level.value for level in self.levels if level.factor.name == name and level.source == "topic"]
         if len(values) > len(set(values)):
-            raise _Stop(f"The topic names a level of {name} twice.")
+            raise TwoReadings(f"The topic names a level of {name} twice.")
 
     def _put_compare(self, baseline: Level, treatments: Sequence[Level]) -> None:
         source: Source = "planner" if any(level.source == "planner" for level in (baseline, *treatments)) else "topic"
@@ -481,13 +249,13 @@ class _Study:
             between = ["to" if item.text == "->" else item.kind for item in found[one.at + 1 : other.at]]
             begun = way is not None or any(item.isa("from") for item in found[max(0, one.at - 2) : one.at])
             turned = "to" in between and (begun or any(item.text == "->" for item in found))
-            sides = [*(kind for kind in between if kind in _SIDES), *["than"] * ("from" in between), *["to"] * turned]
+            sides = [*(kind for kind in between if kind in SIDES), *["than"] * ("from" in between), *["to"] * turned]
             cuts += [(n, side) for side in sides[:1]]
-        self._mark(*_SIDES, "from", "to", "between")
+        self._mark(*SIDES, "from", "to", "between")
         ahead = any(found[i].isa("than", "vs") for i in range(levels[0].at))
         marked = any(kind != "vs" for _, kind in cuts)
         rest = found[levels[-1].at + 1 :]
-        late = any(item.kind in _CLAIMS or (item.isa("factor") and item.what == name) for item in rest[1:])
+        late = any(item.kind in CLAIMS or (item.isa("factor") and item.what == name) for item in rest[1:])
         apart = late and any(item.text in ",:.?;" for item in rest) and not rest[0].isa("factor")
         self.sided = bool(ahead or way is not None or (cuts and (marked or not apart)))
         if ahead and not cuts:
@@ -500,7 +268,7 @@ class _Study:
         if len(cuts) == 1 and (marked or cuts[0][0] == len(levels) - 1):
             return self._agreeing(levels[: cuts[0][0]], levels[cuts[0][0] :], way)
         if len(cuts) > 1 and marked:
-            raise _Stop(f"The topic sets levels of {name} against each other in more than one way.")
+            raise TwoReadings(f"The topic sets levels of {name} against each other in more than one way.")
         self.sided = False
         usual = self._usual(levels)
         return [level for level in levels if level is not usual], usual
@@ -511,21 +279,21 @@ class _Study:
     def _agreeing(self, treatments: list[Level], baselines: list[Level], way: int | None) -> tuple[list[Level], Level]:
         name = treatments[0].factor.name
         if len(baselines) > 1:
-            raise _Stop(f"The topic sets {name} against several baselines.")
+            raise TwoReadings(f"The topic sets {name} against several baselines.")
         if way is not None and any((float(each.value) - float(baselines[0].value)) * way < 0 for each in treatments):
-            raise _Stop(f"The topic has {name} go one way, and its levels the other.")
+            raise TwoReadings(f"The topic has {name} go one way, and its levels the other.")
         return treatments, baselines[0]
 
     def _against_default(self, level: Level) -> None:
         factor, off = level.factor, off_level(level.factor)
         self._refuse_twice(factor.name)
         self._mark("from", "to")
-        if self.items.has(*_SIDES):
-            raise _Stop(f"The topic sets {factor.name}={level.value} against something that is no level of it.")
+        if self.items.has(*SIDES):
+            raise TwoReadings(f"The topic sets {factor.name}={level.value} against something that is no level of it.")
         other = on_level(factor) if level.value == off else factor.off
         other = factor.default if level.value != factor.default else other
         if other is None or other == level.value:
-            raise _Stop(f"{factor.name}={level.value} is the default: name the level to compare it with.")
+            raise TwoReadings(f"{factor.name}={level.value} is the default: name the level to compare it with.")
         baseline = Level(factor, other, source="topic" if other == factor.default else "planner")
         self._put_compare(self._agreeing([level], [baseline], self.moved.get(factor.name))[1], [level])
         self._finish([factor.name], [level])
@@ -533,13 +301,13 @@ class _Study:
     def _move(self, factor: Factor) -> None:
         """A factor without levels: the default against levels on the side that the topic says, or on both."""
         found, default, way, off = self.items, factor.default, self.moved.get(factor.name), off_level(factor)
-        if found.has(*_SIDES):
-            raise _Stop(f"The topic compares {factor.name} with something, and names no level of it.")
+        if found.has(*SIDES):
+            raise TwoReadings(f"The topic compares {factor.name} with something, and names no level of it.")
         values: list[Scalar] = []
         if factor.type in ("choice", "bool"):
             values = [not default] if factor.type == "bool" else [each for each in factor.choices if each != default]
         elif found.has("far", "open", "which", "best") or (way is None and default != off and factor.off is None):
-            values = _spread(factor)
+            values = spread(factor)
         elif way is None and default != off:
             default, values = factor.off or 0, [factor.default]
         elif way is None or (way > 0 and factor.name in SWITCHED_ON):
@@ -547,7 +315,7 @@ class _Study:
         else:
             values = [each for each in [moved_from_default(factor, way)] if each is not None]
         if not values:
-            raise _Stop(f"{factor.name} cannot go further: its default is at the end of its range.")
+            raise TwoReadings(f"{factor.name} cannot go further: its default is at the end of its range.")
         levels = [Level(factor, value, source="planner") for value in values]
         self._put_compare(Level(factor, default), levels)
         self.sided = factor.type == "choice"
@@ -556,19 +324,19 @@ class _Study:
     def _explore(self, names: list[str]) -> None:
         """Two levels of each: whether they interact, or which of them matters."""
         asked = self.items.has("interact", "weigh", "open")
-        if not asked and (self.items.has(*_SIDES) or not self.items.has("which", "best")):
-            raise _Stop(f"The topic names {' and '.join(names)}, and not how they are compared.")
+        if not asked and (self.items.has(*SIDES) or not self.items.has("which", "best")):
+            raise TwoReadings(f"The topic names {' and '.join(names)}, and not how they are compared.")
         settled = {level.factor.name for level in self.levels}
         for name in names or [name for name in SCREENED if name in self.factors and name not in settled]:
             factor, levels = self.factors[name], self._of(name)
             if len(levels) > 2:
-                raise _Stop(f"{name} has {len(levels)} levels; where several factors are varied, each has two.")
+                raise TwoReadings(f"{name} has {len(levels)} levels; where several factors are varied, each has two.")
             is_off = factor.default == off_level(factor)
             other = None if is_off else moved_from_default(factor, self.moved.get(name, 1))
             moved = Level(factor, on_level(factor) if other is None else other, source="planner")
             usual = self._usual(levels or [Level(factor, factor.default)])
             self._put_compare(usual, [each for each in levels if each is not usual] or [moved])
-        self._mark(*_SIDES)
+        self._mark(*SIDES)
         self.put("design", "factorial" if self.items.has("interact") else "screen", "topic" if asked else "planner")
         self._finish(list(self.fields["compare"]), [])
 
@@ -577,7 +345,7 @@ class _Study:
         order.sort(key=lambda levels: levels[0].at)
         parted = len(order) == 2 and order[0][-1].at < cut < order[1][0].at
         if not parted or self.items.has("interact"):
-            raise _Stop("A sequence compares two factors one after the other, each with its own levels.")
+            raise TwoReadings("A sequence compares two factors one after the other, each with its own levels.")
         for levels in order:
             treatments, baseline = self._sides(levels)
             self._put_compare(baseline, treatments)
@@ -588,15 +356,15 @@ class _Study:
     def _bundles(self, varied: list[str]) -> None:
         """`GRPO at lr 1e-5 against RLOO at lr 2e-5`."""
         first = min(level.at for level in self.levels if level.factor.name in varied)
-        cuts = [i for i in self.items.places(*_SIDES) if i > first]
+        cuts = [i for i in self.items.places(*SIDES) if i > first]
         if len(cuts) != 1:
-            raise _Stop(
+            raise TwoReadings(
                 f"The topic varies {' and '.join(varied)}: ask about one, or whether they interact, or name the arms."
             )
         sides = [[level for level in self.levels if (level.at < cuts[0]) is early] for early in (False, True)]
         arms = [{level.factor.name: level.value for level in side} for side in sides]
         if arms[0].keys() != arms[1].keys() or any(len(arm) < len(side) for arm, side in zip(arms, sides, strict=True)):
-            raise _Stop("The two sides do not set the same factors, once each.")
+            raise TwoReadings("The two sides do not set the same factors, once each.")
         self.used.add(cuts[0])
         self._put_arms({"baseline": arms[0], "treatment": arms[1]})
         self.sided = True
@@ -619,7 +387,7 @@ class _Study:
     def _finish(self, asked: Sequence[str], levels: Sequence[Level]) -> None:
         """Every other level is the same in all arms; then the claim. levels: of the one factor that is compared."""
         compared = [level for level in self.levels if level.factor.name in asked]
-        opposed = bool(compared) and any(compared[0].at < i for i in self.items.places(*_SIDES))
+        opposed = bool(compared) and any(compared[0].at < i for i in self.items.places(*SIDES))
         for level in [each for each in self.levels if each.factor.name not in asked]:
             name = level.factor.name
             usual = level.value == level.factor.default or (name.startswith("lora_") and "parameters" in asked)
@@ -636,12 +404,12 @@ class _Study:
 
     def _claim(self, levels: Sequence[Level]) -> None:
         """The metric, and which way the treatments are said to move it."""
-        found, instrument = self.items, self.folder.instrument
+        found, instrument = self.items, self.instrument
         chooses = found.has("which", "balance") or (not self.sided and found.has("best"))
         implied, signs, raw = list[str](), list[int](), list[int]()
         for i, item in enumerate(found):
-            if item.kind in _CLAIMS:
-                signs.append(_CLAIMS[item.kind])
+            if item.kind in CLAIMS:
+                signs.append(CLAIMS[item.kind])
                 word = (
                     "accuracy"
                     if item.kind.endswith("accurate")
@@ -747,40 +515,3 @@ class _Study:
             self._put_setting(level)
         self.sided = False
         self._claim([])
-
-
-def _is_scenery(level: Level) -> bool:
-    """The usual choice, as in `does GRPO learn faster …`, or what the tasks are."""
-    usual = level.value == level.factor.default and level.factor.off is None
-    return level.factor.type == "data" or (level.factor.type == "choice" and (usual or level.factor.proper))
-
-
-def on_level(factor: Factor) -> Scalar:
-    """A level at which it does something: the default, another choice, or a usual one."""
-    if factor.default != off_level(factor) and factor.name not in SWITCHED_ON:
-        return factor.default
-    if factor.type in ("choice", "bool"):
-        return next((each for each in factor.choices if each != factor.off), True)
-    return as_level(factor, SWITCHED_ON.get(factor.name, 1 if factor.type == "int" else 0.1))
-
-
-def moved_from_default(factor: Factor, way: int) -> Scalar | None:
-    """A level clearly above or below the default: twice it for counts, four times on a log scale, else half as much again."""
-    if factor.type not in ("int", "float") or isinstance(factor.default, str):
-        return None
-    if not factor.default:
-        return on_level(factor) if way > 0 else None
-    ratio = 2.0 if factor.type == "int" else 4.0 if factor.scale == "log" or factor.default < 0.01 else 1.5
-    level = factor.default * ratio**way
-    level = min(level, level if factor.high is None else factor.high)
-    level = max(level, level if factor.low is None else factor.low)
-    moved = as_level(factor, max(1, round(level)) if factor.type == "int" else float(f"{level:.2g}"))
-    return None if moved == factor.default else moved
-
-
-def _spread(factor: Factor) -> list[Scalar]:
-    """Levels on both sides of the default, or a few above none."""
-    if factor.default:
-        return [each for way in (-1, 1) if (each := moved_from_default(factor, way)) is not None]
-    levels = [as_level(factor, float(on_level(factor)) * 4**n) for n in range(3)]
-    return [level for level in levels if level_problem(factor, level) is None]
