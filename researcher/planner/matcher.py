@@ -434,8 +434,8 @@ class _Study(Levels):
         explicit = list(dict.fromkeys(item.what for item in found if item.isa("metric")))
         if explicit == ["final_reward"] and "auc_reward" in implied:
             explicit = []  # rewards that rise faster
-        if explicit and not found.has("more_accurate", "less_accurate", "faster", "slower"):
-            implied = []
+        if explicit == ["wall_s"] or not found.has("more_accurate", "less_accurate", "faster", "slower"):
+            implied = [] if explicit else implied
         decided = list(dict.fromkeys([*explicit, *implied]))
         if found.has("balance"):
             decided = [name for name in decided if name != "wall_s"] or decided

@@ -207,7 +207,8 @@ class Levels:
                 self.used.add(i)  # `the default of 8`, `vanilla GRPO`
                 continue
             value = None if factor is None else factor.default if found[i].isa("default") else off_level(factor)
-            if factor is None or value is None:
+            vague = found[i].isa("off") and not near and found[i].text not in ("without", "no", "off")
+            if factor is None or value is None or vague:
                 continue
             if numbered and found[i].isa("off"):
                 raise TwoReadings(f"{found[i].text!r} before a level of {factor.name} can be read in two ways.")
