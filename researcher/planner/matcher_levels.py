@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from researcher.instruments.catalogue import level_problem
 from researcher.instruments.instrument import Factor, Instrument, Scalar
 from researcher.instruments.levels import as_level, off_level
-from researcher.planner.matcher_words import SWITCHED_ON, Item, Items, items
+from researcher.planner.matcher_words import Item, Items, items, table
 from researcher.study.draft import Source
 
 SIDES = ("vs", "than", "beat", "lose", "equal")
@@ -106,7 +106,7 @@ class Levels:
     def _place(self) -> None:
         """Each number goes to the factor beside it, else to the last without one, else along a list, else to the only one left."""
         found, at, filled = self.items, dict[int, Factor](), set[int]()
-        numbers = found.places("number")
+        numbers = [i for i in found.places("number") if found[i].led != "by"]  # `raised by 4` is no level
         for near in (self._beside, self._before):
             for i in numbers:
                 free = [j for j in near(i) if i not in at and j not in filled]
@@ -274,11 +274,12 @@ def is_scenery(level: Level) -> bool:
 
 def on_level(factor: Factor) -> Scalar:
     """A level at which it does something: the default, another choice, or a usual one."""
-    if factor.default != off_level(factor) and factor.name not in SWITCHED_ON:
+    usual: Scalar | None = table()["shared"]["on"].get(factor.name)
+    if factor.default != off_level(factor) and usual is None:
         return factor.default
     if factor.type in ("choice", "bool"):
         return next((each for each in factor.choices if each != factor.off), True)
-    return as_level(factor, SWITCHED_ON.get(factor.name, 1 if factor.type == "int" else 0.1))
+    return as_level(factor, usual or (1 if factor.type == "int" else 0.1))
 
 
 def moved_from_default(factor: Factor, way: int) -> Scalar | None:

@@ -19,20 +19,10 @@ from researcher.instruments.instrument import STUDY_MODEL, Factor, Instrument, S
 from researcher.study.spec import duration_text
 from swarm.models.catalogue import CATALOGUE
 
-_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("matcher.toml").read_text(encoding="utf-8"))
-_SHARED: dict[str, Any] = _TABLE["shared"]
-SCREENED: list[str] = _SHARED["screen"]
-SWITCHED_ON: dict[str, float] = _SHARED["on"]
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-_DIGITS = {word: str(n) for n, word in enumerate(_NUMERALS.split(), 2)} | {
-    "twenty": "20",
-    "thirty": "30",
-    "fifty": "50",
-}
+_DIGITS = {word: str(n) for n, word in enumerate(_NUMERALS.split(), 2)} | {"twenty": "20", "thirty": "30"}
 _NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+"
-_LENGTH = (
-    r"\d+(?:\.\d+)? ?(?:hours?|hrs?|h|minutes?|mins?|min|m|seconds?|secs?|days?|d)(?: ?\d+ ?(?:minutes?|min|m))?\b"
-)
+_LENGTH = r"\d+(?:\.\d+)? ?(?:h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)|d(?:ays?)?)(?: ?\d+ ?m(?:in(?:ute)?s?)?)?\b"
 _TOKEN = re.compile(
     rf"(?P<number>(?:{_NUMBER})(?![\w%]|\.\d))"
     r"|(?P<word>[a-z][a-z0-9+]*(?:'[a-z]+)?)|(?P<odd>[\w.]*\w%?)|(?P<mark>->|[^\s\w])"
@@ -86,14 +76,20 @@ class Said:
     problems: list[str] = field(default_factory=list)
 
 
+@cache
+def table() -> dict[str, Any]:
+    """`matcher.toml`."""
+    return tomllib.loads(Path(__file__).with_name("matcher.toml").read_text(encoding="utf-8"))
+
+
 def said(topic: str) -> Said:
     """The topic with its models and bounds taken out, in the words that the tables know."""
     found = Said()
 
     text = normal(_without_models(topic, found))
-    for pattern, meant in _TABLE["rewrites"]:
+    for pattern, meant in table()["rewrites"]:
         text = re.sub(pattern, meant, text)
-    for pattern, fields in _TABLE["bounds"]:
+    for pattern, fields in table()["bounds"]:
         whole = pattern.replace("{n}", r"(?P<n>\d+)").replace("{d}", f"(?P<d>{_LENGTH})")
         behind = r"(?! (?:per|each|a|apart)\b)" if "{d}" in pattern else ""
         bounded = rf"(?<![\w.]){whole}(?![\w-]|\.\d){behind}"
@@ -184,8 +180,8 @@ def _key(word: str) -> str:
 
 @cache
 def _classes() -> dict[tuple[str, ...], Item]:
-    listed = {keys(word): Item("stop", word) for word in _TABLE["stop"].split()}
-    for name, line in _TABLE["classes"].items():
+    listed = {keys(word): Item("stop", word) for word in table()["stop"].split()}
+    for name, line in table()["classes"].items():
         listed |= {keys(word): Item(name, word) for word in line.split()}
     return listed
 
@@ -204,14 +200,16 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
             way = 1 if says & {"more", "better", "faster"} else -1 if says & {"less", "worse", "slower"} else 0
             if not way or not all((word,) in classes for word in keys(name)):
                 listed[keys(name)] = Item("metric", "", metric.name, way)
-    listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in _SHARED["metrics"].items()}
-    listed |= {keys(word): Item("factor", "", name) for word, name in _SHARED["factors"].items() if name in names}
+    listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in table()["shared"]["metrics"].items()}
+    listed |= {
+        keys(word): Item("factor", "", name) for word, name in table()["shared"]["factors"].items() if name in names
+    }
     for factor in factors:
         listed |= {keys(name): Item("factor", "", factor.name) for name in (factor.name, *factor.aliases)}
-        if factor.name in _SHARED["bare"] or factor.proper:
+        if factor.name in table()["shared"]["bare"] or factor.proper:
             listed |= _choices(factor)
         listed |= {keys(f"{factor.name} {each}"): Item("level", "", factor.name, each) for each in factor.choices}
-    levels = _SHARED["levels"].items()
+    levels = table()["shared"]["levels"].items()
     return listed | {keys(word): Item("level", "", name, value) for word, (name, value) in levels if name in names}
 
 
