@@ -102,18 +102,10 @@ def normal(text: str) -> str:
     """Lower case, plain dashes and quotes, powers of ten and numerals in digits."""
     superscripts = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda match: "^" + match[0].translate(superscripts), text)
-    dashes: dict[str, str | int | None] = {
-        "−": "-",
-        "–": "-",
-        "—": " - ",
-        "‐": "-",
-        "‑": "-",
-        "’": "'",
-        "→": "->",
-        "β": " beta ",
-        "η": " learning rate ",
-    }
-    text = re.sub(r"\bN(?= ?=)", "sample-size", text.translate(str.maketrans(dashes))).lower()
+    for written, plain in (("→", "->"), ("β", " beta "), ("η", " learning rate "), ("—", " - ")):
+        text = text.replace(written, plain)
+    text = text.translate(str.maketrans("−–‐‑’", "----'"))
+    text = re.sub(r"\bN(?= ?=)", "sample-size", text).lower()
     text = re.sub(r"(\d+(?:\.\d+)?)\s*[x×*·]\s*10\s*(?:\^|\*\*)?\s*[({]?(-\d+)[)}]?", r"\1e\2", text)
     text = re.sub(r"\b10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?", r"1e\1", text)
     return re.sub(r"\b[a-z]+\b", lambda match: _DIGITS.get(match[0], match[0]), text)
@@ -130,15 +122,11 @@ def _without_models(topic: str, found: Said) -> str:
     text = _HUB.sub(named, topic)
     for known in CATALOGUE:
         size = known.name.rpartition("-")[2]
-        for name in (
-            *sorted((known.name, *known.aliases), key=len, reverse=True),
-            rf"{size}(?: (?:parameter )?models?)?",
-        ):
+        whole = sorted((known.name, *known.aliases), key=len, reverse=True)
+        for name in (*whole, rf"{size}(?: (?:parameter )?models?)?"):
             text, count = re.subn(rf"(?<![\w/.-]){name}(?![\w-])", " modelname ", text, flags=re.IGNORECASE)
-            found.models += [known.name] * bool(count)
-    found.models[:] = sorted(
-        dict.fromkeys(found.models), key=lambda name: topic.lower().find(name.split("-")[-1].lower())
-    )
+            found.models += [known.name] * (bool(count) and known.name not in found.models)
+    found.models.sort(key=lambda name: topic.lower().find(name.split("-")[-1].lower()))
     return text
 
 
@@ -148,9 +136,7 @@ def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
             continue
         value: Any = written
         if path == "budget.wall":
-            text = re.sub(
-                r"(h)(ou)?rs?|(m)in(ute)?s?|(s)ec(ond)?s?|(d)ays?", lambda unit: unit[0][0], written.replace(" ", "")
-            )
+            text = re.sub("([hmsd])[a-z]*", r"\1", written.replace(" ", ""))
             days = re.fullmatch(r"(\d+)d", text)
             path = "schedule.days" if days else path
             value = int(days[1]) if days else duration_text(duration_s(text) or 0)
@@ -201,9 +187,8 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
             if not way or not all((word,) in classes for word in keys(name)):
                 listed[keys(name)] = Item("metric", "", metric.name, way)
     listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in table()["shared"]["metrics"].items()}
-    listed |= {
-        keys(word): Item("factor", "", name) for word, name in table()["shared"]["factors"].items() if name in names
-    }
+    words = table()["shared"]["factors"].items()
+    listed |= {keys(word): Item("factor", "", name) for word, name in words if name in names}
     for factor in factors:
         listed |= {keys(name): Item("factor", "", factor.name) for name in (factor.name, *factor.aliases)}
         if factor.name in table()["shared"]["bare"] or factor.proper:
@@ -214,9 +199,8 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
 
 
 def _choices(factor: Factor) -> dict[tuple[str, ...], Item]:
-    return {
-        keys(str(each)): Item("level", "", factor.name, each) for each in factor.choices if each not in ("none", "full")
-    }
+    alone = [each for each in factor.choices if each not in ("none", "full")]
+    return {keys(str(each)): Item("level", "", factor.name, each) for each in alone}
 
 
 def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[list[InstrumentFolder], bool]:
