@@ -68,7 +68,9 @@ def test_a_screen_runs_each_arm_of_its_design_on_two_seeds_and_measures_no_noise
 
 
 def test_seeds_budget_and_models_are_as_the_spec_says() -> None:
-    plan = screen(seeds={"min": 3, "first": 7}, model=["lab/one", "lab/two"], compare={"temperature": TWO["temperature"]})
+    plan = screen(
+        seeds={"min": 3, "first": 7}, model=["lab/one", "lab/two"], compare={"temperature": TWO["temperature"]}
+    )
     assert [(stage.seeds, stage.max_seeds, stage.first_seed) for stage in plan.stages] == [(3, 3, 7)]
     assert [each.factor for each in plan.hypotheses] == ["model", "temperature"]
     assert {model.name for model in plan.models} == {"lab/one", "lab/two"}
