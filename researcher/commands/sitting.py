@@ -16,9 +16,10 @@ from foundation.logs import redact
 from researcher.analysis.metrics import finals
 from researcher.commands.clients import place_of
 from researcher.commands.home import Home
-from researcher.commands.look import known_text, when
+from researcher.commands.look import when
 from researcher.commands.mending import workshop_of
 from researcher.commands.own_servers import have_models, pool_of, starting
+from researcher.commands.plan_text import known_text
 from researcher.conduct import Conduct, Outcome, Sink, interim_report
 from researcher.environments import interpreter
 from researcher.executor.blueprint import Code, Setup

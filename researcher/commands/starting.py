@@ -6,6 +6,7 @@ Only what a dry run needs is imported here: it answers at once.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
-from foundation.paths import write_atomically
+from foundation.paths import user_data_dir, write_atomically
 from researcher.commands import DONE, USAGE, WAITING
 from researcher.commands.asking import (
     Asking,
@@ -25,7 +26,7 @@ from researcher.commands.asking import (
     teller,
     topic_of,
 )
-from researcher.commands.home import Home, data_dir, open_home, say, say_json
+from researcher.commands.home import DATABASE, Home, data_dir, open_home, say, say_json
 from researcher.design.planning import plan_of
 from researcher.design.pricing import price_of
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
@@ -100,11 +101,8 @@ def schema_command(args: argparse.Namespace) -> int:
 
 def _home(args: argparse.Namespace) -> Home | None:
     """None where nothing has been recorded yet and nothing will be: a dry run and a draft make no database."""
-    from researcher.store.database import default_url, sqlite_file
-
-    file = sqlite_file(default_url())
     only_looks = args.command == "draft" or args.dry_run
-    if only_looks and args.planner == "builtin" and file is not None and not file.exists():
+    if only_looks and not os.environ.get("RESEARCHER_DATABASE_URL") and not (user_data_dir() / DATABASE).exists():
         return None
     return open_home()
 
@@ -152,7 +150,6 @@ def _planned(
     spec: StudySpec, folder: InstrumentFolder, home: Home | None, wanted: Wanted, *, servers: int, dry_run: bool
 ) -> Plan:
     """Raises: PlanningRefused, with the line of the study file where a setting of it is wrong."""
-    from researcher.commands.writing import labelled
     from researcher.environments import check_tasks, interpreter
 
     try:
@@ -172,7 +169,7 @@ def _planned(
 
 def _show(draft: Draft, spec: StudySpec, plan: Plan, folder: InstrumentFolder, args: argparse.Namespace) -> None:
     """A dry run: the spec, the plan and its price."""
-    from researcher.commands.look import plan_lines
+    from researcher.commands.plan_text import plan_lines
 
     if args.json:
         price = price_of(plan, folder.instrument, servers=max(1, len(args.server)))
@@ -261,3 +258,15 @@ def _asked(question: QuestionOpen, *, as_json: bool) -> int:
     """3: a person has to answer."""
     say_json({"asks": str(question)}) if as_json else sys.stderr.write(f"researcher: {question}\n")
     return WAITING
+
+
+def labelled(plan: Plan, instrument: InstrumentFolder) -> Plan:
+    """The plan says whose instrument it is for. Of one that a person wrote, nothing is said."""
+    author = instrument.instrument.generated
+    if author is None:
+        return plan
+    note = (
+        f"The instrument {plan.instrument} was written by the LLM {author}, not by a person. It runs in a sandbox only; it passed "
+        "a rehearsal and the self-test of its reward: a right, a wrong and an empty answer were scored in that order."
+    )
+    return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})
