@@ -14,7 +14,11 @@ from tests.fakes.specs import planned as designed
 pytestmark = pytest.mark.anyio
 
 TWO = {"compare": {"learning_rate": {"levels": [2e-5]}}, "claim": "increase"}
-RACE = {"compare": {"learning_rate": {"levels": [1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4]}}, "claim": "increase", "design": "race"}
+RACE = {
+    "compare": {"learning_rate": {"levels": [1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4]}},
+    "claim": "increase",
+    "design": "race",
+}
 CROSSED = {
     "compare": {"learning_rate": {"levels": [1e-5, 4e-5]}, "temperature": {"levels": [0.5, 1.0]}},
     "design": "factorial",

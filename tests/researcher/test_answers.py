@@ -126,9 +126,7 @@ def test_answers_are_told_as_sentences() -> None:
 RACE = {"compare": {"learning_rate": {"levels": [1e-6, 5e-6, 1e-5, 2e-5, 4e-5, 1e-4]}}, "design": "race"}
 
 
-@pytest.mark.parametrize(
-    ("layout", "first"), [({}, 0), ({"looks": 3}, 0), ({"fine": 5}, 0), (RACE, 0), (RACE, 50)]
-)
+@pytest.mark.parametrize(("layout", "first"), [({}, 0), ({"looks": 3}, 0), ({"fine": 5}, 0), (RACE, 0), (RACE, 50)])
 @pytest.mark.parametrize("seeds", [2, 25])
 def test_a_plan_amended_to_other_seeds_is_laid_out_as_one_that_was_asked_for_with_them(
     home: Path, layout: dict[str, Any], first: int, seeds: int

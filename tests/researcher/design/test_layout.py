@@ -167,7 +167,6 @@ def test_the_last_seed_is_the_greatest_that_a_run_takes() -> None:
         RunSpec(seed=LAST_SEED + 1)
 
 
-
 @pytest.mark.parametrize(
     ("fields", "why"),
     [

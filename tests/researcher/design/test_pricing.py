@@ -26,7 +26,9 @@ def test_a_price_follows_length_size_and_servers() -> None:
 
 
 def test_a_budget_that_does_not_pay_for_the_least_is_refused_with_what_would() -> None:
-    with pytest.raises(BudgetTooSmall, match=r"^budget: 6 trials take about 12 min, and 10 min are given: give --budget 12m"):
+    with pytest.raises(
+        BudgetTooSmall, match=r"^budget: 6 trials take about 12 min, and 10 min are given: give --budget 12m"
+    ):
         planned(steps=12, budget={"wall": "10m"})
     planned(steps=12, budget={"wall": "10m"}, servers=2)
     with pytest.raises(BudgetTooSmall, match=r"^budget\.trials: 6 trials are the least, and 5 are given"):

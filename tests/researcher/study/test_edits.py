@@ -11,8 +11,15 @@ from researcher.study.draft import Draft
 from researcher.study.edits import arms_of, edited, marked, options_of, seeds_of, settings_of, vary_of
 from researcher.study.spec import StudySpec
 
-FIELDS = {"compare": {"kl": {"levels": [0.1]}}, "set": {"epochs": 2}, "seeds": {"min": 3, "max": 8}, "claim": "increase"}
-DRAFT = Draft(fields=FIELDS, sources=marked(FIELDS, "file"), author="file", because="it matters", uncovered=("the cost",))
+FIELDS = {
+    "compare": {"kl": {"levels": [0.1]}},
+    "set": {"epochs": 2},
+    "seeds": {"min": 3, "max": 8},
+    "claim": "increase",
+}
+DRAFT = Draft(
+    fields=FIELDS, sources=marked(FIELDS, "file"), author="file", because="it matters", uncovered=("the cost",)
+)
 
 
 def test_the_first_level_is_the_baseline_and_a_single_one_stands_against_the_default() -> None:
@@ -91,5 +98,11 @@ def test_a_spec_is_asked_for_by_options_alone() -> None:
     given = dict(zip(words[::2], words[1::2], strict=True))
     assert vary_of([given["--vary"]]) == {"learning_rate": {"baseline": 1e-5, "levels": [4e-5]}}
     assert settings_of("--set", [given["--set"]]) == {"digits": 2}
-    rest = {"--instrument": "arithmetic", "--metric": "wall_s", "--claim": "decrease", "--margin": "2.0", "--steps": "8"}
+    rest = {
+        "--instrument": "arithmetic",
+        "--metric": "wall_s",
+        "--claim": "decrease",
+        "--margin": "2.0",
+        "--steps": "8",
+    }
     assert rest.items() <= given.items()

@@ -39,7 +39,9 @@ def test_times_are_read_as_people_write_them(given: object, seconds: float, writ
     assert duration_text(seconds) == written
 
 
-@pytest.mark.parametrize(("given", "count", "written"), [("50M", 50_000_000, "50M"), ("1.5k", 1500, "1500"), (7, 7, "7")])
+@pytest.mark.parametrize(
+    ("given", "count", "written"), [("50M", 50_000_000, "50M"), ("1.5k", 1500, "1500"), (7, 7, "7")]
+)
 def test_counts_are_read_as_people_write_them(given: object, count: int, written: str) -> None:
     assert spec(compare=LR, budget={"tokens": given}).budget.tokens == count
     assert count_text(count) == written
