@@ -21,8 +21,8 @@ from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir
 from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, WAITING, Interrupted, machine, run, watch
-from researcher.commands.home import Home
 from researcher.commands.asking import seconds
+from researcher.commands.home import Home
 from researcher.commands.look import event_text
 from researcher.commands.study import _to_its_end
 from researcher.conduct import Outcome

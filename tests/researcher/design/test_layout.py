@@ -130,7 +130,7 @@ def test_each_arm_may_have_steps_of_its_own_but_not_for_steps_until_a_threshold(
     steps = {"compare": {"steps": {"levels": [5, 15, 25]}}}
     plan = planned(**steps, design="balance")
     assert [plan.steps_of(arm.name) for arm in plan.arms] == [5, 15, 25]
-    with pytest.raises(PlanningRefused, match="^metric: .* cannot compare arms that differ in steps") as refused:
+    with pytest.raises(PlanningRefused, match=r"^metric: .* cannot compare arms that differ in steps") as refused:
         planned(**steps, metric="steps_to_threshold")
     assert refused.value.nearest
     assert "steps_to_threshold" not in refused.value.nearest
@@ -202,5 +202,5 @@ def test_five_factors_are_crossed_in_a_half_fraction_and_six_are_refused() -> No
     for one, other in itertools.combinations(plan.hypotheses[:5], 2):
         assert len(set(one.treatments) & set(other.treatments)) == 4
     compare["warmup"] = {"baseline": 0, "levels": [2]}
-    with pytest.raises(PlanningRefused, match="^design: a factorial crosses 5 factors at most"):
+    with pytest.raises(PlanningRefused, match=r"^design: a factorial crosses 5 factors at most"):
         planned(compare=compare, design="factorial")

@@ -125,5 +125,5 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_a_wrong_value_is_shown_without_its_file_where_it_came_from_options() -> None:
     fields: dict[str, Any] = {"question": "q", "instrument": "i", "compare": {"kl": {"levels": [0.1]}}, "claim": "up"}
-    with pytest.raises(PlanningRefused, match="^claim: "):
+    with pytest.raises(PlanningRefused, match=r"^claim: "):
         spec_of(fields)
