@@ -65,9 +65,9 @@ def test_the_models_of_a_spec_are_one_or_several() -> None:
         ({"compare": LR, "design": "sequence"}, "design", "takes two factors, one after the other"),
         ({"arms": {"a": {}, "b": {}}, "design": "balance"}, "design", "balance needs compare"),
         (
-            {"compare": {**KL, "learning_rate": {"levels": [1, 2, 3]}}, "design": "factorial"},
-            "compare.learning_rate.levels",
-            "two levels of each factor",
+            {"compare": {**KL, "lr": {"levels": [1, 2, 3]}}, "design": "factorial"},
+            "compare.lr.levels",
+            "two levels of each",
         ),
         ({"compare": {"kl": {"levels": []}}}, "compare.kl.levels", "needs at least one level"),
         ({"compare": {"kl": {"levels": [0.1, 0.1]}}}, "compare.kl.levels", "names a level twice"),
