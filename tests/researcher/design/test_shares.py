@@ -74,7 +74,7 @@ def test_the_sentinel_holds_the_whole_mix_against_the_plan(words: float, larger:
 
 def test_a_factor_whose_words_say_share_is_one_without_a_flag(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(KITCHEN, tmp_path / "kitchen"))
-    file = folder / "study.toml"
+    file = folder / "instrument.toml"
     added = """
 [[factors]]
 name = "soup"
