@@ -1,4 +1,4 @@
-"""Arms and hypotheses of a reading: one factor over its levels, two in sequence, or several crossed.
+"""Arms and hypotheses of a question: one factor over its levels, two in sequence, several crossed, or bundles of settings.
 
 Crossed factors have two levels each. Up to three run in a full factorial; four and more in a half fraction, the last factor's
 level following from the others' (its sign is the product of theirs), so that main effects stay clear of interactions of two.
@@ -14,11 +14,10 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from researcher.design.reading import Reading
+from researcher.design.question import Question, Varied
 from researcher.design.stages import ALPHA
 from researcher.instruments.instrument import Factor, Scalar
-from researcher.planner.levels import level_text
-from researcher.planner.wording import number_text
+from researcher.instruments.levels import level_text, number_text
 from researcher.study.plan import Arm, Hypothesis
 
 FULL_UP_TO = 3
@@ -31,23 +30,31 @@ _Named = tuple[str, Scalar]
 """A level after its name."""
 
 
-def arms_of(reading: Reading) -> tuple[Arm, ...]:
+def arms_of(question: Question) -> tuple[Arm, ...]:
     """One arm per level, named after it (`names_of`); equal levels make arms with different names (a null study)."""
-    if reading.crossed:
-        sides = [_named(each.factor, each.levels) for each in reading.crossed]
+    if question.bundles:
+        return tuple(
+            Arm(name=name, levels={factor.name: level for factor, level in settings})
+            for name, settings in question.bundles.items()
+        )
+    if question.spec.design == "factorial":
+        sides = [_named(each.factor, each.levels) for each in question.varied]
         design = runs(len(sides))
-        return tuple(_joined(reading, *(two[sign > 0] for two, sign in zip(sides, run, strict=True))) for run in design)
-    if reading.following is not None:
-        return tuple({arm.name: arm for _, group in groups_of(reading) for arm in group}.values())
-    named = zip(names_of(reading.factor, reading.levels), reading.levels, strict=True)
-    return tuple(Arm(name=name, levels={reading.factor.name: level}) for name, level in named)
+        return tuple(
+            _joined(question, *(two[sign > 0] for two, sign in zip(sides, run, strict=True))) for run in design
+        )
+    if question.spec.design == "sequence":
+        return tuple({arm.name: arm for _, group in groups_of(question) for arm in group}.values())
+    (varied,) = question.varied
+    named = zip(names_of(varied.factor, varied.levels), varied.levels, strict=True)
+    return tuple(Arm(name=name, levels={varied.factor.name: level}) for name, level in named)
 
 
-def arms_between(reading: Reading) -> tuple[Arm, ...]:
+def arms_between(varied: Varied) -> tuple[Arm, ...]:
     """The grid on which Optuna may try: between neighbouring levels, on the factor's own scale. Empty for what is no number."""
-    factor = reading.factor
-    levels = sorted({float(level) for level in reading.levels if not isinstance(level, bool | str)})
-    if factor.type not in ("int", "float") or len(levels) < 2 or reading.crossed:
+    factor = varied.factor
+    levels = sorted({float(level) for level in varied.levels if not isinstance(level, bool | str)})
+    if factor.type not in ("int", "float") or len(levels) < 2:
         return ()
     found: dict[str, Arm] = {}
     for low, high in itertools.pairwise(levels):
@@ -62,29 +69,38 @@ def arms_between(reading: Reading) -> tuple[Arm, ...]:
     return tuple(found.values())
 
 
-def hypotheses_of(reading: Reading, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
-    """One for each pair of treatment and baseline; of crossed factors, main effects and interactions of two."""
-    if reading.crossed:
-        return _crossed_hypotheses(reading, arms)
-    if reading.following is None:
-        pairs = [(reading.factor, arms[treatment], arms[baseline]) for treatment, baseline in reading.pairs]
+def hypotheses_of(question: Question, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
+    """One for each treatment against the baseline; of crossed factors, main effects and interactions of two; of a balance,
+    each level against the next smaller one."""
+    if question.spec.design == "factorial":
+        return _crossed_hypotheses(question, arms)
+    if question.spec.design == "sequence":
+        pairs = [(factor.name, arm, group[0]) for factor, group in groups_of(question) for arm in group[1:]]
+    elif question.bundles:
+        pairs = [(_differing(arm, arms[0]), arm, arms[0]) for arm in arms[1:]]
+    elif question.spec.design == "balance":
+        pairs = [(question.factors[0].name, larger, smaller) for smaller, larger in itertools.pairwise(arms)]
     else:
-        pairs = [(factor, arm, group[0]) for factor, group in groups_of(reading) for arm in group[1:]]
-    return tuple(hypothesis_of(reading, number, *pair) for number, pair in enumerate(pairs, start=1))
+        pairs = [(question.factors[0].name, arm, arms[0]) for arm in arms[1:]]
+    return tuple(hypothesis_of(question, number, *pair) for number, pair in enumerate(pairs, start=1))
 
 
-def groups_of(reading: Reading) -> list[tuple[Factor, tuple[Arm, ...]]]:
-    """What a study in sequence compares: the first factor's arms, and at each of its levels the second's; baselines first."""
-    second = reading.following
-    if second is None:
-        raise ValueError("the reading has one factor alone")
-    first = _named(reading.factor, reading.levels)
-    more = () if second.meanwhile in second.levels else (second.meanwhile,)
-    known = _named(second.factor, (*second.levels, *more))
-    meanwhile = next(each for each in known if each[1] == second.meanwhile)
-    found = [(reading.factor, tuple(_joined(reading, each, meanwhile) for each in first))]
+def _differing(arm: Arm, baseline: Arm) -> str:
+    """The factors in which a bundle differs from the baseline's, joined by ` + `."""
+    names = [*arm.levels, *(name for name in baseline.levels if name not in arm.levels)]
+    return " + ".join(name for name in names if arm.levels.get(name) != baseline.levels.get(name)) or "nothing"
+
+
+def groups_of(question: Question) -> list[tuple[Factor, tuple[Arm, ...]]]:
+    """What a study in sequence compares: the first factor's arms, and at each of its levels the second's; baselines first.
+
+    While the first is compared, the second stands at its baseline.
+    """
+    one, two = question.varied
+    first, second = _named(one.factor, one.levels), _named(two.factor, two.levels)
+    found = [(one.factor, tuple(_joined(question, each, second[0]) for each in first))]
     for each in first:
-        found.append((second.factor, tuple(_joined(reading, each, own) for own in known[: len(second.levels)])))
+        found.append((two.factor, tuple(_joined(question, each, own) for own in second)))
     return found
 
 
@@ -144,85 +160,102 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def hypothesis_of(reading: Reading, number: int, factor: Factor, treatment: Arm, baseline: Arm) -> Hypothesis:
-    """That the treatment's metric lies above the baseline's, or below it, as the reading claims."""
-    assumed = " (the direction is assumed: the topic claims none)" if reading.direction_assumed else ""
+def hypothesis_of(question: Question, number: int, factor: str, treatment: Arm, baseline: Arm) -> Hypothesis:
+    """That the treatment's metric lies above the baseline's, or below it, as the spec claims."""
+    metric = question.metric
+    said = f"{treatment.name} has {_more(question)} {metric.name} than {baseline.name}{_assumed(question)}"
+    if question.spec.claim == "equal":
+        said = f"{treatment.name} and {baseline.name} have the same {metric.name}, within {number_text(metric.margin)}"
     return Hypothesis(
         id=f"H{number}",
-        statement=f"{treatment.name} has {_more(reading)} {reading.metric.name} than {baseline.name}{assumed}",
-        factor=factor.name,
+        statement=said,
+        factor=factor,
         baseline=baseline.name,
         treatment=treatment.name,
-        metric=reading.metric.name,
-        direction=reading.direction,
-        direction_assumed=reading.direction_assumed,
-        margin=reading.metric.margin,
+        metric=metric.name,
+        direction=question.direction,
+        direction_assumed=question.direction_assumed,
+        margin=metric.margin,
         alpha=ALPHA,
     )
+
+
+def _assumed(question: Question) -> str:
+    return " (no direction is claimed; this one is the better)" if question.direction_assumed else ""
 
 
 def _named(factor: Factor, levels: Sequence[Scalar]) -> list[_Named]:
     return list(zip(names_of(factor, levels), levels, strict=True))
 
 
-def _joined(reading: Reading, *parts: _Named) -> Arm:
-    """An arm that sets several factors, in the reading's order."""
-    levels = {factor.name: level for factor, (_, level) in zip(reading.factors, parts, strict=True)}
+def _joined(question: Question, *parts: _Named) -> Arm:
+    """An arm that sets several factors, in the spec's order."""
+    levels = {factor.name: level for factor, (_, level) in zip(question.factors, parts, strict=True)}
     return Arm(name=",".join(name for name, _ in parts), levels=levels)
 
 
-def _crossed_hypotheses(reading: Reading, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
-    design = runs(len(reading.crossed))
+def _crossed_hypotheses(question: Question, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
+    """Main effects are claimed as the spec says; nobody claims an interaction."""
+    design = runs(len(question.varied))
     found: list[Hypothesis] = []
-    for place, each in enumerate(reading.crossed):
+    for place, each in enumerate(question.varied):
         baseline, treatment = names_of(each.factor, each.levels)
-        words = f"{treatment} has {_more(reading)} {reading.metric.name} than {baseline}, over all levels of the others"
-        signs = [run[place] for run in design]
-        found.append(_contrast(reading, arms, signs, len(found) + 1, each.factor.name, (baseline, treatment), words))
-    for one, other in _told_apart(len(reading.crossed)):
-        names = [reading.crossed[place].factor.name for place in (one, other)]
         words = (
-            f"the effect of {names[0]} on {reading.metric.name} is {'larger' if reading.direction == 'increase' else 'smaller'} "
-            f"at {names_of(reading.crossed[other].factor, reading.crossed[other].levels)[1]} (interaction)"
+            f"{treatment} has {_more(question)} {question.metric.name} than {baseline}, over all levels of the others"
+            f"{_assumed(question)}"
+        )
+        signs = [run[place] for run in design]
+        labels = (baseline, treatment)
+        found.append(
+            _contrast(
+                question, arms, signs, len(found) + 1, each.factor.name, labels, words, question.direction_assumed
+            )
+        )
+    for one, other in _separate_pairs(len(question.varied)):
+        names = [question.varied[place].factor.name for place in (one, other)]
+        at = names_of(question.varied[other].factor, question.varied[other].levels)[1]
+        words = (
+            f"the effect of {names[0]} on {question.metric.name} is {'larger' if question.direction == 'increase' else 'smaller'} "
+            f"at {at} (interaction; no direction is claimed)"
         )
         signs = [run[one] * run[other] for run in design]
         label = " x ".join(names)
-        found.append(
-            _contrast(reading, arms, signs, len(found) + 1, label, (f"{label}: unlike", f"{label}: like"), words)
-        )
+        labels = (f"{label}: unlike", f"{label}: like")
+        found.append(_contrast(question, arms, signs, len(found) + 1, label, labels, words, True))
     return tuple(found)
 
 
-def _told_apart(factors: int) -> list[tuple[int, int]]:
-    """Pairs of factors whose interaction is no other's: in a half fraction of four, pairs are told apart from none."""
+def _separate_pairs(factors: int) -> list[tuple[int, int]]:
+    """Pairs of factors whose interaction is no other's: in a half fraction of four, none is."""
     return list(itertools.combinations(range(factors), 2)) if factors <= FULL_UP_TO or factors > 4 else []
 
 
 def _contrast(
-    reading: Reading,
+    question: Question,
     arms: Sequence[Arm],
     signs: Sequence[int],
     number: int,
     factor: str,
     labels: tuple[str, str],
     words: str,
+    assumed: bool,
 ) -> Hypothesis:
-    assumed = " (the direction is assumed: the topic claims none)"
+    """The mean over the arms with sign 1 against the mean over the others."""
     return Hypothesis(
         id=f"H{number}",
-        statement=words + assumed,
+        statement=words,
         factor=factor,
         baseline=labels[0],
         treatment=labels[1],
-        metric=reading.metric.name,
-        direction=reading.direction,
-        direction_assumed=True,
-        margin=reading.metric.margin,
+        metric=question.metric.name,
+        direction=question.direction,
+        direction_assumed=assumed,
+        margin=question.metric.margin,
         alpha=ALPHA,
         baseline_arms=tuple(arm.name for arm, sign in zip(arms, signs, strict=True) if sign < 0),
         treatment_arms=tuple(arm.name for arm, sign in zip(arms, signs, strict=True) if sign > 0),
     )
 
 
-def _more(reading: Reading) -> str:
-    return "a higher" if reading.direction == "increase" else "a lower"
+def _more(question: Question) -> str:
+    return "a higher" if question.direction == "increase" else "a lower"

@@ -8,78 +8,48 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
-from researcher.design.reading import Reading
+from researcher.design.question import Question, Varied
 from researcher.instruments.instrument import Instrument, Metric
-from researcher.planner.mentions import Mention
-from researcher.planner.wording import Token, words
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Branch, Condition, Relation
 
 MOST_LEVELS = 4
-_ASKING = words("balance tradeoff compromise trading")
-_COSTS = ("wall_s",)
+_COSTS = ("wall_s", "tokens_sampled")
 """Kinds of metrics that say what a level costs."""
 _RELATIONS: tuple[Relation, ...] = ("≪", "≈", "≫")
 _TURNED: dict[Relation, Relation] = {"≪": "≫", "≈": "≈", "≫": "≪"}
 
 
-def is_asked(found: Sequence[Token]) -> bool:
-    """`the best balance of …`, `trade-off between …`, `a compromise`, `the sweet spot between …`."""
-    said = [token.key for token in found if token.kind == "word"]
-    pairs = set(itertools.pairwise(said))
-    return bool(_ASKING & set(said)) or ("trade", "off") in pairs or {("sweet", "spot"), ("spot", "between")} <= pairs
-
-
-def _cost(instrument: Instrument, named: Sequence[Mention]) -> Metric:
-    """What is balanced against the gain: of the metrics that say what a level costs the one that is named, else the first.
-
-    Raises: PlanningRefused where the instrument has none.
-    """
-    costs = [metric for metric in instrument.metrics if metric.kind in _COSTS]
-    if not costs:
-        raise PlanningRefused(
-            f"a balance sets a gain against a cost, and {instrument.name} has no metric of time; ask which level is best",
-            [metric.name for metric in instrument.metrics],
-        )
-    return next((metric for mention in named for metric in costs if mention.what == metric), costs[0])
-
-
-def gains(named: Sequence[Mention]) -> list[Mention]:
-    """What is named, without the costs."""
-    return [each for each in named if not (isinstance(each.what, Metric) and each.what.kind in _COSTS)]
-
-
-def balanced(reading: Reading, instrument: Instrument, named: Sequence[Mention] = ()) -> Reading:
-    """The same question with its levels in order, each set against the next smaller one.
+def check_balance(question: Question, instrument: Instrument) -> tuple[Question, str]:
+    """The same question with its levels in order, and what is said of it.
 
     Raises: PlanningRefused for levels that are no numbers, or too many to be told apart; and where nothing says the cost.
     """
-    factor, metric = reading.factor, reading.metric
-    numbers = sorted({float(level) for level in reading.levels if not isinstance(level, str | bool)})
-    if factor.type not in ("int", "float") or len(numbers) < 2:
+    (varied,), metric = question.varied, question.metric
+    factor, levels = varied.factor, sorted({level for level in varied.levels if not isinstance(level, str | bool)})
+    if factor.type not in ("int", "float") or len(levels) < 2:
         raise PlanningRefused(
-            f"a balance is asked of two or more levels of one number, and {factor.name} has none", [factor.name]
+            f"design: a balance needs two or more levels of one number, and {factor.name} has none", [factor.name]
         )
-    if len(numbers) > MOST_LEVELS:
+    if len(levels) > MOST_LEVELS:
         raise PlanningRefused(
-            f"a balance is asked of {MOST_LEVELS} levels of {factor.name} at the most, not {len(numbers)}",
-            [factor.name],
+            f"design: a balance takes {MOST_LEVELS} levels of {factor.name} at most, not {len(levels)}", [factor.name]
+        )
+    named = [each for each in question.secondary if each.kind in _COSTS]
+    costs = named or [each for each in instrument.metrics if each.kind in _COSTS]
+    if not costs or metric.kind in _COSTS:
+        raise PlanningRefused(
+            "design: a balance sets a gain against a cost: `metric` is the gain, and the instrument needs a metric of time or tokens",
+            [each.name for each in instrument.metrics if each.kind not in _COSTS][:5],
         )
     note = (
         f"The best balance is the smallest {factor.name} that no larger one exceeds on {metric.name} by its margin: a larger "
-        f"one is taken to cost more. {_cost(instrument, named).name} is reported beside it."
+        f"one is taken to cost more. {costs[0].name} is reported beside it."
     )
-    return reading.model_copy(
-        update={
-            "levels": tuple(round(number) if factor.type == "int" else number for number in numbers),
-            "pairs": tuple((place + 1, place) for place in range(len(numbers) - 1)),
-            "balance": True,
-            "direction": metric.direction,
-            "direction_assumed": True,
-            "assumptions": (*reading.assumptions, note),
-        }
-    )
+    spec = question.spec.model_copy(update={"claim": "none"})
+    return replace(question, spec=spec, varied=(Varied(factor=factor, levels=tuple(levels)),)), note
 
 
 def balances(arms: Sequence[str], metric: Metric, stage: str, alpha: float) -> list[Branch]:

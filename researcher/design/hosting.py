@@ -18,6 +18,11 @@ def models_of(arms: Sequence[Arm], factors: Sequence[Factor]) -> tuple[PlanModel
     return tuple(PlanModel(name=model) for model in found)
 
 
+def model_factor(models: Sequence[str]) -> Factor:
+    """The models that arms are told apart by, as a factor."""
+    return Factor(name="model", target=STUDY_MODEL, type="choice", default=models[0], choices=tuple(models))
+
+
 def boots_s(plan: Plan, *, at_most: bool) -> float:
     """Seconds for all boots where one server runs at a time, as the executor takes turns: each stage goes through its seeds
     in order, and begins a seed with the model that is hosted. All arms of a stage count: who comes through a race is not known

@@ -1,4 +1,4 @@
-"""Data files of a reading, pinned: their whole path, and their digest, so that a study notices when one is changed.
+"""Data files of a question, pinned: their whole path, and their digest, so that a study notices when one is changed.
 
 The only part of planning that looks at files which are not an instrument's.
 """
@@ -6,21 +6,19 @@ The only part of planning that looks at files which are not an instrument's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
-from researcher.design.reading import Reading
+from researcher.design.question import Question, with_levels
 from researcher.instruments.instrument import Factor, Scalar
-from researcher.planner.written import HUB
 from researcher.refusals import PlanningRefused
 
-DIGEST = "#sha256="
+HUB, DIGEST = "hf:", "#sha256="
 _SHOWN = 16
 """Hexadecimal digits of the digest."""
 
 
-def pinned(reading: Reading, *, here: Path | None = None) -> Reading:
-    """The reading with every data file named for good. here: the folder that paths are relative to, by default this process's.
+def pinned(question: Question, *, here: Path | None = None) -> Question:
+    """The question with every data file named for good. here: the folder that paths are relative to, by default this process's.
 
     Raises: PlanningRefused for a file that is not there.
     """
@@ -28,27 +26,7 @@ def pinned(reading: Reading, *, here: Path | None = None) -> Reading:
     def level(factor: Factor, value: Scalar) -> Scalar:
         return _pinned(str(value), here or Path.cwd()) if factor.type == "data" and value else value
 
-    return _with_levels(reading, level)
-
-
-def _with_levels(reading: Reading, level: Callable[[Factor, Scalar], Scalar]) -> Reading:
-    return reading.model_copy(
-        update={
-            "levels": tuple(level(reading.factor, each) for each in reading.levels),
-            "settings": tuple((factor, level(factor, each)) for factor, each in reading.settings),
-            "crossed": tuple(
-                each.model_copy(update={"levels": tuple(level(each.factor, one) for one in each.levels)})
-                for each in reading.crossed
-            ),
-            "following": reading.following
-            and reading.following.model_copy(
-                update={
-                    "levels": tuple(level(reading.following.factor, one) for one in reading.following.levels),
-                    "meanwhile": level(reading.following.factor, reading.following.meanwhile),
-                }
-            ),
-        }
-    )
+    return with_levels(question, level)
 
 
 def _pinned(source: str, here: Path) -> str:

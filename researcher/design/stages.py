@@ -18,8 +18,6 @@ from researcher.study.plan import Branch, Condition, Hypothesis, Plan, Stage, St
 
 ALPHA, POWER = 0.05, 0.8
 NOISE_FLOOR, COMPARE, CONFIRM, FINE = "noise-floor", "compare", "confirm", "fine"
-RACE_FROM = 4
-"""Treatments against one baseline from which they race; fewer are all compared, with Holm's adjustment."""
 LAST_SEED = 2**31 - 1
 """The greatest seed that a run takes (swarm.protocol.runspec.RunSpec)."""
 _RUNG_SEEDS = 2
@@ -61,16 +59,21 @@ def spending(shares: Sequence[float], alpha: float = ALPHA) -> list[float]:
 
 
 def raced(
-    treatments: Sequence[str], between: Sequence[str], baseline: str, seeds: tuple[int, int], fine: int
+    treatments: Sequence[str],
+    between: Sequence[str],
+    baseline: str,
+    seeds: tuple[int, int],
+    fine: int,
+    *,
+    racing: bool,
 ) -> tuple[Stage, ...]:
     """Rungs of a race, each with half the arms and twice the seeds; a fine stage where asked for; the best, confirmed.
 
-    Treatments too few for a race are compared first, all of them: what is confirmed is then the best of those between.
+    Where treatments do not race, all of them are compared first: what is confirmed is then the best of those between.
     between: arms among which Optuna picks. Seeds of the confirmation are fresh ones.
     """
     least, most = seeds
     stages = [Stage(id=NOISE_FLOOR, kind=StageKind.NOISE_FLOOR, arms=(baseline,), seeds=least, max_seeds=least)]
-    racing = len(treatments) >= RACE_FROM
     if racing:
         stages += _rungs(treatments, most)
     else:

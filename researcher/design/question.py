@@ -1,0 +1,244 @@
+"""A spec in its instrument's terms: factors, levels, settings and metric instead of names.
+
+Every name and level is checked here; what the instrument does not declare is refused with the nearest names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from foundation.nearest import nearest
+from researcher.design.hosting import model_factor
+from researcher.instruments.catalogue import level_problem
+from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Direction, Factor, Instrument, Metric, Scalar
+from researcher.instruments.levels import as_level
+from researcher.refusals import PlanningRefused
+from researcher.study.spec import Compared, StudySpec
+
+Setting = tuple[Factor, Scalar]
+_MOST_NAMES = 5
+_MODEL, _STEPS = "model", "steps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Varied:
+    """A factor that arms differ in. levels: the baseline first."""
+
+    factor: Factor
+    levels: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """spec, and what its names mean. varied: the factors that are compared, in the spec's order; empty where `bundles` are.
+
+    bundles: arms that set several factors at once, the baseline first. settings: the same in all arms.
+    direction: the way in which the treatments' metric is claimed to move; the better way where nothing is claimed.
+    """
+
+    spec: StudySpec
+    varied: tuple[Varied, ...]
+    bundles: dict[str, tuple[Setting, ...]]
+    settings: tuple[Setting, ...]
+    metric: Metric
+    secondary: tuple[Metric, ...]
+    direction: Direction
+    notes: tuple[str, ...] = ()
+
+    @property
+    def factors(self) -> tuple[Factor, ...]:
+        """All that arms vary."""
+        if self.varied:
+            return tuple(each.factor for each in self.varied)
+        bundled = [factor for settings in self.bundles.values() for factor, _ in settings]
+        return tuple({factor.name: factor for factor in bundled}.values())
+
+    @property
+    def direction_assumed(self) -> bool:
+        """Nobody claims that the metric moves this way."""
+        return self.spec.claim in ("equal", "none")
+
+
+def question_of(spec: StudySpec, instrument: Instrument) -> Question:
+    """Raises: PlanningRefused with one line for the first thing that the instrument does not have."""
+    known = _Known(spec, instrument)
+    varied = tuple(_compared(known, name, given) for name, given in spec.compare.items())
+    if len(spec.models) > 1:
+        varied = (Varied(factor=known.factor(_MODEL, "model"), levels=tuple(spec.models)), *varied)
+    bundles = {
+        name: tuple(known.setting(factor, level, f"arms.{name}") for factor, level in settings.items())
+        for name, settings in spec.arms.items()
+    }
+    settings = tuple(known.setting(name, level, "set") for name, level in spec.set.items())
+    metric = known.metric(spec.metric or instrument.defaults.metric, "metric")
+    if spec.margin is not None:
+        metric = metric.model_copy(update={"margin": spec.margin})
+    question = Question(
+        spec=spec,
+        varied=varied,
+        bundles=bundles,
+        settings=settings,
+        metric=metric,
+        secondary=tuple(known.metric(name, "secondary") for name in spec.secondary if name != metric.name),
+        direction=spec.claim if spec.claim in ("increase", "decrease") else metric.direction,
+    )
+    _refuse_lengths(question, instrument)
+    _refuse_idle(question, instrument)
+    _refuse_missing_data(question, instrument)
+    return _with_effect(question, instrument)
+
+
+def with_levels(question: Question, level: Callable[[Factor, Scalar], Scalar]) -> Question:
+    """The question with every level replaced by `level(factor, it)`."""
+
+    def replaced(settings: Iterable[Setting]) -> tuple[Setting, ...]:
+        return tuple((factor, level(factor, each)) for factor, each in settings)
+
+    return replace(
+        question,
+        varied=tuple(
+            replace(each, levels=tuple(level(each.factor, one) for one in each.levels)) for each in question.varied
+        ),
+        bundles={name: replaced(settings) for name, settings in question.bundles.items()},
+        settings=replaced(question.settings),
+    )
+
+
+class _Known:
+    """What the spec may name."""
+
+    def __init__(self, spec: StudySpec, instrument: Instrument) -> None:
+        self._instrument = instrument
+        self._factors = {factor.name: factor for factor in instrument.factors if factor.target != STUDY_MODEL}
+        if not any(factor.target == STUDY_STEPS for factor in instrument.factors):
+            self._factors[_STEPS] = Factor(
+                name=_STEPS, target=STUDY_STEPS, type="int", default=instrument.defaults.steps, low=1
+            )
+        models = [str(settings[_MODEL]) for settings in spec.arms.values() if _MODEL in settings]
+        models = list(dict.fromkeys([*spec.models, *models]))
+        if len(models) > 1 or models != list(spec.models):
+            own = [] if models and spec.models else [instrument.model]
+            self._factors[_MODEL] = model_factor(list(dict.fromkeys([*own, *models])))
+
+    def factor(self, name: str, field: str) -> Factor:
+        """Raises: PlanningRefused."""
+        if name in self._factors:
+            return self._factors[name]
+        if name == _MODEL:
+            raise PlanningRefused("models are compared as `model: [ONE, OTHER]`, and set as `model: NAME`", [_MODEL])
+        names = {alias: factor.name for factor in self._factors.values() for alias in (factor.name, *factor.aliases)}
+        raise _unknown(field, f"{self._instrument.name} has no factor {name!r}", name, names)
+
+    def metric(self, name: str, field: str) -> Metric:
+        """Raises: PlanningRefused."""
+        for metric in self._instrument.metrics:
+            if metric.name == name:
+                return metric
+        if name in self._factors:
+            raise PlanningRefused(
+                f"{field}: {self._instrument.name} has no metric for {name}; it is only a factor",
+                [self._instrument.defaults.metric],
+            )
+        names = {alias: metric.name for metric in self._instrument.metrics for alias in (metric.name, *metric.aliases)}
+        raise _unknown(field, f"{self._instrument.name} has no metric {name!r}", name, names)
+
+    def setting(self, name: str, given: Scalar, field: str) -> Setting:
+        """Raises: PlanningRefused, also for a level that the factor cannot take."""
+        if name == _STEPS and field == "set":
+            raise PlanningRefused("set.steps: the length of a trial is `steps: N`, beside `set`", [_STEPS])
+        factor = self.factor(name, field)
+        level = as_level(factor, given)
+        problem = level_problem(factor, level)
+        if problem:
+            raise PlanningRefused(f"{field}.{name}: {problem}", [factor.name])
+        return factor, level
+
+
+def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> PlanningRefused:
+    """names: what each known name or alias stands for."""
+    spoken = name.replace("_", " ")
+    guess = names.get(spoken) or names.get(nearest(name, names) or nearest(spoken, names) or "")
+    if guess is not None:
+        return PlanningRefused(f"{field}: {problem}; did you mean {guess}?", [guess])
+    known = list(dict.fromkeys(names.values()))
+    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    shown = known[:_MOST_NAMES]
+    return PlanningRefused(
+        f"{field}: {problem}; there are {', '.join(shown)}{more} (`researcher instruments NAME`)", shown
+    )
+
+
+def _compared(known: _Known, name: str, given: Compared) -> Varied:
+    """Without a baseline, the default is it where it is among the levels or stands against one level; else the first level is."""
+    factor = known.factor(name, "compare")
+    levels = tuple(known.setting(name, level, "compare")[1] for level in given.levels)
+    if given.baseline is not None:
+        return Varied(factor=factor, levels=(known.setting(name, given.baseline, "compare")[1], *levels))
+    if factor.default in levels and len(levels) > 1:
+        return Varied(factor=factor, levels=(factor.default, *(level for level in levels if level != factor.default)))
+    if len(levels) > 1:
+        return Varied(factor=factor, levels=levels)
+    if factor.default == "":
+        raise PlanningRefused(f"compare.{name}: {name} has no default: name its baseline", [name])
+    return Varied(factor=factor, levels=(factor.default, *levels))
+
+
+def _refuse_lengths(question: Question, instrument: Instrument) -> None:
+    """Raises: PlanningRefused for steps until a threshold, counted over arms of which one has less time to reach it."""
+    varied = next((factor.name for factor in question.factors if STUDY_STEPS in factor.targets), None)
+    if varied is None or question.metric.kind not in ("steps_to_threshold", "seconds_to_threshold"):
+        return
+    others = [metric.name for metric in instrument.metrics if not metric.kind.endswith("_to_threshold")]
+    raise PlanningRefused(
+        f"metric: {question.metric.name} cannot compare arms that differ in {varied}: an arm that ends before it reaches the "
+        f"threshold has no count. Choose another metric, such as {' or '.join(others[:2])}",
+        others[:_MOST_NAMES],
+    )
+
+
+def _refuse_idle(question: Question, instrument: Instrument) -> None:
+    """Raises: PlanningRefused where a factor is varied while the one that it needs is 0, so that its levels are the same."""
+    set_to = {factor.name: level for factor, level in question.settings}
+    for factor in question.factors if question.varied else ():
+        needed = next((each for each in instrument.factors if each.name == factor.needs), None)
+        if needed is None or needed in question.factors or set_to.get(needed.name, needed.default):
+            continue
+        raise PlanningRefused(
+            f"compare.{factor.name}: {factor.name} does nothing while {needed.name} is 0; give {needed.name} a level under `set`",
+            [needed.name],
+        )
+
+
+def _refuse_missing_data(question: Question, instrument: Instrument) -> None:
+    """Raises: PlanningRefused where the instrument works on data, and the spec names none."""
+    named = {factor.name for factor in question.factors} | {factor.name for factor, _ in question.settings}
+    for factor in instrument.factors:
+        if factor.type == "data" and not factor.default and factor.name not in named:
+            raise PlanningRefused(
+                f"set.{factor.name}: {instrument.name} needs data; give a JSON lines file (path/to/train.jsonl) or a data set on "
+                "Hugging Face's hub (hf:owner/name)",
+                [factor.name],
+            )
+
+
+def _with_effect(question: Question, instrument: Instrument) -> Question:
+    """With what the varied factors need to do anything, where the spec leaves it open (`Factor.needs_any`).
+
+    Raises: PlanningRefused where the spec says that they do nothing.
+    """
+    settings, notes = list(question.settings), list(question.notes)
+    for factor in question.factors if question.varied else ():
+        levels = {each.name: value for each, value in settings}
+        needed = [each for each in instrument.factors if each.name in factor.needs_any]
+        raised = any(each in question.factors or levels.get(each.name, each.default) != each.low for each in needed)
+        if raised or not needed:
+            continue
+        at_lowest = f"{factor.name} does nothing at {' and '.join(f'{each.name}={each.low:g}' for each in needed)}"
+        free = next((each for each in needed if each.name not in levels), None)
+        if free is None:
+            names = [each.name for each in needed]
+            raise PlanningRefused(f"compare.{factor.name}: {at_lowest}: raise {' or '.join(names)}", names)
+        settings.append((free, int(free.low or 0) + 1))
+        notes.append(f"{at_lowest}, so {free.name}={settings[-1][1]} in all arms.")
+    return replace(question, settings=tuple(settings), notes=tuple(notes))

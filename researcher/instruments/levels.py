@@ -1,0 +1,55 @@
+"""Levels of factors: how people write them, which of them a factor can take, at which it is off."""
+
+from __future__ import annotations
+
+import re
+
+from researcher.instruments.catalogue import level_problem
+from researcher.instruments.instrument import Factor, Scalar
+
+_ON, _OFF = ("on", "true", "yes"), ("off", "false", "no")
+
+
+def level_text(level: Scalar) -> str:
+    """`on`, `grpo`, `4e-5`, `16`."""
+    if isinstance(level, bool):
+        return "on" if level else "off"
+    return level if isinstance(level, str) else number_text(level)
+
+
+def number_text(value: float) -> str:
+    """A number as people write it: 4e-5, 0.7, 16."""
+    text = f"{value:.10g}"
+    if 0 < abs(value) < 1e-3 and "e" not in text:
+        mantissa, _, exponent = f"{value:.9e}".partition("e")
+        text = f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
+    return re.sub(r"e([+-]?)0*(\d)", lambda m: f"e{m.group(1).replace('+', '')}{m.group(2)}", text)
+
+
+def as_level(factor: Factor, given: Scalar) -> Scalar:
+    """The level of the factor's own type: `16.0` of a whole number is 16, `"4e-5"` a number, `"on"` a switch. What is none is
+    given back as it is, for `level_problem` to say so."""
+    if factor.type == "bool":
+        word = str(given).casefold()
+        return True if given == 1 or word in _ON else False if given == 0 or word in _OFF else given
+    if factor.type not in ("int", "float"):
+        return next((choice for choice in factor.choices if str(choice) == str(given)), given)
+    if isinstance(given, str):
+        try:
+            given = float(given)
+        except ValueError:
+            return given
+    if isinstance(given, bool):
+        return given
+    return int(given) if factor.type == "int" and given == int(given) else float(given)
+
+
+def off_level(factor: Factor) -> Scalar | None:
+    """The level at which the factor does nothing; None when it has none."""
+    if factor.type == "bool":
+        return False
+    if factor.off is not None:
+        return factor.off
+    if factor.type in ("int", "float") and level_problem(factor, 0) is None:
+        return as_level(factor, 0)
+    return None
