@@ -1,4 +1,4 @@
-"""What the planner says when it will not plan: one clear line, and what could be asked instead."""
+"""What is said when no plan can be made: one clear line, and what could be asked instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class PlanningRefused(Exception):
-    """The topic cannot be planned as it stands. The message is one line that says what to do next.
+    """The request cannot be planned as it stands. The message is one line that says what to do next.
 
     nearest: what could be asked instead, nearest first (names of factors, metrics, instruments).
     """
@@ -16,5 +16,13 @@ class PlanningRefused(Exception):
         self.nearest = list(nearest)
 
 
-class BudgetTooSmall(PlanningRefused):
+class SpecRefused(PlanningRefused):
+    """A setting of the study spec is wrong. field: its dotted path (`compare.learning_rate`), with which the message begins."""
+
+    def __init__(self, field: str, problem: str, nearest: Sequence[str] = ()) -> None:
+        super().__init__(f"{field}: {problem}", nearest)
+        self.field = field
+
+
+class BudgetTooSmall(SpecRefused):
     """Not even the least that would answer the question fits the budget."""

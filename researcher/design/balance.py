@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from researcher.design.question import Question, Varied
 from researcher.instruments.instrument import Instrument, Metric
-from researcher.refusals import PlanningRefused
+from researcher.refusals import SpecRefused
 from researcher.study.plan import Branch, Condition, Relation
 
 MOST_LEVELS = 4
@@ -25,23 +25,24 @@ _TURNED: dict[Relation, Relation] = {"≪": "≫", "≈": "≈", "≫": "≪"}
 def check_balance(question: Question, instrument: Instrument) -> tuple[Question, str]:
     """The same question with its levels in order, and what is said of it.
 
-    Raises: PlanningRefused for levels that are no numbers, or too many to be told apart; and where nothing says the cost.
+    Raises: SpecRefused for levels that are no numbers, or too many to be told apart; and where nothing says the cost.
     """
     (varied,), metric = question.varied, question.metric
     factor, levels = varied.factor, sorted({level for level in varied.levels if not isinstance(level, str | bool)})
     if factor.type not in ("int", "float") or len(levels) < 2:
-        raise PlanningRefused(
-            f"design: a balance needs two or more levels of one number, and {factor.name} has none", [factor.name]
+        raise SpecRefused(
+            "design", f"a balance needs two or more levels of one number, and {factor.name} has none", [factor.name]
         )
     if len(levels) > MOST_LEVELS:
-        raise PlanningRefused(
-            f"design: a balance takes {MOST_LEVELS} levels of {factor.name} at most, not {len(levels)}", [factor.name]
+        raise SpecRefused(
+            "design", f"a balance takes {MOST_LEVELS} levels of {factor.name} at most, not {len(levels)}", [factor.name]
         )
     named = [each for each in question.secondary if each.kind in _COSTS]
     costs = named or [each for each in instrument.metrics if each.kind in _COSTS]
     if not costs or metric.kind in _COSTS:
-        raise PlanningRefused(
-            "design: a balance sets a gain against a cost: `metric` is the gain, and the instrument needs a metric of time or tokens",
+        raise SpecRefused(
+            "design",
+            "a balance sets a gain against a cost: `metric` is the gain, and the instrument needs a metric of time or tokens",
             [each.name for each in instrument.metrics if each.kind not in _COSTS][:5],
         )
     note = (

@@ -12,7 +12,7 @@ from researcher.design.arms import arms_between, hypothesis_of
 from researcher.design.question import Question
 from researcher.design.stages import compared, raced
 from researcher.instruments.instrument import LEARNING_RATE
-from researcher.refusals import PlanningRefused
+from researcher.refusals import SpecRefused
 from researcher.study.plan import Arm, Hypothesis, Stage
 
 LaidOut = tuple[tuple[Arm, ...], tuple[Hypothesis, ...], tuple[Stage, ...]]
@@ -41,23 +41,21 @@ def laid_out(
 
 
 def _refuse_extras(question: Question, *, fits_fine: bool) -> None:
-    """Raises: PlanningRefused for looks, or a fine stage, where a design of this kind has none."""
+    """Raises: SpecRefused for looks, or a fine stage, where a design of this kind has none."""
     spec = question.spec
     if spec.design == "race" and len(spec.arms or question.varied[0].levels) < 3:
-        raise PlanningRefused("design: a race needs two treatments or more; compare takes one")
+        raise SpecRefused("design", "a race needs two treatments or more; compare takes one")
     if spec.looks > 1 and (spec.design in ("sequence", "race") or spec.fine):
         which = f"a {spec.design}" if spec.design in ("sequence", "race") else "a study with a fine stage"
-        raise PlanningRefused(f"looks: {which} has no looks; leave them out")
+        raise SpecRefused("looks", f"{which} has no looks; leave them out")
     if not spec.fine:
         return
     if spec.design not in ("compare", "race") or question.bundles:
         what = "arms that set several factors have" if question.bundles else f"a {spec.design} study has"
-        raise PlanningRefused(f"fine: {what} no fine stage; leave it out")
+        raise SpecRefused("fine", f"{what} no fine stage; leave it out")
     if not fits_fine:
         name = question.factors[0].name
-        raise PlanningRefused(
-            f"fine: {name} has no levels between those compared for a fine stage to try; leave it out"
-        )
+        raise SpecRefused("fine", f"{name} has no levels between those compared for a fine stage to try; leave it out")
 
 
 def _noisy_arm(question: Question, arms: Sequence[Arm]) -> str:

@@ -25,7 +25,7 @@ from researcher.design.stages import ALPHA, POWER, branches, check_seeds
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import RUN_PARAMETERS, Instrument, Metric, Scalar
 from researcher.models import Finding
-from researcher.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused, SpecRefused
 from researcher.study.plan import Arm, Branch, Budget, Hypothesis, Plan, PlanModel, PlanRole, Stage, nested
 from researcher.study.spec import StudySpec
 from swarm.protocol.runspec import RunSpec, merge_patch
@@ -69,22 +69,23 @@ def plan_of(
 def _refuse_unsupported(spec: StudySpec) -> None:
     """Raises: PlanningRefused for what a study file can say and no study can do yet: nothing that is asked is dropped."""
     if spec.evaluate_on:
-        raise PlanningRefused("evaluate_on: tasks of other instruments cannot be scored yet; leave it out")
+        raise SpecRefused("evaluate_on", "tasks of other instruments cannot be scored yet; leave it out")
     if spec.start_from != "base":
-        raise PlanningRefused(
-            "start_from: only `base` can be started from; to go on from a kept model, give its folder as `model`"
+        raise SpecRefused(
+            "start_from", "only `base` can be started from; to go on from a kept model, give its folder as `model`"
         )
     if spec.notify:
-        raise PlanningRefused("notify: nobody can be notified yet; leave it out")
+        raise SpecRefused("notify", "nobody can be notified yet; leave it out")
     if spec.budget.tokens is not None:
-        raise PlanningRefused("budget.tokens: tokens of agents' calls are not capped yet; give wall or trials")
+        raise SpecRefused("budget.tokens", "tokens of agents' calls are not capped yet; give wall or trials")
 
 
 def _designed(question: Question, folder: InstrumentFolder, *, allow_underpowered: bool) -> Plan:
     spec, instrument, defaults = question.spec, folder.instrument, folder.instrument.defaults
     if spec.design == "factorial" and len(question.varied) > MOST_CROSSED:
-        raise PlanningRefused(
-            f"design: a factorial crosses {MOST_CROSSED} factors at most, and the spec compares {len(question.varied)}; use screen"
+        raise SpecRefused(
+            "design",
+            f"a factorial crosses {MOST_CROSSED} factors at most, and the spec compares {len(question.varied)}; use screen",
         )
     question, note = check_balance(question, instrument) if spec.design == "balance" else (question, None)
     arms = arms_of(question)

@@ -13,7 +13,7 @@ from researcher.design.hosting import model_factor
 from researcher.instruments.catalogue import level_problem
 from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Direction, Factor, Instrument, Metric, Scalar
 from researcher.instruments.levels import as_level
-from researcher.refusals import PlanningRefused
+from researcher.refusals import SpecRefused
 from researcher.study.spec import Compared, StudySpec
 
 Setting = tuple[Factor, Scalar]
@@ -61,7 +61,7 @@ class Question:
 
 
 def question_of(spec: StudySpec, instrument: Instrument) -> Question:
-    """Raises: PlanningRefused with one line for the first thing that the instrument does not have."""
+    """Raises: SpecRefused with one line for the first thing that the instrument does not have."""
     known = _Known(spec, instrument)
     varied = tuple(_compared(known, name, given) for name, given in spec.compare.items())
     if len(spec.models) > 1:
@@ -122,51 +122,52 @@ class _Known:
             self._factors[_MODEL] = model_factor(list(dict.fromkeys([*own, *models])))
 
     def factor(self, name: str, field: str) -> Factor:
-        """Raises: PlanningRefused."""
+        """Raises: SpecRefused."""
         if name in self._factors:
             return self._factors[name]
         if name == _MODEL:
-            raise PlanningRefused("models are compared as `model: [ONE, OTHER]`, and set as `model: NAME`", [_MODEL])
+            raise SpecRefused(
+                f"{field}.{name}", "models are compared as `model: [ONE, OTHER]`, and set as `model: NAME`", [_MODEL]
+            )
         names = {alias: factor.name for factor in self._factors.values() for alias in (factor.name, *factor.aliases)}
-        raise _unknown(field, f"{self._instrument.name} has no factor {name!r}", name, names)
+        raise _unknown(f"{field}.{name}", f"{self._instrument.name} has no factor {name!r}", name, names)
 
     def metric(self, name: str, field: str) -> Metric:
-        """Raises: PlanningRefused."""
+        """Raises: SpecRefused."""
         for metric in self._instrument.metrics:
             if metric.name == name:
                 return metric
         if name in self._factors:
-            raise PlanningRefused(
-                f"{field}: {self._instrument.name} has no metric for {name}; it is only a factor",
+            raise SpecRefused(
+                field,
+                f"{self._instrument.name} has no metric for {name}; it is only a factor",
                 [self._instrument.defaults.metric],
             )
         names = {alias: metric.name for metric in self._instrument.metrics for alias in (metric.name, *metric.aliases)}
         raise _unknown(field, f"{self._instrument.name} has no metric {name!r}", name, names)
 
     def setting(self, name: str, given: Scalar, field: str) -> Setting:
-        """Raises: PlanningRefused, also for a level that the factor cannot take."""
+        """Raises: SpecRefused, also for a level that the factor cannot take."""
         if name == _STEPS and field == "set":
-            raise PlanningRefused("set.steps: the length of a trial is `steps: N`, beside `set`", [_STEPS])
+            raise SpecRefused("set.steps", "the length of a trial is `steps: N`, beside `set`", [_STEPS])
         factor = self.factor(name, field)
         level = as_level(factor, given)
         problem = level_problem(factor, level)
         if problem:
-            raise PlanningRefused(f"{field}.{name}: {problem}", [factor.name])
+            raise SpecRefused(f"{field}.{name}", problem, [factor.name])
         return factor, level
 
 
-def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> PlanningRefused:
+def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> SpecRefused:
     """names: what each known name or alias stands for."""
     spoken = name.replace("_", " ")
     guess = names.get(spoken) or names.get(nearest(name, names) or nearest(spoken, names) or "")
     if guess is not None:
-        return PlanningRefused(f"{field}: {problem}; did you mean {guess}?", [guess])
+        return SpecRefused(field, f"{problem}; did you mean {guess}?", [guess])
     known = list(dict.fromkeys(names.values()))
     more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
     shown = known[:_MOST_NAMES]
-    return PlanningRefused(
-        f"{field}: {problem}; there are {', '.join(shown)}{more} (`researcher instruments NAME`)", shown
-    )
+    return SpecRefused(field, f"{problem}; there are {', '.join(shown)}{more} (`researcher instruments NAME`)", shown)
 
 
 def _compared(known: _Known, name: str, given: Compared) -> Varied:
@@ -180,43 +181,46 @@ def _compared(known: _Known, name: str, given: Compared) -> Varied:
     if len(levels) > 1:
         return Varied(factor=factor, levels=levels)
     if factor.default == "":
-        raise PlanningRefused(f"compare.{name}: {name} has no default: name its baseline", [name])
+        raise SpecRefused(f"compare.{name}", f"{name} has no default: name its baseline", [name])
     return Varied(factor=factor, levels=(factor.default, *levels))
 
 
 def _refuse_lengths(question: Question, instrument: Instrument) -> None:
-    """Raises: PlanningRefused for steps until a threshold, counted over arms of which one has less time to reach it."""
+    """Raises: SpecRefused for steps until a threshold, counted over arms of which one has less time to reach it."""
     varied = next((factor.name for factor in question.factors if STUDY_STEPS in factor.targets), None)
     if varied is None or question.metric.kind not in ("steps_to_threshold", "seconds_to_threshold"):
         return
     others = [metric.name for metric in instrument.metrics if not metric.kind.endswith("_to_threshold")]
-    raise PlanningRefused(
-        f"metric: {question.metric.name} cannot compare arms that differ in {varied}: an arm that ends before it reaches the "
+    raise SpecRefused(
+        "metric",
+        f"{question.metric.name} cannot compare arms that differ in {varied}: an arm that ends before it reaches the "
         f"threshold has no count. Choose another metric, such as {' or '.join(others[:2])}",
         others[:_MOST_NAMES],
     )
 
 
 def _refuse_idle(question: Question, instrument: Instrument) -> None:
-    """Raises: PlanningRefused where a factor is varied while the one that it needs is 0, so that its levels are the same."""
+    """Raises: SpecRefused where a factor is varied while the one that it needs is 0, so that its levels are the same."""
     set_to = {factor.name: level for factor, level in question.settings}
     for factor in question.factors if question.varied else ():
         needed = next((each for each in instrument.factors if each.name == factor.needs), None)
         if needed is None or needed in question.factors or set_to.get(needed.name, needed.default):
             continue
-        raise PlanningRefused(
-            f"compare.{factor.name}: {factor.name} does nothing while {needed.name} is 0; give {needed.name} a level under `set`",
+        raise SpecRefused(
+            f"compare.{factor.name}",
+            f"{factor.name} does nothing while {needed.name} is 0; give {needed.name} a level under `set`",
             [needed.name],
         )
 
 
 def _refuse_missing_data(question: Question, instrument: Instrument) -> None:
-    """Raises: PlanningRefused where the instrument works on data, and the spec names none."""
+    """Raises: SpecRefused where the instrument works on data, and the spec names none."""
     named = {factor.name for factor in question.factors} | {factor.name for factor, _ in question.settings}
     for factor in instrument.factors:
         if factor.type == "data" and not factor.default and factor.name not in named:
-            raise PlanningRefused(
-                f"set.{factor.name}: {instrument.name} needs data; give a JSON lines file (path/to/train.jsonl) or a data set on "
+            raise SpecRefused(
+                f"set.{factor.name}",
+                f"{instrument.name} needs data; give a JSON lines file (path/to/train.jsonl) or a data set on "
                 "Hugging Face's hub (hf:owner/name)",
                 [factor.name],
             )
@@ -225,7 +229,7 @@ def _refuse_missing_data(question: Question, instrument: Instrument) -> None:
 def _with_effect(question: Question, instrument: Instrument) -> Question:
     """With what the varied factors need to do anything, where the spec leaves it open (`Factor.needs_any`).
 
-    Raises: PlanningRefused where the spec says that they do nothing.
+    Raises: SpecRefused where the spec says that they do nothing.
     """
     settings, notes = list(question.settings), list(question.notes)
     for factor in question.factors if question.varied else ():
@@ -238,7 +242,7 @@ def _with_effect(question: Question, instrument: Instrument) -> Question:
         free = next((each for each in needed if each.name not in levels), None)
         if free is None:
             names = [each.name for each in needed]
-            raise PlanningRefused(f"compare.{factor.name}: {at_lowest}: raise {' or '.join(names)}", names)
+            raise SpecRefused(f"compare.{factor.name}", f"{at_lowest}: raise {' or '.join(names)}", names)
         settings.append((free, int(free.low or 0) + 1))
         notes.append(f"{at_lowest}, so {free.name}={settings[-1][1]} in all arms.")
     return replace(question, settings=tuple(settings), notes=tuple(notes))

@@ -80,7 +80,8 @@ def _said(text: str) -> str:
 
 
 class Compared(StrictModel):
-    """The levels of one factor. baseline None: the instrument's default."""
+    """The levels of one factor. baseline None: the instrument's default where it is among the levels, or stands against a
+    single one; else the first level."""
 
     baseline: Scalar | None = None
     levels: Annotated[tuple[Scalar, ...], Field(max_length=64)] = ()
@@ -204,7 +205,10 @@ def _misfit_design(spec: StudySpec) -> dict[str, str]:
     if spec.design in ("factorial", "screen") and factors < 2:
         return {"design": f"{spec.design} takes two factors or more, and the spec compares {factors}"}
     if spec.design in ("factorial", "screen"):
-        wide = [name for name, each in spec.compare.items() if len(each.levels) != 1]
+        sides = {name: len(each.levels) + (each.baseline is not None) for name, each in spec.compare.items()}
+        wide = [name for name, count in sides.items() if count > 2]
         if wide:
-            return {f"compare.{wide[0]}.levels": f"{spec.design} takes a baseline and one level of each factor"}
+            return {
+                f"compare.{wide[0]}.levels": f"{spec.design} takes two levels of each factor, the baseline's included"
+            }
     return {}

@@ -1,0 +1,99 @@
+"""Options of the command line that edit a spec: `--vary lr=1e-5,4e-5`, `--arm NAME:F=V,F=V`, `--set F=V`, `--seeds 3..8`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foundation.commandline import UsageError
+from researcher.study.draft import Draft, Source
+from researcher.study.file import scalar
+
+_SEEDS = re.compile(r"(\d+)(?:\.\.(\d+))?")
+_WHOLE = ("compare", "arms", "model", "secondary")
+"""Fields that an option replaces; others it adds to."""
+
+
+def edited(draft: Draft, edits: Mapping[str, Any]) -> Draft:
+    """The draft with these fields in place of its own; what is within `set`, `seeds`, `budget` and `schedule` is added to."""
+    fields, sources = dict(draft.fields), dict(draft.sources)
+    for name, value in edits.items():
+        replaced = name in _WHOLE or not isinstance(value, Mapping)
+        fields[name] = value if replaced else {**fields.get(name, {}), **value}
+        if replaced:
+            sources = {path: source for path, source in sources.items() if path.partition(".")[0] != name}
+        sources |= dict.fromkeys(paths_of({name: value}), "flag")
+    if "compare" in edits and "arms" not in edits:
+        fields.pop("arms", None)
+    if "arms" in edits:
+        fields.pop("compare", None)
+    for name in ("compare", "arms"):
+        if name not in fields:
+            sources = {path: source for path, source in sources.items() if path.partition(".")[0] != name}
+    return Draft(
+        fields=fields,
+        sources=sources,
+        author=draft.author,
+        because=draft.because,
+        uncovered=draft.uncovered,
+    )
+
+
+def paths_of(fields: Mapping[str, Any]) -> list[str]:
+    """The dotted paths at which sources are marked: a field, or the keys within one that holds several."""
+    found: list[str] = []
+    for name, value in fields.items():
+        found += [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
+    return found
+
+
+def marked(fields: Mapping[str, Any], source: Source) -> dict[str, Source]:
+    """Every path of these fields, from one source."""
+    return dict.fromkeys(paths_of(fields), source)
+
+
+def vary_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`compare` of `--vary FACTOR=A,B`. Raises: UsageError."""
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, levels = _assignment("--vary", text, "FACTOR=A,B")
+        values = [scalar(part.strip()) for part in levels.split(",")]
+        if "" in values:
+            raise UsageError(f"--vary {text!r} has an empty level; write --vary FACTOR=A,B")
+        if name in found:
+            raise UsageError(f"--vary {name} is given twice; write all its levels in one: --vary {name}=A,B,C")
+        found[name] = {"levels": values}
+    return found
+
+
+def arms_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`arms` of `--arm NAME:F=V,F=V`; `--arm NAME:` leaves all at the defaults. Raises: UsageError."""
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, colon, settings = text.partition(":")
+        if not colon or not name or name in found:
+            why = "is given twice" if name in found else "has no name"
+            raise UsageError(f"--arm {text!r} {why}; write --arm NAME:FACTOR=LEVEL,FACTOR=LEVEL")
+        found[name] = settings_of("--arm", [part for part in settings.split(",") if part.strip()])
+    return found
+
+
+def settings_of(option: str, texts: Sequence[str]) -> dict[str, Any]:
+    """`FACTOR=LEVEL` of each. Raises: UsageError."""
+    return {name: scalar(value) for name, value in (_assignment(option, text, "FACTOR=LEVEL") for text in texts)}
+
+
+def seeds_of(text: str) -> dict[str, int]:
+    """`3` or `3..8`. Raises: UsageError."""
+    found = _SEEDS.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"--seeds {text!r} is no number of seeds; write 3, or 3..8")
+    return {"min": int(found[1]), "max": int(found[2] or found[1])}
+
+
+def _assignment(option: str, text: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip() or not value.strip():
+        raise UsageError(f"{option} {text!r} is no setting; write {option} {form}")
+    return name.strip(), value.strip()

@@ -1,0 +1,146 @@
+"""Study files: YAML or TOML read into plain data, with the line of each key, and the spec that the data make.
+
+Numbers are read as people write them: `1e-5` is a number, `on` a word, `22:00-07:00` a text.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from foundation.strict import explain
+from researcher.refusals import PlanningRefused
+from researcher.study.spec import StudySpec
+
+_INSTRUMENT_KEYS = frozenset({"workflow", "factors", "metrics", "defaults"})
+_TABLE = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$")
+_KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Where each key of a file stands. name: the file's, as it was given; lines: from 1, by dotted path."""
+
+    name: str
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def at(self, path: str) -> str:
+        """`study.yaml:7`: the line of the key, or of the nearest key around it."""
+        while path and path not in self.lines:
+            path = path.rpartition(".")[0]
+        return f"{self.name}:{self.lines[path]}" if path else self.name
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's core scalars."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"null|Null|NULL|~|", "nN~\0"),
+    ("int", r"[-+]?[0-9]+(?:_[0-9]+)*", "-+0123456789"),
+    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+def scalar(text: str) -> Any:
+    """A value as it would be read from a study file: `1e-5` is a number, `true` a truth, `grpo` a word."""
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        return text
+    return value if isinstance(value, bool | int | float) else text
+
+
+def read_study_file(path: Path) -> tuple[dict[str, Any], Lines]:
+    """The file's data, not yet validated, and where its keys stand. Raises: PlanningRefused."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PlanningRefused(f"{path} is not text in UTF-8") from error
+    except OSError as error:
+        raise PlanningRefused(
+            f"{path} cannot be read: {error.strerror}; `researcher draft` writes a study file"
+        ) from error
+    data, lines = _toml(path, text) if path.suffix == ".toml" else _yaml(path, text)
+    if not isinstance(data, dict):
+        raise PlanningRefused(f"{path} is no study file: it holds no keys; `researcher draft` writes one")
+    if _INSTRUMENT_KEYS & data.keys() and "compare" not in data:
+        raise PlanningRefused(
+            f"{path} describes an instrument, not a study: `researcher start --instrument {path.parent} --vary FACTOR=A,B` runs a "
+            "study on it"
+        )
+    return data, Lines(str(path), lines)
+
+
+def spec_of(fields: Mapping[str, Any], lines: Lines | None = None) -> StudySpec:
+    """The validated spec. Raises: PlanningRefused with every wrong field, and its line where it comes from a file."""
+    try:
+        return StudySpec.model_validate(dict(fields))
+    except ValidationError as error:
+        problems = [
+            str(problem) if lines is None else f"{lines.at(problem.field)}: {problem}"
+            for problem in explain(error, StudySpec)
+        ]
+        near = [problem.nearest for problem in explain(error, StudySpec) if problem.nearest]
+        raise PlanningRefused("; ".join(problems), near) from error
+
+
+def _yaml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        lines: dict[str, int] = {}
+        if node is not None:
+            _mark(node, "", lines, path)
+        return yaml.load(text, Loader=_Loader), lines
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+        raise PlanningRefused(f"{place}: this is no YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise PlanningRefused(f"{path}: this is no YAML: {error}") from error
+
+
+def _mark(node: yaml.Node, path: str, lines: dict[str, int], file: Path) -> None:
+    """Raises: PlanningRefused for a key that stands twice."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = f"{path}.{key.value}" if path else str(key.value)
+            if name in lines:
+                raise PlanningRefused(
+                    f"{file}:{key.start_mark.line + 1}: {name} stands twice; the first is in line {lines[name]}"
+                )
+            lines[name] = key.start_mark.line + 1
+            _mark(value, name, lines, file)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            lines[f"{path}.{number}"] = value.start_mark.line + 1
+            _mark(value, f"{path}.{number}", lines, file)
+
+
+def _toml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PlanningRefused(f"{path}: this is no TOML: {error}") from error
+    table, lines = "", dict[str, int]()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if (found := _TABLE.match(line)) is not None:
+            table = _plain(found[1])
+            lines.setdefault(table, number)
+        elif (found := _KEY.match(line)) is not None:
+            lines.setdefault(f"{table}.{_plain(found[1])}" if table else _plain(found[1]), number)
+    return data, lines
+
+
+def _plain(key: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in key.split("."))
