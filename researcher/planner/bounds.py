@@ -43,7 +43,9 @@ _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "million": 1e6, "millions": 1e6}
 
 _COMPOUND = re.compile(rf"{_FREE}\d+\s*h\s*\d+\s*m(?:in)?\b", re.IGNORECASE)
 _SHORT_MINUTES = re.compile(r"(?<![\w.-])(\d+)m\b(?!\s*-?\s*(?:param|model|weights|net|token))")
-_CLOCK = re.compile(r"(?<![\d:.])(?:(\d{1,2}):(\d{2})(?:\s*([ap])\.?m\b)?|(\d{1,2})\s*([ap])\.?m\b)(?![\d:])", re.IGNORECASE)
+_CLOCK = re.compile(
+    r"(?<![\d:.])(?:(\d{1,2}):(\d{2})(?:\s*([ap])\.?m\b)?|(\d{1,2})\s*([ap])\.?m\b)(?![\d:])", re.IGNORECASE
+)
 _FULL_HOUR = re.compile(rf"(?<![\d:.])(?:(\d{{1,2}}){_TO})?(\d{{1,2}})\s*(?:uhr\b|点)", re.IGNORECASE)
 _HUB = re.compile(r"(?<![\w./:@-])(hf:)?([A-Za-z][\w.-]+/[\w.-]*\w)(?![\w/])")
 _SIZED = re.compile(r"(?<![\w./-])[A-Za-z][\w.]*(?:-[\w.]+)*-\d+(?:\.\d+)?[mb]\b(?:-\w+)*", re.IGNORECASE)
@@ -196,7 +198,10 @@ def _asked_models(spec: StudySpec) -> list[str]:
 
 def _named_by_people(spec: StudySpec, instrument: Instrument) -> Iterator[tuple[str, str]]:
     factors = {factor.name: factor for factor in instrument.factors}
-    known = {instrument.model, *(str(each) for f in instrument.factors if f.target == STUDY_MODEL for each in f.choices)}
+    known = {
+        instrument.model,
+        *(str(each) for f in instrument.factors if f.target == STUDY_MODEL for each in f.choices),
+    }
     yield from (("the model", name) for name in _asked_models(spec) if name not in known and models.find(name) is None)
     for name, level in _settings(spec):
         factor = factors.get(name)

@@ -12,14 +12,14 @@ before a crash is not asked again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 from researcher.llm.templates import filled
@@ -44,6 +44,7 @@ from swarm.models.catalogue import known_names
 
 ATTEMPTS, MOST_LOOK_UPS, MOST_QUESTIONS = 3, 24, 3
 _PROMPTS = Path(__file__).parent / "prompts"
+_TOPIC = "\nThe topic, as a JSON string:\n"
 _NO_MORE = "no look-ups are left: end with propose, ask or decline"
 
 
@@ -239,7 +240,8 @@ def _graph(request: TopicRequest, author: str) -> StateGraph[_State, None, _Stat
     def wait(state: _State) -> _State:
         said = interrupt({"asked": state["asked"]["question"]})
         answer = _result(
-            Call(state["asked"]["call"], "ask", {}), f"A person answers: {json.dumps(said['person'], ensure_ascii=False)}"
+            Call(state["asked"]["call"], "ask", {}),
+            f"A person answers: {json.dumps(said['person'], ensure_ascii=False)}",
         )
         return {"messages": [*state["messages"], answer], "answered": state.get("answered", 0) + 1}
 
@@ -249,7 +251,9 @@ def _graph(request: TopicRequest, author: str) -> StateGraph[_State, None, _Stat
             return Command(goto="ask", update={**kept, "attempt": state["attempt"] + 1})
         found = kept.get("draft", state.get("draft"))
         draft = _draft(found) if found is not None else bare_draft(request, author)
-        return Command(goto="__end__", update={**kept, "outcome": _plain(NeedsEdit(draft=draft, problems=tuple(problems)))})
+        return Command(
+            goto="__end__", update={**kept, "outcome": _plain(NeedsEdit(draft=draft, problems=tuple(problems)))}
+        )
 
     def _in_form(number: int) -> _State:
         return {"form": number, "messages": first_messages(request, FORMS[number])}
@@ -274,13 +278,33 @@ def first_messages(request: TopicRequest, form: str) -> list[dict[str, Any]]:
         "request.md.jinja",
         catalogue=catalogue_text(request.instruments),
         models=known_names(),
-        given=json.dumps(request.given, ensure_ascii=False, default=str) if request.given else "",
         findings="" if look_ups else findings_text(request),
         schema="" if look_ups else json.dumps(ending_schema(tool_schemas())),
-        topic=json.dumps(request.topic, ensure_ascii=False),
-        answers=[tuple(json.dumps(text, ensure_ascii=False) for text in pair) for pair in request.answers],
+        request=_asked_for(request),
     )
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def request_of(messages: Sequence[dict[str, Any]]) -> str | None:
+    """What these messages ask for, without the prompt around it: topic, fixed fields, answers. None: they plan nothing."""
+    first = next((str(each["content"]) for each in messages if each["role"] == "user"), "")
+    _, found, request = first.rpartition(_TOPIC)
+    return request if found else None
+
+
+def _asked_for(request: TopicRequest) -> str:
+    def quoted(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, default=str)
+
+    parts = [f"{_TOPIC}{quoted(request.topic)}"]
+    if request.given:
+        parts.append(
+            f"Fixed with options; it holds whatever the topic says, and the spec need not repeat it: {quoted(request.given)}"
+        )
+    parts += [
+        f"You asked {quoted(question)}, and a person answered {quoted(answer)}" for question, answer in request.answers
+    ]
+    return "\n".join(parts)
 
 
 def _result(call: Call, text: str) -> dict[str, Any]:
@@ -292,7 +316,9 @@ def _result(call: Call, text: str) -> dict[str, Any]:
 
 def _told(problems: tuple[str, ...]) -> str:
     lines = "\n".join(f"- {problem}" for problem in problems)
-    return f"This cannot end it:\n{lines}\nEnd again, whole: exactly one of propose, ask, decline." if problems else "ok"
+    return (
+        f"This cannot end it:\n{lines}\nEnd again, whole: exactly one of propose, ask, decline." if problems else "ok"
+    )
 
 
 _KINDS: dict[str, type[Proposed] | type[NeedsEdit] | type[Declined]] = {

@@ -18,13 +18,12 @@ from researcher.planner.outcome import Asked, Declined, TopicRequest
 from researcher.planner.replies import Call
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source
+from researcher.study.edits import edited, paths_of
 from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec
 
 _Text = Annotated[str, Field(min_length=1, max_length=4000)]
 _Texts = Annotated[tuple[_Text, ...], Field(max_length=50)]
-_PARTS = ("compare", "arms", "set", "seeds", "budget", "schedule")
-"""Fields whose parts have sources of their own."""
 
 
 class _Propose(StrictModel):
@@ -90,13 +89,17 @@ def judged(given: Any, request: TopicRequest) -> Judged:
     Files that the spec names are only looked at once it is sure that a person has named them.
     """
     if not isinstance(given, dict):
-        return Judged(fields=_with_given({}, request), problems=("spec: must be an object with the fields of a study spec",))
+        return Judged(
+            fields=_with_given({}, request), problems=("spec: must be an object with the fields of a study spec",)
+        )
     fields = _with_given(_pruned(given), request)
     try:
         spec = StudySpec.model_validate(fields)
     except ValidationError as error:
         return Judged(fields=fields, problems=tuple(str(problem) for problem in explain(error, StudySpec)))
-    folder = next((each for each in request.instruments if spec.instrument in (each.instrument.name, str(each.path))), None)
+    folder = next(
+        (each for each in request.instruments if spec.instrument in (each.instrument.name, str(each.path))), None
+    )
     fields = spec.document()
     if folder is None:
         names = [each.instrument.name for each in request.instruments]
@@ -125,7 +128,7 @@ def _proposed(made: _Propose, request: TopicRequest, author: str) -> Ended:
     problems = list(verdict.problems)
     if verdict.spec is not None:
         problems += lost(request.topic, verdict.spec, made.uncovered, request.given)
-    paths = _paths(verdict.fields)
+    paths = paths_of(verdict.fields)
     problems += [
         f"from_topic names {path!r}, which the spec does not set"
         for path in made.from_topic
@@ -143,16 +146,7 @@ def _proposed(made: _Propose, request: TopicRequest, author: str) -> Ended:
 
 def _with_given(fields: dict[str, Any], request: TopicRequest) -> dict[str, Any]:
     """The fields with the topic as their question, and with what a person has fixed laid over them."""
-    merged: dict[str, Any] = {"question": request.topic, **{k: v for k, v in fields.items() if k != "question"}}
-    if "arms" in request.given:
-        merged.pop("compare", None)
-    if "compare" in request.given:
-        merged.pop("arms", None)
-    for name, value in request.given.items():
-        under = merged.get(name)
-        parts = name in _PARTS and name != "arms" and isinstance(value, dict) and isinstance(under, dict)
-        merged[name] = {**under, **value} if parts and isinstance(under, dict) else value
-    return merged
+    return edited(Draft(fields={**fields, "question": request.topic}, author=""), request.given).fields
 
 
 def _said(request: TopicRequest) -> str:
@@ -161,19 +155,10 @@ def _said(request: TopicRequest) -> str:
     return "\n".join([request.topic, *answers, json.dumps(request.given, ensure_ascii=False, default=str)])
 
 
-def _paths(fields: dict[str, Any]) -> list[str]:
-    """`instrument`, `seeds.min`, `compare.learning_rate`."""
-    return [
-        path
-        for name, value in fields.items()
-        for path in ([f"{name}.{part}" for part in value] if name in _PARTS and isinstance(value, dict) else [name])
-    ]
-
-
 def _sources(fields: dict[str, Any], request: TopicRequest, from_topic: Sequence[str]) -> dict[str, Source]:
-    fixed = _paths(request.given)
+    fixed = paths_of(request.given)
     found: dict[str, Source] = {}
-    for path in _paths(fields):
+    for path in paths_of(fields):
         stated = path == "question" or any(_covers(each, path) for each in from_topic)
         found[path] = "flag" if any(_covers(each, path) for each in fixed) else "topic" if stated else "planner"
     return found

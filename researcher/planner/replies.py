@@ -58,6 +58,11 @@ def form_fields(form: str, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {}
 
 
+def form_of(request: dict[str, Any]) -> str:
+    """The form in which a request is put."""
+    return "tools" if "tools" in request else "json_schema" if "response_format" in request else "prompted"
+
+
 def ending_schema(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One object for all three endings: the fields of the tools, and which one it is."""
     parameters = [tool["function"]["parameters"] for tool in tools if tool["function"]["name"] in ENDINGS]

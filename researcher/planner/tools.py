@@ -19,9 +19,10 @@ from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec, duration_text
 
 T = TypeVar("T")
-MOST_FINDINGS = 12
+MOST_FINDINGS, _MOST_CHOICES = 12, 12
 _LONGEST, _LONGEST_FINDING, _LONGEST_LIST = 12_000, 700, 8_000
 """Characters of a look-up's result, of one finding in it, of the list of instruments in the first prompt."""
+_DOCS = re.compile(r" \(docs/[^)]*\)")
 _UNUSED = ("title", "default", "description", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
     "minItems", "maxItems")  # fmt: skip
 
@@ -177,9 +178,12 @@ def instrument_list(folders: Sequence[InstrumentFolder], longest: int = _LONGEST
     for each in instruments:
         own = [_bounds(factor) for factor in _varied(each) if factor.name not in shared]
         measured = [metric.name for metric in each.metrics if metric.name not in shared]
-        also = "".join(f"; {what} {', '.join(names)}" for what, names in (("factors", own), ("metrics", measured)) if names)
+        also = "".join(
+            f"; {what} {', '.join(names)}" for what, names in (("factors", own), ("metrics", measured)) if names
+        )
         general = "general; " if each.general else ""
-        lines.append(f"- {each.name} ({general}decides by {each.defaults.metric}{also}): {each.title}")
+        usual = f"{each.defaults.steps} steps, about {_hours(each.defaults.trial_s)} a trial, decides by {each.defaults.metric}"
+        lines.append(f"- {each.name} ({general}{usual}{also}): {each.title}")
         if sum(map(len, lines)) > longest:
             return "\n".join([*lines[:-1], f"… {len(instruments) - len(lines) + 1} more: call `instruments`"])
     return "\n".join(lines)
@@ -196,8 +200,19 @@ def _described(name: str, folders: Sequence[InstrumentFolder]) -> str:
         f"Model {instrument.model}; {defaults.steps} steps; {_span(defaults.seeds, defaults.max_seeds)} seeds; decides by "
         f"{defaults.metric}; a trial takes about {_hours(defaults.trial_s)}.",
         *([f"Further models, trained beside it: {', '.join(instrument.roles)}"] if instrument.roles else []),
-        "Its own factors:" if any(each.name not in shared for each in _varied(instrument)) else "No factors of its own.",
-        *(f"- {_factor_line(each)} Default {_default(each)}." for each in _varied(instrument) if each.name not in shared),
+        "Its own factors:"
+        if any(each.name not in shared for each in _varied(instrument))
+        else "No factors of its own.",
+        *(
+            f"- {_factor_line(each)} Default {_default(each)}."
+            for each in _varied(instrument)
+            if each.name not in shared
+        ),
+        *(
+            f"All of {each.name}: {', '.join(map(level_text, each.choices))}"
+            for each in _varied(instrument)
+            if len(each.choices) > _MOST_CHOICES
+        ),
         "Defaults of the shared factors: "
         + ", ".join(f"{each.name}={_default(each)}" for each in _varied(instrument) if each.name in shared),
         "Metrics:",
@@ -217,7 +232,9 @@ def _shared_factors(instruments: Sequence[Instrument]) -> list[Factor]:
 
 
 def _shared_metrics(instruments: Sequence[Instrument]) -> list[Metric]:
-    return _shared([each.metrics for each in instruments], lambda each: (each.name, each.kind, each.when, each.direction))
+    return _shared(
+        [each.metrics for each in instruments], lambda each: (each.name, each.kind, each.when, each.direction)
+    )
 
 
 def _shared(owned: Sequence[Iterable[T]], key: Callable[[T], Any]) -> list[T]:
@@ -234,18 +251,20 @@ def _whose(instruments: Sequence[Instrument]) -> str:
 
 
 def _factor_line(factor: Factor) -> str:
-    return f"{_bounds(factor)}: {_first_sentence(factor.description)}"
+    return f"{_bounds(factor)}: {_DOCS.sub('', factor.description)}"
 
 
 def _bounds(factor: Factor) -> str:
     if factor.choices:
-        return f"{factor.name} {'|'.join(map(level_text, factor.choices))}"
+        shown = [level_text(each) for each in factor.choices[:_MOST_CHOICES]]
+        more = [f"… {len(factor.choices) - len(shown)} more"] if len(factor.choices) > len(shown) else []
+        return f"{factor.name} {'|'.join([*shown, *more])}"
     low, high = ("" if bound is None else level_text(bound) for bound in (factor.low, factor.high))
     return f"{factor.name} {factor.type}" + (f" {low}..{high}" if low or high else "")
 
 
 def _default(factor: Factor) -> str:
-    return level_text(factor.default) or "none: the topic has to name one"
+    return level_text(factor.default) or ("none, name one" if factor.type == "data" else "empty")
 
 
 def _metric_line(metric: Metric) -> str:
