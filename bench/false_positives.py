@@ -41,14 +41,15 @@ from bench import planted_attrition
 from bench.command import run
 from bench.made_up_studies import Ending, Laboratory, World, instrument, simulate
 from foundation.arguments import count, whole
-from researcher.planner.graph import PlanOptions, plan_study
+from researcher.design.planning import plan_of
 from researcher.study.plan import Plan, Verdict
+from researcher.study.spec import Compared, StudySpec
 
 CONFIDENCE = 0.99
 """Of the exact binomial interval of each rate."""
+RACE_FROM = 4
+"""Treatments against one baseline from which a design races."""
 MOST_FALSE, LEAST_POWER, COVERAGE = 0.05, 0.80, (0.93, 0.97)
-_TOPIC = "Does a learning rate of {} give a higher final reward than 1e-5?"
-_THEN = "Which learning rate is best for the final reward, 1e-5, {}, and then which temperature, {}?"
 _LEVELS = ("2e-5", "4e-5", "8e-5", "1.6e-4", "3.2e-4", "6.4e-4", "0.001")
 
 
@@ -132,14 +133,29 @@ def exact_interval(hits: int, n: int) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
+def spec_of(design: Design) -> StudySpec:
+    """A learning rate of 1e-5 against the design's levels; many race, and a second factor is compared in sequence."""
+    compare = {"learning_rate": Compared(baseline=1e-5, levels=tuple(map(float, design.levels)))}
+    if design.then:
+        compare["temperature"] = Compared(levels=tuple(map(float, design.then)))
+    return StudySpec(
+        question="Does another learning rate give a higher final reward than 1e-5?",
+        instrument="simulation",
+        compare=compare,
+        design="sequence" if design.then else "race" if len(design.levels) >= RACE_FROM else "compare",
+        metric="final_reward",
+        claim="increase",
+        looks=design.looks,
+        fine=design.fine,
+    )
+
+
 async def run_design(design: Design, studies: int, draw: np.random.Generator, laboratory: Laboratory) -> Tally:
     """Plan and carry out `studies` studies of a design."""
     tally = Tally()
-    options = PlanOptions(planner="builtin", looks=design.looks, fine=design.fine)
-    first = " or ".join(design.levels)
-    topic = _THEN.format(first, " or ".join(design.then)) if design.then else _TOPIC.format(first)
+    spec, folder = spec_of(design), instrument()
     for number in range(studies):
-        plan = await plan_study(topic, options, instruments=[instrument()])
+        plan = plan_of(spec, folder)
         best = f"learning_rate={design.levels[-1]}" + (",temperature=1" if design.then else "")
         if best not in {arm.name for arm in plan.arms}:
             raise RuntimeError(f"the plan has no arm {best!r}, but {[arm.name for arm in plan.arms]}")

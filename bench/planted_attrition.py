@@ -17,9 +17,10 @@ from scipy import stats
 
 from bench.made_up_studies import World, instrument, simulate
 from foundation.ids import derived_seed
+from researcher.design.planning import plan_of
 from researcher.models import Attrition, EpisodeAttempts
-from researcher.planner.graph import PlanOptions, plan_study
 from researcher.study.plan import Plan, Verdict
+from researcher.study.spec import Compared, SeedRange, StudySpec
 from swarm.protocol.episodes import Cause
 
 TRAINED, HELD_OUT = 8 * 4 * 8, 2 * 12
@@ -34,8 +35,7 @@ ERROR = 0.05
 """Of the exact intervals of all judged rates, together."""
 _LEVEL = 0.5
 """Mean reward without an effect; rewards are 0 and 1."""
-_TOPIC = "Does a learning rate of {} give a higher final reward than 1e-5?"
-_LEVELS = ("2e-5", "4e-5", "8e-5")
+_LEVELS = (2e-5, 4e-5, 8e-5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +131,16 @@ class Losses:
 
 async def run_setting(setting: Setting, studies: int, draw: np.random.Generator) -> Losses:
     """Plan one study, and carry it out in as many worlds."""
-    topic = _TOPIC.format(" or ".join(_LEVELS[: setting.levels]))
-    options = PlanOptions(planner="builtin", seeds=setting.seeds, looks=setting.looks, allow_underpowered=True)
-    plan = await plan_study(topic, options, instruments=[instrument()])
+    spec = StudySpec(
+        question="Does another learning rate give a higher final reward than 1e-5?",
+        instrument="simulation",
+        compare={"learning_rate": Compared(baseline=1e-5, levels=_LEVELS[: setting.levels])},
+        metric="final_reward",
+        claim="increase",
+        seeds=SeedRange(min=setting.seeds, max=setting.seeds),
+        looks=setting.looks,
+    )
+    plan = plan_of(spec, instrument(), allow_underpowered=True)
     tally = Losses()
     for _ in range(studies):
         sigma = float(np.exp(draw.uniform(np.log(0.03), np.log(0.10))))

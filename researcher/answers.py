@@ -157,7 +157,7 @@ def _amended(plan: Plan, change: Amendment) -> Plan:
 
 def _check(plan: Plan, choices: Mapping[str, Any]) -> None:
     """Raises: BudgetTooSmall; PlanningRefused where seeds run out, or the instrument is not there any more."""
-    from researcher.design.design import check_budget
+    from researcher.design.pricing import check_budget
     from researcher.design.stages import check_seeds
     from researcher.instruments.catalogue import open_instrument
 

@@ -102,6 +102,7 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
         "topic": data.topic,
         "plan_hash": data.plan_hash,
         "plan": data.plan.model_dump(mode="json"),
+        **({} if data.request is None else {"request": data.request.model_dump(mode="json")}),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "packages": _packages(),

@@ -90,7 +90,11 @@ class Conduct:
         study = self._store.study(study_id)
         plan = self._store.plan(study_id)
         picture = StudyPicture(
-            study_id=study_id, topic=study.topic, planner=plan.planner, budget_s=plan.budget.wall_s, phase="running"
+            study_id=study_id,
+            topic=study.topic,
+            planner=study.planned_by(plan),
+            budget_s=plan.budget.wall_s,
+            phase="running",
         )
         self._store.set_study_status(study_id, StudyStatus.RUNNING)
         self._store.set_budget(study_id, "trials", plan.budget.trials)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from foundation.arguments import count, port, said, whole
+from foundation.arguments import count, number, port, said, whole
 from foundation.commandline import Parser
 from foundation.imports import uncollected
 
@@ -90,23 +90,11 @@ def parser() -> Parser:
 def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     start = commands.add_parser(
         "start",
-        help="take a topic and answer it by experiment",
-        description="Take a topic and answer it by experiment.",
+        help="answer a question by experiment: a study file, a topic, or options",
+        description="Run a study. What is asked comes from a study file, from a topic that a planner turns into one, or from options "
+        "alone (--instrument NAME --vary FACTOR=A,B). Options edit the file and the planner's draft.",
     )
-    start.add_argument(
-        "--topic", required=True, metavar="TEXT|@FILE", help="the question, or @ and a file that holds it"
-    )
-    start.add_argument(
-        "--instrument",
-        metavar="NAME|DIR|new",
-        help="the study environment (default: the one that fits); new: the planner LLM writes one, run in a sandbox",
-    )
-    start.add_argument(
-        "--planner",
-        choices=("auto", "llm", "builtin"),
-        default="auto",
-        help="auto: the LLM where one is configured, else builtin (default)",
-    )
+    _add_spec(start)
     _servers(start, several=True)
     start.add_argument(
         "--clients",
@@ -114,8 +102,14 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="local|ray|ray=http://HOST:8265",
         help="where the clients of trials run: as processes here, or as jobs on a Ray cluster (default: %(default)s)",
     )
-    _add_sizes(start)
-    _add_care(start)
+    start.add_argument("--max-parallel", type=count, metavar="N", help="trials at once (default: one per server)")
+    start.add_argument(
+        "--repairs",
+        type=whole(0),
+        default=3,
+        metavar="N",
+        help="how often the planner LLM may mend the instrument's code when it fails (default: %(default)s; 0: never)",
+    )
     start.add_argument(
         "--sink",
         action="append",
@@ -130,68 +124,124 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     start.add_argument("--detach", action="store_true", help="let the daemon carry the study on, and return at once")
     start.add_argument(
-        "--dry-run", action="store_true", help="show the plan and its price; run nothing, record nothing"
+        "--dry-run", action="store_true", help="show the spec, the plan and its price; run nothing, record nothing"
     )
     _json(start)
+    draft = commands.add_parser(
+        "draft",
+        help="write the study file that a topic or options make, and run nothing",
+        description="Write the study file that a topic or options make, with comments that say where each setting came from.",
+    )
+    _add_spec(draft)
+    draft.add_argument("-o", "--output", metavar="FILE", help="write it there (default: standard output)")
+    draft.add_argument("--force", action="store_true", help="write over a file that exists")
+    _json(draft)
+    text = "the JSON Schema of study files, for editors"
+    _json(commands.add_parser("schema", help=text, description=f"Print {text}."))
 
 
-def _add_sizes(start: Parser) -> None:
-    """How much is run."""
-    start.add_argument(
-        "--budget", metavar="TIME", help="wall time such as 90m or 8h; what does not fit is refused beforehand"
+def _add_spec(command: Parser) -> None:
+    """What is asked: where it comes from, and the fields of the spec by name."""
+    command.add_argument(
+        "file", nargs="?", metavar="FILE", help="a study file, YAML or TOML (`researcher draft` writes one)"
     )
-    start.add_argument(
-        "--seeds", type=count, metavar="N", help="seeds per arm (default: what the noise floor asks for)"
+    command.add_argument("--topic", metavar="TEXT|@FILE", help="the question in words, or @ and a file that holds it")
+    command.add_argument(
+        "--planner",
+        choices=("auto", "llm", "builtin"),
+        default="auto",
+        help="what reads the topic; auto: the LLM where one is configured, else builtin (default)",
     )
-    start.add_argument(
+    command.add_argument(
+        "--answer",
+        action="append",
+        default=[],
+        type=said,
+        metavar="TEXT",
+        help="to the planner's question; may be repeated",
+    )
+    spec = command.add_argument_group("the study", "each option sets the field of the study file that has its name")
+    spec.add_argument(
+        "--instrument",
+        metavar="NAME|DIR|new",
+        help="the environment; new: the planner LLM writes one for the topic, run in a sandbox",
+    )
+    spec.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME|DIR",
+        help="what is trained; repeated: models are compared",
+    )
+    spec.add_argument("--vary", action="append", default=[], metavar="FACTOR=A,B", help="compare these levels")
+    spec.add_argument(
+        "--arm",
+        action="append",
+        default=[],
+        metavar="NAME:F=V,F=V",
+        help="an arm of several settings; the first is the baseline",
+    )
+    spec.add_argument("--set", action="append", default=[], metavar="FACTOR=LEVEL", help="the same in all arms")
+    spec.add_argument(
+        "--design",
+        choices=("compare", "factorial", "sequence", "race", "screen", "balance", "trend"),
+        help="how levels are compared (default: compare; factorial where several factors vary)",
+    )
+    spec.add_argument("--metric", metavar="NAME", help="what decides (default: the instrument's)")
+    spec.add_argument(
+        "--secondary",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a metric that is reported beside it; may be repeated",
+    )
+    spec.add_argument(
+        "--claim",
+        choices=("increase", "decrease", "equal", "none"),
+        help="how the metric is said to move (default: none)",
+    )
+    spec.add_argument(
+        "--margin", type=number, metavar="X", help="the smallest effect that matters (default: the metric's)"
+    )
+    spec.add_argument("--steps", type=count, metavar="N", help="optimiser steps of a trial (default: the instrument's)")
+    spec.add_argument("--seeds", metavar="N|N..M", help="seeds per arm (default: what the noise floor asks for)")
+    spec.add_argument(
         "--first-seed",
         type=whole(0, 2**31 - 1),
-        default=0,
         metavar="N",
         help="count seeds from N on, so that a replication shares none with the study before it (default: 0)",
     )
-    start.add_argument(
+    spec.add_argument(
         "--looks",
         type=count,
-        default=1,
         choices=range(1, 6),
         metavar="N",
         help="look at the effect up to N times (1 to 5) and stop when it is decided; alpha is spent over the looks",
     )
-    start.add_argument(
+    spec.add_argument(
         "--fine",
         type=int,
-        default=0,
         choices=range(51),
         metavar="N",
         help="let Optuna try up to N levels between those compared; the best is confirmed on fresh seeds",
     )
-
-
-def _add_care(start: Parser) -> None:
-    """When it runs, and who is asked meanwhile."""
-    start.add_argument("--max-parallel", type=count, metavar="N", help="trials at once (default: one per server)")
-    start.add_argument(
+    spec.add_argument(
+        "--budget", metavar="TIME", help="wall time such as 90m or 8h; what does not fit is refused beforehand"
+    )
+    spec.add_argument(
         "--window",
         action="append",
         default=[],
         metavar="22:00-07:00",
         help="when trials may run, in local time; 'sat,sun 00:00-24:00'; may be repeated (default: always)",
     )
-    start.add_argument(
+    spec.add_argument(
         "--days", type=count, metavar="N", help="days after which the study ends with what it has (up to 3650)"
     )
-    start.add_argument(
+    spec.add_argument(
         "--approve",
         choices=("never", "plan", "stage"),
         help="where a person is waited for (default: never; plan, for an instrument that an LLM wrote)",
-    )
-    start.add_argument(
-        "--repairs",
-        type=whole(0),
-        default=3,
-        metavar="N",
-        help="how often the planner LLM may mend the instrument's code when it fails (default: %(default)s; 0: never)",
     )
 
 

@@ -13,8 +13,7 @@ from foundation.commandline import UsageError
 from foundation.imports import advice, uncollected
 from foundation.logs import level_of, redact
 from foundation.streams import silence
-from researcher.executor.blueprint import InstrumentChanged
-from researcher.executor.errors import ExecutorError
+from researcher.executor.errors import ExecutorError, InstrumentChanged
 from researcher.refusals import BudgetTooSmall, PlanningRefused
 from researcher.report.errors import RecordsDisagree
 from researcher.store.errors import OverBudget, StoreError
@@ -23,7 +22,9 @@ from swarm.protocol.errors import SwarmError
 DONE, FAILED, USAGE, WAITING, OUT_OF_BUDGET = 0, 1, 2, 3, 4
 
 _HOMES = {
-    "start": "study",
+    "start": "starting",
+    "draft": "starting",
+    "schema": "starting",
     "resume": "study",
     "list": "look",
     "status": "look",
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with uncollected():
             module = _module_of(args)
-        if args.command in _STARTING_TRIALS:
+        if args.command in _STARTING_TRIALS and not getattr(args, "dry_run", False):
             _check_environment()
         return int(getattr(module, f"{args.command}_command")(args))
     except (OverBudget, BudgetTooSmall) as error:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from researcher.store.store import Store
 
 
+DATABASE = "researcher.db"
+"""The SQLite file in the user data directory, where no other database is named."""
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """The user data directory, and the store over its (or another) database."""

@@ -11,9 +11,10 @@ from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.answers import Amendment, amend, answer_gate
 from researcher.commands import DONE
+from researcher.commands.asking import seconds
 from researcher.commands.home import Home, open_home, say, say_json
-from researcher.commands.look import carrier, plan_lines
-from researcher.commands.study import seconds
+from researcher.commands.look import carrier
+from researcher.commands.plan_text import plan_lines
 from researcher.conduct import interim_report
 from researcher.executor.leftovers import end_left_of
 from researcher.gates import STOPPED_ON_REQUEST, STOPPED_UNPLANNED

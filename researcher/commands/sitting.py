@@ -16,9 +16,10 @@ from foundation.logs import redact
 from researcher.analysis.metrics import finals
 from researcher.commands.clients import place_of
 from researcher.commands.home import Home
-from researcher.commands.look import known_text, when
+from researcher.commands.look import when
 from researcher.commands.mending import workshop_of
 from researcher.commands.own_servers import have_models, pool_of, starting
+from researcher.commands.plan_text import known_text
 from researcher.conduct import Conduct, Outcome, Sink, interim_report
 from researcher.environments import interpreter
 from researcher.executor.blueprint import Code, Setup
@@ -63,7 +64,7 @@ async def sit(
         if plan is not None:
             store.save_plan(study_id, plan)
         frozen = store.plan(study_id)
-        view.say(f"{study_id}: plan {frozen.digest()[:16]} by the {frozen.planner} planner; records in {home.root}")
+        view.say(f"{study_id}: plan {frozen.digest()[:16]}; records in {home.root}")
         for assumption in frozen.assumptions:
             view.say(f"assumed: {assumption}")
         for each in frozen.known:

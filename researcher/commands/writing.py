@@ -15,7 +15,6 @@ from researcher.llm.endpoint import Endpoint, OpenAIEndpoint
 from researcher.llm.settings import LlmSettings, llm_settings
 from researcher.models import LlmCall
 from researcher.sandbox.launch import sandbox
-from researcher.study.plan import Plan
 from researcher.workshop.asking import Llm
 from researcher.workshop.writing import write_instrument
 
@@ -57,15 +56,3 @@ async def new_instrument(
     found = await write_instrument(topic, llm, home.root / "instruments", model, tell)
     tell(f"{found.instrument.name} was written to {found.path}; read it before you approve the plan")
     return found
-
-
-def labelled(plan: Plan, instrument: InstrumentFolder) -> Plan:
-    """The plan says whose instrument it is for. Of one that a person wrote, nothing is said."""
-    author = instrument.instrument.generated
-    if author is None:
-        return plan
-    note = (
-        f"The instrument {plan.instrument} was written by the LLM {author}, not by a person. It runs in a sandbox only; it passed "
-        "a rehearsal and the self-test of its reward: a right, a wrong and an empty answer were scored in that order."
-    )
-    return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})

@@ -15,6 +15,7 @@ from researcher.instruments.instrument import LEARNING_RATE
 from researcher.refusals import SpecRefused
 from researcher.study.plan import Arm, Hypothesis, Stage
 
+MOST_IN_SEQUENCE = 4
 LaidOut = tuple[tuple[Arm, ...], tuple[Hypothesis, ...], tuple[Stage, ...]]
 
 
@@ -26,6 +27,7 @@ def laid_out(
     between = arms_between(question.varied[0]) if spec.fine and question.varied else ()
     _refuse_extras(question, fits_fine=bool(between))
     if spec.design == "sequence":
+        _refuse_wide(question)
         return arms, hypotheses, succession.stages_of(question, seeds)
     if spec.design != "race" and not between:
         return arms, hypotheses, compared([arm.name for arm in arms], _noisy_arm(question, arms), seeds, spec.looks)
@@ -38,6 +40,19 @@ def laid_out(
     named, tried = [arm.name for arm in treatments], [arm.name for arm in between]
     stages = raced(named, tried, baseline.name, seeds, spec.fine, racing=racing)
     return (*arms, *between), (*hypotheses, *further), stages
+
+
+def _refuse_wide(question: Question) -> None:
+    """Raises: SpecRefused for more levels in sequence than all can be compared."""
+    for varied in question.varied:
+        if len(varied.levels) > MOST_IN_SEQUENCE:
+            name = varied.factor.name
+            raise SpecRefused(
+                f"compare.{name}.levels",
+                f"a sequence compares {MOST_IN_SEQUENCE} levels of a factor at most, and there are {len(varied.levels)}; race {name} "
+                "first, and compare the other in a study of its own",
+                [name],
+            )
 
 
 def _refuse_extras(question: Question, *, fits_fine: bool) -> None:

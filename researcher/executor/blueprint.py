@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from researcher.executor.errors import InstrumentChanged
 from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
 from researcher.models import TrialRecord
 from researcher.study.plan import Plan
@@ -60,10 +61,6 @@ class Setup:
     @property
     def code(self) -> Code:
         return Code(folder=self.instrument_dir, version=self.code_version, sandboxed=self.sandboxed)
-
-
-class InstrumentChanged(ValueError):
-    """The instrument's files are not those that the plan was made for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ ExecutorError
 └── AttemptFailed     this attempt came to nothing; the trial may be tried again
     └── Unmended      the instrument's code fails and could not be mended: no other attempt will do better
 
-and `InstrumentChanged` of blueprint.py, a ValueError.
+and `InstrumentChanged`, a ValueError.
 """
 
 from __future__ import annotations
@@ -83,3 +83,7 @@ class AttemptFailed(ExecutorError):
 
 class Unmended(AttemptFailed):
     pass
+
+
+class InstrumentChanged(ValueError):
+    """The instrument's files are not those that the plan was made for."""

@@ -157,6 +157,20 @@ class TrialRecord(BaseModel):
     evidence: TrialEvidence | None = None
 
 
+class StudyRequest(BaseModel):
+    """What was asked: the study spec, and where it came from.
+
+    author: `builtin`, `file`, `options`, or an LLM's name. sources: of each setting, by dotted path. because: the planner's reason.
+    uncovered: what the topic asks and the spec does not cover.
+    """
+
+    spec: dict[str, Any]
+    author: str
+    sources: dict[str, str] = {}
+    because: str = ""
+    uncovered: tuple[str, ...] = ()
+
+
 class StudyRecord(BaseModel):
     """One study as SQL has it."""
 
@@ -173,6 +187,16 @@ class StudyRecord(BaseModel):
     created_at: float
     updated_at: float
     ended_at: float | None = None
+
+    @property
+    def request(self) -> StudyRequest | None:
+        """None of studies that no spec was made for: those of earlier versions, and reproductions."""
+        asked = self.options.get("request")
+        return None if asked is None else StudyRequest.model_validate(asked)
+
+    def planned_by(self, plan: Plan) -> str:
+        """Who wrote what the plan was made from."""
+        return plan.planner if self.request is None else self.request.author
 
 
 class AttemptRecord(BaseModel):
@@ -246,6 +270,8 @@ class StudyData:
     """As recorded when the plan was frozen; `verify` compares it with `plan.digest()`."""
     trials: tuple[TrialRecord, ...]
     """Under this plan, in the order in which they were made."""
+    request: StudyRequest | None = None
+    """None: no spec was made for it, or not asked."""
     status: StudyStatus | None = None
     """None: not asked."""
     reason: str | None = None

@@ -15,15 +15,14 @@ from researcher.study.draft import Draft
 class TopicRequest:
     """topic: prose, as data. given: fields of the spec that a person has fixed with options, by name; they hold whatever
     the topic says. instruments: those to choose from. known: findings of earlier studies. servers: how many trials run at once.
-
-    answers: what the planner has asked about this topic, and what a person answered, in order."""
+    answers: what a person has answered to the planner's questions so far."""
 
     topic: str
     instruments: Sequence[InstrumentFolder]
     given: dict[str, Any] = field(default_factory=dict)
     known: Sequence[Finding] = ()
     servers: int = 1
-    answers: Sequence[tuple[str, str]] = ()
+    answers: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

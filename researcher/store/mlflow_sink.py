@@ -199,7 +199,7 @@ class MlflowSink(CopySink):
         }
         if study.plan is not None:
             tags["swarm.plan_hash"] = study.plan.digest()
-            tags["swarm.planner"] = study.plan.planner
+            tags["swarm.planner"] = study.record.planned_by(study.plan)
         for key, value in tags.items():
             client.set_experiment_tag(study.experiment_id, key, str(value))
         if study.record.status in _CUT_OFF:

@@ -91,6 +91,7 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             plan=plan,
             plan_hash=digest,
             trials=tuple(trials),
+            request=study.request,
             status=study.status,
             reason=study.reason,
             verdicts=tuple(verdicts),

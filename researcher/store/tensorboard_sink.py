@@ -80,7 +80,7 @@ class TensorboardSink(CopySink):
     def _page(self, study_id: str) -> str:
         study, plan = self._store.study(study_id), self._plan(study_id)
         lines = [f"# {study.topic}", "", f"Status: {study.status}"]
-        lines += [] if plan is None else [f"Plan: {plan.digest()}, planner {plan.planner}", ""]
+        lines += [] if plan is None else [f"Plan: {plan.digest()}", f"Written by: {study.planned_by(plan)}", ""]
         lines += [f"- {one.hypothesis}: {one.verdict}. {one.reason}" for one in self._store.verdicts(study_id)]
         report = self._store.report_files(study_id).get("markdown")
         if report is not None and Path(report).is_file():

@@ -94,7 +94,7 @@ class WandbSink(CopySink):
     def _send_study(self, wandb: Any, study: StudyRecord) -> None:
         """What the study comes to, as it stands now: status, verdicts, report."""
         plan = self._plan(study.id)
-        config = {} if plan is None else {"plan_hash": plan.digest(), "planner": plan.planner}
+        config = {} if plan is None else {"plan_hash": plan.digest(), "planner": study.planned_by(plan)}
         run = self._run(wandb, study, "study", job_type="study", name="study", config={"topic": study.topic, **config})
         verdicts = {f"verdict.{one.hypothesis}": one.verdict.value for one in self._store.verdicts(study.id)}
         run.summary.update({"status": study.status.value, **verdicts})

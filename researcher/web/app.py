@@ -20,7 +20,8 @@ from starlette.staticfiles import StaticFiles
 from foundation.logs import redact
 from researcher.answers import Amendment, amend, answer_gate
 from researcher.commands.home import Home
-from researcher.commands.look import known_text, when
+from researcher.commands.look import when
+from researcher.commands.plan_text import known_text
 from researcher.planner.gate import Answer
 from researcher.refusals import PlanningRefused
 from researcher.store.errors import Ambiguous, LeaseHeld, NotFound, StoreError, WrongState

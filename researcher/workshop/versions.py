@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from foundation.paths import synchronise, visible_files
-from researcher.executor.blueprint import Code, InstrumentChanged
+from researcher.executor.blueprint import Code
+from researcher.executor.errors import InstrumentChanged
 from researcher.instruments.catalogue import folder_digest
 
 

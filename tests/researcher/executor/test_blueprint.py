@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from researcher.executor.blueprint import InstrumentChanged, Work, run_spec, trial_blueprint
+from researcher.executor.blueprint import Work, run_spec, trial_blueprint
+from researcher.executor.errors import InstrumentChanged
 from researcher.models import TrialRecord, TrialStatus
 from researcher.study.plan import Arm, Plan
 from tests.fakes.repeat_study import FOLDER, repeat_plan, repeat_setup
