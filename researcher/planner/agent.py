@@ -78,7 +78,7 @@ class LlmPlanner:
             if at.question is not None:
                 at = conversation.give(await self._answer(asker, at.question))
             elif at.answered < len(request.answers):
-                at = conversation.give(self._with_spent(asker.purse, person=request.answers[at.answered][1]))
+                at = conversation.give(self._with_spent(asker.purse, person=request.answers[at.answered]))
             else:
                 return Asked(question=at.asked)
         return at.outcome

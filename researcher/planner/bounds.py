@@ -68,7 +68,7 @@ _FIELDS = {
     "trials": "budget.trials",
     "steps": "steps",
     "tokens": "budget.tokens",
-    "name": "model, or a setting",
+    "name": "model or set",
 }
 
 
@@ -78,15 +78,23 @@ def stated(topic: str) -> list[Stated]:
     return list({(each.kind, each.value): each for each in found}.values())
 
 
-def lost(topic: str, spec: StudySpec, uncovered: Sequence[str], fixed: Collection[str]) -> list[str]:
-    """One problem for each bound that neither the spec nor `uncovered` holds. fixed: fields that a person has set apart."""
+def lost(topic: str, spec: StudySpec, uncovered: Sequence[str], fixed: Collection[str]) -> tuple[list[str], list[str]]:
+    """The bounds that neither the spec nor `uncovered` holds: a problem for each, and those that an option of a person's
+    overrules, as entries of `uncovered`. fixed: the fields that options have set."""
     named = "\n".join(uncovered).casefold()
-    return [
-        f"the topic says {each.text!r}, and the spec does not: set {_FIELDS[each.kind]}, or name {each.text!r} in "
-        "`uncovered` with the reason"
-        for each in stated(topic)
-        if not (_holds(spec, each) or _is_named(each, named) or _is_fixed(each, fixed))
-    ]
+    problems, overruled = list[str](), list[str]()
+    for each in stated(topic):
+        if _holds(spec, each) or _is_named(each, named):
+            continue
+        fields = _FIELDS[each.kind]
+        if any(name in fixed for name in re.findall(r"[a-z]+", fields)):
+            overruled.append(f"{each.text}: an option says otherwise")
+        else:
+            problems.append(
+                f"the topic says {each.text!r}, and the spec does not: set {fields}, or name {each.text!r} in `uncovered` "
+                "with the reason"
+            )
+    return problems, overruled
 
 
 def invented(spec: StudySpec, instrument: Instrument, said: str) -> list[str]:
@@ -177,10 +185,6 @@ def _is_named(each: Stated, uncovered: str) -> bool:
     return each.text.casefold() in uncovered or bool(
         re.search(rf"(?<![\d.]){re.escape(written)}(?![\d]|\.\d)", uncovered)
     )
-
-
-def _is_fixed(each: Stated, fixed: Collection[str]) -> bool:
-    return any(field.partition(".")[0] in fixed for field in re.findall(r"[a-z]+(?:\.[a-z]+)?", _FIELDS[each.kind]))
 
 
 def _settings(spec: StudySpec) -> Iterator[tuple[str, Scalar]]:

@@ -301,9 +301,8 @@ def _asked_for(request: TopicRequest) -> str:
         parts.append(
             f"Fixed with options; it holds whatever the topic says, and the spec need not repeat it: {quoted(request.given)}"
         )
-    parts += [
-        f"You asked {quoted(question)}, and a person answered {quoted(answer)}" for question, answer in request.answers
-    ]
+    if request.answers:
+        parts.append(f"You asked about it before, and a person answered: {quoted(list(request.answers))}")
     return "\n".join(parts)
 
 

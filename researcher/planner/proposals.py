@@ -97,9 +97,8 @@ def judged(given: Any, request: TopicRequest) -> Judged:
         spec = StudySpec.model_validate(fields)
     except ValidationError as error:
         return Judged(fields=fields, problems=tuple(str(problem) for problem in explain(error, StudySpec)))
-    folder = next(
-        (each for each in request.instruments if spec.instrument in (each.instrument.name, str(each.path))), None
-    )
+    fixed = "instrument" in request.given and len(request.instruments) == 1  # perhaps as the path of its folder
+    folder = next((each for each in request.instruments if fixed or each.instrument.name == spec.instrument), None)
     fields = spec.document()
     if folder is None:
         names = [each.instrument.name for each in request.instruments]
@@ -125,9 +124,10 @@ def bare_draft(request: TopicRequest, author: str) -> Draft:
 
 def _proposed(made: _Propose, request: TopicRequest, author: str) -> Ended:
     verdict = judged(made.spec, request)
-    problems = list(verdict.problems)
+    problems, overruled = list(verdict.problems), list[str]()
     if verdict.spec is not None:
-        problems += lost(request.topic, verdict.spec, made.uncovered, request.given)
+        open_bounds, overruled = lost(request.topic, verdict.spec, made.uncovered, request.given)
+        problems += open_bounds
     paths = paths_of(verdict.fields)
     problems += [
         f"from_topic names {path!r}, which the spec does not set"
@@ -139,7 +139,7 @@ def _proposed(made: _Propose, request: TopicRequest, author: str) -> Ended:
         sources=_sources(verdict.fields, request, made.from_topic),
         author=author,
         because=made.because,
-        uncovered=made.uncovered,
+        uncovered=(*made.uncovered, *overruled),
     )
     return Ended(draft=draft, problems=tuple(problems))
 
@@ -151,8 +151,7 @@ def _with_given(fields: dict[str, Any], request: TopicRequest) -> dict[str, Any]
 
 def _said(request: TopicRequest) -> str:
     """All that people wrote."""
-    answers = [answer for _, answer in request.answers]
-    return "\n".join([request.topic, *answers, json.dumps(request.given, ensure_ascii=False, default=str)])
+    return "\n".join([request.topic, *request.answers, json.dumps(request.given, ensure_ascii=False, default=str)])
 
 
 def _sources(fields: dict[str, Any], request: TopicRequest, from_topic: Sequence[str]) -> dict[str, Source]:
