@@ -21,6 +21,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
+from pydantic import TypeAdapter
 
 from researcher.llm.templates import filled
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
@@ -235,7 +236,7 @@ def _graph(request: TopicRequest, author: str) -> StateGraph[_State, None, _Stat
             kept["messages"] = kept["messages"][:-1]
             return Command(goto="wait", update={**kept, "asked": asked, "questions": state.get("questions", 0) + 1})
         outcome = end.outcome or Proposed(draft=end.draft or bare_draft(request, author))
-        return Command(goto="__end__", update={**kept, "outcome": _plain(outcome)})
+        return Command(goto="__end__", update={**kept, "outcome": _kept(outcome)})
 
     def wait(state: _State) -> _State:
         said = interrupt({"asked": state["asked"]["question"]})
@@ -250,9 +251,9 @@ def _graph(request: TopicRequest, author: str) -> StateGraph[_State, None, _Stat
         if state["attempt"] < ATTEMPTS:
             return Command(goto="ask", update={**kept, "attempt": state["attempt"] + 1})
         found = kept.get("draft", state.get("draft"))
-        draft = _draft(found) if found is not None else bare_draft(request, author)
+        draft = _DRAFT.validate_python(found) if found is not None else bare_draft(request, author)
         return Command(
-            goto="__end__", update={**kept, "outcome": _plain(NeedsEdit(draft=draft, problems=tuple(problems)))}
+            goto="__end__", update={**kept, "outcome": _kept(NeedsEdit(draft=draft, problems=tuple(problems)))}
         )
 
     def _in_form(number: int) -> _State:
@@ -320,22 +321,13 @@ def _told(problems: tuple[str, ...]) -> str:
     )
 
 
-_KINDS: dict[str, type[Proposed] | type[NeedsEdit] | type[Declined]] = {
-    "proposed": Proposed, "needs_edit": NeedsEdit, "declined": Declined,
-}  # fmt: skip
+_KINDS = {kind.__name__: TypeAdapter[Outcome](kind) for kind in (Proposed, NeedsEdit, Declined)}
+_DRAFT = TypeAdapter(Draft)
 
 
-def _plain(outcome: Proposed | NeedsEdit | Asked | Declined) -> dict[str, Any]:
-    kind = next(name for name, each in _KINDS.items() if isinstance(outcome, each))
-    return {"kind": kind, **asdict(outcome)}
+def _kept(outcome: Outcome) -> dict[str, Any]:
+    return {"kind": type(outcome).__name__, **asdict(outcome)}
 
 
 def _outcome(kept: dict[str, Any]) -> Outcome:
-    fields = {name: tuple(each) if isinstance(each, list) else each for name, each in kept.items() if name != "kind"}
-    if "draft" in fields:
-        fields["draft"] = _draft(fields["draft"])
-    return _KINDS[kept["kind"]](**fields)
-
-
-def _draft(kept: dict[str, Any]) -> Draft:
-    return Draft(**{**kept, "uncovered": tuple(kept["uncovered"])})
+    return _KINDS[kept["kind"]].validate_python({name: each for name, each in kept.items() if name != "kind"})

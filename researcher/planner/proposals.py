@@ -66,7 +66,8 @@ def ended(call: Call, request: TopicRequest, author: str) -> Ended:
     """author: the LLM's name, which signs the draft."""
     if call.arguments is None:
         return Ended(problems=(call.problem,))
-    form = {"propose": _Propose, "ask": _Ask, "decline": _Decline}[call.name]
+    forms: dict[str, type[StrictModel]] = {"propose": _Propose, "ask": _Ask, "decline": _Decline}
+    form = forms[call.name]
     given = {name: each for name, each in _pruned(call.arguments).items() if name in form.model_fields}
     for name in ("uncovered", "from_topic", "nearest"):
         if isinstance(given.get(name), str):

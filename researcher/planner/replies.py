@@ -100,7 +100,7 @@ def read_reply(raw: dict[str, Any]) -> Reply:
 def said_in(raw: dict[str, Any]) -> dict[str, Any]:
     """An unreadable answer as the assistant's message."""
     text = json.dumps(raw.get("choices", raw), ensure_ascii=False)[:4000]
-    return storable({"role": "assistant", "content": text})
+    return {"role": "assistant", "content": storable(text)}
 
 
 def storable(value: Any) -> Any:

@@ -173,7 +173,7 @@ def catalogue_text(folders: Sequence[InstrumentFolder]) -> str:
 
 def instrument_list(folders: Sequence[InstrumentFolder], longest: int = _LONGEST) -> str:
     instruments = [folder.instrument for folder in folders]
-    shared = {each.name for each in [*_shared_factors(instruments), *_shared_metrics(instruments)]}
+    shared = {each.name for each in _shared_factors(instruments)} | {each.name for each in _shared_metrics(instruments)}
     lines: list[str] = []
     for each in instruments:
         own = [_bounds(factor) for factor in _varied(each) if factor.name not in shared]

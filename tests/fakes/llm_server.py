@@ -25,7 +25,7 @@ def llm_server(answers: Sequence[dict[str, Any]], refuses: Sequence[str] = ()) -
     waiting = list(answers)
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 - the base class calls it so
+        def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             served.asked.append(body)
             unknown = next((name for name in refuses if name in body), None)
