@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from researcher.instruments.instrument import Direction, Scalar
 from researcher.study.plan import Verdict
@@ -31,6 +31,8 @@ class Effect(BaseModel):
     p_adjusted: float
     p_equivalence: float = 1.0
     """Two one-sided tests: that the true difference lies outside ± margin."""
+    trial_s: Annotated[float | None, Field(exclude_if=lambda seconds: seconds is None)] = None
+    """Mean wall time of a trial of both sides, in a finding of our own: what asking again would cost. Not verified, not exported."""
 
 
 class VerdictRecord(BaseModel):

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from researcher.analysis.knowledge import told_of
+from researcher.analysis.knowledge import spread, told_of
 from researcher.design.pricing import price_of
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric
 from researcher.instruments.levels import level_text
+from researcher.models import Finding
 from researcher.planner.outcome import TopicRequest
 from researcher.planner.proposals import judged
 from researcher.planner.replies import Call
@@ -105,7 +106,7 @@ def look_up(call: Call, request: TopicRequest) -> str:
 def findings_text(request: TopicRequest, query: str = "", most: int = MOST_FINDINGS) -> str:
     """One line each; those that hold more of the words first, then the newest."""
     words = set(re.findall(r"[\w.-]+", query.casefold().replace("_", " ")))
-    lines = {finding.id: told_of(finding) for finding in request.known}
+    lines = {finding.id: _finding_line(finding) for finding in request.known}
 
     def hits(line: str) -> int:
         plain = line.casefold().replace("_", " ")
@@ -115,6 +116,11 @@ def findings_text(request: TopicRequest, query: str = "", most: int = MOST_FINDI
     found = [lines[each.id][:_LONGEST_FINDING] for each in ranked if not words or hits(lines[each.id])]
     more = [f"… {len(found) - most} more: ask with other words"] if len(found) > most else []
     return "\n".join([*(f"- {line}" for line in found[:most]), *more])
+
+
+def _finding_line(finding: Finding) -> str:
+    sd = None if finding.effect is None else spread(finding.effect)
+    return told_of(finding) + ("" if sd is None else f", sd between seeds about {sd:.2g}")
 
 
 def _priced(given: Any, request: TopicRequest) -> str:
