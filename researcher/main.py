@@ -173,7 +173,13 @@ def _add_spec(command: Parser) -> None:
         metavar="NAME|DIR",
         help="what is trained; repeated: models are compared",
     )
-    spec.add_argument("--vary", action="append", default=[], metavar="FACTOR=A,B", help="compare these levels")
+    spec.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="FACTOR=A,B",
+        help="compare these levels; the first is the baseline",
+    )
     spec.add_argument(
         "--arm",
         action="append",

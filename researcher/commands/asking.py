@@ -201,7 +201,10 @@ def _several(edits: dict[str, Any]) -> bool:
 
 def question_of(edits: dict[str, Any]) -> str:
     """What a study that options describe asks, in words."""
-    parts = [f"{name} {', '.join(map(level_text, each['levels']))}" for name, each in edits.get("compare", {}).items()]
+    parts = [
+        f"{name} {', '.join(map(level_text, [*([each['baseline']] if 'baseline' in each else []), *each['levels']]))}"
+        for name, each in edits.get("compare", {}).items()
+    ]
     parts += [f"the arms {', '.join(edits['arms'])}"] if "arms" in edits else []
     parts += [f"the models {', '.join(edits['model'])}"] if _several(edits) else []
     return f"Compare {' and '.join(parts)} on {edits['instrument']}."

@@ -13,7 +13,7 @@ from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.nearest import nearest
 from foundation.paths import write_atomically
-from researcher.analysis.knowledge import Contradiction, Replication, contradictions, told_of
+from researcher.analysis.knowledge import Contradiction, contradictions, told_of
 from researcher.commands import DONE
 from researcher.commands.home import open_home, say, say_json
 from researcher.commands.look import when
@@ -21,6 +21,8 @@ from researcher.exchange import FindingsRefused, read, written
 from researcher.models import Finding
 from researcher.store.errors import FindingConflict
 from researcher.store.store import Store
+from researcher.study.edits import options_of
+from researcher.study.spec import StudySpec
 
 GROUP = "RESEARCHER_GROUP"
 """Environment variable: whose findings these are, where --by does not say it."""
@@ -40,7 +42,7 @@ def _list(args: argparse.Namespace) -> int:
         say_json(
             {
                 "findings": [{**each.model_dump(mode="json"), "recomputable": each.recomputable} for each in found],
-                "contradictions": [_as_json(each) for each in opposed],
+                "contradictions": [_as_json(each, store) for each in opposed],
             }
         )
         return DONE
@@ -48,7 +50,7 @@ def _list(args: argparse.Namespace) -> int:
         for line in _lines(finding):
             say(line)
     for each in opposed:
-        for line in _contradiction_lines(each):
+        for line in _contradiction_lines(each, store):
             say(line)
     if not found and (others := store.findings()):
         say(_none_of(others, args))
@@ -103,20 +105,24 @@ def _lines(finding: Finding) -> list[str]:
     ]
 
 
-def _contradiction_lines(found: Contradiction) -> list[str]:
+def _contradiction_lines(found: Contradiction, store: Store) -> list[str]:
     lines = [f"CONTRADICTION  {found.one.id} and {found.other.id}: {found.why}"]
     if found.settled_by is not None:
         return [*lines, f"    replicated since: {told_of(found.settled_by)}"]
-    return [*lines, "    replicate it:", f"    {command_of(found.replication)}"]
+    return [*lines, "    replicate it:", f"    {command_of(found, store)}"]
 
 
-def command_of(replication: Replication) -> str:
-    """The replication as a person types it."""
-    words = ["researcher", "start", "--topic", replication.topic, "--instrument", replication.instrument]
-    return shlex.join([*words, "--seeds", str(max(2, replication.seeds)), "--first-seed", str(replication.first_seed)])
+def command_of(found: Contradiction, store: Store) -> str:
+    """The replication as a person types it: by the options of a spec that is recorded here, else by the question."""
+    replication = found.replication
+    asked = [store.study(each.study_id).request for each in (found.one, found.other) if each.recomputable]
+    specs = [StudySpec.model_validate(request.spec) for request in asked if request is not None]
+    words = ["--topic", replication.topic, "--instrument", replication.instrument]
+    seeds = ["--seeds", str(max(2, replication.seeds)), "--first-seed", str(replication.first_seed)]
+    return shlex.join(["researcher", "start", *(options_of(specs[0]) if specs else words), *seeds])
 
 
-def _as_json(found: Contradiction) -> dict[str, object]:
+def _as_json(found: Contradiction, store: Store) -> dict[str, object]:
     proposed = found.replication
     return {
         "findings": [found.one.id, found.other.id],
@@ -127,7 +133,7 @@ def _as_json(found: Contradiction) -> dict[str, object]:
             "instrument": proposed.instrument,
             "seeds": proposed.seeds,
             "first_seed": proposed.first_seed,
-            "command": command_of(proposed),
+            "command": command_of(found, store),
         },
     }
 
@@ -172,11 +178,11 @@ def _import(args: argparse.Namespace) -> int:
     found = contradictions(store.findings(), largest_seed=store.largest_seed())
     opposed = [each for each in found if {each.one.id, each.other.id} & set(lines)]
     if args.json:
-        say_json({"read": len(numbered), "new": new, "contradictions": [_as_json(each) for each in opposed]})
+        say_json({"read": len(numbered), "new": new, "contradictions": [_as_json(each, store) for each in opposed]})
         return DONE
     say(f"{args.file}: {len(numbered)} findings, {new} of them new; `researcher findings` shows all")
     for each in opposed:
-        for line in _contradiction_lines(each):
+        for line in _contradiction_lines(each, store):
             say(line)
     return DONE
 

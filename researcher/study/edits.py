@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foundation.commandline import UsageError
+from researcher.instruments.levels import level_text
 from researcher.study.draft import Draft, Source
 from researcher.study.file import scalar
+from researcher.study.spec import StudySpec
 
 _SEEDS = re.compile(r"(\d+)(?:\.\.(\d+))?")
 _WHOLE = ("compare", "arms", "model", "secondary")
@@ -53,8 +55,29 @@ def marked(fields: Mapping[str, Any], source: Source) -> dict[str, Source]:
     return dict.fromkeys(paths_of(fields), source)
 
 
+def options_of(spec: StudySpec) -> list[str]:
+    """The options that ask for this spec, but for its question: `researcher start` with them makes the same arms and stages."""
+    words = ["--instrument", spec.instrument]
+    words += [word for model in spec.models for word in ("--model", model)]
+    for name, each in spec.compare.items():
+        levels = each.levels if each.baseline is None else (each.baseline, *each.levels)
+        words += ["--vary", f"{name}={','.join(map(level_text, levels))}"]
+    for name, settings in spec.arms.items():
+        words += ["--arm", f"{name}:{','.join(f'{factor}={level_text(level)}' for factor, level in settings.items())}"]
+    words += [word for name, level in spec.set.items() for word in ("--set", f"{name}={level_text(level)}")]
+    words += [word for name in spec.secondary for word in ("--secondary", name)]
+    for name in ("design", "metric", "claim", "margin", "steps", "looks", "fine"):
+        value = getattr(spec, name)
+        if value is not None and value != StudySpec.model_fields[name].default:
+            words += [f"--{name}", str(value)]
+    return words
+
+
 def vary_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`compare` of `--vary FACTOR=A,B`. Raises: UsageError."""
+    """`compare` of `--vary FACTOR=A,B`: the first level is the baseline; a single one stands against the default.
+
+    Raises: UsageError.
+    """
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
         name, levels = _assignment("--vary", text, "FACTOR=A,B")
@@ -63,7 +86,7 @@ def vary_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise UsageError(f"--vary {text!r} has an empty level; write --vary FACTOR=A,B")
         if name in found:
             raise UsageError(f"--vary {name} is given twice; write all its levels in one: --vary {name}=A,B,C")
-        found[name] = {"levels": values}
+        found[name] = {"baseline": values[0], "levels": values[1:]} if values[1:] else {"levels": values}
     return found
 
 
