@@ -81,10 +81,12 @@ def stated(topic: str) -> list[Stated]:
 def lost(topic: str, spec: StudySpec, uncovered: Sequence[str], fixed: Collection[str]) -> tuple[list[str], list[str]]:
     """The bounds that neither the spec nor `uncovered` holds: a problem for each, and those that an option of a person's
     overrules, as entries of `uncovered`. fixed: the fields that options have set."""
-    named = "\n".join(uncovered).casefold()
+    named = "\n".join(uncovered)
+    named_bounds = {(each.kind, each.value) for each in stated(named)}
     problems, overruled = list[str](), list[str]()
     for each in stated(topic):
-        if _holds(spec, each) or _is_named(each, named):
+        said = each.text.casefold() in named.casefold() or (each.kind, each.value) in named_bounds
+        if said or _holds(spec, each):
             continue
         fields = _FIELDS[each.kind]
         if any(name in fixed for name in re.findall(r"[a-z]+", fields)):
@@ -177,14 +179,6 @@ def _holds(spec: StudySpec, each: Stated) -> bool:
         return value in (seeds.min, seeds.max, seeds.first, *last)
     own = {"trials": (spec.budget.trials, spec.fine), "tokens": (spec.budget.tokens,), "steps": (spec.steps,)}
     return value in own[each.kind] or value in [level for _, level in _settings(spec) if not isinstance(level, str)]
-
-
-def _is_named(each: Stated, uncovered: str) -> bool:
-    number = re.search(r"[\d.:,]*\d", each.text)
-    written = number.group() if number and each.kind != "name" else each.text.casefold()
-    return each.text.casefold() in uncovered or bool(
-        re.search(rf"(?<![\d.]){re.escape(written)}(?![\d]|\.\d)", uncovered)
-    )
 
 
 def _settings(spec: StudySpec) -> Iterator[tuple[str, Scalar]]:

@@ -108,12 +108,12 @@ def findings_text(request: TopicRequest, query: str = "", most: int = MOST_FINDI
     words = set(re.findall(r"[\w.-]+", query.casefold().replace("_", " ")))
     lines = {finding.id: _finding_line(finding) for finding in request.known}
 
-    def hits(line: str) -> int:
-        plain = line.casefold().replace("_", " ")
+    def hits(finding: Finding) -> int:
+        plain = f"{lines[finding.id]} {finding.factor} {finding.question}".casefold().replace("_", " ")
         return sum(word in plain for word in words)
 
-    ranked = sorted(request.known, key=lambda each: (-hits(lines[each.id]), -each.at, each.id))
-    found = [lines[each.id][:_LONGEST_FINDING] for each in ranked if not words or hits(lines[each.id])]
+    ranked = sorted(request.known, key=lambda each: (-hits(each), -each.at, each.id))
+    found = [lines[each.id][:_LONGEST_FINDING] for each in ranked if not words or hits(each)]
     more = [f"… {len(found) - most} more: ask with other words"] if len(found) > most else []
     return "\n".join([*(f"- {line}" for line in found[:most]), *more])
 
