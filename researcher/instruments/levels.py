@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from researcher.instruments.catalogue import level_problem
@@ -36,9 +37,12 @@ def as_level(factor: Factor, given: Scalar) -> Scalar:
         return next((choice for choice in factor.choices if str(choice) == str(given)), given)
     if isinstance(given, str):
         try:
-            given = float(given)
+            number = float(given)
         except ValueError:
             return given
+        if not math.isfinite(number):
+            return given
+        given = number
     if isinstance(given, bool):
         return given
     return int(given) if factor.type == "int" and given == int(given) else float(given)

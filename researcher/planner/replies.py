@@ -94,7 +94,7 @@ def read_reply(raw: dict[str, Any]) -> Reply:
     if found is None:
         raise Unreadable("the answer was cut off: be shorter" if cut else "the answer holds no call and no JSON object")
     name = str(found.pop("ending"))
-    return Reply(storable({"role": "assistant", "content": text}), [Call(None, name, found)])
+    return Reply(storable({"role": "assistant", "content": text}), [Call(None, name, storable(found))])
 
 
 def said_in(raw: dict[str, Any]) -> dict[str, Any]:
@@ -104,9 +104,12 @@ def said_in(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def storable(value: Any) -> Any:
-    """Half a surrogate pair, as a cut-off answer may end in, is no text that could be sent or kept."""
+    """Half a surrogate pair, as a cut-off answer may end in, is no text that could be sent or kept; nor is a number of more than
+    64 bits one."""
     if isinstance(value, str):
         return value.encode("utf-8", errors="replace").decode()
+    if isinstance(value, int) and value.bit_length() > 63:
+        return f"a number of {value.bit_length()} bits"
     if isinstance(value, dict):
         return {storable(name): storable(each) for name, each in value.items()}
     return [storable(each) for each in value] if isinstance(value, list) else value
@@ -117,7 +120,7 @@ def _call(made: dict[str, Any], *, cut: bool) -> Call:
     function = function if isinstance(function, dict) else {}
     name, given = str(function.get("name", "")), function.get("arguments") or "{}"
     if isinstance(given, dict):
-        return Call(made["id"], name, given)
+        return Call(made["id"], name, storable(given))
     text = str(given)[:_LONGEST]
     found = next(_objects(text[text.find("{") :], most=1), None)
     problem = "the arguments were cut off: be shorter" if cut else "the arguments are not a JSON object"
