@@ -25,23 +25,26 @@ from typing import Any
 from foundation import logs
 from researcher.commands.home import Home
 from researcher.commands.sitting import sit
+from researcher.design.planning import plan_of
 from researcher.executor.errors import ExecutorError
 from researcher.executor.processes import child_environ
+from researcher.instruments.catalogue import open_instrument
 from researcher.llm.endpoint import LlmOutage
 from researcher.llm.settings import LlmSettings
 from researcher.models import LlmCall
 from researcher.ownership import owned_now
-from researcher.planner.graph import BuiltinPlanner, PlanOptions, plan_study
-from researcher.planner.llm.planner import LlmPlanner
+from researcher.planner.agent import LlmPlanner
+from researcher.planner.outcome import Proposed, TopicRequest
 from researcher.schedule.daemon import Carrier
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import StoreError
 from researcher.store.outbox import Message
 from researcher.store.sink import CopyFailed, CopySink
 from researcher.store.store import Store
+from researcher.study.spec import StudySpec
 from researcher.view import PlainView
 from swarm.protocol.errors import SwarmError
-from tests.fakes.scripted_llm import Answer, ScriptedLlm, said
+from tests.fakes.scripted_llm import Answer, ScriptedLlm, called
 from tests.fakes.town_clock import TownClock
 
 TOWN = "TOWN_FOLDER"
@@ -122,29 +125,31 @@ class Copy(CopySink):
 
 def plan(town: Town, topic: str) -> None:
     home, facts = town.open_home(), town.facts
-    choice = {
-        "instrument": "repeat",
-        "factors": [{"name": "learning_rate", "baseline": 1e-5, "treatments": [1e-3]}],
-        "metric": "auc_reward",
-        "direction": "increase",
-        "settings": [],
+    proposal = {
+        "spec": {
+            "instrument": "repeat",
+            "compare": {"learning_rate": {"baseline": 1e-5, "levels": [1e-3]}},
+            "metric": "auc_reward",
+            "claim": "increase",
+        },
+        "because": "The topic compares two learning rates.",
     }
 
     def answer(_: dict[str, Any]) -> Answer:
         out = town.clock.now() < facts.get("llm_back_at", 0.0)
-        return LlmOutage("no route to host") if out else said(choice)
+        return LlmOutage("no route to host") if out else called(("propose", proposal))
 
     calls: list[LlmCall] = []
     settings = LlmSettings(model="town-llm")
-    llm = LlmPlanner(ScriptedLlm(when=answer), settings, town.clock, BuiltinPlanner(), keep=calls.append, tell=_say)
-    options = PlanOptions(
-        instrument=facts["instrument"],
-        planner="auto",
-        seeds=facts["seeds"],
-        budget_s=facts["budget_s"],
-        servers=len(facts["servers"]),
-    )
-    made = asyncio.run(plan_study(topic, options, llm=llm))
+    llm = LlmPlanner(ScriptedLlm(when=answer), settings, town.clock, keep=calls.append, tell=_say)
+    folder, servers = open_instrument(facts["instrument"]), len(facts["servers"])
+    given: dict[str, Any] = {"instrument": facts["instrument"], "budget": {"wall": facts["budget_s"]}}
+    if facts["seeds"] is not None:
+        given["seeds"] = {"min": facts["seeds"], "max": facts["seeds"]}
+    asked = TopicRequest(topic=topic, instruments=[folder], given=given, servers=servers)
+    found = asyncio.run(llm.propose(asked))
+    assert isinstance(found, Proposed), found
+    made = plan_of(StudySpec.model_validate(found.draft.fields), folder, servers=servers)
     timetable = Timetable.of(facts["windows"], facts["days"], town.clock.now(), zone="UTC")
     chosen = {"instrument": facts["instrument"], "servers": facts["servers"], "engine": "echo", "approve": "never"}
     study_id = home.store.create_study(topic, chosen)
